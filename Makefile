@@ -1,0 +1,127 @@
+# Every command works in a fresh clone: whatever needs the environment makes it first.
+# Nothing is installed outside the checkout's .venv.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+LOG := $(VENV)/install.log
+PIP := python -m pip install --disable-pip-version-check --no-input --retries 2 \
+	-c constraints.txt
+# torch and its neighbours publish wheels for these, at the versions of constraints.txt.
+SUPPORTED := 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))'
+SMALLER_TORCH := on Linux, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu fetches a smaller torch
+
+# Which third of the dear tests `make test` runs: another one for each commit, the same for all who
+# test that commit.
+SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo 0)
+
+# Tests run in two to four processes of one thread each, so that they never fight over the cores.
+export OMP_NUM_THREADS ?= 1
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses=4 --dist=worksteal
+
+.PHONY: help demo test test-all lint format types imports docs wheel wheel-check promises benchmarks \
+	install clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+demo: install ## train a small code model, adapt it with LoRA under a budget, show the report
+	@env -u OMP_NUM_THREADS $(BIN)/modicum demo
+
+test: install ## the test suite, with a seeded third of the dear tests
+	@$(PYTEST) -m "not slow" --sample-dear=$(SEED)
+
+test-all: install ## every test
+	@$(PYTEST)
+
+lint: install ## ruff: rules and format
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+format: install ## rewrite the code as ruff formats it
+	@$(BIN)/ruff check --fix --exit-zero --quiet
+	@$(BIN)/ruff format
+
+types: install ## mypy
+	@$(BIN)/mypy
+
+imports: install ## who may import whom
+	@$(BIN)/lint-imports
+
+docs: $(VENV)/.docs ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+wheel: install ## build the wheel into dist/
+	@rm -rf dist
+	@$(BIN)/python -m build --wheel --no-isolation --outdir dist . > $(VENV)/wheel.log 2>&1 \
+		|| { cat $(VENV)/wheel.log; exit 1; }
+	@ls dist/*.whl
+
+wheel-check: wheel ## install the wheel elsewhere and run three steps of the recipe inside it
+	@set -e; elsewhere=$$(mktemp -d); trap 'rm -rf "$$elsewhere"' EXIT; \
+	echo "Installing the wheel, with its cli extra, outside the checkout"; \
+	$(BIN)/python -m venv "$$elsewhere/.venv"; \
+	"$$elsewhere"/.venv/bin/$(PIP) "$$(echo $$PWD/dist/*.whl)[cli]" > $(VENV)/wheel.log 2>&1 \
+		|| { tail -n 15 $(VENV)/wheel.log; exit 1; }; \
+	cd "$$elsewhere"; \
+	.venv/bin/modicum train demo-pretrain --out run --set training.steps=3 --set data.limit=1MB; \
+	grep -q '"status": "finished"' run/run.json; \
+	test "$$(wc -l < run/metrics.jsonl)" -eq 3; \
+	echo "The wheel trains outside the checkout."
+
+promises: install ## check every promise of the README, write benchmarks/results/promises.json
+	@env -u OMP_NUM_THREADS $(BIN)/modicum promises
+
+benchmarks: install ## side by side with peers; a while
+	@env -u OMP_NUM_THREADS $(BIN)/python benchmarks/trainer.py
+
+install: $(VENV)/.installed
+
+# The build backend comes first, because the last line builds without isolation: so nothing is
+# fetched that constraints.txt does not pin.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@python=; \
+	for candidate in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
+		if "$$candidate" -c $(SUPPORTED) 2> /dev/null; then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo "modicum needs Python 3.11 to 3.14, and none is on the PATH" \
+			"(python3 is $$(python3 --version 2>&1 | tail -n 1))."; \
+		echo "Install one, or name it: make PYTHON=/path/to/python3.11 $(firstword $(MAKECMDGOALS))"; \
+		exit 1; \
+	fi; \
+	if [ ! -x $(BIN)/python ]; then \
+		echo "Making $(VENV) with $$("$$python" --version)"; \
+		rm -rf $(VENV); \
+		"$$python" -m venv $(VENV) || { \
+			echo "Could not make a virtual environment; on Debian and Ubuntu install python3-venv."; \
+			rm -rf $(VENV); exit 1; }; \
+	fi
+	@echo "Installing PyTorch and the rest of constraints.txt: a few minutes, once (log: $(LOG))"
+	@$(call pip,$(BIN)/$(PIP) torch hatchling,>)
+	@$(call pip,$(BIN)/$(PIP) --no-build-isolation --editable '.[dev]',>>)
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	@echo "Installing the documentation's tools (log: $(LOG))"
+	@$(call pip,$(BIN)/$(PIP) --no-build-isolation --editable '.[docs]',>>)
+	@touch $@
+
+# Run pip into the log; when it fails, say why in a sentence where that can be known.
+define pip
+$(1) $(2) $(LOG) 2>&1 || { \
+	if grep -qE 'NewConnectionError|ConnectTimeout|ProxyError|name resolution|Network is unreachable' \
+		$(LOG); \
+	then echo "The installation needs the network: pip could not reach its package index."; \
+	elif grep -q 'No space left' $(LOG); then echo "The disk is full; $(SMALLER_TORCH)."; \
+	else tail -n 15 $(LOG); echo "pip failed; the lines above are the end of its log."; fi; \
+	echo "All of it is in $(LOG). The same command again goes on from here."; exit 1; }
+endef
+
+clean: ## remove what was built; keeps .venv and the run folders
+	@rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

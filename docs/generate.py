@@ -1,0 +1,166 @@
+"""A hook of mkdocs: pages made from what they describe, so that they cannot go stale.
+
+The recipe's page comes from its JSON schema, the methods' from the catalog, the API's from the
+source tree. Nothing is written to docs/; the pages exist in the built site alone.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from modicum.core.catalog import catalog
+from modicum.recipe import json_schema
+
+SOURCES = Path(__file__).resolve().parents[1] / "src" / "modicum"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Give the generated pages their places in the navigation."""
+    [reference] = [item["Reference"] for item in config.nav or [] if "Reference" in item]
+    reference[:0] = [{"Recipe": "reference/recipe.md"}, {"Methods": "reference/methods.md"}]
+    reference.append({"API": [{name: f"reference/api/{name}.md"} for name in packages()]})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    files.append(File.generated(config, "reference/recipe.md", content=recipe_page()))
+    files.append(File.generated(config, "reference/methods.md", content=methods_page()))
+    for name in packages():
+        page = File.generated(config, f"reference/api/{name}.md", content=api_page(name))
+        files.append(page)
+    return files
+
+
+def packages() -> list[str]:
+    """The public packages of modicum; the command line is described by `modicum --help`."""
+    found = {path.parent.name for path in SOURCES.glob("*/__init__.py")} - {"cli"}
+    return sorted(found, key=lambda name: (name != "core", name))
+
+
+def api_page(package: str) -> str:
+    """The package's docstring, then every public module of it."""
+    folder = SOURCES / package
+    lines = [f"# modicum.{package}", "", docstring(folder / "__init__.py"), ""]
+    for file in sorted(folder.rglob("*.py")):
+        parts = file.relative_to(SOURCES).with_suffix("").parts
+        if not any(part.startswith("_") for part in parts):
+            module = ".".join(("modicum", *parts))
+            lines += [f"## {module.removeprefix(f'modicum.{package}.')}", "", f"::: {module}", ""]
+    return "\n".join(lines)
+
+
+def docstring(file: Path) -> str:
+    """The docstring of a module, read without importing it."""
+    return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+
+
+def methods_page() -> str:
+    """A table of the catalog, and what each method takes."""
+    records = sorted(catalog().values(), key=lambda record: (record.room, record.name))
+    lines = [
+        "# Methods",
+        "",
+        "What `modicum methods` lists. The status says how the implementation was checked, what "
+        "the method's proof said here, and whether it has run on a GPU.",
+        "",
+        "| room | name | method | status |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| `{r.room}` | [`{r.name}`](#{r.name}) | {cell(r.title)} | {cell(r.status)} |"
+        for r in records
+    ]
+    for record in records:
+        lines += ["", f"## {record.name} {{ #{record.name} }}", "", record.summary, ""]
+        lines += [f"*Source*: {record.info.paper}. *Claim*: {record.info.claim}", ""]
+        if record.fields:
+            lines += ["| field | default |", "| --- | --- |"]
+            lines += [
+                f"| `{name}` | {'required' if default is ... else f'`{default!r}`'} |"
+                for name, (_, default) in record.fields.items()
+            ]
+    return "\n".join(lines)
+
+
+def recipe_page() -> str:
+    """One table for each section of the recipe."""
+    schema = json_schema()
+    lines = [
+        "# Recipe",
+        "",
+        "A recipe is a YAML file, or `modicum.Recipe(...)` with the same spellings. On the command "
+        "line `--set section.field=value` changes a field.",
+    ]
+    plain: list[str] = []
+    for name, value in schema["properties"].items():
+        target = resolve(value, schema)
+        if "properties" in target:
+            lines += ["", f"## {name}", "", target.get("description", ""), "", *HEADER]
+            lines += list(rows(target, schema, f"{name}."))
+        else:
+            plain.append(row(name, value, schema))
+    if plain:
+        lines += ["", "## Top level", "", *HEADER, *plain]
+    return "\n".join(lines)
+
+
+HEADER = ("| field | type | default | meaning |", "| --- | --- | --- | --- |")
+
+
+def rows(section: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[str]:
+    """A row for each field of a section, sections within it included."""
+    for name, value in section["properties"].items():
+        target = resolve(value, schema)
+        if "properties" in target:
+            yield from rows(target, schema, f"{prefix}{name}.")
+        else:
+            yield row(prefix + name, value, schema)
+
+
+def row(field: str, value: dict[str, Any], schema: dict[str, Any]) -> str:
+    """A field as a row: name, type, default, meaning."""
+    default = f"`{value['default']}`" if value.get("default") is not None else ""
+    kind = cell(spelled(value, schema))
+    return f"| `{field}` | {kind} | {default} | {cell(value.get('description', ''))} |"
+
+
+def resolve(value: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """What a reference points to; of alternatives, the one that is a section."""
+    if "$ref" in value:
+        target: dict[str, Any] = schema["$defs"][value["$ref"].removeprefix("#/$defs/")]
+        return target
+    for option in value.get("anyOf", ()):
+        target = resolve(option, schema)
+        if "properties" in target:
+            return target
+    return value
+
+
+def spelled(value: dict[str, Any], schema: dict[str, Any]) -> str:
+    """A JSON schema's type in words."""
+    value = resolve(value, schema)
+    if "anyOf" in value:
+        return " or ".join(spelled(option, schema) for option in value["anyOf"])
+    if "enum" in value:
+        return ", ".join(f"`{word}`" for word in value["enum"])
+    if "const" in value:
+        return f"`{value['const']}`"
+    if "prefixItems" in value:
+        return f"list: {', '.join(spelled(item, schema) for item in value['prefixItems'])}"
+    if value.get("type") == "array":
+        return f"list of {spelled(value['items'], schema)}"
+    words = {"integer": "whole number", "string": "text", "boolean": "true or false"}
+    kinds = value["type"] if isinstance(value["type"], list) else [value["type"]]
+    return " or ".join(words.get(kind, kind) for kind in kinds)
+
+
+def cell(text: str) -> str:
+    """Text that cannot break a table."""
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,58 @@
+"""modicum trains, adapts, compresses and serves models within a stated budget.
+
+`modicum.train(modicum.plan(modicum.Recipe(...)))` is a whole run; `modicum.adapters` and the other
+rooms hold methods that work in anybody's PyTorch script. Nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from modicum import adapters as adapters
+    from modicum import checkpoint as checkpoint
+    from modicum import data as data
+    from modicum import linears as linears
+    from modicum import models as models
+    from modicum.planner import Plan as Plan
+    from modicum.planner import plan as plan
+    from modicum.recipe import Recipe as Recipe
+    from modicum.trainer import train as train
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Plan": "modicum.planner",
+    "Recipe": "modicum.recipe",
+    "plan": "modicum.planner",
+    "train": "modicum.trainer",
+}
+_ROOMS = ("adapters", "checkpoint", "data", "linears", "models")
+
+__all__ = [
+    "Plan",
+    "Recipe",
+    "__version__",
+    "adapters",
+    "checkpoint",
+    "data",
+    "linears",
+    "models",
+    "plan",
+    "train",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _ROOMS:
+        return importlib.import_module(f"modicum.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'modicum' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

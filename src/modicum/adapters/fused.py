@@ -1,0 +1,76 @@
+"""The frozen linear layer and the low-rank update beside it, as one differentiable operation.
+
+Written apart, the update makes a second output, adds it, and in the backward pass makes and adds a
+second input gradient: four passes over memory that cost more than the thin products themselves.
+Here both are accumulated in place by the matrix product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+class _FrozenLinearPlusLowRank(torch.autograd.Function):
+    """y = x W^T + b + s (x A^T) B^T for x [n, in]; W and b take no gradient."""
+
+    @staticmethod
+    def forward(
+        inputs: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        thin = inputs @ a.T
+        outputs = F.linear(inputs, weight, bias)
+        return outputs.addmm_(thin, b.T, alpha=scale), thin
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, _, a, b, ctx.scale = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight, a, b, output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+        if gradient is None:
+            return (None,) * 6
+        x, weight, a, b, thin = ctx.saved_tensors
+        thin_gradient = (gradient @ b).mul_(ctx.scale)
+        x_gradient = None
+        if ctx.needs_input_grad[0]:
+            x_gradient = (gradient @ weight).addmm_(thin_gradient, a)
+        a_gradient = thin_gradient.T @ x if ctx.needs_input_grad[3] else None
+        b_gradient = (gradient.T @ thin).mul_(ctx.scale) if ctx.needs_input_grad[4] else None
+        return x_gradient, None, None, a_gradient, b_gradient, None
+
+
+def frozen_linear_plus_low_rank(
+    inputs: Tensor, base: nn.Linear, a: Tensor, b: Tensor, scale: float
+) -> Tensor:
+    """base(inputs) + scale * inputs A^T B^T, for a base that is not trained.
+
+    Args:
+        inputs: [..., in].
+        base: the frozen layer, W [out, in].
+        a, b: A [r, in] and B [out, r]; they compute in the input's dtype, or autocast's.
+        scale: s.
+
+    Returns:
+        [..., out].
+    """
+    device = inputs.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs.dtype
+    bias = None if base.bias is None else base.bias.to(dtype)
+    outputs, _ = _FrozenLinearPlusLowRank.apply(
+        inputs.to(dtype).reshape(-1, inputs.shape[-1]),
+        base.weight.to(dtype),
+        bias,
+        a.to(dtype),
+        b.to(dtype),
+        scale,
+    )
+    return outputs.view(*inputs.shape[:-1], -1)

@@ -1,0 +1,137 @@
+"""Where adapters go: the linear and embedding layers of any model, and how names choose them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from torch import Tensor, nn
+
+from modicum.core.errors import InputError
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A layer that can be adapted: W is [out_features, in_features].
+
+    `kind` is what the layer does with W; `transposed` says that it stores W^T, as the `Conv1D`
+    of GPT-2 does, and an embedding, whose table [entries, width] is the transpose of the linear
+    map from one-hot rows.
+    """
+
+    name: str
+    kind: Literal["linear", "embedding"]
+    in_features: int
+    out_features: int
+    transposed: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """The last part of the name, by which recipes and PEFT files choose layers."""
+        return self.name.rsplit(".", 1)[-1]
+
+
+def site_of(name: str, module: nn.Module) -> Site | None:
+    """The site that a module is, or None when it is no layer that can be adapted."""
+    if isinstance(module, nn.Linear):
+        return Site(name, "linear", module.in_features, module.out_features)
+    if isinstance(module, nn.Embedding):
+        return Site(name, "embedding", module.num_embeddings, module.embedding_dim, True)
+    if type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int):
+        rows, columns = module.weight.shape  # type: ignore[union-attr, misc]
+        return Site(name, "linear", int(rows), int(columns), True)
+    return None
+
+
+def all_sites(model: nn.Module) -> list[Site]:
+    """Every adaptable layer of a model; one that wears adapters already counts by its own name."""
+    found = []
+    for name, module in model.named_modules():
+        inner = getattr(module, "adapted_base", module)
+        if name.endswith(".adapted_base") or ".layers_by_adapter." in f".{name}.":
+            continue
+        site = site_of(name, inner)
+        if site is not None:
+            found.append(site)
+    return found
+
+
+def choose(model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()) -> list[Site]:
+    """The sites that `targets` name: a full name, its last parts, a pattern, or `all-linear`.
+
+    `all-linear` is every linear layer but the output head, as in PEFT.
+
+    Raises:
+        InputError: a target matches no layer; or it matches one whose weight another layer uses
+            too (tied embeddings), where an adapter would change one use and a merge both.
+    """
+    sites = all_sites(model)
+    head = _output_head(model)
+    chosen: dict[str, Site] = {}
+    for target in targets:
+        matched = [site for site in sites if _matches(site, target, head)]
+        if not matched:
+            names = sorted({site.suffix for site in sites})
+            raise InputError(
+                "no layer of the model has this name",
+                field="targets",
+                value=target,
+                allowed=", ".join([ALL_LINEAR, *names]),
+                candidates=[ALL_LINEAR, *names],
+            )
+        chosen |= {site.name: site for site in matched}
+    kept = [s for s in sites if s.name in chosen and not _excluded(s, exclude)]
+    if not kept:
+        raise InputError("every layer that `targets` names is excluded again", field="exclude")
+    _refuse_shared(model, kept)
+    return kept
+
+
+def _matches(site: Site, target: str, head: str | None) -> bool:
+    if target == ALL_LINEAR:
+        return site.kind == "linear" and site.name != head
+    return site.name == target or site.name.endswith(f".{target}") or fnmatchcase(site.name, target)
+
+
+def _excluded(site: Site, exclude: Iterable[str]) -> bool:
+    return any(_matches(site, pattern, None) for pattern in exclude)
+
+
+def _output_head(model: nn.Module) -> str | None:
+    """The name of the layer that makes logits: what the model says, else one named lm_head."""
+    getter = getattr(model, "get_output_embeddings", None)
+    head = getter() if callable(getter) else None
+    for name, module in model.named_modules():
+        if (head is not None and module is head) or name.rsplit(".", 1)[-1] == "lm_head":
+            return name
+    return None
+
+
+def _refuse_shared(model: nn.Module, sites: Iterable[Site]) -> None:
+    users: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        weight = module._parameters.get("weight")
+        if isinstance(weight, Tensor):
+            users.setdefault(id(weight), []).append(name.removesuffix(".adapted_base"))
+    for site in sites:
+        weight = base_of(model, site.name).weight
+        others = [name for name in users[id(weight)] if name != site.name]
+        if others:
+            raise InputError(
+                f"its weight is shared with {others[0]}, so an adapter would change one use and a "
+                "merge both; untie the weights, or leave this layer out of `targets`",
+                field="targets",
+                value=site.name,
+            )
+
+
+def base_of(model: nn.Module, name: str) -> nn.Module:
+    """The layer `name` itself, without the adapters that it may wear."""
+    module = model.get_submodule(name)
+    inner = getattr(module, "adapted_base", module)
+    assert isinstance(inner, nn.Module)
+    return inner

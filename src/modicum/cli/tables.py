@@ -1,0 +1,245 @@
+"""Tables on standard output: rich's on a terminal, aligned plain text everywhere else.
+
+rich is imported for a terminal only: `modicum methods | grep` must answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TextIO
+
+from modicum.core.units import format_bytes, format_duration
+from modicum.report.numbers import finite, number, quantity
+
+Row = Sequence[Any]
+
+
+def table(
+    headers: Sequence[str],
+    rows: Iterable[Row],
+    *,
+    title: str | None = None,
+    stream: TextIO | None = None,
+) -> None:
+    """Print rows under headers; a column of nothing but numbers is aligned to the right.
+
+    Cells are shown by `str`, None as nothing. On a terminal long cells wrap; elsewhere a row is a
+    line, so that `grep` and `cut` see whole rows.
+    """
+    stream = stream or sys.stdout
+    cells = [[_cell(value) for value in row] for row in rows]
+    right = [_numeric([row[i] for row in cells if i < len(row)]) for i in range(len(headers))]
+    if stream.isatty():
+        _rich(headers, cells, right, title, stream)
+    else:
+        stream.write(plain(headers, cells, right, title))
+
+
+def plain(
+    headers: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    right: Sequence[bool],
+    title: str | None = None,
+) -> str:
+    """The table as text: two spaces between columns, a rule under the headers."""
+    lines = [list(headers), *(list(row) for row in cells)]
+    widths = [max(_width(line[i]) for line in lines if i < len(line)) for i in range(len(headers))]
+    lines.insert(1, ["-" * width for width in widths])
+    text = [title] if title else []
+    for line in lines:
+        padded = []
+        for cell, width, to_right in zip(line, widths, right, strict=False):
+            space = " " * (width - _width(cell))
+            padded.append(space + cell if to_right else cell + space)
+        text.append("  ".join(padded).rstrip())
+    return "\n".join(text) + "\n"
+
+
+def print_methods(
+    records: Iterable[Mapping[str, Any]], as_json: bool, stream: TextIO | None = None
+) -> None:
+    """Print the catalog: every field of every record as JSON, or name, room, title and status."""
+    stream = stream or sys.stdout
+    listed = [dict(record) for record in records]
+    if as_json:
+        print_json(listed, stream)
+        return
+    names = ("name", "room", "title", "status")
+    shown = [name for name in names if any(record.get(name) for record in listed)]
+    table(
+        [name.capitalize() for name in shown],
+        [[record.get(name) for name in shown] for record in listed],
+        stream=stream,
+    )
+
+
+def plan_tables(plan: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
+    """A plan's row as two tables' rows: its choices (field, value, why) and its costs (what, how
+    much, remark)."""
+    choices: list[Row] = [
+        (choice.get("field"), choice.get("value"), choice.get("why"))
+        for choice in plan.get("choices") or ()
+        if isinstance(choice, Mapping)
+    ]
+    prediction = plan.get("prediction") or {}
+    parameters = plan.get("parameters") or {}
+    tensors, process, budget = (
+        number(prediction.get(key)) for key in ("peak_bytes", "process_bytes", "budget_bytes")
+    )
+    costs: list[Row] = []
+    if (trainable := number(parameters.get("trainable"))) is not None:
+        total = number(parameters.get("total"))
+        frozen = total is not None and total != trainable
+        costs.append(("parameters", f"{trainable:,}", f"trained, of {total:,}" if frozen else ""))
+    if tensors is not None:
+        costs.append(("tensors", format_bytes(tensors), "at the peak"))
+    if process is not None:
+        limit = "" if budget is None else f"the budget is {format_bytes(budget)}"
+        costs.append(("process", format_bytes(process), limit or "no budget was set"))
+    if (rate := number(prediction.get("tokens_per_second"))) is not None:
+        costs.append(("speed", quantity(rate, "tokens/s"), ""))
+    if (seconds := number(prediction.get("seconds"))) is not None:
+        costs.append(("time", format_duration(seconds), ""))
+    return choices, costs
+
+
+def plan_title(plan: Mapping[str, Any]) -> str:
+    """What a plan's tables are headed with."""
+    revision = plan.get("revision")
+    return "Plan" if revision in (None, 1) else f"Plan, revision {revision}: {plan.get('why', '')}"
+
+
+def print_plan(plan: Mapping[str, Any], stream: TextIO | None = None) -> None:
+    """Print a row of plan.jsonl: what was chosen and why, what it will cost, and of what kinds."""
+    stream = stream or sys.stdout
+    choices, costs = plan_tables(plan)
+    if choices:
+        table(("Choice", "Value", "Why"), choices, title=plan_title(plan), stream=stream)
+        stream.write("\n")
+    table(
+        ("Cost", "Predicted", ""), costs, title=None if choices else plan_title(plan), stream=stream
+    )
+    entries = (plan.get("prediction") or {}).get("table") or ()
+    if entries:
+        stream.write("\n")
+        rows = [
+            (entry.get("kind"), entry.get("phase"), quantity(entry.get("bytes"), "bytes"),
+             entry.get("what"))
+            for entry in entries if isinstance(entry, Mapping)
+        ]  # fmt: skip
+        table(("Kind", "Phase", "Bytes", "What"), rows, stream=stream)
+
+
+def print_proof(
+    result: Mapping[str, Any], as_json: bool = False, stream: TextIO | None = None
+) -> None:
+    """Print a proof's result: lists of records as tables, the rest as lines, the verdict last."""
+    stream = stream or sys.stdout
+    if as_json:
+        print_json(dict(result), stream)
+        return
+    lines, records = [], []
+    for name, value in result.items():
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            records.append((name, value))
+        elif name not in ("verdict", "reason") and value not in (None, "", [], {}):
+            lines.append((_words(name), _compact(value)))
+    width = max((len(name) for name, _ in lines), default=0)
+    stream.writelines(f"{name:<{width}}  {text}\n" for name, text in lines)
+    for name, value in records:
+        headers = list(dict.fromkeys(key for item in value for key in item))
+        stream.write("\n")
+        rows = [[item.get(key) for key in headers] for item in value]
+        table([_words(key) for key in headers], rows, title=_words(name), stream=stream)
+    reason = result.get("reason")
+    stream.write(f"\nverdict: {result.get('verdict')}{f' ({reason})' if reason else ''}\n")
+
+
+def print_json(value: Any, stream: TextIO | None = None) -> None:
+    """Print strict JSON, indented: NaN and infinity become null, a path its text."""
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False, default=str)
+    print(text, file=stream or sys.stdout)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _compact(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_words(str(key))} {_cell(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_cell(item) for item in value)
+    return _cell(value)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping | list | tuple):
+        return _compact(value)
+    # A cell is one line: neither a line break nor an escape code of a terminal may pass.
+    return "".join(
+        character if character.isprintable() else " " for character in " ".join(str(value).split())
+    )
+
+
+def _numeric(column: Sequence[str]) -> bool:
+    """Whether all cells with something in them are numbers, with or without a unit."""
+    filled = [cell for cell in column if cell]
+    return bool(filled) and all(cell.lstrip("-−+")[:1].isdigit() for cell in filled)
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal that `text` takes: wide East Asian characters take two."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def _rich(
+    headers: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    right: Sequence[bool],
+    title: str | None,
+    stream: TextIO,
+) -> None:
+    from rich.console import Console
+
+    Console(file=stream, highlight=False).print(rich_table(headers, cells, right, title))
+
+
+def rich_table(
+    headers: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    right: Sequence[bool],
+    title: str | None = None,
+) -> Any:
+    """The same table as rich's, with a first column that stands out and nothing read as markup."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    made.title = Text(title) if title else None
+    for place, (header, to_right) in enumerate(zip(headers, right, strict=True)):
+        made.add_column(
+            Text(header),
+            justify="right" if to_right else "left",
+            style="cyan" if place == 0 else "",
+            header_style="dim",
+            overflow="fold",
+        )
+    for row in cells:
+        made.add_row(*(Text(cell) for cell in row))
+    return made

@@ -1,0 +1,107 @@
+"""The handful of errors that modicum raises, each with the exit code of the command line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+_MISSING = object()
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate closest in spelling to `word`, or None when nothing is close."""
+    matches = difflib.get_close_matches(str(word), list(candidates), n=1, cutoff=0.55)
+    return matches[0] if matches else None
+
+
+class ModicumError(Exception):
+    """Anything that modicum itself has to say. `exit_code` is what the command line ends with."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(ModicumError):
+    """The input was wrong, or a lock, the disk or a changed recipe stands in the way.
+
+    Args:
+        problem: one sentence, with the fix in it.
+        file: the file at fault; `line` is 1-based.
+        field: the recipe's field, dotted (`adapter.rank`), or a column's name.
+        value: what was found there.
+        allowed: what would be allowed, in words.
+        candidates: known names, from which the nearest match to `value` (or `word`) is offered.
+    """
+
+    exit_code = 2
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: str | Path | None = None,
+        line: int | None = None,
+        field: str | None = None,
+        value: object = _MISSING,
+        allowed: str | None = None,
+        candidates: Iterable[str] = (),
+        word: str | None = None,
+    ) -> None:
+        self.problem, self.file, self.line = problem, file, line
+        self.field, self.allowed = field, allowed
+        self.value = None if value is _MISSING else value
+        self._told: dict[str, Any] = {"value": value, "candidates": tuple(candidates), "word": word}
+        where = str(file) if file else ""
+        if line is not None:
+            where += f":{line}" if where else f"line {line}"
+        text = ": ".join([part for part in (where, field) if part] + [problem])
+        if value is not _MISSING:
+            text += f" (found: {value!r})"
+        if allowed:
+            text += f"; allowed: {allowed}"
+        wanted = word if word is not None else (value if isinstance(value, str) else None)
+        self.suggestion = nearest(wanted, self._told["candidates"]) if wanted is not None else None
+        if self.suggestion:
+            text += f". Did you mean {self.suggestion!r}?"
+        super().__init__(text)
+
+    def located(
+        self,
+        *,
+        file: str | Path | None = None,
+        line: int | None = None,
+        field: str | None = None,
+    ) -> InputError:
+        """The same error with its place filled in where it was not known."""
+        return InputError(
+            self.problem,
+            file=self.file or file,
+            line=self.line if self.line is not None else line,
+            field=self.field or field,
+            allowed=self.allowed,
+            **self._told,
+        )
+
+
+class DoesNotFit(ModicumError):
+    """No plan keeps the budget. `changes` are the cheapest changes that would."""
+
+    exit_code = 3
+
+    def __init__(self, problem: str, changes: Iterable[str] = ()) -> None:
+        self.changes = list(changes)
+        lines = [problem, *(f"  - {change}" for change in self.changes)]
+        super().__init__("\n".join(lines))
+
+
+class Interrupted(ModicumError):
+    """The run was asked to stop; its state is saved and the same command continues it."""
+
+    exit_code = 4
+
+
+class FoundWanting(ModicumError):
+    """Something was checked and did not pass (`check`, `verify`, `drill`, `promises`)."""
+
+    exit_code = 5

@@ -1,0 +1,97 @@
+"""The machine that a run is on: what it is, what it has, how fast it multiplies."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What plans and reports need to know of a machine; sizes in bytes, rates in FLOP/s."""
+
+    processor: str
+    cores: int
+    memory_bytes: int
+    available_bytes: int
+    accelerator: str | None
+    accelerator_bytes: int | None
+    flops: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as plain values."""
+        return asdict(self)
+
+
+def this_machine(device: torch.device) -> Machine:
+    """Look at this machine, and time a matrix product on `device` (a tenth of a second)."""
+    on_gpu = device.type == "cuda"
+    return Machine(
+        processor=_processor(),
+        cores=torch.get_num_threads(),
+        memory_bytes=_total_memory(),
+        available_bytes=_available_memory(),
+        accelerator=torch.cuda.get_device_name(device) if on_gpu else None,
+        accelerator_bytes=torch.cuda.mem_get_info(device)[1] if on_gpu else None,
+        flops=_matrix_rate(device, 4096 if on_gpu else 512),
+    )
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device a recipe means by `auto`, `cpu` or `cuda`."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def versions() -> dict[str, str]:
+    """Python's and torch's versions, for the run's record."""
+    return {"python": platform.python_version(), "torch": str(torch.__version__)}
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _total_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _available_memory() -> int:
+    """What can be had without swapping, under a container's limit where there is one."""
+    available = _total_memory()
+    if sys.platform == "linux":
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+        limit, used = (Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current"))
+        if limit.exists() and (text := limit.read_text().strip()).isdigit():
+            available = min(available, int(text) - int(used.read_text()))
+    return max(available, 0)
+
+
+def _matrix_rate(device: torch.device, size: int) -> float:
+    left, right = torch.ones(size, size, device=device), torch.ones(size, size, device=device)
+    seconds = []
+    for _ in range(7):
+        start = time.perf_counter()
+        for _ in range(4):
+            left @ right
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append((time.perf_counter() - start) / 4)
+    return 2 * size**3 / median(seconds[2:])

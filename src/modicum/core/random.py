@@ -1,0 +1,109 @@
+"""One counter-based generator for all that ranks, shards and devices must agree on.
+
+A draw is a function of (seed, step, name, offset) and of nothing else: no hidden state, no order
+of construction, no device. A shard that holds elements 1000 to 1999 of a parameter draws just
+those, and they are the ones that the whole parameter would have.
+
+Source: Philox4x32-10, Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW = 0xFFFFFFFF
+_CHUNK = 1 << 20  # counters at a time: bounds the scratch memory to some tens of megabytes
+
+
+def key(seed: int, name: str = "", step: int = 0) -> tuple[int, int]:
+    """The two 32-bit key words of the stream that (seed, step, name) names."""
+    digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
+
+
+def derive_seed(seed: int, name: str = "", step: int = 0) -> int:
+    """A 63-bit seed for a generator of torch's own, named like a stream."""
+    low, high = key(seed, name, step)
+    return (high << 32 | low) & 0x7FFFFFFFFFFFFFFF
+
+
+def philox(counter: Tensor, key_words: tuple[int, int]) -> Tensor:
+    """Four 32-bit words for each counter: int64 [n] to int64 [n, 4], values in [0, 2**32)."""
+    words = [counter & _LOW, (counter >> 32) & _LOW, torch.zeros_like(counter)]
+    words.append(torch.zeros_like(counter))
+    first, second = key_words
+    for _ in range(10):
+        # The products wrap in signed 64 bits, but their bits are those of the unsigned product.
+        product0, product1 = words[0] * _MULTIPLIERS[0], words[2] * _MULTIPLIERS[1]
+        words = [
+            ((product1 >> 32) & _LOW) ^ words[1] ^ first,
+            product1 & _LOW,
+            ((product0 >> 32) & _LOW) ^ words[3] ^ second,
+            product0 & _LOW,
+        ]
+        first, second = (first + _WEYL[0]) & _LOW, (second + _WEYL[1]) & _LOW
+    return torch.stack(words, dim=-1)
+
+
+def bits(count: int, *, seed: int, name: str = "", step: int = 0, offset: int = 0) -> Tensor:
+    """`count` words of 32 bits, int64 [count], from place `offset` of the stream on."""
+    first, last = offset // 4, (offset + count + 3) // 4
+    counter = torch.arange(first, last, dtype=torch.int64)
+    words = philox(counter, key(seed, name, step)).flatten()
+    return words[offset - 4 * first :][:count]
+
+
+def _fill(tensor: Tensor, draw, width: int, offset: int) -> Tensor:
+    """Fill `tensor` in place, `_CHUNK` counters at a time, whatever its dtype and device."""
+    flat = torch.empty(tensor.numel(), dtype=torch.float32)
+    size = _CHUNK * 4 // width
+    for start in range(0, flat.numel(), size):
+        piece = flat[start : start + size]
+        piece.copy_(draw(piece.numel(), offset + start))
+    with torch.no_grad():
+        return tensor.copy_(flat.view(tensor.shape))
+
+
+def uniform_(
+    tensor: Tensor, low: float, high: float, *, seed: int, name: str, step: int = 0, offset: int = 0
+) -> Tensor:
+    """Fill `tensor` in place with U(low, high); `offset` is its first element's place in the whole.
+
+    >>> whole = uniform_(torch.empty(10), -1.0, 1.0, seed=0, name="A")
+    >>> shard = uniform_(torch.empty(4), -1.0, 1.0, seed=0, name="A", offset=6)
+    >>> torch.equal(whole[6:], shard)
+    True
+    """
+
+    def draw(count: int, start: int) -> Tensor:
+        words = bits(count, seed=seed, name=name, step=step, offset=start)
+        return ((words >> 8).double() + 0.5) * (2.0**-24 * (high - low)) + low
+
+    return _fill(tensor, draw, width=1, offset=offset)
+
+
+def normal_(
+    tensor: Tensor,
+    *,
+    seed: int,
+    name: str,
+    mean: float = 0.0,
+    std: float = 1.0,
+    step: int = 0,
+    offset: int = 0,
+) -> Tensor:
+    """Fill `tensor` in place with N(mean, std^2), by Box-Muller on two words an element."""
+
+    def draw(count: int, start: int) -> Tensor:
+        words = bits(2 * count, seed=seed, name=name, step=step, offset=2 * start).view(count, 2)
+        unit = (words.double() + 0.5) * 2.0**-32
+        radius = torch.sqrt(-2.0 * torch.log(unit[:, 0]))
+        return radius * torch.cos(2.0 * math.pi * unit[:, 1]) * std + mean
+
+    return _fill(tensor, draw, width=2, offset=offset)

@@ -1,0 +1,264 @@
+"""Text to token ids and back, over Hugging Face's `tokenizers`; trained here or loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modicum.core.errors import InputError, nearest
+from modicum.core.files import write_text
+
+if TYPE_CHECKING:
+    import tokenizers
+
+END = "<|end|>"  # ends every document; also pads
+SMALLEST_VOCABULARY = 257  # every byte, and the end
+_MODEL, _CONFIGURATION = "tokenizer.json", "tokenizer_config.json"
+# Kept beside the model as they were found, so that a saved tokenizer is the one that was loaded.
+_COMPANIONS = (_CONFIGURATION, "special_tokens_map.json", "chat_template.jinja")
+_OTHER_KINDS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
+# Text is encoded in pieces of about this many characters: bounds the scratch memory, and gives
+# every core something to do on a long document.
+_PIECE = 1 << 17
+# Between a line's end and the next line's first letter no byte-level split rule has a word.
+_SEAM = re.compile(r"(?<=\S\n)(?=\S)")
+
+
+class Tokenizer:
+    """A fast tokenizer with an end-of-text token.
+
+    Args:
+        inner: the `tokenizers.Tokenizer` that does the work.
+        eos_id: the token that ends every document.
+        companions: the texts of files that belong beside tokenizer.json, by name.
+
+    >>> tokenizer = Tokenizer.train(iter(["to be or not to be"] * 9), vocabulary_size=260)
+    >>> tokenizer.decode(tokenizer.encode("or not"))
+    'or not'
+    """
+
+    def __init__(
+        self, inner: tokenizers.Tokenizer, eos_id: int, companions: dict[str, str] | None = None
+    ) -> None:
+        inner.no_truncation()
+        inner.no_padding()
+        self.inner, self.eos_id, self.companions = inner, eos_id, dict(companions or {})
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterator[str],
+        vocabulary_size: int,
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> Tokenizer:
+        """Byte-level BPE on `texts`: the same texts give the same tokenizer, on any machine.
+
+        Fewer tokens than `vocabulary_size` come out when the texts hold too few repeated pairs.
+        `progress` is told the bytes read so far.
+
+        Raises:
+            InputError: the vocabulary is too small, or `tokenizers` is not installed.
+        """
+        if vocabulary_size < SMALLEST_VOCABULARY:
+            raise InputError(
+                f"a byte-level vocabulary needs at least {SMALLEST_VOCABULARY} tokens, "
+                "one for each byte and one for the end of a text",
+                value=vocabulary_size,
+            )
+        library = _library()
+
+        def pieces() -> Iterator[str]:
+            done = 0
+            for text in texts:
+                done += len(text.encode())
+                yield from split(text)
+                if progress is not None:
+                    progress(done, None)
+
+        inner = library.Tokenizer(library.models.BPE())
+        inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=vocabulary_size,
+            min_frequency=2,
+            special_tokens=[END],
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        inner.train_from_iterator(pieces(), trainer)
+        configuration = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": END,
+            "pad_token": END,
+            "clean_up_tokenization_spaces": False,
+        }
+        companions = {_CONFIGURATION: json.dumps(configuration, indent=2) + "\n"}
+        return cls(inner, inner.token_to_id(END), companions)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """The tokenizer of a Hugging Face folder, or of one tokenizer.json and what is beside it.
+
+        Raises:
+            InputError: there is none, it is of another kind or broken, or nothing says which
+                token ends a text.
+        """
+        file = Path(path).expanduser()
+        if file.is_dir():
+            file = _model_file(file)
+        elif not file.is_file():
+            raise InputError("there is no such tokenizer file or folder", file=file)
+        library = _library()
+        try:
+            inner = library.Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        except Exception as error:  # the library raises plain `Exception` for all that is wrong
+            raise InputError(f"this is no tokenizer: {error}", file=file) from error
+        beside = ((name, file.parent / name) for name in _COMPANIONS)
+        companions = {name: _text(there) for name, there in beside if there.is_file()}
+        return cls(inner, _find_end(file, inner), companions)
+
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json and its companions, as `transformers.AutoTokenizer` loads them."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        configuration = json.loads(self.companions.get(_CONFIGURATION, "{}"))
+        companions = self.companions
+        if not configuration.get("eos_token"):
+            configuration["eos_token"] = self.token(self.eos_id)
+            companions = companions | {_CONFIGURATION: json.dumps(configuration, indent=2) + "\n"}
+        for name, text in companions.items():
+            write_text(folder / name, text)
+        write_text(folder / _MODEL, self.inner.to_str(pretty=True))
+
+    @cached_property
+    def vocabulary_size(self) -> int:
+        """One more than the largest token id, added tokens among them."""
+        return max(self.inner.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def begin_ids(self) -> tuple[int, ...]:
+        """The tokens that this tokenizer puts before every text, such as Llama's `<s>`."""
+        encoding = self.inner.encode("a", add_special_tokens=True)
+        special = sum(takewhile(bool, encoding.special_tokens_mask))
+        return tuple(encoding.ids[:special])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of all that decides the ids of a text."""
+        text = f"{self.inner.to_str()}\n{self.eos_id}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text` alone, with nothing before or after it."""
+        return self.encode_batch([text])[0]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids that a model is given to continue `text`: `begin_ids`, then the text's."""
+        return [*self.begin_ids, *self.encode(text)]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text; all cores work on them."""
+        pieces = [split(text) for text in texts]
+        flat = [piece for parts in pieces for piece in parts]
+        encoded = iter(self.inner.encode_batch_fast(flat, add_special_tokens=False))
+        return [[token for _ in parts for token in next(encoded).ids] for parts in pieces]
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; bytes that are no whole character become U+FFFD."""
+        return self.inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's spelling of one id, or None when it has no such id."""
+        return self.inner.id_to_token(token_id)
+
+
+def split(text: str) -> list[str]:
+    """`text` in pieces of about 130,000 characters, cut where no token spans the cut if possible.
+
+    >>> "".join(split("a line\\n" * 50_000)) == "a line\\n" * 50_000
+    True
+    """
+    pieces, start = [], 0
+    while len(text) - start > _PIECE:
+        seams = (seam.start() for seam in _SEAM.finditer(text, start + _PIECE // 2, start + _PIECE))
+        end = max(seams, default=start + _PIECE)
+        pieces.append(text[start:end])
+        start = end
+    return [*pieces, text[start:]]
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise InputError(
+            "tokenizers is not installed, and reading text needs it: pip install modicum[cli]"
+        ) from error
+    return tokenizers
+
+
+def _model_file(folder: Path) -> Path:
+    if (folder / _MODEL).is_file():
+        return folder / _MODEL
+    other = [name for name in _OTHER_KINDS if (folder / name).is_file()]
+    if other:
+        raise InputError(
+            f"the folder has {other[0]} but no {_MODEL}; convert it once with "
+            "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
+            file=folder,
+        )
+    raise InputError(f"this is no tokenizer folder: it has no {_MODEL}", file=folder)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", file=file) from error
+
+
+def _json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(_text(file))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"this is not valid JSON: {error}", file=file) from error
+    if not isinstance(value, dict):
+        raise InputError("this holds no JSON object", file=file)
+    return value
+
+
+def _find_end(file: Path, inner: tokenizers.Tokenizer) -> int:
+    for name in (_CONFIGURATION, "special_tokens_map.json"):
+        spelled = _json(file.parent / name).get("eos_token")
+        word = spelled.get("content") if isinstance(spelled, dict) else spelled
+        if isinstance(word, str):
+            end = inner.token_to_id(word)
+            if end is None:
+                raise InputError(
+                    "this end-of-text token is not in the vocabulary",
+                    file=file.parent / name,
+                    field="eos_token",
+                    value=word,
+                    candidates=inner.get_vocab(with_added_tokens=True),
+                )
+            return end
+    for name in ("generation_config.json", "config.json"):
+        number = _json(file.parent / name).get("eos_token_id")
+        number = number[0] if isinstance(number, list) and number else number
+        if isinstance(number, int) and inner.id_to_token(number) is not None:
+            return number
+    guess = nearest(END, (t.content for t in inner.get_added_tokens_decoder().values()))
+    raise InputError(
+        "nothing here says which token ends a text; write it into tokenizer_config.json, "
+        f'for instance {{"eos_token": "{guess or "</s>"}"}}',
+        file=file,
+        field="eos_token",
+    )

@@ -1,0 +1,251 @@
+"""The shape of a Llama-family decoder, and its Hugging Face spelling. Imports no torch.
+
+Knows every parameter's name and shape, so that plans and header checks need no model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from modicum.core.errors import InputError
+from modicum.models.rope_config import rope_from_hf, rope_to_hf
+
+MODEL_TYPES = ("llama", "mistral", "qwen2")
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
+# Our name of a field: its name in a config.json, the type read there.
+_SPELLING: dict[str, tuple[str, type]] = {
+    "vocabulary_size": ("vocab_size", int),
+    "width": ("hidden_size", int),
+    "layers": ("num_hidden_layers", int),
+    "heads": ("num_attention_heads", int),
+    "kv_heads": ("num_key_value_heads", int),
+    "head_width": ("head_dim", int),
+    "mlp_width": ("intermediate_size", int),
+    "context": ("max_position_embeddings", int),
+    "norm_epsilon": ("rms_norm_eps", float),
+    "initializer_range": ("initializer_range", float),
+    "tied_embeddings": ("tie_word_embeddings", bool),
+    "attention_bias": ("attention_bias", bool),
+    "mlp_bias": ("mlp_bias", bool),
+}
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_REQUIRED = (
+    *("vocabulary_size", "width", "layers", "heads", "mlp_width"),
+    *("context", "norm_epsilon"),  # the libraries' defaults differ between model types
+)
+TokenIds = int | tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """All that decides a decoder's parameters and arithmetic; widths and lengths are counts.
+
+    Args:
+        kv_heads: key and value heads, each shared by heads/kv_heads query heads; 0 means `heads`.
+        head_width: of each head; 0 means width/heads.
+        mlp_width: of the gated MLP; 0 means 8/3 of the width, rounded up to a multiple of 32.
+        context: the longest sequence, in tokens.
+        rope_scaling: None, or Hugging Face's entry with `rope_type` "linear" or "llama3".
+        attention_bias: biases on q, k, v and, in all model types but qwen2, on the output too.
+        hf_extra: what else stood in config.json, kept for a faithful save.
+
+    Raises:
+        InputError: a field is out of range, or two do not go together.
+    """
+
+    vocabulary_size: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int = 0
+    head_width: int = 0
+    mlp_width: int = 0
+    context: int = 2048
+    norm_epsilon: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    tied_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    initializer_range: float = 0.02
+    mixer: str = "attention"
+    mlp: str = "swiglu"
+    linear: str = "dense"
+    bos_token_id: TokenIds = None
+    eos_token_id: TokenIds = None
+    pad_token_id: TokenIds = None
+    model_type: str = "llama"
+    hf_extra: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary_size", "width", "layers", "heads", "context"):
+            if getattr(self, name) < 1:
+                raise InputError("must be at least 1", field=name, value=getattr(self, name))
+        if self.width % self.heads:
+            raise InputError(
+                f"the width {self.width} must be a multiple of the number of heads",
+                field="heads",
+                value=self.heads,
+            )
+        defaults = {
+            "kv_heads": self.heads,
+            "head_width": self.width // self.heads,
+            "mlp_width": math.ceil(self.width / 12) * 32,
+        }
+        for name, value in defaults.items():
+            if getattr(self, name) < 0:
+                raise InputError("must not be negative", field=name, value=getattr(self, name))
+            object.__setattr__(self, name, getattr(self, name) or value)
+        if self.heads % self.kv_heads:
+            raise InputError(
+                f"the {self.heads} heads must be a multiple of the key and value heads",
+                field="kv_heads",
+                value=self.kv_heads,
+            )
+        if self.head_width % 2:
+            raise InputError(
+                "must be even, as rotary positions turn pairs of channels",
+                field="head_width",
+                value=self.head_width,
+            )
+        if self.norm_epsilon < 0 or self.rope_theta <= 0:
+            name = "norm_epsilon" if self.norm_epsilon < 0 else "rope_theta"
+            raise InputError("must be above zero", field=name, value=getattr(self, name))
+
+    @property
+    def output_bias(self) -> bool:
+        """Whether the attention's output projection has a bias."""
+        return self.attention_bias and self.model_type != "qwen2"
+
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any], file: str | Path | None = None) -> ModelConfig:
+        """The configuration that a Hugging Face config.json spells; `file` is named in errors.
+
+        Raises:
+            InputError: a field is missing, of the wrong type, out of range or not supported.
+        """
+        if not isinstance(raw, Mapping):
+            raise InputError("must be a JSON object", file=file)
+        _refuse_unsupported(raw, file)
+        values: dict[str, Any] = {"model_type": raw["model_type"]}
+        for name, (key, kind) in _SPELLING.items():
+            if raw.get(key) is not None:
+                values[name] = _read(raw, key, kind, file)
+            elif name in _REQUIRED:
+                raise InputError("is missing", file=file, field=key)
+        if values["model_type"] == "qwen2":
+            values["attention_bias"] = True
+        for key in _TOKENS:
+            token = raw.get(key)
+            values[key] = tuple(token) if isinstance(token, list) else token
+        values["rope_theta"], values["rope_scaling"] = rope_from_hf(raw, file)
+        known = {key for key, _ in _SPELLING.values()} | set(_TOKENS)
+        known |= {"rope_theta", "rope_scaling", "rope_parameters", "model_type", "hidden_act"}
+        values["hf_extra"] = {key: value for key, value in raw.items() if key not in known}
+        try:
+            return cls(**values)
+        except InputError as error:
+            name = error.field or ""
+            spelled = _SPELLING[name][0] if name in _SPELLING else name
+            raise InputError(error.problem, file=file, field=spelled, value=error.value) from None
+
+    def to_hf(self) -> dict[str, Any]:
+        """The config.json of this model, in the spelling that transformers 4 and 5 both read."""
+        raw = dict(self.hf_extra) | {
+            "architectures": [_ARCHITECTURES[self.model_type]],
+            "model_type": self.model_type,
+            "hidden_act": "silu",
+        }
+        raw |= {key: getattr(self, name) for name, (key, _) in _SPELLING.items()}
+        if self.model_type != "llama":
+            raw = {key: value for key, value in raw.items() if not key.endswith("_bias")}
+        for key in _TOKENS:
+            token = getattr(self, key)
+            raw[key] = list(token) if isinstance(token, tuple) else token
+        return raw | rope_to_hf(self.rope_theta, self.rope_scaling)
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every parameter's name and shape with dense linears, in the order of the model's own."""
+        queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
+        linears = {
+            "self_attn.q_proj": (queries, self.width, self.attention_bias),
+            "self_attn.k_proj": (keys, self.width, self.attention_bias),
+            "self_attn.v_proj": (keys, self.width, self.attention_bias),
+            "self_attn.o_proj": (self.width, queries, self.output_bias),
+            "mlp.gate_proj": (self.mlp_width, self.width, self.mlp_bias),
+            "mlp.up_proj": (self.mlp_width, self.width, self.mlp_bias),
+            "mlp.down_proj": (self.width, self.mlp_width, self.mlp_bias),
+        }
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocabulary_size, self.width)
+        }
+        for layer in range(self.layers):
+            block = f"model.layers.{layer}"
+            for name, (rows, columns, bias) in linears.items():
+                shapes[f"{block}.{name}.weight"] = (rows, columns)
+                if bias:
+                    shapes[f"{block}.{name}.bias"] = (rows,)
+            shapes[f"{block}.input_layernorm.weight"] = (self.width,)
+            shapes[f"{block}.post_attention_layernorm.weight"] = (self.width,)
+        shapes["model.norm.weight"] = (self.width,)
+        if not self.tied_embeddings:
+            shapes["lm_head.weight"] = (self.vocabulary_size, self.width)
+        return shapes
+
+    def parameter_count(self) -> int:
+        """How many numbers the model learns; tied embeddings count once."""
+        return sum(math.prod(shape) for shape in self.parameter_shapes().values())
+
+
+def _read(raw: Mapping[str, Any], key: str, kind: type, file: str | Path | None) -> Any:
+    value = raw[key]
+    wrong_bool = isinstance(value, bool) != (kind is bool)
+    if wrong_bool or not isinstance(value, (int, float) if kind is float else kind):
+        raise InputError(f"must be of type {kind.__name__}", file=file, field=key, value=value)
+    return value
+
+
+def _refuse_unsupported(raw: Mapping[str, Any], file: str | Path | None) -> None:
+    """Say which feature of the file's model the built-in decoder does not have."""
+    model_type = raw.get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise InputError(
+            "this kind of model is not supported",
+            file=file,
+            field="model_type",
+            value=model_type,
+            allowed=", ".join(MODEL_TYPES),
+            candidates=MODEL_TYPES,
+        )
+    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise InputError(
+            "this activation is not supported",
+            file=file,
+            field="hidden_act",
+            value=raw["hidden_act"],
+            allowed="silu",
+        )
+    if raw.get("quantization_config") is not None:
+        raise InputError(
+            "the weights are already quantized; point at the full-precision model instead",
+            file=file,
+            field="quantization_config",
+        )
+    window = raw.get("sliding_window") if raw.get("use_sliding_window", True) else None
+    slides = model_type != "llama" and window is not None
+    if slides and window < raw.get("max_position_embeddings", 0):
+        raise InputError(
+            "a sliding attention window shorter than max_position_embeddings is not supported; "
+            "set max_position_embeddings to the window to use the model up to that length",
+            file=file,
+            field="sliding_window",
+            value=window,
+        )

@@ -1,0 +1,71 @@
+"""Tokens from a model, one at a time, with cached keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import torch
+from torch import Tensor
+
+from modicum.core.errors import InputError
+from modicum.models.llama import Llama
+
+
+def sample(
+    logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None
+) -> int:
+    """One token from logits [vocabulary]: the likeliest at temperature 0, else a draw.
+
+    `top_p` keeps the fewest likeliest tokens whose probabilities reach it (nucleus sampling,
+    Holtzman et al., arXiv 1904.09751).
+    """
+    if temperature == 0.0:
+        return int(logits.argmax())
+    probabilities = torch.softmax(logits.float() / temperature, dim=-1)
+    if top_p < 1.0:
+        ordered, order = probabilities.sort(descending=True)
+        beyond = ordered.cumsum(0) - ordered >= top_p
+        beyond[0] = False
+        probabilities[order[beyond]] = 0.0
+    return int(torch.multinomial(probabilities, 1, generator=generator))
+
+
+@torch.no_grad()
+def generate(
+    model: Llama,
+    input_ids: Tensor,
+    *,
+    max_tokens: int,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    eos_id: int | Collection[int] | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[int]:
+    """The tokens that follow `input_ids` [1, T], until `eos_id` (not given out) or a limit.
+
+    Ends early where the model's context is full. Draws are made on the CPU, with `generator`;
+    call `model.eval()` first if the model holds dropout.
+
+    Raises:
+        InputError: there is nothing to continue, or the prompt fills the context.
+    """
+    length = input_ids.shape[1]
+    context = model.config.context
+    if length == 0:
+        raise InputError("the prompt is empty; give at least one token", field="prompt")
+    if length >= context:
+        raise InputError(
+            f"the prompt's {length} tokens fill the model's context of {context}; shorten it",
+            field="prompt",
+        )
+    ends = {eos_id} if isinstance(eos_id, int) else set(eos_id or ())
+    count = min(max_tokens, context - length)
+    states = model.new_states(1, length + count)
+    for _ in range(count):
+        hidden, states = model.hidden(input_ids, states=states)
+        logits = model.logits(hidden[:, -1])[0].cpu()
+        token = sample(logits, temperature, top_p, generator)
+        if token in ends:
+            return
+        yield token
+        input_ids = input_ids.new_tensor([[token]])

@@ -1,0 +1,276 @@
+"""Model folders in Hugging Face's format: config.json and safetensors, read and written.
+
+Reading a configuration or checking a folder needs no torch, so that a plan is made in a moment;
+`load` and `save` import it. Pickled weights are refused: unpickling runs what a stranger wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modicum.core.errors import InputError
+from modicum.core.files import publish_folder, write_json
+from modicum.models.config import ModelConfig
+from modicum.models.safetensors_file import TensorEntry, read_entries, read_index
+
+if TYPE_CHECKING:
+    import torch
+
+    from modicum.models.llama import Llama
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+SHARD_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class ModelHeader:
+    """A model folder that was checked: its configuration, and where each tensor lies."""
+
+    folder: Path
+    config: ModelConfig
+    tensors: dict[str, TensorEntry]
+
+    @property
+    def bytes(self) -> int:
+        """The weights' size as stored."""
+        return sum(entry.bytes for entry in self.tensors.values())
+
+    @property
+    def dtype(self) -> str:
+        """The format's name (F32, BF16...) of the dtype that most tensors have."""
+        return Counter(entry.dtype for entry in self.tensors.values()).most_common(1)[0][0]
+
+
+def resolve(path: str | Path) -> Path:
+    """The model folder that `path` means: itself, or the `model` folder of a run.
+
+    Raises:
+        InputError: there is no such folder, or it is a file.
+    """
+    folder = Path(path)
+    if folder.is_file():
+        raise InputError("a model is a folder with a config.json, and this is a file", file=folder)
+    if not folder.is_dir():
+        raise InputError(
+            "there is no such folder; models are read from this machine, so download it first "
+            "(`hf download NAME --local-dir FOLDER`)",
+            file=folder,
+        )
+    inner = folder / "model"
+    return inner if not (folder / CONFIG).exists() and (inner / CONFIG).exists() else folder
+
+
+def read_config(folder: str | Path) -> ModelConfig:
+    """The configuration of a model folder or of a run's model.
+
+    Raises:
+        InputError: there is no config.json, it cannot be read, or it asks for what is not
+            supported.
+    """
+    file = resolve(folder) / CONFIG
+    if not file.is_file():
+        raise InputError("this folder is no model: it has no config.json", file=file.parent)
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise InputError(f"this is not JSON: {error.msg}", file=file, line=error.lineno) from None
+    except UnicodeDecodeError:
+        raise InputError("this is not UTF-8 text", file=file) from None
+    return ModelConfig.from_hf(raw, file)
+
+
+def read_header(folder: str | Path) -> ModelHeader:
+    """Check a model folder without reading its weights: files whole, tensors there, shapes right.
+
+    Raises:
+        InputError: the folder is no model, a file is missing, cut off or no safetensors, or a
+            tensor is missing, unknown, or of the wrong shape or type.
+    """
+    folder = resolve(folder)
+    config = read_config(folder)
+    found = _find_tensors(folder)
+    tensors = {}
+    for name, shape in config.parameter_shapes().items():
+        entry = found.pop(name, None)
+        if entry is None:
+            raise InputError(
+                "the weights lack a tensor that config.json calls for",
+                file=folder,
+                field=name,
+                candidates=found,
+                word=name,
+            )
+        if entry.shape != shape:
+            raise InputError(
+                f"the tensor's shape is {list(entry.shape)}, and by config.json {list(shape)}",
+                file=entry.file,
+                field=name,
+            )
+        if entry.dtype not in _FLOATS:
+            raise InputError(
+                "weights of this type are not supported",
+                file=entry.file,
+                field=name,
+                value=entry.dtype,
+                allowed=", ".join(_FLOATS),
+            )
+        tensors[name] = entry
+    for name, entry in found.items():
+        # Old files keep the rotary tables, and some repeat the tied output layer.
+        tied = config.tied_embeddings and name == "lm_head.weight"
+        if not tied and not name.endswith("rotary_emb.inv_freq"):
+            raise InputError(
+                "the built-in model has no place for this tensor", file=entry.file, field=name
+            )
+    return ModelHeader(folder, config, tensors)
+
+
+def load(
+    folder: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    linear: str = "dense",
+) -> Llama:
+    """The model in `folder`, streamed: at its peak, the model and one tensor more.
+
+    Args:
+        dtype: of all parameters; None keeps each as it is stored.
+        linear: the form that every projection takes, each made from its full weight.
+
+    Raises:
+        InputError: as `read_header`, or no linear form has that name.
+    """
+    import torch
+    from safetensors import safe_open
+
+    from modicum.linears import linear_form
+    from modicum.models.llama import Llama
+
+    header, form = read_header(folder), linear_form(linear)
+
+    def read(name: str) -> torch.Tensor:
+        # Opened for each tensor alone: a file's pages count as resident as long as it is mapped,
+        # and the whole file's would double the peak.
+        with safe_open(header.tensors[name].file, framework="pt") as file:
+            return file.get_tensor(name).to(device=device, dtype=dtype, copy=True)
+
+    with torch.device("meta"):
+        model = Llama(header.config)
+    for path, module in list(model.named_modules()):
+        own = {leaf: read(f"{path}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)}
+        if path.endswith("_proj"):
+            model.set_submodule(path, form.from_dense(own["weight"], own.get("bias")))
+        else:
+            for leaf, tensor in own.items():
+                setattr(module, leaf, torch.nn.Parameter(tensor))
+    model.config = replace(header.config, linear=linear)
+    return model
+
+
+def save(
+    model: Llama,
+    folder: str | Path,
+    *,
+    files: Iterable[str | Path] = (),
+    shard_bytes: int = SHARD_BYTES,
+) -> Path:
+    """Write `model` to `folder` as transformers, peft and vllm read it; whole or not at all.
+
+    A folder that is already there is replaced. Linear forms are written as the dense weights
+    that they stand for, tied embeddings once.
+
+    Args:
+        files: more files to stand in the folder, such as tokenizer.json.
+        shard_bytes: a larger model is split into files of about this size.
+
+    Raises:
+        InputError: the disk is full or cannot be written.
+    """
+    target = Path(folder)
+    with publish_folder(target) as temporary:
+        dtype = _write_weights(model, temporary, shard_bytes)
+        raw = model.config.to_hf()
+        raw.pop("dtype", None)  # transformers 5's name for what both 4 and 5 read as torch_dtype
+        write_json(temporary / CONFIG, raw | {"torch_dtype": dtype})
+        tokens = {name: raw[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        generation = {name: token for name, token in tokens.items() if token is not None}
+        write_json(temporary / "generation_config.json", {"_from_model_config": True} | generation)
+        for file in files:
+            shutil.copyfile(file, temporary / Path(file).name)
+    return target
+
+
+def _find_tensors(folder: Path) -> dict[str, TensorEntry]:
+    """Every tensor of the folder's one weight file, or of those that its index names."""
+    if (folder / WEIGHTS).exists():
+        return read_entries(folder / WEIGHTS)
+    if not (folder / INDEX).exists():
+        pickled = sorted(file for pattern in _PICKLES for file in folder.glob(pattern))
+        if pickled:
+            raise InputError(
+                "pickled weights are not read, as unpickling can run any code; convert the model "
+                "to safetensors (`model.save_pretrained(folder)` in transformers) and use that",
+                file=pickled[0],
+            )
+        raise InputError(f"this folder is no model: it has no {WEIGHTS}", file=folder)
+    found: dict[str, TensorEntry] = {}
+    for shard, names in read_index(folder / INDEX).items():
+        entries = read_entries(folder / shard)
+        for name in names:
+            if name not in entries:
+                raise InputError(
+                    "the index promises a tensor that the file lacks",
+                    file=folder / shard,
+                    field=name,
+                )
+            found[name] = entries[name]
+    return found
+
+
+def _write_weights(model: Llama, folder: Path, shard_bytes: int) -> str:
+    """Write the tensors in shards, one at a time, and the index; the name of their dtype."""
+    from safetensors.torch import save_file
+
+    tensors = _dense_tensors(model)
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    sizes = [0]
+    for name, tensor in tensors.items():
+        if shards[-1] and sizes[-1] + tensor.nbytes > shard_bytes:
+            shards.append({})
+            sizes.append(0)
+        shards[-1][name] = tensor
+        sizes[-1] += tensor.nbytes
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        several = len(shards) > 1
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if several else WEIGHTS
+        contiguous = {name: tensor.contiguous() for name, tensor in shard.items()}
+        save_file(contiguous, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+    if len(shards) > 1:
+        index: dict[str, Any] = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
+        write_json(folder / INDEX, index)
+    return str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+
+
+def _dense_tensors(model: Llama) -> dict[str, torch.Tensor]:
+    """Every parameter under its Hugging Face name, projections as the dense weights they hold."""
+    from modicum.linears import linear_form
+
+    form = linear_form(model.config.linear)
+    tensors = {}
+    for name in model.config.parameter_shapes():
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        projection = path.endswith("_proj") and leaf == "weight"
+        tensor = form.to_dense(module) if projection else getattr(module, leaf)
+        tensors[name] = tensor.detach()
+    return tensors

@@ -1,0 +1,230 @@
+"""The built-in Llama-family decoder, with Hugging Face's parameter names.
+
+Knows nothing of losses, files, optimizers or adapters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from modicum.core.errors import InputError
+from modicum.core.random import normal_
+from modicum.models.config import ModelConfig
+from modicum.models.mixers import MIXERS
+from modicum.models.mlps import MLPS
+from modicum.models.rope import Sequence, describe
+
+Choice = TypeVar("Choice")
+
+
+@dataclass(frozen=True)
+class States:
+    """What every layer's mixer remembers of the first `position` tokens."""
+
+    layers: tuple[Any, ...]
+    position: int = 0
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + epsilon) * weight, the mean in float32.
+
+    Source: Zhang and Sennrich, arXiv 1910.07467.
+    """
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x [..., width]."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+
+class Block(nn.Module):
+    """One layer: x + mixer(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.width, config.norm_epsilon)
+        self.self_attn = _chosen(MIXERS, "mixer", config.mixer)(config)
+        self.post_attention_layernorm = RMSNorm(config.width, config.norm_epsilon)
+        self.mlp = _chosen(MLPS, "mlp", config.mlp)(config)
+
+    def forward(self, x: Tensor, state: Any, sequence: Sequence) -> tuple[Tensor, Any]:
+        """Map x [B, T, width] and the mixer's state to the next ones."""
+        mixed, state = self.self_attn(self.input_layernorm(x), state, sequence)
+        x = x + mixed
+        return x + self.mlp(self.post_attention_layernorm(x)), state
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks and the last norm: all but the output layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocabulary_size, config.width)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.width, config.norm_epsilon)
+
+
+class Llama(nn.Module):
+    """A decoder that maps token ids [B, T] to logits [B, T, vocabulary].
+
+    Build it under `torch.device("meta")` and nothing is allocated; `create` makes one ready to
+    train. With tied embeddings there is no `lm_head`: the embedding's weight serves as both.
+
+    Attributes:
+        recompute: whether each block's activations are computed anew in the backward pass
+            instead of being kept.
+
+    Raises:
+        InputError: the configuration names a mixer, MLP or linear form that does not exist.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.recompute = False
+        self.model = Decoder(config)
+        self.lm_head: nn.Linear | None = None
+        if not config.tied_embeddings:
+            self.lm_head = nn.Linear(config.width, config.vocabulary_size, bias=False)
+
+    @overload
+    def forward(self, input_ids: Tensor, documents: Tensor | None = None) -> Tensor: ...
+    @overload
+    def forward(
+        self, input_ids: Tensor, documents: Tensor | None = None, *, states: States
+    ) -> tuple[Tensor, States]: ...
+    def forward(
+        self, input_ids: Tensor, documents: Tensor | None = None, *, states: States | None = None
+    ) -> Tensor | tuple[Tensor, States]:
+        """Logits [B, T, vocabulary]; with `states`, those of tokens that follow, and new states."""
+        if states is None:
+            return self.logits(self.hidden(input_ids, documents))
+        hidden, states = self.hidden(input_ids, documents, states=states)
+        return self.logits(hidden), states
+
+    @overload
+    def hidden(self, input_ids: Tensor, documents: Tensor | None = None) -> Tensor: ...
+    @overload
+    def hidden(
+        self, input_ids: Tensor, documents: Tensor | None = None, *, states: States
+    ) -> tuple[Tensor, States]: ...
+    def hidden(
+        self, input_ids: Tensor, documents: Tensor | None = None, *, states: States | None = None
+    ) -> Tensor | tuple[Tensor, States]:
+        """The last norm's output [B, T, width], which `logits` maps to logits.
+
+        Args:
+            documents: int [B, T], the document of each token; attention stays in a document and
+                positions restart with each. None: every row is one document.
+            states: from `new_states` or the last call; not together with `documents`.
+
+        Raises:
+            ValueError: both `documents` and `states` are given.
+        """
+        if documents is not None and states is not None:
+            raise ValueError("tokens that continue cached ones cannot be split into documents")
+        x = self.model.embed_tokens(input_ids)
+        past = states.position if states is not None else 0
+        sequence = describe(self.config, input_ids, documents, past, _compute_dtype(x))
+        if states is None:
+            recompute = self.recompute and torch.is_grad_enabled()
+            for block in self.model.layers:
+                if recompute:
+                    x, _ = checkpoint(block, x, None, sequence, use_reentrant=False)
+                else:
+                    x, _ = block(x, None, sequence)
+            return self.model.norm(x)
+        layers = []
+        for block, state in zip(self.model.layers, states.layers, strict=True):
+            x, state = block(x, state, sequence)
+            layers.append(state)
+        return self.model.norm(x), States(tuple(layers), past + input_ids.shape[1])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map hidden states [..., width] to logits [..., vocabulary]."""
+        if self.lm_head is None:
+            return F.linear(hidden, self.model.embed_tokens.weight)
+        return self.lm_head(hidden)
+
+    def new_states(self, batch: int, capacity: int | None = None) -> States:
+        """Empty states for `batch` rows of up to `capacity` tokens (default: the context)."""
+        weight = self.model.embed_tokens.weight
+        room = (batch, capacity or self.config.context, weight.device, _compute_dtype(weight))
+        mixers = (cast(Block, block).self_attn for block in self.model.layers)
+        return States(tuple(mixer.new_state(*room) for mixer in mixers))
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> Llama:
+        """Fill every parameter from (seed, its name): norms 1, biases 0, weights N(0, std^2).
+
+        std is `initializer_range`, and that over sqrt(2 * layers) for the projections that add to
+        the residual stream (GPT-2's rule, Radford et al. 2019, section 2.3).
+
+        Raises:
+            ValueError: the model is still on the meta device.
+        """
+        std = self.config.initializer_range
+        for name, parameter in self.named_parameters():
+            if parameter.is_meta:
+                raise ValueError(f"{name} has no memory yet; call to_empty(device=...) first")
+            if name.endswith("norm.weight"):
+                parameter.fill_(1.0)
+            elif name.endswith(".bias"):
+                parameter.zero_()
+            else:
+                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+                scale = math.sqrt(2 * self.config.layers) if residual else 1.0
+                normal_(parameter, seed=seed, name=name, std=std / scale)
+        return self
+
+
+def create(
+    config: ModelConfig,
+    seed: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Llama:
+    """A new model with random weights that depend on the seed alone.
+
+    Raises:
+        InputError: the configuration names a mixer, MLP or linear form that does not exist.
+
+    >>> config = ModelConfig(vocabulary_size=11, width=8, layers=1, heads=2)
+    >>> create(config, seed=0)(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 11])
+    """
+    with torch.device("meta"):
+        model = Llama(config).to(dtype)
+    return model.to_empty(device=device).initialise(seed)
+
+
+def _chosen(registry: Mapping[str, Choice], field: str, name: str) -> Choice:
+    if name not in registry:
+        raise InputError(
+            f"no {field} has this name",
+            field=field,
+            value=name,
+            allowed=", ".join(sorted(registry)),
+            candidates=registry,
+        )
+    return registry[name]
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which linear layers will give their outputs for x."""
+    kind = x.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return x.dtype

@@ -1,0 +1,112 @@
+"""What a safetensors file says about itself, checked without torch and without reading weights.
+
+Format: 8 bytes little-endian length, a JSON header of that length, then the tensors' bytes
+(https://github.com/huggingface/safetensors, "Format").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modicum.core.errors import InputError
+
+_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 8),
+}
+_LONGEST_HEADER = 100_000_000  # the format's own limit, in bytes
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a file: `dtype` in the format's own names (F32, BF16...), `bytes` its size."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+def read_entries(file: Path) -> dict[str, TensorEntry]:
+    """The tensors that `file` holds, by name.
+
+    Raises:
+        InputError: the file is missing, is not safetensors, or was cut off.
+    """
+    if not file.is_file():
+        raise InputError("there is no such file", file=file)
+    size = file.stat().st_size
+    with open(file, "rb") as handle:
+        start = handle.read(8)
+        length = int.from_bytes(start, "little")
+        if start == b"version ":
+            raise InputError(
+                "this is a Git LFS pointer, not the weights; run `git lfs pull` in the folder",
+                file=file,
+            )
+        if len(start) < 8 or length > _LONGEST_HEADER:
+            raise InputError("this is not a safetensors file", file=file)
+        if 8 + length > size:
+            raise InputError(
+                f"the file was cut off in its header: it has {size} of at least {8 + length} "
+                "bytes; copy or download it again",
+                file=file,
+            )
+        text = handle.read(length)
+    try:
+        header = json.loads(text)
+    except ValueError:  # neither UTF-8 nor JSON
+        raise InputError("the header is not JSON: not a safetensors file", file=file) from None
+    if not isinstance(header, dict):
+        raise InputError("the header is not a JSON object: not a safetensors file", file=file)
+    header.pop("__metadata__", None)
+    entries, end = {}, 0
+    for name, raw in header.items():
+        entries[name], last = _entry(file, name, raw)
+        end = max(end, last)
+    if 8 + length + end != size:
+        raise InputError(
+            f"the file has {size} bytes and its header describes {8 + length + end}; it was cut "
+            "off or damaged: copy or download it again",
+            file=file,
+        )
+    return entries
+
+
+def _entry(file: Path, name: str, raw: Any) -> tuple[TensorEntry, int]:
+    """The entry of one tensor, and where its bytes end."""
+    try:
+        dtype, shape, (begin, end) = raw["dtype"], tuple(raw["shape"]), raw["data_offsets"]
+        size = math.prod(shape) * _BITS[dtype] // 8
+        sound = begin >= 0 and end - begin == size and all(count >= 0 for count in shape)
+    except (KeyError, TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise InputError("the header's entry cannot be read", file=file, field=name)
+    return TensorEntry(file, dtype, shape, size), end
+
+
+def read_index(file: Path) -> Mapping[str, list[str]]:
+    """Which tensors stand in which file, from a `model.safetensors.index.json`.
+
+    Raises:
+        InputError: the index cannot be read, or names a file outside of its folder.
+    """
+    try:
+        weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
+        files: dict[str, list[str]] = {}
+        for name, shard in weight_map.items():
+            files.setdefault(shard, []).append(name)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError("this is not an index of weights", file=file) from None
+    for shard in files:
+        if Path(shard).name != shard:
+            raise InputError("a shard must lie in the same folder", file=file, value=shard)
+    return files

@@ -1,0 +1,144 @@
+"""What a run would take: ledgers of model, adapter and optimizer, added up for one choice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+from modicum.adapters.base import Adapter, Placement
+from modicum.adapters.sites import Site, choose
+from modicum.core.ledger import Ledger, Shape
+from modicum.models.config import ModelConfig
+from modicum.models.ledger import ledger as model_ledger
+from modicum.models.ledger import optimizer_ledger
+from modicum.models.llama import Llama
+from modicum.recipe import Recipe
+
+# What a process on a CPU holds beyond its tensors and what it held before the first of them, as
+# measured by benchmarks/prediction.py: freed blocks that the C allocator keeps, the scratch
+# buffers of matrix products, the code of kernels that are loaded when first called.
+PROCESS_OVERHEAD, PROCESS_FACTOR = 64 * 2**20, 1.10
+# A matrix product of a whole training step runs at about this part of a large one's rate.
+EFFICIENCY = 0.55
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the planner may choose without changing the arithmetic."""
+
+    micro_batch_size: int
+    micro_batches: int
+    recompute: bool
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Bytes and work of one update under a choice; `trainable` and `total` are elements."""
+
+    choice: Choice
+    ledger: Ledger
+    total: int
+    trainable: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Tensor bytes at the peak."""
+        return self.ledger.peak()
+
+    @property
+    def flops(self) -> int:
+        """Of an update: every micro-batch's forward and backward pass."""
+        return self.ledger.flops() * self.choice.micro_batches
+
+    def process_bytes(self, base: int) -> int:
+        """The process's resident size at the peak, when it held `base` before the first tensor."""
+        return base + PROCESS_OVERHEAD + round(self.peak_bytes * PROCESS_FACTOR)
+
+
+def predict(recipe: Recipe, config: ModelConfig, choice: Choice) -> Prediction:
+    """Add up the ledgers of everything that the recipe puts into a step."""
+    adapter = recipe.method("adapter")
+    half = recipe.training.precision == "bf16"
+    frozen_half = half and adapter is not None
+    shape = Shape(
+        sequences=choice.micro_batch_size,
+        tokens=recipe.data.sequence_length,
+        micro_batches=choice.micro_batches,
+        weight_bytes=2 if frozen_half else 4,
+        compute_bytes=2 if half else 4,
+        residual_bytes=2 if frozen_half else 4,
+        segments=recipe.data.boundaries,
+    )
+    total = trainable = config.parameter_count()
+    largest = max(math.prod(size) for size in config.parameter_shapes().values())
+    if adapter is None:
+        parts = [model_ledger(config, shape, trained=True, recompute=choice.recompute)]
+    else:
+        assert isinstance(adapter, Adapter)
+        sites = adapter_sites(adapter, config)
+        trainable = sum(adapter.trained(site) for site in sites)
+        total += trainable
+        largest = max(
+            math.prod(f.shape) for site in sites for f in adapter.factors(site).values()
+        )
+        saved = {site.name for site in sites if adapter.saves_input(site)}
+        parts = [
+            model_ledger(
+                config,
+                shape,
+                trained=False,
+                saved_inputs=saved,
+                recompute=choice.recompute,
+            ),
+            *_adapter_ledgers(adapter, sites, shape, choice.recompute, config.layers),
+        ]
+    parts.append(optimizer_ledger(trainable, shape, largest))
+    return Prediction(choice, Ledger.sum(parts), total, trainable)
+
+
+def _adapter_ledgers(
+    adapter: Adapter, sites: list[Site], shape: Shape, recompute: bool, layers: int
+) -> list[Ledger]:
+    ledgers = [adapter.ledger(Placement(site, shape)) for site in sites]
+    if recompute:
+        # Recomputed blocks hold the adapter's activations of one block at a time.
+        ledgers = [
+            each.map_entries(
+                lambda entry: replace(entry, bytes=entry.bytes // layers, phases=("backward",))
+                if entry.kind == "activation"
+                else entry
+            )
+            for each in ledgers
+        ]
+    return ledgers
+
+
+def adapter_sites(adapter: Adapter, config: ModelConfig) -> list[Site]:
+    """The layers that an adapter's targets name, on a model that is built on meta.
+
+    Raises:
+        InputError: a target names no layer.
+    """
+    return choose(_on_meta(_Key(config)), adapter.targets, adapter.exclude)
+
+
+class _Key:
+    """A configuration as a dictionary key: by what decides the model's modules."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+
+    def __hash__(self) -> int:
+        return hash((self.config.layers, self.config.width, self.config.vocabulary_size))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.config == other.config
+
+
+@cache
+def _on_meta(key: _Key) -> Llama:
+    with torch.device("meta"):
+        return Llama(key.config)

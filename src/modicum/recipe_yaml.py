@@ -1,0 +1,167 @@
+"""Recipes as text: YAML in and out, `--set`, and the line of every field for error messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from modicum.core.errors import InputError
+from modicum.recipe import Recipe, assign
+
+SHIPPED = (
+    Path(__file__).resolve().parent / "recipes",  # in an installed wheel
+    Path(__file__).resolve().parents[2] / "recipes",  # in a checkout
+)
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with modicum, by name."""
+    return {
+        file.stem: file
+        for folder in reversed(SHIPPED)
+        if folder.is_dir()
+        for file in sorted(folder.glob("*.yaml"))
+    }
+
+
+def locate(name: str | Path) -> Path:
+    """The file of a recipe: a path, or the name of one that ships with modicum.
+
+    Raises:
+        InputError: neither.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    known = shipped()
+    if path.name == str(name) and path.stem in known:
+        return known[path.stem]
+    raise InputError(
+        "no such recipe: neither a file nor one that ships with modicum",
+        value=str(name),
+        allowed="a path, or " + ", ".join(known),
+        candidates=known,
+    )
+
+
+def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe and apply `--set` overrides (`training.steps=10`, values in YAML).
+
+    Raises:
+        InputError: with file, line, field, value, what is allowed, and the nearest match.
+    """
+    path = locate(name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 text (byte {error.start})", file=path) from None
+    values, lines = parse(text, path)
+    spelled: dict[str, str] = {}
+    for override in overrides:
+        field, separator, value = override.partition("=")
+        if not separator or not field.strip():
+            raise InputError("expected FIELD=VALUE", field="--set", value=override)
+        field = field.strip()
+        parsed, _ = parse(value, f"--set {override}", mapping=False)
+        assign(values, field, parsed)
+        spelled[field] = f"--set {override}"
+    try:
+        return Recipe(**values)
+    except InputError as error:
+        known = error.field or ""
+        for field in (known, *_parents(known)):
+            # The nearest place that was written: a message about a section names its line.
+            if field in spelled:
+                raise error.located(file=spelled[field]) from None
+            if field in lines:
+                raise error.located(file=path, line=lines[field]) from None
+        raise error.located(file=path) from None
+
+
+def parse(text: str, source: str | Path, *, mapping: bool = True) -> tuple[Any, dict[str, int]]:
+    """YAML text as plain values, and the line of each dotted field.
+
+    Raises:
+        InputError: not YAML, a key twice, a tag, or (with `mapping`) no sections at all.
+    """
+    import yaml
+
+    try:
+        node = yaml.compose(text, Loader=_loader())
+        lines: dict[str, int] = {}
+        value = None if node is None else _construct(node, "", lines, source)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = f"not valid YAML: {error.problem or error.context}"
+        line = mark.line + 1 if mark else None
+        raise InputError(problem, file=source, line=line) from None
+    except yaml.YAMLError as error:
+        raise InputError(f"not valid YAML: {error}", file=source) from None
+    if mapping and not isinstance(value, dict):
+        if value is None:
+            return {}, lines
+        raise InputError("a recipe is a list of sections (`training:` ...)", file=source, line=1)
+    return value, lines
+
+
+def dump(recipe: Recipe) -> str:
+    """The recipe as YAML, every field spelled out."""
+    import yaml
+
+    return yaml.safe_dump(recipe.plain(), sort_keys=False, allow_unicode=True)
+
+
+def _parents(field: str) -> list[str]:
+    parts = field.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
+
+
+def _construct(node: Any, path: str, lines: dict[str, int], source: str | Path) -> Any:
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key, line = key_node.value, key_node.start_mark.line + 1
+            field = f"{path}.{key}" if path else str(key)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise InputError("a key must be a word", file=source, line=line)
+            if key in result:
+                raise InputError("this key stands here twice", file=source, line=line, field=field)
+            lines[field] = line
+            result[key] = _construct(value_node, field, lines, source)
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        return [
+            _construct(item, f"{path}.{index}", lines, source)
+            for index, item in enumerate(node.value)
+        ]
+    loader = _loader()("")
+    return loader.construct_object(node)
+
+
+def _loader() -> Any:
+    """PyYAML's safe loader, reading numbers as YAML 1.2 does: `1e-3` is a number, `yes` a word."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers = {
+            first: [
+                (tag, pattern)
+                for tag, pattern in resolvers
+                if tag.rsplit(":", 1)[-1] in ("null", "int", "merge")
+            ]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|nan)$"),
+        list("-+.0123456789"),
+    )
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+    )
+    return Loader

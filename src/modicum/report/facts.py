@@ -1,0 +1,193 @@
+"""The facts of a run: what was planned, what happened, and how far apart they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from modicum.report.folder import Row, RunFolder, listing, read, section
+from modicum.report.numbers import finite, number
+
+STATUSES = ("finished", "running", "interrupted", "failed")
+# Kinds that lie elsewhere than what a phase's total counts.
+_ELSEWHERE = ("host", "disk")
+
+
+def summary(folder: str | Path) -> dict[str, Any]:
+    """What `--json` prints about a run: strict JSON, None where a figure is not known.
+
+    Bytes, seconds, tokens/s, and losses in nats per trained token; a comparison's `difference` is
+    measured / predicted - 1.
+
+    Raises:
+        InputError: there is no such run folder.
+    """
+    return facts(read(folder))
+
+
+def facts(run: RunFolder) -> dict[str, Any]:
+    """`summary` of a folder that has been read: run.json first, then what the other files say."""
+    record, metrics = run.run, run.metrics
+    status = record.get("status")
+    seconds = number(record.get("seconds"))
+    spent = _total(metrics, "seconds")
+    tokens = _first(record.get("tokens"), _total(metrics, "tokens"))
+    rate = number(record.get("tokens_per_second"))
+    if rate is None and spent and (trained := _total(metrics, "tokens")):
+        rate = trained / spent
+    peak = _peak_bytes(run)
+    parameters = section(record, "parameters") or section(_last(run.plans), "parameters")
+    result = {
+        "folder": str(run.path),
+        "name": run.name,
+        "status": status if status in STATUSES else "unknown",
+        "error": record.get("error"),
+        "modicum": record.get("modicum"),
+        "started": record.get("started"),
+        "ended": record.get("ended"),
+        "seconds": _first(seconds, spent),
+        "steps": _first(record.get("steps"), _last(metrics).get("step")),
+        "steps_planned": number(section(run.recipe, "training").get("steps")),
+        "steps_skipped": sum(bool(row.get("skipped")) for row in metrics),
+        "tokens": tokens,
+        "tokens_per_second": rate,
+        "parameters": {name: number(parameters.get(name)) for name in ("total", "trainable")},
+        "loss": _losses(run),
+        "peak_bytes": peak,
+        "budget_kept": budget_kept(run, peak),
+        "plan_revisions": len(run.plans),
+        "interruptions": number(record.get("interruptions")),
+        "outputs": section(record, "outputs"),
+        "notes": run.notes,
+    }
+    return finite(result | {"comparison": comparison(run, result)})
+
+
+def _first(*values: Any) -> Any:
+    return next((known for value in values if (known := number(value)) is not None), None)
+
+
+def _last(rows: list[Row]) -> Row:
+    return rows[-1] if rows else {}
+
+
+def _total(rows: list[Row], name: str) -> float | None:
+    values = [known for row in rows if (known := number(row.get(name))) is not None]
+    return sum(values) if values else None
+
+
+def _peak_bytes(run: RunFolder) -> dict[str, Any]:
+    told, predicted = section(run.run, "peak_bytes"), section(_last(run.plans), "prediction")
+    resident = [known for row in run.metrics if (known := number(row.get("bytes"))) is not None]
+    return {
+        "predicted": _first(told.get("predicted"), predicted.get("peak_bytes")),
+        "measured": number(told.get("measured")),
+        "process": _first(told.get("process"), max(resident, default=None)),
+        "process_predicted": _first(told.get("process_predicted"), predicted.get("process_bytes")),
+        "budget": _first(told.get("budget"), predicted.get("budget_bytes")),
+    }
+
+
+def _losses(run: RunFolder) -> dict[str, Any]:
+    final = section(run.run, "final")
+    trained = [known for row in run.metrics if (known := number(row.get("loss"))) is not None]
+    before = [row for row in run.evaluations if number(row.get("step")) == 0]
+    return {
+        "final": _first(final.get("loss"), trained[-1] if trained else None),
+        "validation": _first(final.get("validation_loss"), _last(run.evaluations).get("loss")),
+        "initial_validation": _first(
+            final.get("initial_validation_loss"), _last(before).get("loss")
+        ),
+    }
+
+
+def counted(run: RunFolder) -> str:
+    """Which of the peaks a memory budget is about: tensors on an accelerator, else the process."""
+    return "measured" if section(run.run, "machine").get("accelerator") else "process"
+
+
+def budget_kept(run: RunFolder, peak: dict[str, Any]) -> bool | None:
+    """Whether the peak stayed within the budget; None without a budget or a measurement."""
+    measured, budget = peak[counted(run)], peak["budget"]
+    return None if measured is None or budget is None else measured <= budget
+
+
+def comparison(run: RunFolder, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Plan next to what happened: the first plan's figure, the last plan's, and the measured."""
+    first = section(run.plans[0], "prediction") if run.plans else {}
+    last, peak = section(_last(run.plans), "prediction"), result["peak_bytes"]
+    whole = result["status"] == "finished"
+    rows = [
+        ("Tensors at the peak", "bytes", "peak_bytes", peak["predicted"], peak["measured"]),
+        ("Process at the peak", "bytes", "process_bytes", peak["process_predicted"],
+         peak["process"]),
+        ("Speed", "tokens/s", "tokens_per_second", last.get("tokens_per_second"),
+         result["tokens_per_second"]),
+        ("Time", "seconds", "seconds", last.get("seconds"), result["seconds"]),
+    ]  # fmt: skip
+    table = []
+    for what, unit, key, predicted, measured in rows:
+        predicted = number(predicted)
+        comparable = predicted and measured is not None and (whole or unit != "seconds")
+        table.append(
+            {
+                "what": what,
+                "unit": unit,
+                "first_plan": number(first.get(key)),
+                "predicted": predicted,
+                "measured": measured,
+                "difference": measured / predicted - 1 if comparable else None,
+            }
+        )
+    return table
+
+
+def kinds_by_phase(run: RunFolder) -> dict[str, dict[str, float]]:
+    """Predicted bytes {phase: {kind: bytes}} on the device, of the last plan.
+
+    What a phase's total has beyond the items that the plan lists for it is of kind "other".
+    """
+    prediction = section(_last(run.plans), "prediction")
+    items: dict[str, dict[str, float]] = {}
+    for row in listing(prediction, "table"):
+        kind, size = str(row.get("kind")), number(row.get("bytes"))
+        if not size or kind in _ELSEWHERE:
+            continue
+        for phase in str(row.get("phase")).split(", "):
+            of_phase = items.setdefault(phase, {})
+            of_phase[kind] = of_phase.get(kind, 0) + size
+    always = items.pop("always", {})
+    totals = {
+        phase: size
+        for phase, total in section(prediction, "by_phase").items()
+        if (size := number(total)) is not None
+    }
+    result = {}
+    for phase in [*totals, *(name for name in items if name not in totals)]:
+        stack = dict(always)
+        for kind, size in items.get(phase, {}).items():
+            stack[kind] = stack.get(kind, 0) + size
+        rest = totals.get(phase, 0) - sum(stack.values())
+        if rest > 0.005 * totals.get(phase, 0):
+            stack["other"] = rest
+        if stack:
+            result[phase] = stack
+    return result
+
+
+def kinds_measured(run: RunFolder) -> list[dict[str, Any]]:
+    """For each kind of tensor, the most predicted in any phase next to what was measured."""
+    measured = section(run.run, "measured_by_kind")
+    phases = kinds_by_phase(run).values()
+    predicted: dict[str, float] = {}
+    for stack in phases:
+        for kind, size in stack.items():
+            predicted[kind] = max(size, predicted.get(kind, 0))
+    rows = []
+    for kind in [*predicted, *(name for name in measured if name not in predicted)]:
+        before, after = predicted.get(kind), number(measured.get(kind))
+        difference = after / before - 1 if before and after is not None else None
+        rows.append(
+            {"kind": kind, "predicted": before, "measured": after, "difference": difference}
+        )
+    return rows

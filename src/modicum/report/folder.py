@@ -1,0 +1,135 @@
+"""Reads a run folder as it is: files missing, still growing, or cut off in mid-line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from modicum.core.errors import InputError
+from modicum.report.numbers import number
+
+Row = dict[str, Any]
+FILES = (
+    "recipe.yaml", "plan.jsonl", "metrics.jsonl", "evaluations.jsonl", "samples.jsonl", "run.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What could be read of a run folder; `notes` says in sentences what could not."""
+
+    path: Path
+    run: Row = field(default_factory=dict)
+    recipe_text: str = ""
+    recipe: Row = field(default_factory=dict)
+    plans: list[Row] = field(default_factory=list)
+    metrics: list[Row] = field(default_factory=list)
+    evaluations: list[Row] = field(default_factory=list)
+    samples: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The folder's own name, which is the run's."""
+        return self.path.resolve().name
+
+
+def section(row: Any, *names: str) -> Row:
+    """The mapping at `row[names[0]][names[1]]…`, empty when any of it is absent or no mapping."""
+    for name in names:
+        row = row.get(name) if isinstance(row, dict) else None
+    return row if isinstance(row, dict) else {}
+
+
+def listing(row: Row, name: str) -> list[Row]:
+    """The mappings in the list `row[name]`; anything else in it is left out."""
+    items = row.get(name)
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _rows(path: Path, notes: list[str]) -> list[Row]:
+    """The JSON objects of a file with one a line; what is none is left out, and noted."""
+    rows, bad = [], 0
+    # Not splitlines(): a JSON string may hold U+2028, which is no end of a line of this file.
+    for line in (_text(path) or "").split("\n"):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            bad += 1
+    if bad:
+        lines = "1 line was" if bad == 1 else f"{bad} lines were"
+        notes.append(f"{path.name}: {lines} cut off or damaged, and left out here.")
+    return rows
+
+
+def _by_step(rows: list[Row]) -> list[Row]:
+    """Rows in order of their step, each step once: what was written last counts."""
+    latest = {step: row for row in rows if (step := number(row.get("step"))) is not None}
+    return [latest[step] for step in sorted(latest)]
+
+
+def _recipe(text: str, notes: list[str]) -> Row:
+    import yaml  # a report is the only reader in this room that needs it
+
+    try:
+        recipe = yaml.safe_load(text)
+    except yaml.YAMLError:
+        notes.append("recipe.yaml: not readable as YAML; shown as it is.")
+        return {}
+    return recipe if isinstance(recipe, dict) else {}
+
+
+def _run(path: Path, notes: list[str]) -> Row:
+    text = _text(path)
+    if text is None:
+        notes.append("run.json is missing: the run has not come far enough to write it.")
+        return {}
+    try:
+        run = json.loads(text)
+    except (ValueError, RecursionError):
+        run = None
+    if not isinstance(run, dict):
+        notes.append("run.json is damaged, and left out here.")
+        return {}
+    return run
+
+
+def read(folder: str | Path) -> RunFolder:
+    """Read all that a run folder holds.
+
+    Raises:
+        InputError: there is no such folder, or nothing in it that a run writes.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError("no such folder; give the folder of a run", file=path)
+    if not any((path / name).is_file() for name in FILES):
+        raise InputError("not the folder of a run", file=path, allowed=f"one with {FILES[0]} in it")
+    notes: list[str] = []
+    recipe_text = _text(path / "recipe.yaml") or ""
+    return RunFolder(
+        path=path,
+        run=_run(path / "run.json", notes),
+        recipe_text=recipe_text,
+        recipe=_recipe(recipe_text, notes),
+        plans=_rows(path / "plan.jsonl", notes),
+        metrics=_by_step(_rows(path / "metrics.jsonl", notes)),
+        evaluations=_by_step(_rows(path / "evaluations.jsonl", notes)),
+        samples=_rows(path / "samples.jsonl", notes),
+        notes=notes,
+    )

@@ -1,0 +1,348 @@
+"""The trainer: data, step, events, evaluations, checkpoints; from a plan to a finished run folder.
+
+Killed at any moment, the same command goes on from the newest checkpoint, and the losses are those
+of a run that was never killed: what a step does depends on the checkpointed state and the step's
+number alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modicum.adapters import AttachedAdapter
+from modicum.checkpoint import Checkpoint, CheckpointStore
+from modicum.core.errors import InputError, Interrupted
+from modicum.core.events import Events
+from modicum.core.memory import TensorMeter, bytes_by_kind, release, resident_bytes
+from modicum.core.state import StateRegistry, optimizer_state, random_state, trained_state
+from modicum.core.units import Every
+from modicum.models import huggingface
+from modicum.models.llama import Llama
+from modicum.planner import Plan
+from modicum.tasks import CausalLM
+from modicum.trainer.build import Data, build_data, build_model, build_optimizer, build_tokenizer
+from modicum.trainer.evaluate import evaluate, prompts, write_samples
+from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
+from modicum.trainer.record import Record
+from modicum.trainer.schedule import factor, set_learning_rate
+from modicum.trainer.step import Outcome, StandardStep
+from modicum.trainer.stop import StopRequested, StopSignals
+
+Listener = Callable[[dict[str, Any]], None]
+# The meter of tensor bytes covers this many updates: by then every tensor that a step needs has
+# been there once.
+METERED_STEPS = 2
+# The plan is revised once the speed is known.
+REVISED_AFTER = 5
+
+
+@dataclass
+class Session:
+    """One process's part of a run: everything that the loop works on."""
+
+    plan: Plan
+    folder: RunFolder
+    listener: Listener
+    signals: StopSignals
+    record: Record
+    data: Data
+    model: Llama
+    adapter: AttachedAdapter | None
+    optimizer: torch.optim.Optimizer
+    step_program: StandardStep
+    registry: StateRegistry
+    store: CheckpointStore
+    meter: TensorMeter
+    step: int = 0
+    skipped_in_a_row: int = 0
+
+    def tell(self, event: str, **content: Any) -> None:
+        self.listener({"event": event, **content})
+
+    # One update
+
+    def train_one(self) -> Outcome:
+        """Update number `step + 1`, and its row in the metrics."""
+        training, start = self.plan.recipe.training, time.perf_counter()
+        rate = set_learning_rate(self.optimizer, factor(self.step, training))
+        batch = self.data.train.batch(self.data.sampler.indices(self.step))
+        random_before = torch.get_rng_state()
+        try:
+            outcome = self.step_program(
+                self.step + 1,
+                batch.split(self.plan.prediction.choice.micro_batch_size),
+                self.signals.check,
+            )
+        except StopRequested:
+            torch.set_rng_state(random_before)  # the update did not happen
+            raise
+        self.step += 1
+        seconds = time.perf_counter() - start
+        row: dict[str, Any] = {
+            "step": self.step,
+            "loss": outcome.loss if math.isfinite(outcome.loss) else None,
+            "learning_rate": rate,
+            "gradient_norm": outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None,
+            "tokens": outcome.tokens,
+            "seconds": seconds,
+            "tokens_per_second": outcome.tokens / seconds,
+            "bytes": resident_bytes(),
+        }
+        if outcome.skipped:
+            row["skipped"] = True
+        self.folder.append(METRICS, row)
+        self.record.count(row)
+        self.tell(
+            "step", **row, steps=training.steps, seconds_left=self.record.seconds_left(self.step)
+        )
+        self._guard(outcome)
+        return outcome
+
+    def _guard(self, outcome: Outcome) -> None:
+        """Let a few updates be skipped, then stop with the last good state on disk."""
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if outcome.skipped else 0
+        if not outcome.skipped:
+            return
+        self.tell("warning", message=f"step {self.step}: loss or gradient not finite, skipped")
+        limit = self.plan.recipe.training.skip_limit
+        if self.skipped_in_a_row > limit:
+            raise InputError(
+                f"training diverged: {self.skipped_in_a_row} updates in a row had a loss or a "
+                f"gradient that is not finite, up to step {self.step}; lower training.learning_rate "
+                "or add training.warmup_steps (checkpoints before it are intact)",
+                field="training.learning_rate",
+                value=self.plan.recipe.training.learning_rate,
+            )
+
+    # Looking at the model
+
+    def evaluate(self) -> None:
+        """Validation loss now, as a row."""
+        data = self.data.validation
+        if data is None or any(r["step"] == self.step for r in self.folder.rows(EVALUATIONS)):
+            return
+        self.step_program.events.publish("before_evaluation", step=self.step)
+        recipe = self.plan.recipe
+        result = evaluate(
+            self.step_program.task,
+            self.model,
+            data,
+            rows=recipe.evaluation.rows,
+            micro_batch_size=self.plan.prediction.choice.micro_batch_size,
+            precision=recipe.training.precision,
+            check=self.signals.check,
+        )
+        row = {"step": self.step, **result}
+        self.folder.append(EVALUATIONS, row)
+        self.record.evaluated(row)
+        self.tell("evaluation", **row)
+
+    def write_samples(self) -> None:
+        """What the model writes now, as rows."""
+        if any(row["step"] == self.step for row in self.folder.rows(SAMPLES)):
+            return
+        recipe = self.plan.recipe
+        texts = prompts(recipe.samples, self.data.tokenizer, self.data.validation)
+        for sample in write_samples(
+            self.model, self.data.tokenizer, recipe.samples, texts, seed=recipe.training.seed
+        ):
+            row = {"step": self.step, **sample}
+            self.folder.append(SAMPLES, row)
+            self.tell("sample", **row)
+
+    # State
+
+    def save(self) -> None:
+        """A checkpoint of the state as it is after `step` updates."""
+        if self.store.steps()[-1:] == [self.step]:
+            return
+        self.step_program.events.publish("before_checkpoint", step=self.step)
+        start = time.perf_counter()
+        path = self.store.save(self.step, self.registry.read(), notes=self.record.notes())
+        self.tell(
+            "checkpoint", step=self.step, path=str(path), seconds=time.perf_counter() - start
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take up a checkpoint's state."""
+        self.registry.write(checkpoint.state)
+        self.step = checkpoint.step
+
+    # The run
+
+    def run(self) -> None:
+        """From `step` to the recipe's steps, and a checkpoint of the end."""
+        recipe = self.plan.recipe
+        if self.step == 0:
+            self.write_samples()
+            self.evaluate()
+        saving, evaluating = Every.parse(recipe.checkpoint.every), Every.parse(recipe.evaluation.every)
+        last_save = last_evaluation = time.monotonic()
+        first = self.step
+        self.meter.start(sum(bytes_by_kind(self.model, self.optimizer).values()))
+        while self.step < recipe.training.steps:
+            self.signals.check()
+            self.train_one()
+            done, now = self.step - first, time.monotonic()
+            if done == METERED_STEPS:
+                self.record.metered(self.meter.stop(), bytes_by_kind(self.model, self.optimizer))
+            if done == REVISED_AFTER:
+                self._revise()
+            if evaluating.due(self.step, now - last_evaluation) or self._is_last():
+                self.evaluate()
+                last_evaluation = time.monotonic()
+            if saving.due(self.step, now - last_save) and not self._is_last():
+                self.save()
+                last_save = time.monotonic()
+        if self.meter.running:
+            self.record.metered(self.meter.stop(), bytes_by_kind(self.model, self.optimizer))
+        self.evaluate()
+        self.write_samples()
+        self.save()
+
+    def _is_last(self) -> bool:
+        return self.step == self.plan.recipe.training.steps
+
+    def _revise(self) -> None:
+        measured = self.record.recent_positions_per_second(self.plan.tokens_per_update)
+        self.plan = self.plan.revised(f"speed measured over {REVISED_AFTER} steps", measured)
+        self.folder.append(PLAN, self.plan.row())
+
+    def export(self) -> dict[str, str]:
+        """The trained weights where others read them: a PEFT folder, or a Hugging Face one."""
+        self.tell("phase", name="exporting", done=0, total=None)
+        if self.adapter is not None:
+            base = str(self.plan.inputs.model_folder)
+            self.adapter.save(self.folder.path / "adapter", base_model=base)
+            return {"adapter": "adapter/"}
+        files = sorted((self.folder.path / "tokenizer").glob("*"))
+        huggingface.save(self.model, self.folder.path / "model", files=files)
+        return {"model": "model/"}
+
+
+def train(
+    plan: Plan,
+    out: str | Path,
+    *,
+    listener: Listener = lambda event: None,
+    fork: str | Path | None = None,
+) -> dict[str, Any]:
+    """Run a plan in the folder `out`, or go on where an interrupted run of it stopped.
+
+    Args:
+        plan: from `modicum.plan`.
+        out: the run folder; made if it is not there.
+        listener: is told of every event, as `docs/reference/run-folder.md` lists them.
+        fork: a run folder whose newest checkpoint a *new* run starts from.
+
+    Returns:
+        The content of `run.json`.
+
+    Raises:
+        InputError: the folder is in use, holds another run or other files; the data is wrong;
+            training diverged; the disk is full.
+        Interrupted: SIGTERM or Ctrl-C; the state is saved, and the same call goes on.
+    """
+    folder = RunFolder(Path(out))
+    with StopSignals() as signals, folder.locked():
+        folder.refuse_strangers()
+        begun = folder.started()
+        if begun and fork is not None:
+            raise InputError("a fork starts a new run, and here is one already", file=folder.path)
+        record = Record.open(folder, plan)
+        if begun and not folder.check_same(plan.recipe) and record.finished:
+            return record.content
+        folder.write_recipe(plan.recipe)
+        if not folder.rows(PLAN):
+            folder.append(PLAN, plan.row())
+        listener({"event": "plan", **plan.row()})
+        try:
+            with record.running():
+                session = _session(plan, folder, listener, signals, record, fork)
+                session.run()
+                outputs = session.export()
+        except StopRequested as stop:
+            record.interrupted()
+            raise Interrupted(
+                f"stopped by {stop}; the state is saved, and the same command goes on"
+            ) from None
+        content = record.finish(outputs)
+        listener({"event": "finished", **content, "folder": str(folder.path)})
+        return content
+
+
+def _session(
+    plan: Plan,
+    folder: RunFolder,
+    listener: Listener,
+    signals: StopSignals,
+    record: Record,
+    fork: str | Path | None,
+) -> _Saving:
+    """Build everything, in an order in which each step sees what the one before changed."""
+
+    def progress(name: str, done: int, total: int | None) -> None:
+        signals.check()
+        listener({"event": "phase", "name": name, "done": done, "total": total})
+
+    recipe = plan.recipe
+    tokenizer = build_tokenizer(plan, folder.path, progress)
+    data = build_data(plan, tokenizer, folder.path, progress)
+    release()
+    progress("building", 0, None)
+    torch.manual_seed(recipe.training.seed)
+    model, adapter = build_model(plan, tokenizer)
+    model.train()
+    optimizer = build_optimizer(plan, model)
+    events = Events()
+    step = StandardStep(
+        CausalLM(), model, optimizer, events, recipe.training.precision, recipe.training.clip_norm
+    )
+    registry = StateRegistry()
+    registry.add("model", *trained_state(model))
+    registry.add("optimizer", *optimizer_state(optimizer))
+    registry.add("random", *random_state())
+    store = CheckpointStore(folder.path / "checkpoints", keep=recipe.checkpoint.keep)
+    session = _Saving(
+        plan, folder, listener, signals, record, data, model, adapter, optimizer, step, registry,
+        store, TensorMeter(plan.device),
+    )  # fmt: skip
+
+    def warn(message: str) -> None:
+        session.tell("warning", message=message)
+
+    checkpoint = store.newest(warn)
+    if checkpoint is None and fork is not None:
+        checkpoint = CheckpointStore(Path(fork) / "checkpoints").newest(warn)
+        if checkpoint is None:
+            raise InputError("holds no checkpoint to start from", file=fork, field="--fork")
+        if checkpoint.step >= recipe.training.steps:
+            raise InputError(
+                f"the run to fork has done {checkpoint.step} steps already; ask for more",
+                field="training.steps",
+                value=recipe.training.steps,
+            )
+    if checkpoint is not None:
+        session.restore(checkpoint)
+        session.tell("resumed", step=session.step)
+    folder.cut_back(session.step)
+    record.resume(folder.rows(METRICS), folder.rows(EVALUATIONS))
+    return session
+
+
+class _Saving(Session):
+    """A session that saves before it gives way to a request to stop."""
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except StopRequested:
+            self.save()
+            raise

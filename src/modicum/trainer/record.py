@@ -1,0 +1,162 @@
+"""`run.json`: what a run is, did and cost, kept true while it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from modicum import __version__
+from modicum.core.errors import ModicumError
+from modicum.core.machine import versions
+from modicum.core.memory import peak_resident_bytes
+from modicum.planner import Plan
+from modicum.trainer.folder import RunFolder
+from modicum.trainer.stop import StopRequested
+
+
+class Record:
+    """The record of a run over all its processes."""
+
+    def __init__(self, folder: RunFolder, content: dict[str, Any], plan: Plan) -> None:
+        self._folder, self.content, self._steps = folder, content, plan.recipe.training.steps
+        self._begun = time.perf_counter()
+        self._seconds_before = float(content["seconds"])
+        self._recent: deque[float] = deque(maxlen=20)
+        self._step_seconds = 0.0
+        self._step_tokens = 0
+
+    @classmethod
+    def open(cls, folder: RunFolder, plan: Plan) -> Record:
+        """The record in the folder, or a new one."""
+        old, row = folder.read_record(), plan.row()
+        content = {
+            "status": old.get("status", "running"),
+            "modicum": __version__,
+            "versions": versions(),
+            "machine": plan.machine.as_json(),
+            "started": old.get("started") or _now(),
+            "ended": old.get("ended"),
+            "seconds": old.get("seconds", 0.0),
+            "steps": old.get("steps", 0),
+            "tokens": old.get("tokens", 0),
+            "tokens_per_second": old.get("tokens_per_second", 0.0),
+            "peak_bytes": {
+                "predicted": row["prediction"]["peak_bytes"],
+                "measured": None,
+                "process": None,
+                "process_predicted": row["prediction"]["process_bytes"],
+                "budget": row["prediction"]["budget_bytes"],
+            }
+            | {k: v for k, v in old.get("peak_bytes", {}).items() if k in ("measured", "process")},
+            "measured_by_kind": old.get("measured_by_kind"),
+            "parameters": row["parameters"],
+            "final": old.get(
+                "final", {"loss": None, "validation_loss": None, "initial_validation_loss": None}
+            ),
+            "interruptions": old.get("interruptions", 0),
+            "outputs": old.get("outputs", {}),
+            "error": None,
+        }
+        return cls(folder, content, plan)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return bool(self.content["status"] == "finished")
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Mark the run as running; if the block raises, as failed, with the error."""
+        if self.content["status"] == "running" and self._seconds_before:
+            self.content["interruptions"] += 1  # the process before this one was killed
+        self.content |= {"status": "running", "ended": None}
+        self._write()
+        try:
+            yield
+        except StopRequested:
+            raise
+        except BaseException as error:
+            told = error if isinstance(error, ModicumError) else f"{type(error).__name__}: {error}"
+            self.content |= {"status": "failed", "ended": _now(), "error": str(told)}
+            self._write()
+            raise
+
+    def resume(self, metrics: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> None:
+        """Count what earlier processes did and what of it was kept."""
+        for row in metrics:
+            self.count(row, write=False)
+        self._recent.clear()
+        for row in evaluations:
+            self.evaluated(row)
+        self._write()
+
+    def count(self, row: dict[str, Any], *, write: bool = True) -> None:
+        """Take in a row of the metrics."""
+        self._recent.append(row["seconds"])
+        self._step_seconds += row["seconds"]
+        self._step_tokens += row["tokens"]
+        self.content |= {
+            "steps": row["step"],
+            "tokens": self._step_tokens,
+            "tokens_per_second": self._step_tokens / self._step_seconds,
+        }
+        self.content["final"]["loss"] = row["loss"]
+        # Often enough for who looks on, seldom enough to cost nothing.
+        if write and row["step"] % 20 == 1:
+            self._write()
+
+    def evaluated(self, row: dict[str, Any]) -> None:
+        """Take in a row of the evaluations."""
+        if row["step"] == 0:
+            self.content["final"]["initial_validation_loss"] = row["loss"]
+        self.content["final"]["validation_loss"] = row["loss"]
+
+    def metered(self, peak: int, by_kind: dict[str, int]) -> None:
+        """Take in the meter's peak of tensor bytes and what persists between steps."""
+        peaks = self.content["peak_bytes"]
+        peaks["measured"] = max(peak, peaks["measured"] or 0)
+        self.content["measured_by_kind"] = by_kind | {
+            "activation": peak - sum(by_kind.values()),
+        }
+        self._write()
+
+    def notes(self) -> dict[str, Any]:
+        """What stands beside a checkpoint's state, for people."""
+        return {"modicum": __version__, "when": _now(), "tokens": self._step_tokens}
+
+    def seconds_left(self, step: int) -> float | None:
+        """The time that the remaining steps take at the recent speed."""
+        if not self._recent:
+            return None
+        return (self._steps - step) * sum(self._recent) / len(self._recent)
+
+    def recent_positions_per_second(self, positions: int) -> float:
+        """Positions per second over the recent steps but the first, which warms up."""
+        steps = list(self._recent)[1:] or list(self._recent)
+        return positions * len(steps) / sum(steps)
+
+    def interrupted(self) -> None:
+        """The run was asked to stop and saved its state."""
+        self.content["interruptions"] += 1
+        self.content |= {"status": "interrupted", "ended": _now()}
+        self._write()
+
+    def finish(self, outputs: dict[str, str]) -> dict[str, Any]:
+        """The run came to its end."""
+        self.content |= {"status": "finished", "ended": _now(), "outputs": outputs}
+        self._write()
+        return self.content
+
+    def _write(self) -> None:
+        self.content["seconds"] = self._seconds_before + time.perf_counter() - self._begun
+        peaks = self.content["peak_bytes"]
+        peaks["process"] = max(peak_resident_bytes(), peaks["process"] or 0)
+        self._folder.write_record(self.content)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

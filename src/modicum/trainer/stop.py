@@ -1,0 +1,52 @@
+"""Requests to stop: SIGTERM and Ctrl-C set a flag, which the loop reads where it can save."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class StopRequested(Exception):
+    """Raised where the loop can be left; the trainer saves and turns it into `Interrupted`."""
+
+
+class StopSignals:
+    """While it is entered, SIGTERM and SIGINT set `requested`; a second SIGINT ends at once.
+
+    Outside the main thread no handlers can be set, and signals do what they did before.
+    """
+
+    def __init__(self) -> None:
+        self.requested: str | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = signal.Signals(number).name
+
+    def check(self) -> None:
+        """Leave here if somebody asked.
+
+        Raises:
+            StopRequested: a signal came.
+        """
+        if self.requested:
+            raise StopRequested(self.requested)

@@ -1,0 +1,126 @@
+"""Tables: aligned where they are plain, rich only on a terminal, JSON that is strict."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from modicum.cli.tables import plan_tables, print_methods, print_plan, print_proof, table
+
+
+def text(print_it, *values, **options) -> str:
+    stream = io.StringIO()
+    print_it(*values, stream=stream, **options)
+    return stream.getvalue()
+
+
+def test_columns_are_aligned_numbers_to_the_right() -> None:
+    shown = text(table, ("name", "bytes", "why"), [("a", "1.5 MB", "x"), ("漢字", "12 MB", None)])
+    assert shown.splitlines() == [
+        "name   bytes  why",
+        "----  ------  ---",
+        "a     1.5 MB  x",
+        "漢字   12 MB",
+    ]
+
+
+def test_a_cell_is_one_line_and_no_escape_code_passes() -> None:
+    shown = text(table, ("a", "b"), [("two\nlines", "\x1b[31mred")])
+    assert shown.splitlines()[2] == "two lines   [31mred"
+
+
+def test_an_empty_table_is_its_headers() -> None:
+    assert text(table, ("a", "b"), []) == "a  b\n-  -\n"
+
+
+def test_on_a_terminal_nothing_is_read_as_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    table(("field", "why"), [("a.b", "a [bold]long[/bold] reason " * 3)], stream=stream)
+    assert "[bold]" in stream.getvalue()
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert max(map(len, plain.splitlines())) <= 40
+
+
+def test_methods_as_a_table_and_as_json() -> None:
+    records = [
+        {"name": "lora", "room": "adapters", "title": "LoRA", "status": "verified", "paper": "p"},
+        {"name": "x", "room": "optim", "title": "X", "status": float("nan"), "paper": "q"},
+    ]
+    lines = text(print_methods, records, False).splitlines()
+    assert lines[0].split() == ["Name", "Room", "Title", "Status"]
+    assert lines[2] == "lora  adapters  LoRA   verified"
+    read = json.loads(text(print_methods, records, True))
+    assert read[0] == records[0]
+    assert read[1]["status"] is None
+
+
+def test_a_plan_says_what_why_and_cost() -> None:
+    plan = {
+        "revision": 2,
+        "why": "resumed on another machine",
+        "choices": [{"field": "training.micro_batch_size", "value": 4, "why": "keeps the budget"}],
+        "prediction": {
+            "peak_bytes": 500_000_000,
+            "process_bytes": 900_000_000,
+            "budget_bytes": None,
+            "tokens_per_second": None,
+            "seconds": 90.0,
+            "table": [{"kind": "weight", "phase": "always", "bytes": 1_000_000, "what": "all"}],
+        },
+        "parameters": {"total": 10, "trainable": 10},
+    }
+    choices, costs = plan_tables(plan)
+    assert choices == [("training.micro_batch_size", 4, "keeps the budget")]
+    assert costs == [
+        ("parameters", "10", ""),
+        ("tensors", "500 MB", "at the peak"),
+        ("process", "900 MB", "no budget was set"),
+        ("time", "1 min 30 s", ""),
+    ]
+    shown = text(print_plan, plan)
+    assert shown.startswith("Plan, revision 2: resumed on another machine\n")
+    assert "weight  always  1 MB  all" in " ".join(shown.split("\n")).replace("   ", "  ")
+
+
+def test_a_proof_shows_its_figures_and_its_verdict_last() -> None:
+    result = {
+        "name": "lora",
+        "verdict": "does not hold",
+        "reason": "above the threshold",
+        "null": True,
+        "seconds": 12.3456,
+        "figures": [
+            {"what": "peak bytes", "method": 10, "baseline": 20, "ratio": 0.5},
+            {"what": "loss", "method": 1.25, "threshold": 1.3},
+        ],
+    }
+    lines = text(print_proof, result).splitlines()
+    assert lines[0].split() == ["name", "lora"]
+    assert ["seconds", "12.35"] in [line.split() for line in lines]
+    assert "what        method  baseline  ratio  threshold" in lines
+    assert "loss          1.25                         1.3" in lines
+    assert lines[-1] == "verdict: does not hold (above the threshold)"
+    assert json.loads(text(print_proof, result, as_json=True)) == result
+
+
+def test_a_plain_table_imports_neither_rich_nor_torch() -> None:
+    script = (
+        "import sys; from modicum.cli.tables import print_methods;"
+        "print_methods([{'name': 'lora', 'room': 'adapters'}], False);"
+        "heavy = {'rich', 'torch', 'matplotlib', 'jinja2', 'yaml'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0

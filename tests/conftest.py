@@ -1,0 +1,51 @@
+"""What every test stands on: one thread, reproducible examples, and the sample of dear tests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import hypothesis
+import pytest
+
+# Read by torch when it is first imported, here and in the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+hypothesis.settings.register_profile(
+    "modicum", deadline=None, derandomize=True, database=None, print_blob=True
+)
+hypothesis.settings.load_profile("modicum")
+
+SAMPLE = 3  # one dear test in so many
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample-dear",
+        metavar="SEED",
+        help=f"run one in {SAMPLE} of the tests marked `dear`; SEED says which",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    seed = config.getoption("--sample-dear")
+    if seed is None:
+        return "dear tests: all"
+    return f"dear tests: one in {SAMPLE}, --sample-dear={seed}"
+
+
+def sampled(nodeid: str, seed: str) -> bool:
+    """Whether the sample of `seed` holds this test: a hash, so the same on every machine."""
+    return hashlib.sha256(f"{seed}/{nodeid}".encode()).digest()[0] % SAMPLE == 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--sample-dear")
+    if seed is None:
+        return
+    left_out = [
+        item for item in items if item.get_closest_marker("dear") and not sampled(item.nodeid, seed)
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+
+import pytest
+
+from modicum.core.errors import InputError
+from modicum.data import Source, TokenStore, open_source, prepare
+from modicum.data.store import _draw
+
+
+def rows_file(folder: Path, count: int = 30, name: str = "rows.jsonl") -> Path:
+    rows = ({"q": f"def area_{n}", "a": f"(width): return {n}" * (n % 5 + 1)} for n in range(count))
+    file = folder / name
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def rows(folder: Path, count: int = 30, name: str = "rows.jsonl") -> Source:
+    return open_source(rows_file(folder, count, name), column="a", prompt_column="q")
+
+
+def contents(store: TokenStore) -> list[tuple[list[int], int]]:
+    tokens = array("H" if store.token_bytes == 2 else "I", store.tokens_file.read_bytes())
+    index = array("q", store.index_file.read_bytes())
+    triples = [index[i : i + 3] for i in range(0, len(index), 3)]
+    return [(tokens[first : first + length].tolist(), prompt) for first, length, prompt in triples]
+
+
+@pytest.mark.parametrize("vocabulary", [300, 70_000])
+def test_every_document_is_stored_with_its_prompt_and_end(tokenizer, tmp_path, vocabulary):
+    source = rows(tmp_path)
+    seen: list[tuple[int, int | None]] = []
+    prepared = prepare(
+        source,
+        tokenizer,
+        tmp_path / "cache",
+        model_vocabulary=vocabulary,
+        progress=lambda *pair: seen.append(pair),
+    )
+    expected = []
+    for document in source.documents():
+        prompt = tokenizer.encode(document.prompt or "")
+        expected.append(
+            ([*prompt, *tokenizer.encode(document.text), tokenizer.eos_id], len(prompt))
+        )
+    assert contents(prepared.train) == expected
+    assert prepared.validation is None
+    assert prepared.documents == prepared.train.documents == 30
+    assert prepared.tokens == prepared.train.tokens == sum(len(ids) for ids, _ in expected)
+    assert prepared.bytes == source.total_bytes
+    assert prepared.train.token_bytes == (2 if vocabulary == 300 else 4)
+    assert seen[-1] == (source.total_bytes, source.total_bytes)
+
+
+def test_the_same_preparation_is_not_done_twice(tokenizer, tmp_path):
+    source, seen = rows(tmp_path), []
+
+    def again(**changed):
+        options = {"model_vocabulary": 300, "validation_fraction": 0.2, "seed": 1} | changed
+        return prepare(
+            changed.pop("source", source),
+            tokenizer,
+            tmp_path / "cache",
+            **{k: v for k, v in options.items() if k != "source"},
+            progress=lambda *pair: seen.append(pair),
+        )
+
+    first = again()
+    assert not first.reused
+    seen.clear()
+    second = again()
+    assert second.reused
+    assert seen == []
+    assert (second.train, second.validation) == (first.train, first.validation)
+    for change in (
+        {"seed": 2},
+        {"validation_fraction": 0.3},
+        {"model_vocabulary": 301},
+        {"source": rows(tmp_path, 31, "other.jsonl")},
+    ):
+        assert not again(**change).reused
+    with rows_file(tmp_path).open("a") as handle:
+        handle.write('{"q": "", "a": "one more"}\n')
+    assert again().documents == 31
+
+
+def test_a_cache_that_was_cut_or_altered_is_made_again(tokenizer, tmp_path):
+    source, folder = rows(tmp_path), tmp_path / "cache"
+
+    def again():
+        return prepare(source, tokenizer, folder, model_vocabulary=300, validation_fraction=0.2)
+
+    first = again()
+    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert set(whole) == {"tokens.bin", "train.bin", "validation.bin", "manifest.json"}
+    for name, good in whole.items():
+        for bad in (None, good[:-2], b"", bytes([good[0] ^ 1]) + good[1:]):
+            if bad is None:
+                (folder / name).unlink()
+            else:
+                (folder / name).write_bytes(bad)
+            assert again() == first  # `reused` False among it
+            assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
+    (folder / "manifest.json").write_text("[]")
+    assert again() == first
+    assert again().reused
+
+
+def test_a_death_halfway_leaves_nothing_that_is_trusted(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer")
+    rows_file(tmp_path)
+    program = """
+import os, sys
+from pathlib import Path
+import modicum.data.store as store
+from modicum.data import Tokenizer, open_source, prepare
+here, calls = Path(sys.argv[1]), int(sys.argv[2])
+store._BATCH_DOCUMENTS = 5
+def progress(done, total):
+    global calls
+    calls -= 1
+    if calls == 0:
+        os._exit(9)
+source = open_source(here / "rows.jsonl", column="a", prompt_column="q")
+prepare(source, Tokenizer.load(here / "tokenizer"), here / "cache", model_vocabulary=300,
+        validation_fraction=0.2, progress=progress)
+"""
+    for calls in (1, 4):
+        done = subprocess.run([sys.executable, "-c", program, str(tmp_path), str(calls)])
+        assert done.returncode == 9
+        assert not (tmp_path / "cache").exists()
+    source = open_source(tmp_path / "rows.jsonl", column="a", prompt_column="q")
+    prepared = prepare(
+        source, tokenizer, tmp_path / "cache", model_vocabulary=300, validation_fraction=0.2
+    )
+    assert not prepared.reused
+    assert prepared.documents == 30
+    assert not list(tmp_path.glob(".cache*"))
+
+
+def test_an_error_halfway_keeps_the_old_cache(tokenizer, tmp_path):
+    source = rows(tmp_path)
+    prepare(source, tokenizer, tmp_path / "cache", model_vocabulary=300)
+    shutil.copytree(tmp_path / "cache", tmp_path / "copy")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"a": "x", "q": "y"}\n{"a"\n')
+    with pytest.raises(InputError, match=r"bad\.jsonl:2: "):
+        prepare(open_source(bad, column="a"), tokenizer, tmp_path / "cache", model_vocabulary=300)
+    assert prepare(source, tokenizer, tmp_path / "cache", model_vocabulary=300).reused
+
+
+def test_validation_documents_are_drawn_by_number_and_seed(tokenizer, tmp_path):
+    source = rows(tmp_path)
+
+    def sides(seed: int):
+        prepared = prepare(
+            source,
+            tokenizer,
+            tmp_path / f"cache{seed}",
+            model_vocabulary=300,
+            validation_fraction=0.3,
+            seed=seed,
+        )
+        assert prepared.validation is not None
+        return contents(prepared.train), contents(prepared.validation)
+
+    everything = prepare(source, tokenizer, tmp_path / "all", model_vocabulary=300).train
+    train, validation = sides(0)
+    assert 3 <= len(validation) <= 15
+    assert sorted(train + validation) == sorted(contents(everything))
+    assert [d for d in contents(everything) if d not in validation] == train
+    assert sides(0)[1] == validation
+    assert sides(1)[1] != validation
+
+
+def test_the_draw_of_a_document_does_not_depend_on_how_many_there_are():
+    few, many = _draw(100, 0.1, 7), _draw(5000, 0.1, 7)
+    assert many[:100] == few
+    assert 430 < sum(many) < 570
+
+
+@pytest.mark.parametrize("documents", [2, 3, 10])
+def test_each_side_gets_at_least_one_document(documents):
+    for seed in range(20):
+        assert sum(_draw(documents, 1e-9, seed)) == 1
+        assert sum(_draw(documents, 1.0, seed)) == documents - 1
+    assert len({bytes(_draw(10, 1e-9, seed)) for seed in range(20)}) > 5
+
+
+def test_one_document_cannot_be_split(tokenizer, tmp_path):
+    source = rows(tmp_path, count=1)
+    with pytest.raises(InputError, match=r"only one document.*validation fraction to 0"):
+        prepare(source, tokenizer, tmp_path / "c", model_vocabulary=300, validation_fraction=0.1)
+    assert prepare(source, tokenizer, tmp_path / "c", model_vocabulary=300).documents == 1
+
+
+def test_a_validation_source_is_taken_whole(tokenizer, tmp_path):
+    train, validation = rows(tmp_path, 6), rows(tmp_path, 4, "validation.jsonl")
+    prepared = prepare(
+        train,
+        tokenizer,
+        tmp_path / "cache",
+        model_vocabulary=300,
+        validation_source=validation,
+        validation_fraction=0.5,
+    )
+    assert prepared.validation is not None
+    alone = prepare(train, tokenizer, tmp_path / "alone", model_vocabulary=300).train
+    assert contents(prepared.train) == contents(alone)
+    assert contents(prepared.validation) == contents(alone)[:4]
+    assert prepared.bytes == train.total_bytes + validation.total_bytes
+
+
+def test_a_token_beyond_the_model_is_named_with_its_origin(tokenizer, tmp_path):
+    source = rows(tmp_path)
+    worst = max(max(ids) for ids in map(tokenizer.encode, ("def area_0", "(width): return 0")))
+    with pytest.raises(InputError) as caught:
+        prepare(source, tokenizer, tmp_path / "cache", model_vocabulary=worst)
+    token = tokenizer.token(worst)
+    assert f"token {worst} ({token!r}) in rows.jsonl:1, " in str(caught.value)
+    assert f"vocabulary ends at {worst - 1};" in str(caught.value)
+    assert not (tmp_path / "cache").exists()

@@ -1,0 +1,278 @@
+"""The page, read back: what it shows is what the folder holds, whatever became of the folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modicum import report
+from modicum.core.errors import InputError
+from modicum.core.units import format_bytes
+from modicum.report import run as page
+from modicum.report.folder import FILES, read
+
+MakeRun = Callable[..., Path]
+VOID = {"meta", "br", "hr", "img", "link", "input", "path", "use", "rect"}
+
+
+class Page(HTMLParser):
+    """Text, ids, and the nesting of tags."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html, self.open, self.unbalanced = html, list[str](), list[str]()
+        self.pieces, self.ids, self.tags = list[str](), list[str](), list[str]()
+        self.addresses: list[str] = []
+        self.feed(html)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.pieces).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href", "action", "data", "srcset"):
+                self.addresses.append(value or "")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in VOID:
+            return
+        if not self.open or self.open.pop() != tag:
+            self.unbalanced.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.pieces.append(data)
+
+
+def written(folder: Path) -> Page:
+    return Page(report.write(folder).read_text(encoding="utf-8"))
+
+
+def test_it_shows_the_numbers_of_run_json(make_run: MakeRun) -> None:
+    folder = make_run()
+    run, text = json.loads((folder / "run.json").read_text()), written(folder).text
+    for name in ("predicted", "measured", "process", "process_predicted", "budget"):
+        assert format_bytes(run["peak_bytes"][name]) in text
+    assert f"{run['final']['validation_loss']:.4f} nats per token" in text
+    assert "from 3.9871 before training" in text
+    assert "7,432 tokens/s" in text
+    assert "983 k tokens in 240 steps" in text
+    assert "594 k of 30.1 M parameters trained (2.0 %)" in text
+    assert "lora (rank 8) of runs/demo-train/model on unseen/" in text
+    assert "Budget kept , 87 % used" in text
+    # 498,765,432 / 512,000,000 - 1, and 151.4 / 140.4 - 1
+    assert "512 MB 499 MB −2.6 %" in text
+    assert "2 min 20 s 2 min 31 s +7.8 %" in text
+    for value in (*run["versions"].values(), "x86_64", "8.35 GB", "adapter/"):
+        assert value in text
+    assert "2026-03-01 10:20:30 UTC" in text
+    assert "The run was interrupted 1 time" in text
+
+
+def test_it_is_one_file_without_scripts_or_addresses(make_run: MakeRun) -> None:
+    shown = written(make_run())
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", shown.html)
+    assert all(address.startswith("#") for address in shown.addresses)
+    assert not {"script", "link", "img", "iframe", "object"} & set(shown.tags)
+    assert shown.tags.count("svg") == 6
+    assert not shown.unbalanced
+    assert not shown.open
+
+
+def test_ids_are_unique_and_every_reference_has_one(make_run: MakeRun) -> None:
+    shown = written(make_run())
+    referred = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", shown.html))
+    assert len(shown.ids) == len(set(shown.ids))
+    assert referred == set(shown.ids)
+
+
+def test_plots_take_their_colours_from_the_page(make_run: MakeRun) -> None:
+    shown = written(make_run())
+    pictures = "".join(re.findall(r"<svg.*?</svg>", shown.html, flags=re.DOTALL))
+    used = set(re.findall(r"var\(--([a-z-]+)\)", pictures))
+    assert {"ink", "grid", "train", "validation", "budget", "measured", "activation"} <= used
+    assert not re.search(r"(?:fill|stroke): #", pictures)
+    light, dark = (
+        set(re.findall(r"--([a-z-]+):", part))
+        for part in shown.html.split("prefers-color-scheme: dark", 1)
+    )
+    assert used <= light
+    assert used <= dark
+
+
+def test_the_same_folder_gives_the_same_page(make_run: MakeRun) -> None:
+    folder = make_run()
+    assert report.write(folder).read_bytes() == report.write(folder).read_bytes()
+    assert not list(folder.glob(".*"))
+
+
+def test_samples_are_escaped_and_stand_side_by_side(make_run: MakeRun) -> None:
+    folder = make_run()
+    evil = {"step": 240, "prompt": "<script>alert(1)</script>", "text": '</pre><b onload="x">&\x00'}
+    with open(folder / "samples.jsonl", "a") as handle:
+        handle.write(json.dumps(evil) + "\n" + json.dumps(evil | {"text": "\ud800 half"}) + "\n")
+    shown = written(folder)
+    assert "<script>" not in shown.html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown.html
+    assert "\ufffd half" in shown.html  # the later of the two samples of a step
+    assert "cd b_ret)) = <x> import" in shown.text
+    before, after = shown.html.index("Before training"), shown.html.index("After step 240")
+    assert before < shown.html.index("cd b_ret") < after < shown.html.index("Parse text &amp;")
+    assert "1 more between them" in shown.text
+
+
+@pytest.mark.parametrize("missing", FILES)
+def test_any_file_may_be_missing(make_run: MakeRun, missing: str) -> None:
+    folder = make_run()
+    (folder / missing).unlink()
+    shown = written(folder)
+    assert not shown.unbalanced
+    assert "undefined" not in shown.text
+    if missing == "run.json":
+        assert "How the run ended is not known" in shown.text
+        # Tokens over seconds of the metrics: 240 * 4096 / (240 * 0.55).
+        assert "7.45 k tokens/s" in shown.text
+
+
+@pytest.mark.parametrize("alone", FILES)
+def test_any_file_may_be_the_only_one(make_run: MakeRun, alone: str) -> None:
+    folder = make_run()
+    for name in FILES:
+        if name != alone:
+            (folder / name).unlink()
+    assert not written(folder).unbalanced
+
+
+@pytest.mark.parametrize("damaged", FILES)
+def test_any_file_may_be_cut_off(make_run: MakeRun, damaged: str) -> None:
+    folder = make_run()
+    content = (folder / damaged).read_bytes()
+    (folder / damaged).write_bytes(content[: len(content) - 20])
+    shown = written(folder)
+    assert not shown.unbalanced
+    if damaged.endswith(".jsonl"):
+        assert f"{damaged}: 1 line was cut off or damaged" in shown.text
+
+
+def test_a_run_that_grows_counts_the_whole_lines(make_run: MakeRun) -> None:
+    folder = make_run(steps=3, status="running", final={}, ended=None)
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"steps": None, "tokens": None}))
+    rows = read(folder).metrics
+    with open(folder / "metrics.jsonl", "a") as handle:
+        handle.write(json.dumps(rows[1] | {"loss": 9.0}) + '\n{"step": 4, "los')
+    result = report.summary(folder)
+    assert result["status"] == "running"
+    assert result["steps"] == 3
+    assert result["steps_planned"] == 240
+    assert result["tokens"] == 3 * 4096
+    assert result["loss"]["final"] == rows[2]["loss"]
+    assert [row["loss"] for row in read(folder).metrics][1] == 9.0  # written last, so it counts
+    text = written(folder).text
+    assert "had not ended when this page was written" in text
+    assert "in 3 of 240 steps" in text
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [("failed", "The run failed. step 7: the loss is no number <fix>"),
+     ("interrupted", "The run was interrupted after step 240")],
+)  # fmt: skip
+def test_it_says_how_the_run_ended(make_run: MakeRun, status: str, sentence: str) -> None:
+    error = "step 7: the loss is no number <fix>"
+    text = written(make_run(status=status, error=error)).text
+    assert sentence in text
+    # What was not finished took no time that a whole run's could be compared with.
+    assert "2 min 20 s 2 min 31 s –" in text
+
+
+def test_a_budget_that_was_not_kept(make_run: MakeRun) -> None:
+    peak = {"predicted": 1, "measured": 2, "process": 1_043_210_000, "budget": 900_000_000}
+    folder = make_run(peak_bytes=peak)
+    assert report.summary(folder)["budget_kept"] is False
+    assert "Over budget by 143 MB" in written(folder).text
+
+
+def test_on_an_accelerator_the_budget_is_about_tensors(make_run: MakeRun) -> None:
+    folder = make_run(
+        machine={"accelerator": "H200"},
+        peak_bytes={"measured": 800_000_000, "process": 5_000_000_000, "budget": 900_000_000},
+    )
+    assert report.summary(folder)["budget_kept"] is True
+    assert "800 MB of 900 MB" in written(folder).text
+
+
+def test_revisions_stand_beside_the_first_plan(make_run: MakeRun) -> None:
+    folder = make_run(plans=3)
+    text = written(folder).text
+    assert "First plan Last plan Measured Difference" in text
+    assert "the first step used more than predicted training.micro_batch_size = 6" in text
+
+
+def test_the_summary_is_strict_json(make_run: MakeRun) -> None:
+    folder = make_run(tokens_per_second=float("nan"), seconds=float("inf"))
+    result = json.loads(json.dumps(report.summary(folder), allow_nan=False))
+    assert result["tokens_per_second"] == pytest.approx(4096 / 0.55, rel=1e-3)
+    assert result["seconds"] == pytest.approx(240 * 0.55, rel=1e-3)
+    assert result["peak_bytes"]["measured"] == 498_765_432
+    assert result["comparison"][0]["difference"] == pytest.approx(-0.025849, abs=1e-6)
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not the folder of a run"):
+        report.write(tmp_path)
+    with pytest.raises(InputError, match="no such folder"):
+        report.summary(tmp_path / "absent")
+
+
+ANYTHING = st.sampled_from(
+    [None, True, -1, 0, 1e300, float("nan"), "", "<x>", "\ud800", [], [None], [[1]], {}, {"a": 1}]
+)
+
+
+def damage(value: object, data: st.DataObject) -> object:
+    """`value` with anything at all in the place of some part of it."""
+    if not isinstance(value, dict | list) or not value or data.draw(st.integers(0, 3)) == 0:
+        return data.draw(ANYTHING)
+    if isinstance(value, list):
+        place = data.draw(st.integers(0, len(value) - 1))
+        return [*value[:place], damage(value[place], data), *value[place + 1 :]]
+    name = data.draw(st.sampled_from(sorted(value)))
+    return value | {name: damage(value[name], data)}
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_nothing_in_the_files_can_break_the_page(whole_run: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from([name for name in FILES if name != "recipe.yaml"]))
+    original = (whole_run / name).read_text()
+    first, *others = original.splitlines() if name.endswith("l") else [original]
+    row = json.dumps(damage(json.loads(first), data))
+    try:
+        (whole_run / name).write_text("\n".join([*others, row]))
+        run = read(whole_run)
+        shown = Page(page.render(run))
+        shown.html.encode("utf-8")
+        json.dumps(report.summary(whole_run), allow_nan=False).encode("utf-8")
+    finally:
+        (whole_run / name).write_text(original)
+    assert not shown.unbalanced
+    assert "<x>" not in shown.html

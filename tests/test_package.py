@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import modicum
+from modicum.core.catalog import ROOMS
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def modules_after(statement: str) -> set[str]:
+    """What a fresh interpreter has imported once it has run `statement`."""
+    code = f"{statement}\nimport sys; print(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return set(result.stdout.split())
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    found = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in found}
+
+
+def test_import_brings_neither_torch_nor_pydantic_nor_any_part_of_modicum() -> None:
+    loaded = modules_after("import modicum")
+    assert not loaded & {"torch", "pydantic", "numpy", "typer", "yaml"}
+    assert {name for name in loaded if name.startswith("modicum")} == {"modicum"}
+
+
+def test_recipe_and_catalog_do_not_import_torch() -> None:
+    loaded = modules_after(
+        "import modicum; from modicum.core.catalog import catalog; catalog(); modicum.Recipe"
+    )
+    assert "modicum.recipe" in loaded
+    assert not loaded & {"torch", "numpy", "transformers"}
+
+
+def test_every_public_name_is_there_and_listed() -> None:
+    assert set(modicum.__all__) <= set(dir(modicum))
+    for name in modicum.__all__:
+        assert getattr(modicum, name) is not None
+    from modicum.planner import plan
+    from modicum.trainer import train
+
+    assert modicum.plan is plan
+    assert modicum.train is train
+
+
+def test_every_room_is_a_lazy_attribute() -> None:
+    folders = {path.parent.name for path in (ROOT / "src/modicum").glob("*/__init__.py")}
+    assert folders.intersection(ROOMS) <= set(modicum.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'modicum' has no attribute 'trian'"):
+        _ = modicum.trian
+
+
+def test_the_installed_version_is_the_one_in_the_source() -> None:
+    assert metadata.version("modicum") == modicum.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+", modicum.__version__)
+
+
+def test_a_thin_install_is_torch_safetensors_and_pydantic() -> None:
+    requirements = [Requirement(text) for text in PROJECT["project"]["dependencies"]]
+    assert {r.name for r in requirements} == {"torch", "safetensors", "pydantic"}
+
+
+def test_every_requirement_is_pinned_within_its_range() -> None:
+    project, pinned = PROJECT["project"], pins()
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    lists.append(PROJECT["build-system"]["requires"])
+    for requirement in (Requirement(text) for requirements in lists for text in requirements):
+        if requirement.name != "modicum":
+            version = pinned[canonicalize_name(requirement.name)]
+            assert requirement.specifier.contains(version), requirement
+    assert pinned["torch"] == "2.13.0"
+
+
+def test_the_tests_run_on_the_pinned_versions() -> None:
+    installed = {name: metadata.version(name) for name in ("torch", "pydantic", "safetensors")}
+    assert {name: version.split("+")[0] for name, version in installed.items()} == {
+        name: pins()[name] for name in installed
+    }
+
+
+def test_constraints_hold_exact_versions_and_no_index() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    entries = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.!]+", line) for line in entries)
+
+
+PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "```python" in page.read_text()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_in_the_documentation_runs(page: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    exec(compile("\n".join(blocks), page.name, "exec"), {})
+
+
+def test_dear_tests_are_sampled_by_their_names_and_the_seed(pytestconfig: pytest.Config) -> None:
+    plugins = pytestconfig.pluginmanager.get_plugins()
+    here = str(ROOT / "tests/conftest.py")
+    [conftest] = [plugin for plugin in plugins if getattr(plugin, "__file__", None) == here]
+    names = [f"tests/test_a.py::test_{number}" for number in range(600)]
+    first, second = ({name for name in names if conftest.sampled(name, seed)} for seed in "12")
+    assert 160 < len(first) < 240
+    assert 30 < len(first & second) < 105
+    assert "tests/test_a.py::test_0" in first
