@@ -6,32 +6,56 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from modicum.core.errors import InputError
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into one clear message about `path`."""
+    """Turn a full or read-only disk into one clear message about `path`.
+
+    Raises:
+        InputError: the disk is full, or nothing can be written there.
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(path if path.exists() else path.parent).free
+    except (OSError, SafetensorError) as error:
+        number = _number(error)
+        if number in _FULL:
             raise InputError(
-                f"the disk is full ({free} bytes free); free some space and run this again",
-                file=path,
+                f"the disk is full ({_free(path)}); free some space and run this again", file=path
             ) from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        if number in _FORBIDDEN:
             raise InputError(
                 "cannot write here; check the folder's permissions", file=path
             ) from error
         raise
+
+
+def _number(error: Exception) -> int | None:
+    """The system's error number; safetensors tells it in its message alone."""
+    if isinstance(error, OSError):
+        return error.errno
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None
+
+
+def _free(path: Path) -> str:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return f"{shutil.disk_usage(path).free} bytes free"
 
 
 def sync(path: Path) -> None:
@@ -66,10 +90,18 @@ def write_json(path: Path, value: Any) -> None:
 def publish_folder(target: Path) -> Iterator[Path]:
     """Fill a hidden folder beside `target`; when the block ends well it becomes `target`.
 
-    A block that raises, or a process that dies, leaves `target` as it was.
+    A block that raises, or a process that dies in it, leaves `target` as it was. A process that
+    dies in the instant in which an old folder makes room leaves it under its hidden name, and the
+    next publication puts it back before it begins.
+
+    Raises:
+        InputError: the disk is full or cannot be written.
     """
     temporary = target.with_name(f".{target.name}.part")
+    old = target.with_name(f".{target.name}.old")
     with disk_errors(target):
+        if old.exists() and not target.exists():
+            os.replace(old, target)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
@@ -77,15 +109,12 @@ def publish_folder(target: Path) -> Iterator[Path]:
             for entry in temporary.rglob("*"):
                 sync(entry)
             sync(temporary)
+            shutil.rmtree(old, ignore_errors=True)
             if target.exists():
-                old = target.with_name(f".{target.name}.old")
-                shutil.rmtree(old, ignore_errors=True)
                 os.replace(target, old)
-                os.replace(temporary, target)
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                os.replace(temporary, target)
+            os.replace(temporary, target)
             sync(target.parent)
+            shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

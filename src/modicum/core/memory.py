@@ -89,13 +89,23 @@ class TensorMeter:
 
 
 def _peak(events: list[Any]) -> int:
-    """The largest running total among the allocation events of a profiler's event tree."""
-    peak, pending = 0, list(events)
+    """The largest sum of the blocks allocated and not yet released, in a profiler's event tree."""
+    # The profiler's own running total goes on from one use to the next within a process, with all
+    # that was released in between still in it; so the blocks are followed here.
+    pending, seen = list(events), []
     while pending:
         event = pending.pop()
         pending += event.children
         if event.tag.name == "Allocation":
-            peak = max(peak, event.extra_fields.total_allocated)
+            seen.append((event.start_time_ns, event.extra_fields))
+    live: dict[int, int] = {}
+    total = peak = 0
+    for _, fields in sorted(seen, key=lambda timed: timed[0]):
+        total -= live.pop(fields.ptr, 0)
+        if fields.alloc_size > 0:
+            live[fields.ptr] = fields.alloc_size
+            total += fields.alloc_size
+            peak = max(peak, total)
     return peak
 
 

@@ -91,10 +91,9 @@ def trained_state(model: nn.Module) -> tuple[Callable[[], dict[str, Tensor]], Ca
     """
 
     def tensors() -> dict[str, Tensor]:
-        found = {name: p for name, p in model.named_parameters() if p.requires_grad}
         persistent = set(model.state_dict(keep_vars=True))
-        found |= {name: b for name, b in model.named_buffers() if name in persistent}  # type: ignore[dict-item]
-        return found  # type: ignore[return-value]
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        return parameters | {name: b for name, b in model.named_buffers() if name in persistent}
 
     def read() -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in tensors().items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 _BYTES = {
     "B": 1,
@@ -33,7 +34,7 @@ def parse_bytes(text: str | int) -> int:
         units = {name.lower(): factor for name, factor in _BYTES.items()} | {"": 1}
         if match is None or match[2].lower() not in units:
             raise ValueError(f"not a size; write {BYTES_FORMAT}")
-        size = round(float(match[1]) * units[match[2].lower()])
+        size = round(Fraction(match[1]) * units[match[2].lower()])
     if size <= 0:
         raise ValueError(f"a size must be above zero; write {BYTES_FORMAT}")
     return size
@@ -93,7 +94,7 @@ class Every:
             if value < 1:
                 raise ValueError("the number of steps must be at least 1")
             return cls(steps=value)
-        if isinstance(value, str) and value.strip().isdigit():
+        if isinstance(value, str) and value.strip().isdecimal():
             return cls.parse(int(value))
         if isinstance(value, str):
             try:

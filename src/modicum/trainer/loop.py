@@ -186,13 +186,13 @@ class Session:
         saving, evaluating = Every.parse(recipe.checkpoint.every), Every.parse(recipe.evaluation.every)
         last_save = last_evaluation = time.monotonic()
         first = self.step
-        self.meter.start(sum(bytes_by_kind(self.model, self.optimizer).values()))
+        self._meter_steps()
         while self.step < recipe.training.steps:
             self.signals.check()
             self.train_one()
             done, now = self.step - first, time.monotonic()
             if done == METERED_STEPS:
-                self.record.metered(self.meter.stop(), bytes_by_kind(self.model, self.optimizer))
+                self.record.metered(self.meter.stop())
             if done == REVISED_AFTER:
                 self._revise()
             if evaluating.due(self.step, now - last_evaluation) or self._is_last():
@@ -202,10 +202,20 @@ class Session:
                 self.save()
                 last_save = time.monotonic()
         if self.meter.running:
-            self.record.metered(self.meter.stop(), bytes_by_kind(self.model, self.optimizer))
+            self.record.metered(self.meter.stop())
         self.evaluate()
         self.write_samples()
         self.save()
+
+    def _meter_steps(self) -> None:
+        """Start the meter, and note what persists while gradients are there."""
+        self.meter.start(sum(bytes_by_kind(self.model, self.optimizer).values()))
+
+        def note(step: int) -> None:
+            if self.meter.running:
+                self.record.content["measured_by_kind"] = bytes_by_kind(self.model, self.optimizer)
+
+        self.step_program.events.on("before_optimizer", note)
 
     def _is_last(self) -> bool:
         return self.step == self.plan.recipe.training.steps

@@ -115,13 +115,10 @@ class Record:
             self.content["final"]["initial_validation_loss"] = row["loss"]
         self.content["final"]["validation_loss"] = row["loss"]
 
-    def metered(self, peak: int, by_kind: dict[str, int]) -> None:
-        """Take in the meter's peak of tensor bytes and what persists between steps."""
+    def metered(self, peak: int) -> None:
+        """Take in the meter's peak of tensor bytes."""
         peaks = self.content["peak_bytes"]
         peaks["measured"] = max(peak, peaks["measured"] or 0)
-        self.content["measured_by_kind"] = by_kind | {
-            "activation": peak - sum(by_kind.values()),
-        }
         self._write()
 
     def notes(self) -> dict[str, Any]:

@@ -1,0 +1,298 @@
+"""The commands. Each imports what it needs when it runs: a list or a typo must not wait for torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from modicum.core.errors import FoundWanting, InputError
+
+Progress = Literal["auto", "live", "lines", "json", "quiet"]
+app = typer.Typer(
+    name="modicum",
+    help="Train, adapt and serve models on a modicum of memory: a budget in, a trained model out.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+RecipeArgument = Annotated[
+    str, typer.Argument(help="A recipe file, or the name of one that ships with modicum.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field; may be given again."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+RunArgument = Annotated[Path, typer.Argument(help="A run folder.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        from modicum import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the whole command."""
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; runs/RECIPE where it is not given.")
+    ] = None,
+    set_: SetOption = None,
+    fork: Annotated[
+        Path | None, typer.Option(help="Start a new run from this run's newest checkpoint.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Show the plan and do nothing.")] = False,
+    progress: Annotated[Progress, typer.Option(help="How to show what goes on.")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan and run a recipe; given again, go on where it stopped."""
+    from modicum import recipe_yaml
+
+    told = recipe_yaml.load(recipe, set_ or ())
+    folder = out or Path("runs") / recipe_yaml.locate(recipe).stem
+    if dry_run:
+        _show_plan(told, as_json)
+        return
+    from modicum import report
+    from modicum.cli.live import listener
+    from modicum.trainer import continued, train
+
+    try:
+        with listener("quiet" if quiet else progress) as tell:
+            train(continued(told, folder), folder, listener=tell, fork=fork)
+    finally:
+        page = report.write(folder) if (folder / "run.json").exists() else None
+    if as_json:
+        from modicum.cli.tables import print_json
+
+        print_json(report.summary(folder))
+    elif not quiet:
+        print(f"report: {page}")
+
+
+@app.command()
+def plan(recipe: RecipeArgument, set_: SetOption = None, as_json: JsonOption = False) -> None:
+    """Show what a recipe would cost, without running it."""
+    from modicum import recipe_yaml
+
+    _show_plan(recipe_yaml.load(recipe, set_ or ()), as_json)
+
+
+def _show_plan(recipe: Any, as_json: bool) -> None:
+    from modicum.cli.tables import print_json, print_plan
+    from modicum.planner import plan
+
+    row = plan(recipe).row()
+    if as_json:
+        print_json(row)
+    else:
+        print_plan(row)
+
+
+@app.command()
+def init(
+    model: Annotated[str | None, typer.Option(help="A model folder; without it, a new one.")] = None,
+    data: Annotated[str | None, typer.Option(help="A folder of text, a text or .jsonl file.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="An adapter, for a model folder.")] = "lora",
+    memory: Annotated[str | None, typer.Option(help="The budget, as in 8GB.")] = None,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("recipe.yaml"),
+) -> None:
+    """Write a recipe to start from, checked, with a JSON schema for editors beside it."""
+    from modicum.cli.init import write_recipe
+
+    for path in write_recipe(out, model=model, data=data, adapter=adapter, memory=memory):
+        print(f"wrote {path}")
+    print(f"next: modicum plan {out}; modicum train {out}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the recipe's JSON schema, for editors."""
+    from modicum.cli.tables import print_json
+    from modicum.recipe import json_schema
+
+    print_json(json_schema())
+
+
+@app.command()
+def methods(
+    room: Annotated[str | None, typer.Option(help="Only the methods of one room.")] = None,
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="A Python file with methods of your own.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List every method, with the honest state it is in."""
+    from modicum.cli.tables import print_methods
+    from modicum.core.catalog import ROOMS, catalog
+
+    if room is not None and room not in ROOMS:
+        raise InputError(
+            "unknown room", field="--room", value=room, allowed=", ".join(ROOMS), candidates=ROOMS
+        )
+    records = [r for r in catalog(plugin or ()).values() if room is None or r.room == room]
+    print_methods([record.as_json() for record in records], as_json)
+
+
+@app.command()
+def prove(
+    name: Annotated[str, typer.Argument(help="A method.")],
+    null: Annotated[
+        bool, typer.Option("--null", help="Put the baseline in its place: the claim must fall.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="The whole experiment; takes long.")] = False,
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="A Python file with methods of your own.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="A folder for the result, as JSON.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a method's claim against its baseline, here and now."""
+    from modicum import proofs
+    from modicum.cli.live import listener
+    from modicum.cli.tables import print_proof
+
+    with listener("quiet" if as_json else "auto") as tell:
+        proof = proofs.prove(name, null=null, full=full, plugins=plugin or (), listener=tell)
+    if save is not None:
+        proofs.write(proof, save)
+    print_proof(proof.as_json(), as_json=as_json)
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="A Python file with a method of your own.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Run the room's battery of tests on every method that a file defines."""
+    from modicum.cli.tables import print_json, table
+    from modicum.core.catalog import read_file
+    from modicum.proofs.contracts import run_battery
+
+    records = read_file(file)
+    if not records:
+        raise InputError("defines no method: no class in it has an `info`", file=file)
+    results = [(record, result) for record in records for result in run_battery(record)]
+    rows = [
+        {
+            "method": record.name,
+            "check": result.name,
+            "passed": result.passed,
+            "message": result.message,
+        }
+        for record, result in results
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        marks = {True: "ok", False: "FAILED"}
+        headers = ("method", "check", "", "what is wrong")
+        table(
+            headers,
+            [(r["method"], r["check"], marks[bool(r["passed"])], r["message"]) for r in rows],
+        )
+    failed = [row for row in rows if not row["passed"]]
+    if failed:
+        raise FoundWanting(f"{len(failed)} of {len(rows)} checks failed")
+
+
+@app.command()
+def report(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Write a run's report anew, and say where it is."""
+    from modicum import report as reports
+
+    if as_json:
+        from modicum.cli.tables import print_json
+
+        print_json(reports.summary(run))
+    else:
+        print(reports.write(run))
+
+
+@app.command()
+def chat(
+    run: RunArgument,
+    prompt: Annotated[
+        str | None, typer.Option(help="Continue this text and end; else ask for text.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 for the likeliest.")] = 0.7,
+    seed: Annotated[int | None, typer.Option(help="The same seed writes the same.")] = None,
+    base: Annotated[bool, typer.Option("--base", help="Without the run's adapter.")] = False,
+) -> None:
+    """Let a run's model write."""
+    from modicum.cli.chat import converse
+    from modicum.serve import load_run
+
+    conversation = load_run(run)
+    if base and conversation.adapter is not None:
+        conversation.adapter.deactivate()
+    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    converse(conversation, prompt, options)
+
+
+@app.command()
+def merge(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option(help="The folder for the merged model.")],
+) -> None:
+    """Fold a run's adapter into its base model and save that in Hugging Face format."""
+    from modicum.models import huggingface
+    from modicum.serve import load_run
+
+    conversation = load_run(run)
+    if conversation.adapter is None:
+        raise InputError("this run has no adapter; its model is in model/", file=run)
+    if out.exists() and any(out.iterdir()):
+        raise InputError("this folder is not empty", file=out)
+    conversation.adapter.merge()
+    conversation.adapter.detach()
+    files = sorted((run / "tokenizer").glob("*"))
+    print(huggingface.save(conversation.model, out, files=files))
+
+
+@app.command()
+def demo(
+    runs: Annotated[Path, typer.Option(help="Where the run folders go.")] = Path("runs"),
+    progress: Annotated[Progress, typer.Option(help="How to show what goes on.")] = "auto",
+) -> None:
+    """Train a small code model from nothing, then adapt it under a memory budget."""
+    from modicum.cli.demo import run_demo
+
+    run_demo(runs, progress)
+
+
+@app.command()
+def promises(
+    only: Annotated[list[str] | None, typer.Argument(help="Ids; all without any.")] = None,
+    file: Annotated[Path, typer.Option(help="The file of promises.")] = Path("promises.yaml"),
+) -> None:
+    """Check what modicum promises its users; ends with 5 when a promise is not kept."""
+    from modicum.cli.promises import run_promises
+
+    rows = run_promises(file, only=tuple(only or ()))
+    broken = [row["id"] for row in rows if not row["kept"]]
+    if broken:
+        raise FoundWanting(f"not kept: {', '.join(broken)}")
+
+
+if __name__ == "__main__":
+    sys.exit(app())

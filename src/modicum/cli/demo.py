@@ -1,0 +1,94 @@
+"""`modicum demo`: both shipped recipes, one after the other, and what came of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from modicum.cli.tables import table
+from modicum.core.errors import ModicumError
+from modicum.core.units import format_bytes, format_duration
+
+PARTS = (
+    ("demo-pretrain", "a small code model, from nothing, on the Python standard library"),
+    ("demo-adapt", "LoRA under a memory budget, on a package it has not seen"),
+)
+
+
+class DemoFailed(ModicumError):
+    """A part of the demo failed; it has said why."""
+
+
+def run_demo(runs: Path, progress: str) -> None:
+    """Run both parts, each in a process of its own, so that each has its own memory to measure.
+
+    Raises:
+        ModicumError: a part failed, with its exit code.
+    """
+    from modicum.report import summary
+
+    start = time.perf_counter()
+    for number, (name, what) in enumerate(PARTS, start=1):
+        print(f"\n[{number}/{len(PARTS)}] {name}: {what}\n", flush=True)
+        command = [sys.executable, "-m", "modicum", "train", name, "--out", str(runs / name)]
+        command += ["--progress", progress]
+        if name == "demo-adapt":
+            command += ["--set", f"model.path={runs / PARTS[0][0]}"]
+        code = subprocess.run(command, check=False).returncode
+        if code:
+            failure = DemoFailed(f"{name} ended with exit code {code}")
+            failure.exit_code = code if code > 0 else 1  # type: ignore[misc]
+            raise failure
+    facts = {name: summary(runs / name) for name, _ in PARTS}
+    print("\nWhat was predicted, and what came:\n")
+    table(("", *(name for name, _ in PARTS)), _rows(list(facts.values())))
+    _show_samples(runs / PARTS[1][0])
+    print(f"\nthe demo took {format_duration(time.perf_counter() - start)}")
+    for name, _ in PARTS:
+        print(f"report: {runs / name / 'report.html'}")
+    print(f"let it write: modicum chat {runs / PARTS[1][0]} --prompt 'async def '")
+
+
+def _rows(facts: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    def row(words: str, *path: str) -> tuple[str, ...]:
+        cells = [words]
+        for fact in facts:
+            value: Any = fact
+            for key in path:
+                value = (value or {}).get(key)
+            if value is None:
+                cells.append("-")
+            elif "bytes" in path[0]:
+                cells.append(format_bytes(value))
+            else:
+                cells.append(f"{value:,.3f}" if path[0] == "loss" else f"{value:,.0f}")
+        return tuple(cells)
+
+    return [
+        row("trained parameters", "parameters", "trainable"),
+        row("tensor bytes, predicted", "peak_bytes", "predicted"),
+        row("tensor bytes, measured", "peak_bytes", "measured"),
+        row("process, budget", "peak_bytes", "budget"),
+        row("process, predicted", "peak_bytes", "process_predicted"),
+        row("process, measured", "peak_bytes", "process"),
+        row("tokens per second", "tokens_per_second"),
+        row("loss on unseen text, before", "loss", "initial_validation"),
+        row("loss on unseen text, after", "loss", "validation"),
+    ]
+
+
+def _show_samples(folder: Path) -> None:
+    from modicum.trainer.folder import SAMPLES, RunFolder
+
+    rows = RunFolder(folder).rows(SAMPLES)
+    first, last = min(r["step"] for r in rows), max(r["step"] for r in rows)
+    for prompt in dict.fromkeys(row["prompt"] for row in rows):
+        print(f"\n--- {prompt!r}")
+        for step, when in ((first, "before adapting"), (last, "after")):
+            for row in rows:
+                if row["prompt"] == prompt and row["step"] == step:
+                    text = row["text"].rstrip()
+                    print(f"{when}:\n" + "\n".join(f"    {line}" for line in text.splitlines()))

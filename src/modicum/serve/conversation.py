@@ -1,0 +1,116 @@
+"""A run's model, ready to write: the base, its adapter if it has one, and the tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from modicum.adapters import AttachedAdapter, load
+from modicum.core.errors import InputError
+from modicum.core.machine import pick_device
+from modicum.data.tokenizer import Tokenizer
+from modicum.models import huggingface
+from modicum.models.generate import generate
+from modicum.models.llama import Llama
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass
+class Conversation:
+    """A model that continues text; what was written before is its context.
+
+    The model is a plain language model: it continues what it is given. A longer context than the
+    model's is cut at its beginning.
+    """
+
+    model: Llama
+    tokenizer: Tokenizer
+    adapter: AttachedAdapter | None = None
+    history: list[int] = field(default_factory=list)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.history.clear()
+
+    def write(
+        self,
+        prompt: str,
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.7,
+        top_p: float = 0.95,
+        seed: int | None = None,
+    ) -> Iterator[str]:
+        """What follows `prompt`, in pieces as it is written.
+
+        Args:
+            prompt: text to continue; it joins the history, and so does what is written.
+            max_tokens: at most so many tokens.
+            temperature: 0 takes the most likely token every time.
+            top_p: draws among the likeliest tokens that together reach this probability.
+            seed: the same seed and history write the same; None draws one.
+        """
+        generator = torch.Generator()
+        if seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(seed)
+        fresh = self.tokenizer.encode(prompt) if self.history else None
+        self.history += fresh if fresh is not None else self.tokenizer.encode_prompt(prompt)
+        room = max(1, self.model.config.context - max_tokens)
+        ids = self.history[-room:]
+        device = next(self.model.parameters()).device
+        written: list[int] = []
+        shown = ""
+        for token in generate(
+            self.model,
+            torch.tensor([ids], device=device),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            eos_id=self.tokenizer.eos_id,
+            generator=generator,
+        ):
+            written.append(token)
+            text = self.tokenizer.decode(written)
+            # A character of several bytes may come in several tokens: wait for its last.
+            if not text.endswith(REPLACEMENT):
+                yield text[len(shown) :]
+                shown = text
+        self.history += written
+        rest = self.tokenizer.decode(written)[len(shown) :]
+        if rest:
+            yield rest
+
+
+def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
+    """The model of a run folder (with its adapter on its base), or of a model folder.
+
+    Raises:
+        InputError: nothing was exported there yet, or the adapter's base is gone.
+    """
+    folder = Path(path)
+    where = pick_device(device)
+    if not (folder / "adapter").is_dir():
+        if (folder / "run.json").exists() and not (folder / "model").is_dir():
+            raise InputError("this run has exported no model yet; let it finish", file=folder)
+        inner = huggingface.resolve(folder)
+        model = huggingface.load(inner, device=where)
+        return Conversation(model.eval(), Tokenizer.load(inner))
+    config = json.loads((folder / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
+    base = config.get("base_model_name_or_path")
+    if not base or not Path(base).is_dir():
+        raise InputError(
+            "the adapter's base model is not there any more",
+            file=folder / "adapter",
+            field="base_model_name_or_path",
+            value=base,
+        )
+    model = huggingface.load(base, device=where)
+    adapter = load(model, folder / "adapter")
+    return Conversation(model.eval(), Tokenizer.load(folder / "tokenizer"), adapter)
