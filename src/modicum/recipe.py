@@ -21,11 +21,17 @@ from pydantic import (
 
 from modicum.core.catalog import Record, catalog, find, of_value
 from modicum.core.errors import InputError
-from modicum.core.method import Method, PositiveFloat, PositiveInt, Probability, describe
+from modicum.core.method import (
+    Method,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Strings,
+    describe,
+)
 from modicum.core.traits import Part, clashes
 from modicum.core.units import BYTES_FORMAT, DURATION_FORMAT, Every, parse_bytes
 
-Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Size = Annotated[
     int,
     BeforeValidator(parse_bytes),
@@ -48,13 +54,19 @@ Interval = Annotated[
 Auto = Literal["auto"]
 # The recipe's sections in which a method stands, and the room that it comes from.
 SLOTS: dict[str, str] = {"adapter": "adapters"}
+# What the model section may say of a model that comes from a path.
+_OF_A_PATH = ("path", "linear")
 
 
 class Section(BaseModel):
     """A part of a recipe: frozen, no unknown keys, no silent conversions."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, validate_default=True, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
     )
 
 
@@ -246,7 +258,7 @@ class Recipe(Section):
         for clash in clashes(self.parts()):
             raise InputError(
                 f"{clash.one.name} does not combine with {clash.other.name}: {clash.why}",
-                field=clash.one.name.split(".")[0],
+                field=clash.one.name.split(" ")[0],
             )
         return self
 
@@ -284,9 +296,9 @@ class Recipe(Section):
         training = self.training
         if training.clip_norm is not None:
             run.add("run_clips")
-        if isinstance(training.micro_batch_size, int):
-            if training.micro_batch_size < training.batch_size:
-                run.add("run_accumulates")
+        micro = training.micro_batch_size
+        if isinstance(micro, int) and micro < training.batch_size:
+            run.add("run_accumulates")
         if self.model.path is None:
             run.add("run_random_base")
         parts = [
@@ -298,7 +310,7 @@ class Recipe(Section):
     def _check_model(self) -> None:
         model = self.model
         if model.path is not None:
-            own = sorted(model.model_fields_set - {"path", "linear"})
+            own = sorted(model.model_fields_set.difference(_OF_A_PATH))
             if own:
                 raise InputError(
                     "the model in model.path decides this; leave it out", field=f"model.{own[0]}"
@@ -344,8 +356,14 @@ class Recipe(Section):
             )
 
     def plain(self) -> dict[str, Any]:
-        """The recipe as plain values, every field spelled out: what YAML and JSON hold."""
-        return self.model_dump(mode="json")
+        """The recipe as plain values, every field spelled out: what YAML and JSON hold.
+
+        A model from a path has no shape of its own, so none is spelled out.
+        """
+        values = self.model_dump(mode="json")
+        if self.model.path is not None:
+            values["model"] = {key: values["model"][key] for key in _OF_A_PATH}
+        return values
 
     def changed(self, **paths: Any) -> Recipe:
         """A recipe with fields changed, dots written as double underscores, checked again.

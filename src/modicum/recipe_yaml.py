@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from modicum.core.errors import InputError
 from modicum.recipe import Recipe, assign
@@ -57,6 +58,8 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 text (byte {error.start})", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
     values, lines = parse(text, path)
     spelled: dict[str, str] = {}
     for override in overrides:
@@ -64,9 +67,12 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         if not separator or not field.strip():
             raise InputError("expected FIELD=VALUE", field="--set", value=override)
         field = field.strip()
-        parsed, _ = parse(value, f"--set {override}", mapping=False)
-        assign(values, field, parsed)
         spelled[field] = f"--set {override}"
+        parsed, _ = parse(value, spelled[field], mapping=False)
+        try:
+            assign(values, field, parsed)
+        except InputError as error:
+            raise error.located(file=spelled[field]) from None
     try:
         return Recipe(**values)
     except InputError as error:
@@ -97,8 +103,12 @@ def parse(text: str, source: str | Path, *, mapping: bool = True) -> tuple[Any, 
         problem = f"not valid YAML: {error.problem or error.context}"
         line = mark.line + 1 if mark else None
         raise InputError(problem, file=source, line=line) from None
-    except yaml.YAMLError as error:
-        raise InputError(f"not valid YAML: {error}", file=source) from None
+    except yaml.reader.ReaderError as error:
+        problem = f"a character that no text has (U+{error.character:04X})"
+        line = text.count("\n", 0, error.position) + 1
+        raise InputError(problem, file=source, line=line) from None
+    except RecursionError:
+        raise InputError("nested too deeply, or within itself", file=source) from None
     if mapping and not isinstance(value, dict):
         if value is None:
             return {}, lines
@@ -138,24 +148,32 @@ def _construct(node: Any, path: str, lines: dict[str, int], source: str | Path) 
             _construct(item, f"{path}.{index}", lines, source)
             for index, item in enumerate(node.value)
         ]
-    loader = _loader()("")
-    return loader.construct_object(node)
+    try:
+        return _loader()("").construct_object(node)
+    except (ValueError, LookupError, AttributeError):  # the ways in which PyYAML gives up
+        line, kind = node.start_mark.line + 1, node.tag.rsplit(":", 1)[-1]
+        raise InputError(
+            f"cannot be read as !!{kind}", file=source, line=line, field=path, value=node.value
+        ) from None
 
 
+@cache
 def _loader() -> Any:
-    """PyYAML's safe loader, reading numbers as YAML 1.2 does: `1e-3` is a number, `yes` a word."""
+    """PyYAML's safe loader, reading numbers as YAML 1.2 does.
+
+    `1e-3` is a number, `yes` and `1:30` are words, and `010` is no eight.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers = {
-            first: [
-                (tag, pattern)
-                for tag, pattern in resolvers
-                if tag.rsplit(":", 1)[-1] in ("null", "int", "merge")
-            ]
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+            first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
             for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789")
+    )
     Loader.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|nan)$"),

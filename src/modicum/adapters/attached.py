@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from modicum.adapters.base import AdapterLayer
 from modicum.adapters.sites import Site, base_of, choose
 from modicum.core.errors import InputError
 
 if TYPE_CHECKING:
-    from modicum.adapters.base import Adapter, AdapterLayer
+    from modicum.adapters.base import Adapter
 
 
 class AdaptedLayer(nn.Module):
@@ -41,7 +42,7 @@ class AdaptedLayer(nn.Module):
             run = partial(self.layers_by_adapter[name], base=run)
         return run(inputs)
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         # Code around the model asks a linear layer for `weight`, `in_features` and the like.
         try:
             return super().__getattr__(name)
@@ -92,9 +93,14 @@ class AttachedAdapter:
     def layers(self) -> Iterator[tuple[str, AdapterLayer]]:
         """Pairs of a site's name and the adapter's layer there."""
         for name in self.sites:
-            wearer = self.model.get_submodule(name)
-            assert isinstance(wearer, AdaptedLayer)
-            yield name, wearer.layers_by_adapter[self.name]  # type: ignore[misc]
+            layer = self._wearer(name).layers_by_adapter[self.name]
+            assert isinstance(layer, AdapterLayer)
+            yield name, layer
+
+    def _wearer(self, name: str) -> AdaptedLayer:
+        wearer = self.model.get_submodule(name)
+        assert isinstance(wearer, AdaptedLayer)
+        return wearer
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The adapter's trained tensors, for an optimizer."""
@@ -146,23 +152,22 @@ class AttachedAdapter:
     def deactivate(self) -> None:
         """Leave the adapter on the model, unused and untrained."""
         for name, layer in self.layers():
-            wearer = self.model.get_submodule(name)
-            assert isinstance(wearer, AdaptedLayer)
+            wearer = self._wearer(name)
             wearer.active = tuple(other for other in wearer.active if other != self.name)
             layer.requires_grad_(False)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """The model without this adapter, for the length of a `with` block."""
-        wearers = [self.model.get_submodule(name) for name in self.sites]
+        wearers = [self._wearer(name) for name in self.sites]
         before = [wearer.active for wearer in wearers]
         for wearer in wearers:
-            wearer.active = tuple(n for n in wearer.active if n != self.name)  # type: ignore
+            wearer.active = tuple(other for other in wearer.active if other != self.name)
         try:
             yield
         finally:
             for wearer, active in zip(wearers, before, strict=True):
-                wearer.active = active  # type: ignore[assignment]
+                wearer.active = active
 
     # Merging
 
@@ -209,8 +214,7 @@ class AttachedAdapter:
         parameters that were trainable before the first came are trainable again.
         """
         for name in self.sites:
-            wearer = self.model.get_submodule(name)
-            assert isinstance(wearer, AdaptedLayer)
+            wearer = self._wearer(name)
             wearer.active = tuple(other for other in wearer.active if other != self.name)
             del wearer.layers_by_adapter[self.name]
             if not wearer.layers_by_adapter:

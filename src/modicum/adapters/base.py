@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from modicum.adapters.sites import Site
-from modicum.core.ledger import Entry, Ledger, Shape, Work
-from modicum.core.method import Context, Method, Names, Probability
+from modicum.core.ledger import Entry, Ledger, Phase, Shape, Work
+from modicum.core.method import Context, Method, Names, Probability, Strings
 from modicum.core.random import normal_, uniform_
 
 if TYPE_CHECKING:
     from modicum.adapters.attached import AttachedAdapter
 
-SAVED = ("forward", "loss", "backward")
+SAVED: tuple[Phase, ...] = ("forward", "loss", "backward")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Adapter(Method):
     layer: ClassVar[type[AdapterLayer]]
 
     targets: Names = ("all-linear",)
-    exclude: tuple[str, ...] = ()
+    exclude: Strings = ()
     dropout: Probability = 0.0
 
     @abstractmethod

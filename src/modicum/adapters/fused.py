@@ -65,11 +65,11 @@ def frozen_linear_plus_low_rank(
     """
     device = inputs.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs.dtype
-    bias = None if base.bias is None else base.bias.to(dtype)
+    bias: Tensor | None = base.bias
     outputs, _ = _FrozenLinearPlusLowRank.apply(
         inputs.to(dtype).reshape(-1, inputs.shape[-1]),
         base.weight.to(dtype),
-        bias,
+        bias if bias is None else bias.to(dtype),
         a.to(dtype),
         b.to(dtype),
         scale,

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -60,7 +59,7 @@ class LoRA(Adapter):
 
     >>> import torch
     >>> from modicum.adapters import LoRA
-    >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 1))
+    >>> model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Linear(64, 1))
     >>> adapter = LoRA(rank=4).attach(model)
     >>> optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-2)
     >>> inputs = torch.randn(64, 16)

@@ -16,7 +16,6 @@ from modicum.core.files import publish_folder, write_json
 
 if TYPE_CHECKING:
     from modicum.adapters.attached import AttachedAdapter
-    from modicum.adapters.lora import LoRA
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."

@@ -42,7 +42,7 @@ def site_of(name: str, module: nn.Module) -> Site | None:
     if isinstance(module, nn.Embedding):
         return Site(name, "embedding", module.num_embeddings, module.embedding_dim, True)
     if type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int):
-        rows, columns = module.weight.shape  # type: ignore[union-attr, misc]
+        rows, columns = module.weight.shape  # type: ignore[misc]
         return Site(name, "linear", int(rows), int(columns), True)
     return None
 

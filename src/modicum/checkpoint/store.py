@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from modicum.core.errors import InputError
 from modicum.core.files import file_digest, publish_folder, write_json
 
 MANIFEST, TENSORS, FORMAT = "manifest.json", "state.safetensors", 1
-State = dict[str, Mapping[str, Any]]
+State = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Checkpoint:
     step: int
     notes: Mapping[str, Any]
     state: State
+
+
+class Damaged(InputError):
+    """A checkpoint is not what was written."""
 
 
 class CheckpointStore:
@@ -74,6 +78,7 @@ class CheckpointStore:
             InputError: the disk is full or cannot be written; earlier checkpoints are intact.
         """
         target = self.path(step)
+        self._sweep()
         tensors = {
             f"{view}/{key}": value.detach().contiguous().cpu()
             for view, values in state.items()
@@ -102,12 +107,18 @@ class CheckpointStore:
         """Read one checkpoint and check it.
 
         Raises:
-            InputError: it is damaged, with the file and what is wrong with it.
+            Damaged: it is, with the file and what is wrong with it.
+            InputError: another version of modicum wrote it.
         """
         folder = self.path(step)
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             digest = manifest.pop("digest")
+            if digest != _digest(manifest):
+                raise Damaged("damaged: its checksum is another", file=folder / MANIFEST)
+            for name, expected in manifest["files"].items():
+                if file_digest(folder / name) != expected:
+                    raise Damaged("damaged: its checksum is another", file=folder / name)
             if manifest["format"] != FORMAT:
                 raise InputError(
                     "was written by another version of modicum",
@@ -116,31 +127,46 @@ class CheckpointStore:
                     value=manifest["format"],
                     allowed=str(FORMAT),
                 )
-            if digest != _digest(manifest):
-                raise InputError("damaged: its checksum is another", file=folder / MANIFEST)
-            for name, expected in manifest["files"].items():
-                if file_digest(folder / name) != expected:
-                    raise InputError("damaged: its checksum is another", file=folder / name)
-            state: State = {view: dict(values) for view, values in manifest["values"].items()}
+            state = {view: dict(values) for view, values in manifest["values"].items()}
             for full, tensor in load_file(folder / TENSORS).items():
                 view, key = full.split("/", 1)
-                state[view][key] = tensor  # type: ignore[index]
+                state[view][key] = tensor
+        except PermissionError as error:
+            raise InputError(f"cannot be read: {error.strerror}", file=folder) from None
+        except FileNotFoundError as error:
+            raise Damaged("damaged: this file is missing", file=error.filename) from None
+        except UnicodeDecodeError:
+            raise Damaged("damaged: not text", file=folder / MANIFEST) from None
         except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
-            raise InputError(f"damaged: {error}", file=folder) from None
+            raise Damaged(f"damaged: {error}", file=folder) from None
         return Checkpoint(folder, manifest["step"], manifest["notes"], state)
 
     def newest(self, warn: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
-        """The newest checkpoint that is whole; damaged ones are named to `warn` and passed over."""
-        for checkpoint in self._readable(warn):
-            return checkpoint
+        """The newest checkpoint that is whole; damaged ones are named to `warn` and passed over.
+
+        Raises:
+            InputError: another version of modicum wrote the newest, or it may not be read.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                return self.read(step)
+            except Damaged as error:
+                last = step == steps[0]
+                warn(f"{error}; " + ("none is left" if last else "the checkpoint before it is used"))
         return None
 
-    def _readable(self, warn: Callable[[str], None]) -> Iterator[Checkpoint]:
-        for step in reversed(self.steps()):
-            try:
-                yield self.read(step)
-            except InputError as error:
-                warn(f"{error}; the checkpoint before it is used")
+    def forget_after(self, step: int) -> None:
+        """Remove what a run that goes on from `step` does again: later checkpoints, all damaged."""
+        for later in self.steps():
+            if later > step:
+                shutil.rmtree(self.path(later), ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Remove what processes left that died while they saved."""
+        for name in (".step-*.part", ".step-*.old"):
+            for left in self.folder.glob(name):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -157,14 +157,25 @@ def find(name: str, plugins: Iterable[str | Path] = (), room: str | None = None)
 
 
 def of_value(method: Method) -> Record:
-    """The record of a method's value, wherever its class came from."""
+    """The record of a method's value, wherever its class came from.
+
+    Raises:
+        InputError: the class stands in no file, or names no method of its own there.
+    """
     kind = type(method)
     for record in _built_in().values():
         if (record.module, record.class_name) == (kind.__module__, kind.__name__):
             return record
-    file = Path(sys.modules[kind.__module__].__file__ or "")
-    matches = [record for record in read_file(file) if record.class_name == kind.__name__]
-    return matches[0]
+    file = getattr(sys.modules[kind.__module__], "__file__", None)
+    records = [] if file is None else read_file(file)
+    for record in records:
+        if record.class_name == kind.__name__:
+            return record
+    raise InputError(
+        "a method in a recipe is a class with an `info` of its own, in a file that the recipe's "
+        "plugins name",
+        value=kind.__qualname__,
+    )
 
 
 @functools.cache
@@ -182,16 +193,24 @@ def _from_entry_points() -> Iterator[Record]:
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         # Found on the disk by its distribution, the module is not imported; an editable install
         # knows its files only through the import system.
-        located = point.dist and point.dist.locate_file(point.module.replace(".", "/") + ".py")
-        if located is None or not Path(str(located)).exists():
-            spec = importlib.util.find_spec(point.module)
-            located = spec.origin if spec else None
+        inside = point.module.replace(".", "/") + ".py"
+        located = None if point.dist is None else str(point.dist.locate_file(inside))
+        if located is None or not Path(located).exists():
+            located = _find_module(point.module)
         if located is None:
             raise InputError(
                 f"the entry point {point.name!r} ({ENTRY_POINTS}) names a module that is not there",
                 value=point.value,
             )
-        yield from read_file(str(located), module=point.module)
+        yield from read_file(located, module=point.module)
+
+
+def _find_module(name: str) -> str | None:
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # its package is not there
+        return None
+    return spec.origin if spec else None
 
 
 def read_file(path: str | Path, module: str | None = None) -> list[Record]:
@@ -276,11 +295,11 @@ def _names(tree: ast.Module) -> dict[str, Any]:
 
 def _assigned(node: ast.ClassDef, name: str) -> ast.expr | None:
     for item in node.body:
-        targets = item.targets if isinstance(item, ast.Assign) else []
-        if isinstance(item, ast.AnnAssign):
-            targets = [item.target]
+        if not isinstance(item, ast.Assign | ast.AnnAssign):
+            continue
+        targets = item.targets if isinstance(item, ast.Assign) else [item.target]
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return item.value  # type: ignore[union-attr]
+            return item.value
     return None
 
 

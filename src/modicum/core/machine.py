@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from modicum.core.errors import InputError
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -46,9 +48,21 @@ def this_machine(device: torch.device) -> Machine:
 
 
 def pick_device(wanted: str) -> torch.device:
-    """The device a recipe means by `auto`, `cpu` or `cuda`."""
+    """The device a recipe means by `auto`, `cpu` or `cuda`.
+
+    Raises:
+        InputError: CUDA is asked for and not there.
+    """
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise InputError(
+            "PyTorch finds no CUDA device here",
+            field="training.device",
+            value=wanted,
+            allowed="auto, cpu",
+        )
     if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+        wanted = "cuda" if there else "cpu"
     return torch.device(wanted)
 
 

@@ -30,6 +30,7 @@ Verdict = Literal["holds", "does not hold", "not proven yet"]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -59,7 +60,9 @@ def bits(count: int, *, seed: int, name: str = "", step: int = 0, offset: int = 
     return words[offset - 4 * first :][:count]
 
 
-def _fill(tensor: Tensor, draw, width: int, offset: int) -> Tensor:
+def _fill(
+    tensor: Tensor, draw: Callable[[int, int], Tensor], width: int, offset: int
+) -> Tensor:
     """Fill `tensor` in place, `_CHUNK` counters at a time, whatever its dtype and device."""
     flat = torch.empty(tensor.numel(), dtype=torch.float32)
     size = _CHUNK * 4 // width

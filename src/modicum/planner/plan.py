@@ -6,7 +6,7 @@ arithmetic exact: the micro-batch, then recomputation. What else would help it s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -91,6 +91,20 @@ class Plan:
             "device": self.device,
             "data": self.inputs.source.describe(),
         }
+
+    def replaying(self, rows: Sequence[Mapping[str, Any]]) -> Plan:
+        """This plan with the choices of the last of a run's `rows`, which it goes on from."""
+        if not rows:
+            return self
+        choices = rows[-1]["choices"]
+        prediction = predict(self.recipe, self.inputs.config, _replayed(self.recipe, choices))
+        return replace(
+            self,
+            prediction=prediction,
+            choices=tuple(choices),
+            revision=rows[-1]["revision"],
+            why=rows[-1]["why"],
+        )
 
     def revised(self, why: str, tokens_per_second: float) -> Plan:
         """The next revision, with a speed that was measured."""
@@ -212,7 +226,7 @@ def _explained(
     return rows
 
 
-def _replayed(recipe: Recipe, rows: list[dict[str, Any]]) -> Choice:
+def _replayed(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> Choice:
     """The choice that an earlier plan's rows tell of."""
     told = {row["field"]: row["value"] for row in rows}
     training = recipe.training

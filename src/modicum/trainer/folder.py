@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,14 @@ class RunFolder:
         Raises:
             InputError: another process holds it, or it cannot be made or written.
         """
-        with disk_errors(self.path):
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                handle = open(self.path / "lock", "a+", encoding="utf-8")
-            except (FileExistsError, NotADirectoryError):
-                raise InputError("a run needs a folder, and this is a file", file=self.path) from None
-        with handle:
+        with ExitStack() as stack:
+            with disk_errors(self.path):
+                try:
+                    self.path.mkdir(parents=True, exist_ok=True)
+                except (FileExistsError, NotADirectoryError):
+                    problem = "a run needs a folder, and this is a file"
+                    raise InputError(problem, file=self.path) from None
+                handle = stack.enter_context(open(self.path / "lock", "a+", encoding="utf-8"))
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -50,13 +51,24 @@ class RunFolder:
             handle.truncate(0)
             handle.write(f"process {os.getpid()}")
             handle.flush()
+            self._mend()
             yield
+
+    def _mend(self) -> None:
+        """Undo what a process left half done: a row that was cut off, a file not yet renamed."""
+        for left in self.path.glob(".*.part"):
+            if left.is_file():
+                left.unlink()
+        for name in (PLAN, METRICS, EVALUATIONS, SAMPLES):
+            path = self.path / name
+            if path.exists() and not path.read_bytes().endswith(b"\n"):
+                self._rewrite(name, self.rows(name))
 
     # The recipe
 
     def started(self) -> bool:
-        """Whether a run was begun here."""
-        return (self.path / RECIPE).exists()
+        """Whether a run was begun here: its record is written first, then its recipe."""
+        return (self.path / RECIPE).exists() and bool(self.read_record())
 
     def refuse_strangers(self) -> None:
         """Refuse a folder that holds something, and no run.
@@ -64,10 +76,11 @@ class RunFolder:
         Raises:
             InputError: so it is.
         """
-        others = [p.name for p in self.path.glob("*") if p.name != "lock" and p.name[0] != "."]
+        own = {"lock", RUN} if self.read_record() else {"lock"}
+        others = {path.name for path in self.path.glob("[!.]*")} - own
         if others and not self.started():
             raise InputError(
-                f"holds other files ({sorted(others)[0]}) and no run; give --out a new folder",
+                f"holds other files ({min(others)}) and no run; give --out a new folder",
                 file=self.path,
             )
 
@@ -76,7 +89,7 @@ class RunFolder:
         from modicum.recipe_yaml import parse
 
         values, _ = parse((self.path / RECIPE).read_text(encoding="utf-8"), self.path / RECIPE)
-        return Recipe(**_whole(values))
+        return Recipe(**values)
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Keep the recipe, every field spelled out."""
@@ -106,10 +119,13 @@ class RunFolder:
 
     # Rows
 
-    def append(self, name: str, row: dict[str, Any]) -> None:
-        """Add a row to a .jsonl file."""
+    def append(self, name: str, *rows: dict[str, Any]) -> None:
+        """Add rows to a .jsonl file, in one write."""
         with disk_errors(self.path), open(self.path / name, "a", encoding="utf-8") as handle:
-            handle.write(json.dumps(row, ensure_ascii=False) + "\n")
+            handle.write(_lines(rows))
+
+    def _rewrite(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+        write_text(self.path / name, _lines(rows))
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """The whole rows of a .jsonl file; a last one that was cut off is left out."""
@@ -128,28 +144,22 @@ class RunFolder:
         """Forget rows of steps after `step`, which will be done again."""
         for name in (METRICS, EVALUATIONS, SAMPLES):
             if (self.path / name).exists():
-                kept = [row for row in self.rows(name) if row["step"] <= step]
-                lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
-                write_text(self.path / name, "".join(lines))
+                self._rewrite(name, (row for row in self.rows(name) if row["step"] <= step))
 
     # The record
 
     def read_record(self) -> dict[str, Any]:
-        """`run.json`, or an empty record."""
+        """`run.json`, or an empty record where there is none of ours."""
         try:
             record = json.loads((self.path / RUN).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return record if isinstance(record, dict) else {}
+        return record if isinstance(record, dict) and "modicum" in record else {}
 
     def write_record(self, record: dict[str, Any]) -> None:
         """Write `run.json`, whole."""
         write_json(self.path / RUN, record)
 
 
-def _whole(values: dict[str, Any]) -> dict[str, Any]:
-    """A spelled-out recipe as one may write it: a model from a path has no shape of its own."""
-    model = values.get("model", {})
-    if model.get("path") is not None:
-        values["model"] = {key: model[key] for key in ("path", "linear") if key in model}
-    return values
+def _lines(rows: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -30,14 +30,15 @@ class Record:
         self._step_tokens = 0
 
     @classmethod
-    def open(cls, folder: RunFolder, plan: Plan) -> Record:
-        """The record in the folder, or a new one."""
+    def open(cls, folder: RunFolder, plan: Plan, forked_from: str | None = None) -> Record:
+        """The record in the folder, or that of a new run, forked from another where given."""
         old, row = folder.read_record(), plan.row()
         content = {
             "status": old.get("status", "running"),
             "modicum": __version__,
             "versions": versions(),
             "machine": plan.machine.as_json(),
+            "forked_from": old.get("forked_from", forked_from),
             "started": old.get("started") or _now(),
             "ended": old.get("ended"),
             "seconds": old.get("seconds", 0.0),

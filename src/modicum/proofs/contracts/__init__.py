@@ -1,0 +1,1 @@
+"""The batteries: what must hold of every method of a room, whoever wrote it."""

@@ -1,0 +1,86 @@
+"""What the checks of adapters work on: small models, small values, factors that do something."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modicum.adapters.attached import AttachedAdapter
+from modicum.adapters.base import Adapter
+from modicum.core.random import normal_
+from modicum.models import ModelConfig, create
+from modicum.models.llama import Llama
+from modicum.proofs.contracts.base import check
+
+Subject = type[Adapter] | Adapter
+
+adapters_check = partial(check, "adapters")
+SMALL_RANK = 2
+LLAMA = ModelConfig(
+    vocabulary_size=29, width=16, layers=2, heads=4, kv_heads=2, mlp_width=24, context=32
+)
+
+
+def small(subject: Subject, **fields: Any) -> Adapter:
+    """A value of the method that fits the small models, with `fields` set."""
+    if isinstance(subject, Adapter):
+        return subject.with_fields(**fields)
+    sizes = {"rank": SMALL_RANK} if "rank" in subject.model_fields else {}
+    return subject(**(sizes | fields))
+
+
+def odd_model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Two layers whose widths are no power of two, one with a bias: [..., 7] to [..., 5]."""
+    layers = OrderedDict(
+        wide=nn.Linear(7, 13, dtype=dtype),
+        bend=nn.Tanh(),
+        narrow=nn.Linear(13, 5, bias=False, dtype=dtype),
+    )
+    model = nn.Sequential(layers)
+    for name, parameter in model.named_parameters():
+        normal_(parameter, std=0.4, seed=0, name=name)
+    return model
+
+
+def llama(device: str = "cpu", **fields: Any) -> Llama:
+    """modicum's decoder, two blocks of width 16."""
+    if device == "meta":
+        with torch.device("meta"):
+            return Llama(LLAMA)
+    return create(ModelConfig(**(vars(LLAMA) | {"initializer_range": 0.3} | fields)), seed=0)
+
+
+def numbers(*shape: int, name: str = "inputs", dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers that depend on the name alone."""
+    return normal_(torch.empty(shape, dtype=dtype), seed=0, name=name)
+
+
+def tokens(rows: int = 3, length: int = 8) -> Tensor:
+    """Token ids [rows, length] for `llama`."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(LLAMA.vocabulary_size, (rows, length), generator=generator)
+
+
+def stir(adapter: AttachedAdapter, std: float = 0.2) -> AttachedAdapter:
+    """Move every factor off its first value, as training would; the same way every time."""
+    with torch.no_grad():
+        for name, value in adapter.state_dict().items():
+            value.add_(numbers(*value.shape, name=f"{adapter.name}/{name}").to(value), alpha=std)
+    return adapter
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """The largest difference, relative to the largest entry of `other` (at least 1)."""
+    scale = max(1.0, other.abs().max().item())
+    return (one.double() - other.double()).abs().max().item() / scale
+
+
+def assert_close(one: Tensor, other: Tensor, tolerance: float, what: str) -> None:
+    """Demand the same shape, and a relative distance of at most `tolerance`."""
+    assert one.shape == other.shape, f"{what}: the shapes are {one.shape} and {other.shape}"
+    found = distance(one, other)
+    assert found <= tolerance, f"{what}: they differ by {found:.3g}, allowed is {tolerance:.3g}"

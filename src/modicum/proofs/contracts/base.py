@@ -1,0 +1,111 @@
+"""A battery is a list of checks that every method of a room must pass.
+
+A check is a function of the method's class (or of one of its values) that raises `AssertionError`
+with one clear sentence, or `NotApplicable` with the reason why it says nothing of this method.
+`modicum check FILE.py` runs the battery on a user's own methods, and the project's tests run it on
+every method of the catalog.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from modicum.core.catalog import Record
+from modicum.core.errors import InputError
+from modicum.core.method import Method
+
+# The rooms that have a battery, and the package in which importing it registers its checks.
+BATTERIES = {"adapters": "modicum.proofs.contracts.adapters"}
+
+_CHECKS: dict[str, list[Check]] = {room: [] for room in BATTERIES}
+
+
+class NotApplicable(Exception):
+    """A check says nothing of this method, or needs a library that is not there; it says which."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One promise of a room: `sentence` for people, `dear` when it takes seconds."""
+
+    name: str
+    sentence: str
+    run: Callable[[Any], None]
+    dear: bool
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """How a method did in one check; `skipped` means passed because it does not apply."""
+
+    name: str
+    passed: bool
+    message: str
+    seconds: float
+    skipped: bool = False
+
+
+def check(room: str, *, dear: bool = False) -> Callable[[Callable[[Any], None]], Any]:
+    """Enter a function into a room's battery; its docstring's first line is the promise."""
+
+    def enter(function: Callable[[Any], None]) -> Callable[[Any], None]:
+        sentence = (function.__doc__ or "").strip().split("\n")[0]
+        name = function.__name__.removeprefix("check_")
+        _CHECKS[room].append(Check(name, sentence, function, dear))
+        return function
+
+    return enter
+
+
+def checks(room: str, *, cheap_only: bool = False) -> list[Check]:
+    """The battery of a room, in the order in which it is written.
+
+    Raises:
+        InputError: the room has no battery.
+    """
+    if room not in BATTERIES:
+        raise InputError(
+            "this room has no battery of checks yet", value=room, allowed=", ".join(BATTERIES)
+        )
+    importlib.import_module(BATTERIES[room])
+    return [entry for entry in _CHECKS[room] if not (cheap_only and entry.dear)]
+
+
+def run_battery(
+    method: Record | type[Method] | Method,
+    *,
+    cheap_only: bool = False,
+    listener: Callable[[CheckResult], None] | None = None,
+) -> list[CheckResult]:
+    """Run a room's battery on a method and say how it did; `listener` is told each result.
+
+    Raises:
+        InputError: the method's room has no battery.
+    """
+    subject = method.load() if isinstance(method, Record) else method
+    results = []
+    for entry in checks(subject.info.room, cheap_only=cheap_only):
+        results.append(_run(entry, subject))
+        if listener is not None:
+            listener(results[-1])
+    return results
+
+
+def _run(entry: Check, subject: type[Method] | Method) -> CheckResult:
+    started, passed, skipped, message = time.perf_counter(), True, False, entry.sentence
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            entry.run(subject)
+    except NotApplicable as reason:
+        skipped, message = True, str(reason)
+    except AssertionError as error:
+        passed, message = False, str(error)
+    except Exception as error:  # whatever a stranger's method raises is a finding, not our end
+        passed, message = False, f"it raised {type(error).__name__}: {error}"
+    return CheckResult(entry.name, passed, message, time.perf_counter() - started, skipped)
