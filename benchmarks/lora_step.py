@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--seconds", type=float, default=20.0, help="about so long a measurement")
+    parser.add_argument("--seconds", type=float, default=12.0, help="about so long a measurement")
     arguments = parser.parse_args()
     # Modules given to peft one by one have no model configuration, which it remarks upon.
     warnings.filterwarnings("ignore", module="peft")
@@ -137,7 +137,9 @@ def main() -> None:
                 "linear": OneLinear(width),
             }
             for kind, base in bases.items():
-                probe = step(frozen(base), *(torch.ones(arguments.rows, arguments.length, width),) * 2)
+                probe = step(
+                    frozen(base), *(torch.ones(arguments.rows, arguments.length, width),) * 2
+                )
                 each = min(probe() for _ in range(5))
                 rounds = min(200, max(10, round(arguments.seconds / (3.3 * each))))
                 figure = measure(base, width, arguments, rounds)

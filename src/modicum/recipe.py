@@ -7,6 +7,7 @@ the paths exist, does the data parse) is checked by `modicum.plan`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -92,11 +93,11 @@ class ModelSection(Section):
     """Tokens of the tokenizer that is trained on the data: 256 bytes, one end, and merges."""
     tied_embeddings: bool = True
     """Whether input and output embeddings are one matrix."""
-    mixer: str = "attention"
+    mixer: Literal["attention"] = "attention"
     """The sequence mixer, by name."""
-    mlp: str = "swiglu"
+    mlp: Literal["swiglu"] = "swiglu"
     """The MLP, by name."""
-    linear: str = "dense"
+    linear: Literal["dense"] = "dense"
     """The form of the linear layers, by name."""
 
 
@@ -107,7 +108,8 @@ class DataSection(Section):
     """A folder of text files, one text file, or a .jsonl file; null means the source files of the
     Python standard library on this machine."""
     include: Strings = ()
-    """Of a folder, the files to read, as patterns (`**/*.md`); empty means all text files."""
+    """Of a folder, the files to read, as patterns (`**/*.md`); empty means its JSONL files or, when
+    it has none, its text files."""
     exclude: Strings = ()
     """Of those, the files to leave out."""
     column: str = "text"
@@ -246,6 +248,10 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
         # These raise InputError, which pydantic passes through as it is.
+        for index, plugin in enumerate(self.plugins):
+            if not Path(plugin).is_file():
+                problem = "there is no such plugin file"
+                raise InputError(problem, field=f"plugins.{index}", value=plugin)
         try:
             catalog(self.plugins)
         except InputError as error:
@@ -256,9 +262,9 @@ class Recipe(Section):
         self._check_model()
         self._check_training()
         for clash in clashes(self.parts()):
+            field, _, name = clash.one.name.partition(" ")
             raise InputError(
-                f"{clash.one.name} does not combine with {clash.other.name}: {clash.why}",
-                field=clash.one.name.split(" ")[0],
+                f"{name} does not combine with {clash.other.name}: {clash.why}", field=field
             )
         return self
 
@@ -316,9 +322,15 @@ class Recipe(Section):
                     "the model in model.path decides this; leave it out", field=f"model.{own[0]}"
                 )
             return
-        if model.width % model.heads:
+        if model.width % model.heads and "heads" in model.model_fields_set:
             raise InputError(
                 f"must divide model.width ({model.width})", field="model.heads", value=model.heads
+            )
+        if model.width % model.heads:
+            raise InputError(
+                f"must be a multiple of model.heads ({model.heads})",
+                field="model.width",
+                value=model.width,
             )
         if model.width // model.heads % 2:
             raise InputError(
@@ -332,12 +344,13 @@ class Recipe(Section):
                 field="model.kv_heads",
                 value=model.kv_heads,
             )
-        if model.context is not None and model.context < self.data.sequence_length:
-            raise InputError(
-                f"longer than the model's context ({model.context})",
-                field="data.sequence_length",
-                value=self.data.sequence_length,
-            )
+        length = self.data.sequence_length
+        if model.context is not None and model.context < length:
+            if "sequence_length" in self.data.model_fields_set:
+                problem = f"longer than the model's context ({model.context})"
+                raise InputError(problem, field="data.sequence_length", value=length)
+            problem = f"shorter than data.sequence_length ({length})"
+            raise InputError(problem, field="model.context", value=model.context)
 
     def _check_training(self) -> None:
         training = self.training

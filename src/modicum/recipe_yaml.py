@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.recipe import Recipe, assign
@@ -36,6 +38,10 @@ def locate(name: str | Path) -> Path:
     path = Path(name)
     if path.is_file():
         return path
+    if path.is_dir():
+        inner = path / "recipe.yaml"
+        hint = f" (this one's is {inner})" if inner.is_file() else ""
+        raise InputError(f"a recipe is a file, and this is a folder{hint}", file=path)
     known = shipped()
     if path.name == str(name) and path.stem in known:
         return known[path.stem]
@@ -53,6 +59,53 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     Raises:
         InputError: with file, line, field, value, what is allowed, and the nearest match.
     """
+    values, written = _read(name, overrides)
+    try:
+        return Recipe(**values)
+    except InputError as error:
+        if error.file is not None:  # a plugin's
+            raise
+        raise written.located(error) from None
+
+
+@contextmanager
+def places(name: str | Path, overrides: Iterable[str] = ()) -> Iterator[None]:
+    """Errors in the block about a recipe's field say where that recipe writes it.
+
+    Raises:
+        InputError: as the block, with the file and the line.
+    """
+    _, written = _read(name, overrides)
+    try:
+        yield
+    except InputError as error:
+        if error.file is not None or error.field is None:
+            raise
+        raise written.located(error) from None
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Where a recipe's fields are written: lines of its file, and overrides."""
+
+    path: Path
+    lines: dict[str, int]
+    overrides: dict[str, str]
+
+    def located(self, error: InputError) -> InputError:
+        """The error with the nearest place that was written: its own, or its section's."""
+        known = error.field or ""
+        for field in (known, *_parents(known)):
+            if field in self.overrides:
+                return error.located(file=self.overrides[field])
+            if field in self.lines:
+                return error.located(file=self.path, line=self.lines[field])
+        within = [text for field, text in self.overrides.items() if field.startswith(f"{known}.")]
+        return error.located(file=within[0] if within else self.path)
+
+
+def _read(name: str | Path, overrides: Iterable[str]) -> tuple[dict[str, Any], _Written]:
+    """A recipe's values with the overrides in them, and where each is written."""
     path = locate(name)
     try:
         text = path.read_text(encoding="utf-8")
@@ -73,17 +126,7 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
             assign(values, field, parsed)
         except InputError as error:
             raise error.located(file=spelled[field]) from None
-    try:
-        return Recipe(**values)
-    except InputError as error:
-        known = error.field or ""
-        for field in (known, *_parents(known)):
-            # The nearest place that was written: a message about a section names its line.
-            if field in spelled:
-                raise error.located(file=spelled[field]) from None
-            if field in lines:
-                raise error.located(file=path, line=lines[field]) from None
-        raise error.located(file=path) from None
+    return values, _Written(path, lines, spelled)
 
 
 def parse(text: str, source: str | Path, *, mapping: bool = True) -> tuple[Any, dict[str, int]]:
@@ -120,7 +163,17 @@ def dump(recipe: Recipe) -> str:
     """The recipe as YAML, every field spelled out."""
     import yaml
 
-    return yaml.safe_dump(recipe.plain(), sort_keys=False, allow_unicode=True)
+    class Dumper(yaml.SafeDumper):
+        """Quotes the words that the reader here would take for numbers."""
+
+    for tag, pattern, first in _NUMBERS:
+        Dumper.add_implicit_resolver(tag, pattern, first)
+    plain = recipe.plain()
+    text: str = yaml.dump(plain, Dumper=Dumper, sort_keys=False, allow_unicode=True)
+    if any(mark in text for mark in "\x85\u2028\u2029"):
+        # PyYAML writes these as they are and reads them as the ends of lines.
+        text = yaml.dump(plain, Dumper=Dumper, sort_keys=False)
+    return text
 
 
 def _parents(field: str) -> list[str]:
@@ -128,9 +181,24 @@ def _parents(field: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
 
 
+# Numbers as YAML 1.2 has them: tag, pattern, first characters.
+_NUMBERS = (
+    ("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789")),
+    (
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|nan)$"),
+        list("-+.0123456789"),
+    ),
+)
+_COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+
+
 def _construct(node: Any, path: str, lines: dict[str, int], source: str | Path) -> Any:
     import yaml
 
+    if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
+        line = node.start_mark.line + 1
+        raise InputError(f"the tag {node.tag} means nothing here", file=source, line=line)
     if isinstance(node, yaml.MappingNode):
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -144,10 +212,11 @@ def _construct(node: Any, path: str, lines: dict[str, int], source: str | Path) 
             result[key] = _construct(value_node, field, lines, source)
         return result
     if isinstance(node, yaml.SequenceNode):
-        return [
-            _construct(item, f"{path}.{index}", lines, source)
-            for index, item in enumerate(node.value)
-        ]
+        items = []
+        for index, item in enumerate(node.value):
+            lines[f"{path}.{index}"] = item.start_mark.line + 1
+            items.append(_construct(item, f"{path}.{index}", lines, source))
+        return items
     try:
         return _loader()("").construct_object(node)
     except (ValueError, LookupError, AttributeError):  # the ways in which PyYAML gives up
@@ -166,19 +235,14 @@ def _loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-            first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
-            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
+        """With resolvers of its own."""
 
-    Loader.add_implicit_resolver(
-        "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789")
-    )
-    Loader.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|nan)$"),
-        list("-+.0123456789"),
-    )
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    for tag, pattern, first in _NUMBERS:
+        Loader.add_implicit_resolver(tag, pattern, first)
     Loader.add_implicit_resolver(
         "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
     )

@@ -128,21 +128,21 @@ class Adapter(Method):
         return sum(math.prod(factor.shape) for factor in self.factors(site).values())
 
     def saves_input(self, site: Site) -> bool:
-        """Whether the layer's input is kept for the backward pass; for a linear map it must be."""
-        return site.kind == "linear"
+        """Whether the layer's input is kept for the backward pass: by a linear map, undropped."""
+        return site.kind == "linear" and not self.dropout
 
     def ledger(self, at: Placement) -> Ledger:
         """Factors, what `layer.forward` saves beyond the layer's input, and the extra work."""
+        compute = at.shape.compute_bytes
         saved = self.saved_elements(at.site) * at.shape.positions
-        if self.dropout:
-            kept = at.site.in_features * at.shape.positions
-            dropped = Entry("activation", kept * (at.shape.compute_bytes + 1), SAVED, "dropout")
-        else:
-            dropped = Entry("activation", 0)
+        # What dropout lets through, and what it multiplied with.
+        dropped = 2 * at.site.in_features * at.shape.positions if self.dropout else 0
+        casts = compute * self.trained(at.site) if compute < 4 else 0
         return Ledger.of(
             Entry("weight", 4 * self.trained(at.site), what="adapter factors"),
-            Entry("activation", saved * at.shape.compute_bytes, SAVED, "adapter activations"),
-            dropped,
+            Entry("activation", saved * compute, SAVED, "adapter activations"),
+            Entry("activation", dropped * compute, SAVED, "dropout"),
+            Entry("activation", casts, SAVED, "factors in bf16"),
             *self.work(at),
         )
 

@@ -74,4 +74,4 @@ def frozen_linear_plus_low_rank(
         b.to(dtype),
         scale,
     )
-    return outputs.view(*inputs.shape[:-1], -1)
+    return outputs.view(*inputs.shape[:-1], base.out_features)

@@ -26,7 +26,9 @@ class LoRALayer(AdapterLayer):
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         scale = self.method.scale
         if self.site.kind == "embedding":
-            return base(inputs) + scale * (F.embedding(inputs, self.A.T) @ self.B.T)
+            outputs = base(inputs)
+            update = scale * (F.embedding(inputs, self.A.T) @ self.B.T)
+            return outputs + update.to(outputs.dtype)
         dropout = self.method.dropout if self.training else 0.0
         if not dropout and type(base) is nn.Linear and not base.weight.requires_grad:
             return frozen_linear_plus_low_rank(inputs, base, self.A, self.B, scale)

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from modicum.adapters.sites import Site, all_sites
+from modicum.adapters.sites import Site, all_sites, base_of
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, write_json
 
@@ -94,6 +95,7 @@ def load(
         raise InputError("the adapter's weights are missing", file=folder / WEIGHTS) from None
     except SafetensorError as error:
         raise InputError(f"cannot be read: {error}", file=folder / WEIGHTS) from None
+    tensors = _without_base_copies(model, tensors, folder / WEIGHTS)
     known = {key: site for site in all_sites(model) for key in _keys(site)}
     strange = sorted(tensors.keys() - known.keys())
     if strange:
@@ -149,6 +151,30 @@ def read_config(folder: Path) -> dict[str, Any]:
         if not isinstance(config.get(key), int | float) or config[key] <= 0:
             raise InputError("must be above zero", file=path, field=key, value=config.get(key))
     return config
+
+
+def _without_base_copies(
+    model: nn.Module, tensors: dict[str, Tensor], file: Path
+) -> dict[str, Tensor]:
+    """The factors alone: with an adapter on embeddings PEFT saves the embeddings themselves too.
+
+    Raises:
+        InputError: such a weight is not the model's, so more than the adapter was trained.
+    """
+    kept = dict(tensors)
+    for site in all_sites(model):
+        for part in ("base_layer.weight", "weight"):
+            saved = kept.pop(f"{_PREFIX}{site.name}.{part}", None)
+            if saved is None:
+                continue
+            own = base_of(model, site.name).get_parameter("weight")
+            if saved.shape != own.shape or not torch.equal(saved.to(own), own):
+                raise InputError(
+                    "a base weight was trained or resized beside the adapter",
+                    file=file,
+                    value=site.name,
+                )
+    return kept
 
 
 def _keys(site: Site) -> tuple[str, str]:

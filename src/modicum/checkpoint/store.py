@@ -153,7 +153,9 @@ class CheckpointStore:
                 return self.read(step)
             except Damaged as error:
                 last = step == steps[0]
-                warn(f"{error}; " + ("none is left" if last else "the checkpoint before it is used"))
+                warn(
+                    f"{error}; " + ("none is left" if last else "the checkpoint before it is used")
+                )
         return None
 
     def forget_after(self, step: int) -> None:

@@ -1,17 +1,43 @@
-"""The commands. Each imports what it needs when it runs: a list or a typo must not wait for torch."""
+"""The commands. Each imports what it needs when it runs: a list, a typo must not wait for torch."""
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
-from modicum.core.errors import FoundWanting, InputError
+from modicum.core.errors import FoundWanting, InputError, Interrupted, ModicumError
+
+
+class Commands(TyperGroup):
+    """The commands; how they end is told by modicum.cli.main, not by typer's exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one, with all that it prints on its way before this returns.
+
+        Raises:
+            Interrupted: Ctrl-C or SIGTERM, with nothing to save or at once.
+        """
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; the same command goes on") from None
+        except BrokenPipeError:
+            # Whoever read our output has gone; the interpreter must not complain of it at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return None
+        return result
+
 
 Progress = Literal["auto", "live", "lines", "json", "quiet"]
 app = typer.Typer(
+    cls=Commands,
     name="modicum",
     help="Train, adapt and serve models on a modicum of memory: a budget in, a trained model out.",
     no_args_is_help=True,
@@ -21,14 +47,21 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 RecipeArgument = Annotated[
-    str, typer.Argument(help="A recipe file, or the name of one that ships with modicum.")
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A recipe file, or the name of one that ships with modicum."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Change a field; may be given again."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
-RunArgument = Annotated[Path, typer.Argument(help="A run folder.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+PluginOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILE", help="A Python file with methods of your own."),
+]
 
 
 def _version(value: bool) -> None:
@@ -58,34 +91,57 @@ def train(
     fork: Annotated[
         Path | None, typer.Option(help="Start a new run from this run's newest checkpoint.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Show the plan and do nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and do nothing.")
+    ] = False,
     progress: Annotated[Progress, typer.Option(help="How to show what goes on.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Plan and run a recipe; given again, go on where it stopped."""
-    from modicum import recipe_yaml
+    from modicum import recipe_yaml, report
+    from modicum.trainer.folder import RunFolder
 
     told = recipe_yaml.load(recipe, set_ or ())
     folder = out or Path("runs") / recipe_yaml.locate(recipe).stem
+    mode: Progress = "quiet" if quiet else progress
     if dry_run:
-        _show_plan(told, as_json)
+        with recipe_yaml.places(recipe, set_ or ()):
+            _show_plan(told, folder, as_json)
         return
-    from modicum import report
-    from modicum.cli.live import listener
-    from modicum.trainer import continued, train
-
-    try:
-        with listener("quiet" if quiet else progress) as tell:
-            train(continued(told, folder), folder, listener=tell, fork=fork)
-    finally:
-        page = report.write(folder) if (folder / "run.json").exists() else None
+    if fork is None and RunFolder(folder).has_finished(told):
+        if not (as_json or mode in ("quiet", "json")):
+            print(f"{folder} has finished already and is left as it is", file=sys.stderr)
+        if not (folder / "report.html").exists():
+            report.write(folder)
+    else:
+        with recipe_yaml.places(recipe, set_ or ()):
+            _run(told, folder, fork, mode)
     if as_json:
         from modicum.cli.tables import print_json
 
         print_json(report.summary(folder))
-    elif not quiet:
-        print(f"report: {page}")
+    elif mode not in ("quiet", "json"):
+        print(f"report: {folder / 'report.html'}")
+
+
+def _run(recipe: Any, folder: Path, fork: Path | None, mode: Progress) -> None:
+    """Train, and write the report of what came of it."""
+    from modicum import report
+    from modicum.cli.live import listener
+    from modicum.trainer import continued, train
+    from modicum.trainer.folder import RunFolder
+
+    plan = continued(recipe, folder)
+    try:
+        with listener(mode) as tell:
+            train(plan, folder, listener=tell, fork=fork)
+    except ModicumError:
+        if RunFolder(folder).read_record().get("status") in ("interrupted", "failed"):
+            with suppress(ModicumError, OSError):  # what stopped the run is what must be told
+                report.write(folder)
+        raise
+    report.write(folder)
 
 
 @app.command()
@@ -93,14 +149,18 @@ def plan(recipe: RecipeArgument, set_: SetOption = None, as_json: JsonOption = F
     """Show what a recipe would cost, without running it."""
     from modicum import recipe_yaml
 
-    _show_plan(recipe_yaml.load(recipe, set_ or ()), as_json)
+    told = recipe_yaml.load(recipe, set_ or ())
+    with recipe_yaml.places(recipe, set_ or ()):
+        _show_plan(told, None, as_json)
 
 
-def _show_plan(recipe: Any, as_json: bool) -> None:
+def _show_plan(recipe: Any, folder: Path | None, as_json: bool) -> None:
+    """The plan of a new run or, with a folder, of the run there that the recipe continues."""
     from modicum.cli.tables import print_json, print_plan
     from modicum.planner import plan
+    from modicum.trainer import continued
 
-    row = plan(recipe).row()
+    row = (plan(recipe) if folder is None else continued(recipe, folder)).row()
     if as_json:
         print_json(row)
     else:
@@ -109,13 +169,20 @@ def _show_plan(recipe: Any, as_json: bool) -> None:
 
 @app.command()
 def init(
-    model: Annotated[str | None, typer.Option(help="A model folder; without it, a new one.")] = None,
-    data: Annotated[str | None, typer.Option(help="A folder of text, a text or .jsonl file.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model folder; without it, a new one.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A folder of text, a text or .jsonl file.")
+    ] = None,
     adapter: Annotated[str | None, typer.Option(help="An adapter, for a model folder.")] = "lora",
     memory: Annotated[str | None, typer.Option(help="The budget, as in 8GB.")] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("recipe.yaml"),
 ) -> None:
-    """Write a recipe to start from, checked, with a JSON schema for editors beside it."""
+    """Write a recipe to start from.
+
+    It is checked, and a JSON schema for editors stands beside it.
+    """
     from modicum.cli.init import write_recipe
 
     for path in write_recipe(out, model=model, data=data, adapter=adapter, memory=memory):
@@ -135,9 +202,7 @@ def schema() -> None:
 @app.command()
 def methods(
     room: Annotated[str | None, typer.Option(help="Only the methods of one room.")] = None,
-    plugin: Annotated[
-        list[str] | None, typer.Option(help="A Python file with methods of your own.")
-    ] = None,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List every method, with the honest state it is in."""
@@ -154,14 +219,12 @@ def methods(
 
 @app.command()
 def prove(
-    name: Annotated[str, typer.Argument(help="A method.")],
+    name: Annotated[str, typer.Argument(metavar="METHOD", help="Its name.")],
     null: Annotated[
         bool, typer.Option("--null", help="Put the baseline in its place: the claim must fall.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="The whole experiment; takes long.")] = False,
-    plugin: Annotated[
-        list[str] | None, typer.Option(help="A Python file with methods of your own.")
-    ] = None,
+    plugin: PluginOption = None,
     save: Annotated[Path | None, typer.Option(help="A folder for the result, as JSON.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -179,10 +242,12 @@ def prove(
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="A Python file with a method of your own.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A Python file with a method of your own.")
+    ],
     as_json: JsonOption = False,
 ) -> None:
-    """Run the room's battery of tests on every method that a file defines."""
+    """Run the room's battery of tests on every method in a file."""
     from modicum.cli.tables import print_json, table
     from modicum.core.catalog import read_file
     from modicum.proofs.contracts import run_battery
@@ -243,7 +308,9 @@ def chat(
     from modicum.serve import load_run
 
     conversation = load_run(run)
-    if base and conversation.adapter is not None:
+    if base:
+        if conversation.adapter is None:
+            raise InputError("this run has no adapter to leave out", file=run, field="--base")
         conversation.adapter.deactivate()
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     converse(conversation, prompt, options)
@@ -254,15 +321,18 @@ def merge(
     run: RunArgument,
     out: Annotated[Path, typer.Option(help="The folder for the merged model.")],
 ) -> None:
-    """Fold a run's adapter into its base model and save that in Hugging Face format."""
+    """Fold a run's adapter into its base model.
+
+    The merged model is saved as a folder in Hugging Face's format.
+    """
     from modicum.models import huggingface
     from modicum.serve import load_run
 
     conversation = load_run(run)
     if conversation.adapter is None:
         raise InputError("this run has no adapter; its model is in model/", file=run)
-    if out.exists() and any(out.iterdir()):
-        raise InputError("this folder is not empty", file=out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError("there is something already; give --out a new folder", file=out)
     conversation.adapter.merge()
     conversation.adapter.detach()
     files = sorted((run / "tokenizer").glob("*"))
@@ -274,7 +344,7 @@ def demo(
     runs: Annotated[Path, typer.Option(help="Where the run folders go.")] = Path("runs"),
     progress: Annotated[Progress, typer.Option(help="How to show what goes on.")] = "auto",
 ) -> None:
-    """Train a small code model from nothing, then adapt it under a memory budget."""
+    """Train a small code model, then adapt it under a budget."""
     from modicum.cli.demo import run_demo
 
     run_demo(runs, progress)
@@ -282,10 +352,15 @@ def demo(
 
 @app.command()
 def promises(
-    only: Annotated[list[str] | None, typer.Argument(help="Ids; all without any.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Argument(metavar="ID", help="Promises; all without any.")
+    ] = None,
     file: Annotated[Path, typer.Option(help="The file of promises.")] = Path("promises.yaml"),
 ) -> None:
-    """Check what modicum promises its users; ends with 5 when a promise is not kept."""
+    """Check what modicum promises its users.
+
+    Ends with exit code 5 when a promise is not kept.
+    """
     from modicum.cli.promises import run_promises
 
     rows = run_promises(file, only=tuple(only or ()))

@@ -37,7 +37,7 @@ def run_demo(runs: Path, progress: str) -> None:
         command += ["--progress", progress]
         if name == "demo-adapt":
             command += ["--set", f"model.path={runs / PARTS[0][0]}"]
-        code = subprocess.run(command, check=False).returncode
+        code = _finish(command)
         if code:
             failure = DemoFailed(f"{name} ended with exit code {code}")
             failure.exit_code = code if code > 0 else 1  # type: ignore[misc]
@@ -50,6 +50,16 @@ def run_demo(runs: Path, progress: str) -> None:
     for name, _ in PARTS:
         print(f"report: {runs / name / 'report.html'}")
     print(f"let it write: modicum chat {runs / PARTS[1][0]} --prompt 'async def '")
+
+
+def _finish(command: list[str]) -> int:
+    """Run a part to its end; asked to stop, let it save first."""
+    with subprocess.Popen(command) as part:
+        while True:
+            try:
+                return part.wait()
+            except KeyboardInterrupt:
+                part.terminate()
 
 
 def _rows(facts: list[dict[str, Any]]) -> list[tuple[str, ...]]:

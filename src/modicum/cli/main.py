@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from modicum.core.errors import ModicumError
+
+EXTRAS = ("jinja2", "matplotlib", "rich", "tokenizers", "typer", "yaml")
 
 
 def run() -> None:
@@ -14,18 +17,17 @@ def run() -> None:
     0 done; 2 the input was wrong; 3 it cannot fit; 4 interrupted and resumable; 5 checked and
     found wanting; 1 a bug.
     """
+    # SIGTERM ends a command as Ctrl-C does; a run in progress has handlers of its own, and saves.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         from modicum.cli.app import app
+
+        app(prog_name="modicum")
     except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("modicum"):
+        if error.name not in EXTRAS:
             raise
-        print(
-            f"modicum: the command line needs {error.name}: pip install 'modicum[cli]'",
-            file=sys.stderr,
-        )
+        print(f"modicum: this needs {error.name}: pip install 'modicum[cli]'", file=sys.stderr)
         sys.exit(2)
-    try:
-        app(prog_name="modicum", standalone_mode=True)
     except ModicumError as error:
         print(f"modicum: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -322,14 +323,19 @@ def _evaluate(node: ast.expr | None, names: dict[str, Any], file: Path) -> Any:
 
 def _import(file: Path) -> Any:
     """Import a plugin by its path, once."""
-    name = f"modicum_plugin_{file.stem}"
-    known = sys.modules.get(name)
-    if known is not None and known.__file__ == str(file.resolve()):
-        return known
-    spec = importlib.util.spec_from_file_location(name, file.resolve())
+    path = file.resolve()
+    # Files of one name in two folders are two modules.
+    name = f"modicum_plugin_{file.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError("not a Python file", file=file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module

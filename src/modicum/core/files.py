@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 
 from modicum.core.errors import InputError
 
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 

@@ -137,6 +137,11 @@ def resident_bytes() -> int:
     return peak_resident_bytes()
 
 
+def used_bytes(device: str) -> int:
+    """What a memory budget counts, now: the allocator's memory on CUDA, else the process's size."""
+    return torch.cuda.memory_reserved() if device == "cuda" else resident_bytes()
+
+
 def peak_resident_bytes() -> int:
     """The process's largest resident size so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

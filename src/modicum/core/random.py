@@ -60,9 +60,7 @@ def bits(count: int, *, seed: int, name: str = "", step: int = 0, offset: int = 
     return words[offset - 4 * first :][:count]
 
 
-def _fill(
-    tensor: Tensor, draw: Callable[[int, int], Tensor], width: int, offset: int
-) -> Tensor:
+def _fill(tensor: Tensor, draw: Callable[[int, int], Tensor], width: int, offset: int) -> Tensor:
     """Fill `tensor` in place, `_CHUNK` counters at a time, whatever its dtype and device."""
     flat = torch.empty(tensor.numel(), dtype=torch.float32)
     size = _CHUNK * 4 // width

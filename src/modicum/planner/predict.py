@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -12,8 +11,8 @@ from modicum.adapters.base import Adapter, Placement
 from modicum.adapters.sites import Site, choose
 from modicum.core.ledger import Ledger, Shape
 from modicum.models.config import ModelConfig
+from modicum.models.ledger import Adapted, optimizer_ledger
 from modicum.models.ledger import ledger as model_ledger
-from modicum.models.ledger import optimizer_ledger
 from modicum.models.llama import Llama
 from modicum.recipe import Recipe
 
@@ -73,47 +72,36 @@ def predict(recipe: Recipe, config: ModelConfig, choice: Choice) -> Prediction:
         segments=recipe.data.boundaries,
     )
     total = trainable = config.parameter_count()
-    largest = max(math.prod(size) for size in config.parameter_shapes().values())
     if adapter is None:
-        parts = [model_ledger(config, shape, trained=True, recompute=choice.recompute)]
+        parts = [model_ledger(config, shape, recompute=choice.recompute)]
     else:
         assert isinstance(adapter, Adapter)
         sites = adapter_sites(adapter, config)
         trainable = sum(adapter.trained(site) for site in sites)
         total += trainable
-        largest = max(
-            math.prod(f.shape) for site in sites for f in adapter.factors(site).values()
-        )
-        saved = {site.name for site in sites if adapter.saves_input(site)}
-        parts = [
-            model_ledger(
-                config,
-                shape,
-                trained=False,
-                saved_inputs=saved,
-                recompute=choice.recompute,
-            ),
-            *_adapter_ledgers(adapter, sites, shape, choice.recompute, config.layers),
-        ]
-    parts.append(optimizer_ledger(trainable, shape, largest))
+        parts = _adapted(adapter, sites, config, shape, choice.recompute)
+    parts.append(optimizer_ledger(trainable, shape))
     return Prediction(choice, Ledger.sum(parts), total, trainable)
 
 
-def _adapter_ledgers(
-    adapter: Adapter, sites: list[Site], shape: Shape, recompute: bool, layers: int
+def _adapted(
+    adapter: Adapter, sites: list[Site], config: ModelConfig, shape: Shape, recompute: bool
 ) -> list[Ledger]:
-    ledgers = [adapter.ledger(Placement(site, shape)) for site in sites]
-    if recompute:
-        # Recomputed blocks hold the adapter's activations of one block at a time.
-        ledgers = [
-            each.map_entries(
-                lambda entry: replace(entry, bytes=entry.bytes // layers, phases=("backward",))
-                if entry.kind == "activation"
-                else entry
-            )
-            for each in ledgers
-        ]
-    return ledgers
+    """The ledgers of a frozen model and of its adapters.
+
+    What adapters keep for the backward pass is the model's to add up: it knows which blocks have
+    run, and which are run again.
+    """
+    ledgers = {site.name: adapter.ledger(Placement(site, shape)) for site in sites}
+    adapted = Adapted(
+        sites={name: each.bytes("activation") for name, each in ledgers.items()},
+        inputs=frozenset(site.name for site in sites if adapter.saves_input(site)),
+    )
+    rest = [
+        each.map_entries(lambda entry: None if entry.kind == "activation" else entry)
+        for each in ledgers.values()
+    ]
+    return [model_ledger(config, shape, adapted=adapted, recompute=recompute), *rest]
 
 
 def adapter_sites(adapter: Adapter, config: ModelConfig) -> list[Site]:

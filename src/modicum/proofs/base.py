@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -42,9 +44,9 @@ class Figure:
     claimed: str = ""
 
     @property
-    def ratio(self) -> float | None:
-        """Method over baseline; None where the baseline is zero."""
-        return self.method / self.baseline if self.baseline else None
+    def ratio(self) -> float:
+        """Method over baseline; no number, which passes no criterion, where the baseline is 0."""
+        return self.method / self.baseline if self.baseline else math.nan
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ class Criterion:
         if self.relation == "at most":
             return self.figure <= self.bar
         return self.figure >= self.bar
+
+    def as_json(self) -> dict[str, Any]:
+        """The criterion as plain values."""
+        return asdict(self) | {"figure": _finite(self.figure), "passed": self.passed}
 
     def __str__(self) -> str:
         return f"{self.sentence}: {self.figure:.4g}, and the bar is {self.relation} {self.bar:.4g}"
@@ -112,7 +118,6 @@ class Proof:
 
     def as_json(self) -> dict[str, Any]:
         """The proof as plain values, in the order in which a reader wants them."""
-        ratios = {figure.name: figure.ratio for figure in self.figures}
         return {
             "name": self.info.name,
             "room": self.info.room,
@@ -123,11 +128,11 @@ class Proof:
             "null": self.null,
             "paper": self.info.paper,
             "claim": self.info.claim,
-            "method": {figure.name: figure.method for figure in self.figures},
-            "baseline": {figure.name: figure.baseline for figure in self.figures},
-            "ratio": ratios,
+            "method": {figure.name: _finite(figure.method) for figure in self.figures},
+            "baseline": {figure.name: _finite(figure.baseline) for figure in self.figures},
+            "ratio": {figure.name: _finite(figure.ratio) for figure in self.figures},
             "claimed": {figure.name: figure.claimed for figure in self.figures if figure.claimed},
-            "criteria": [asdict(c) | {"passed": c.passed} for c in self.criteria],
+            "criteria": [criterion.as_json() for criterion in self.criteria],
             "thresholds": {c.sentence: f"{c.relation} {c.bar:g}" for c in self.criteria},
             "seeds": list(self.seeds),
             "seconds": round(self.seconds, 2),
@@ -225,7 +230,7 @@ class ProofRun:
             raise TypeError(f"{sentence!r} examines no contender, so nothing could miss it")
         criterion = Criterion(sentence, float(figure), relation, float(bar), self._null)
         self._criteria.append(criterion)
-        self._listener({"event": "criterion", **asdict(criterion), "passed": criterion.passed})
+        self._listener({"event": "criterion", **criterion.as_json()})
 
 
 def prove(
@@ -251,7 +256,10 @@ def prove(
     record = find(name, plugins)
     experiment = _experiment(record)
     run = ProofRun(record, null=null, full=full, listener=listener)
-    experiment(run)
+    with warnings.catch_warnings():
+        # What a library will one day rename is not for those who read a proof.
+        warnings.simplefilter("ignore", FutureWarning)
+        experiment(run)
     return run.conclude()
 
 
@@ -277,5 +285,12 @@ def _experiment(record: Record) -> Callable[[ProofRun], None]:
         module = sys.modules[record.load().__module__]
     experiment = getattr(module, "prove", None)
     if not callable(experiment):
-        raise InputError(f"this method has no proof yet (it would be {expected})", value=record.name)
-    return experiment  # type: ignore[no-any-return]
+        raise InputError(
+            f"this method has no proof yet (it would be {expected})", value=record.name
+        )
+    return experiment
+
+
+def _finite(number: float) -> float | None:
+    """JSON has no word for a figure that is no number."""
+    return number if math.isfinite(number) else None

@@ -96,6 +96,8 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
     """
     folder = Path(path)
     where = pick_device(device)
+    if not folder.is_dir():
+        raise InputError("no such folder; give that of a run or of a model", file=folder)
     if not (folder / "adapter").is_dir():
         if (folder / "run.json").exists() and not (folder / "model").is_dir():
             raise InputError("this run has exported no model yet; let it finish", file=folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from modicum.adapters import AttachedAdapter
 from modicum.adapters.base import Adapter
 from modicum.core.errors import InputError
+from modicum.core.files import file_digest
 from modicum.core.method import Context
 from modicum.core.parameters import optimizer_groups
 from modicum.data.packing import Packed
@@ -80,6 +81,26 @@ def build_data(plan: Plan, tokenizer: Tokenizer, folder: Path, progress: Progres
     validation = Packed(held, length, boundaries) if held is not None else None
     sampler = Sampler(len(train), recipe.training.batch_size, recipe.training.seed)
     return Data(tokenizer, prepared, train, validation, sampler)
+
+
+def same_data(
+    data: Data,
+) -> tuple[Callable[[], dict[str, str]], Callable[[Mapping[str, str]], None]]:
+    """Reader and checker of what the tokens were made from, a part of the run's state.
+
+    A run that goes on with other data than it began with is another run, so that is refused.
+    """
+    identity = {"made_from": file_digest(data.prepared.train.folder / "manifest.json")}
+
+    def check(state: Mapping[str, str]) -> None:
+        if state != identity:
+            raise InputError(
+                "the data has changed since this run began; put it back as it was, or start a new "
+                "run from this one's state: give --out a new folder and --fork this one",
+                field="data.path",
+            )
+
+    return lambda: identity, check
 
 
 def build_model(plan: Plan, tokenizer: Tokenizer) -> tuple[Llama, AttachedAdapter | None]:

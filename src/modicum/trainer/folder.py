@@ -117,6 +117,15 @@ class RunFolder:
             file=self.path,
         )
 
+    def has_finished(self, recipe: Recipe) -> bool:
+        """Whether the run of this recipe came to its end here, so that nothing is left to do.
+
+        Raises:
+            InputError: another recipe's did, with the differences.
+        """
+        finished = self.started() and self.read_record().get("status") == "finished"
+        return finished and not self.check_same(recipe)
+
     # Rows
 
     def append(self, name: str, *rows: dict[str, Any]) -> None:

@@ -20,14 +20,22 @@ from modicum.adapters import AttachedAdapter
 from modicum.checkpoint import Checkpoint, CheckpointStore
 from modicum.core.errors import InputError, Interrupted
 from modicum.core.events import Events
-from modicum.core.memory import TensorMeter, bytes_by_kind, release, resident_bytes
+from modicum.core.memory import TensorMeter, bytes_by_kind, release, used_bytes
 from modicum.core.state import StateRegistry, optimizer_state, random_state, trained_state
 from modicum.core.units import Every
 from modicum.models import huggingface
 from modicum.models.llama import Llama
 from modicum.planner import Plan
+from modicum.recipe import Recipe
 from modicum.tasks import CausalLM
-from modicum.trainer.build import Data, build_data, build_model, build_optimizer, build_tokenizer
+from modicum.trainer.build import (
+    Data,
+    build_data,
+    build_model,
+    build_optimizer,
+    build_tokenizer,
+    same_data,
+)
 from modicum.trainer.evaluate import evaluate, prompts, write_samples
 from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
 from modicum.trainer.record import Record
@@ -73,7 +81,8 @@ class Session:
         training, start = self.plan.recipe.training, time.perf_counter()
         rate = set_learning_rate(self.optimizer, factor(self.step, training))
         batch = self.data.train.batch(self.data.sampler.indices(self.step))
-        random_before = torch.get_rng_state()
+        generators = self.registry.views["random"]
+        random_before = generators.read()
         try:
             outcome = self.step_program(
                 self.step + 1,
@@ -81,19 +90,19 @@ class Session:
                 self.signals.check,
             )
         except StopRequested:
-            torch.set_rng_state(random_before)  # the update did not happen
+            generators.write(random_before)  # the update did not happen
             raise
         self.step += 1
         seconds = time.perf_counter() - start
         row: dict[str, Any] = {
             "step": self.step,
-            "loss": outcome.loss if math.isfinite(outcome.loss) else None,
+            "loss": _finite(outcome.loss),
             "learning_rate": rate,
-            "gradient_norm": outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None,
+            "gradient_norm": _finite(outcome.gradient_norm),
             "tokens": outcome.tokens,
             "seconds": seconds,
             "tokens_per_second": outcome.tokens / seconds,
-            "bytes": resident_bytes(),
+            "bytes": used_bytes(self.plan.device),
         }
         if outcome.skipped:
             row["skipped"] = True
@@ -115,8 +124,9 @@ class Session:
         if self.skipped_in_a_row > limit:
             raise InputError(
                 f"training diverged: {self.skipped_in_a_row} updates in a row had a loss or a "
-                f"gradient that is not finite, up to step {self.step}; lower training.learning_rate "
-                "or add training.warmup_steps (checkpoints before it are intact)",
+                f"gradient that is not finite, up to step {self.step}; lower "
+                "training.learning_rate or add training.warmup_steps (checkpoints before it are "
+                "intact)",
                 field="training.learning_rate",
                 value=self.plan.recipe.training.learning_rate,
             )
@@ -150,11 +160,12 @@ class Session:
             return
         recipe = self.plan.recipe
         texts = prompts(recipe.samples, self.data.tokenizer, self.data.validation)
-        for sample in write_samples(
+        samples = write_samples(
             self.model, self.data.tokenizer, recipe.samples, texts, seed=recipe.training.seed
-        ):
-            row = {"step": self.step, **sample}
-            self.folder.append(SAMPLES, row)
+        )
+        rows = [{"step": self.step, **sample} for sample in samples]
+        self.folder.append(SAMPLES, *rows)
+        for row in rows:
             self.tell("sample", **row)
 
     # State
@@ -166,24 +177,37 @@ class Session:
         self.step_program.events.publish("before_checkpoint", step=self.step)
         start = time.perf_counter()
         path = self.store.save(self.step, self.registry.read(), notes=self.record.notes())
-        self.tell(
-            "checkpoint", step=self.step, path=str(path), seconds=time.perf_counter() - start
-        )
+        self.tell("checkpoint", step=self.step, path=str(path), seconds=time.perf_counter() - start)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up a checkpoint's state."""
-        self.registry.write(checkpoint.state)
+        try:
+            self.registry.write(checkpoint.state)
+        except InputError as error:
+            raise error.located(file=checkpoint.folder) from None
         self.step = checkpoint.step
+
+    def fork(self, origin: Path, warn: Callable[[str], None]) -> Checkpoint:
+        """Make another run's newest checkpoint this run's first; its data may be other data."""
+        found = CheckpointStore(origin / "checkpoints").newest(warn)
+        if found is None:
+            problem = "holds no whole checkpoint to start from"
+            raise InputError(problem, file=origin, field="--fork")
+        own = {"data": self.registry.views["data"].read()}
+        self.store.save(found.step, {**found.state, **own}, notes={"forked_from": str(origin)})
+        return self.store.read(found.step)
 
     # The run
 
     def run(self) -> None:
         """From `step` to the recipe's steps, and a checkpoint of the end."""
         recipe = self.plan.recipe
+        saving = Every.parse(recipe.checkpoint.every)
+        evaluating = Every.parse(recipe.evaluation.every)
         if self.step == 0:
             self.write_samples()
-            self.evaluate()
-        saving, evaluating = Every.parse(recipe.checkpoint.every), Every.parse(recipe.evaluation.every)
+        if self.step == 0 or evaluating.due(self.step, 0.0):
+            self.evaluate()  # the process before this one may not have come to it
         last_save = last_evaluation = time.monotonic()
         first = self.step
         self._meter_steps()
@@ -201,7 +225,7 @@ class Session:
             if saving.due(self.step, now - last_save) and not self._is_last():
                 self.save()
                 last_save = time.monotonic()
-        if self.meter.running:
+        if self.meter.running and self.step > first:
             self.record.metered(self.meter.stop())
         self.evaluate()
         self.write_samples()
@@ -264,18 +288,22 @@ def train(
     with StopSignals() as signals, folder.locked():
         folder.refuse_strangers()
         begun = folder.started()
-        if begun and fork is not None:
-            raise InputError("a fork starts a new run, and here is one already", file=folder.path)
-        record = Record.open(folder, plan)
-        if begun and not folder.check_same(plan.recipe) and record.finished:
-            return record.content
-        folder.write_recipe(plan.recipe)
-        if not folder.rows(PLAN):
-            folder.append(PLAN, plan.row())
-        listener({"event": "plan", **plan.row()})
+        origin = None if fork is None else _origin(Path(fork), plan.recipe)
+        record = Record.open(folder, plan, origin)
+        if begun:
+            if origin is not None and record.content["forked_from"] != origin:
+                problem = "a fork starts a new run, and here is another one already"
+                raise InputError(problem, file=folder.path)
+            if not folder.check_same(plan.recipe) and record.finished:
+                return record.content
+            plan = plan.replaying(folder.rows(PLAN))
         try:
             with record.running():
-                session = _session(plan, folder, listener, signals, record, fork)
+                folder.write_recipe(plan.recipe)
+                if not folder.rows(PLAN):
+                    folder.append(PLAN, plan.row())
+                listener({"event": "plan", **plan.row()})
+                session = _session(plan, folder, listener, signals, record)
                 session.run()
                 outputs = session.export()
         except StopRequested as stop:
@@ -294,7 +322,6 @@ def _session(
     listener: Listener,
     signals: StopSignals,
     record: Record,
-    fork: str | Path | None,
 ) -> _Saving:
     """Build everything, in an order in which each step sees what the one before changed."""
 
@@ -319,6 +346,7 @@ def _session(
     registry.add("model", *trained_state(model))
     registry.add("optimizer", *optimizer_state(optimizer))
     registry.add("random", *random_state())
+    registry.add("data", *same_data(data))
     store = CheckpointStore(folder.path / "checkpoints", keep=recipe.checkpoint.keep)
     session = _Saving(
         plan, folder, listener, signals, record, data, model, adapter, optimizer, step, registry,
@@ -329,22 +357,34 @@ def _session(
         session.tell("warning", message=message)
 
     checkpoint = store.newest(warn)
-    if checkpoint is None and fork is not None:
-        checkpoint = CheckpointStore(Path(fork) / "checkpoints").newest(warn)
-        if checkpoint is None:
-            raise InputError("holds no checkpoint to start from", file=fork, field="--fork")
-        if checkpoint.step >= recipe.training.steps:
-            raise InputError(
-                f"the run to fork has done {checkpoint.step} steps already; ask for more",
-                field="training.steps",
-                value=recipe.training.steps,
-            )
+    if checkpoint is None and record.content["forked_from"] is not None:
+        checkpoint = session.fork(Path(record.content["forked_from"]), warn)
     if checkpoint is not None:
         session.restore(checkpoint)
         session.tell("resumed", step=session.step)
+    store.forget_after(session.step)
     folder.cut_back(session.step)
     record.resume(folder.rows(METRICS), folder.rows(EVALUATIONS))
     return session
+
+
+def _origin(fork: Path, recipe: Recipe) -> str:
+    """The run to fork, looked at before anything is written."""
+    steps = CheckpointStore(fork / "checkpoints").steps()
+    if not steps:
+        raise InputError("holds no checkpoint to start from", file=fork, field="--fork")
+    if steps[-1] >= recipe.training.steps:
+        raise InputError(
+            f"the run to fork has done {steps[-1]} steps already; ask for more",
+            field="training.steps",
+            value=recipe.training.steps,
+        )
+    return str(fork.resolve())
+
+
+def _finite(value: float) -> float | None:
+    """The value, or None where JSON has no word for it."""
+    return value if math.isfinite(value) else None
 
 
 class _Saving(Session):
@@ -356,3 +396,5 @@ class _Saving(Session):
         except StopRequested:
             self.save()
             raise
+        finally:
+            self.meter.stop()

@@ -21,7 +21,9 @@ def factor(step: int, training: TrainingSection) -> float:
     if training.schedule == "constant":
         return 1.0
     progress = min(1.0, (step - warmup) / max(last - warmup, 1))
-    shape = 1 - progress if training.schedule == "linear" else 0.5 + 0.5 * math.cos(math.pi * progress)
+    shape = 1 - progress
+    if training.schedule == "cosine":
+        shape = 0.5 + 0.5 * math.cos(math.pi * progress)
     return training.final_fraction + (1 - training.final_fraction) * shape
 
 

@@ -47,9 +47,7 @@ class StandardStep:
     precision: str
     clip_norm: float | None
 
-    def __call__(
-        self, step: int, micro_batches: list[Batch], check: Callable[[], None]
-    ) -> Outcome:
+    def __call__(self, step: int, micro_batches: list[Batch], check: Callable[[], None]) -> Outcome:
         """Do update number `step` (1-based); `check` may raise between micro-batches."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         device = parameters[0].device

@@ -1,0 +1,131 @@
+"""Is the plan's forecast of memory true? Train a grid of recipes, each in a process of its own.
+
+Tensor bytes are the meter's (`peak_bytes.measured` of run.json), process bytes the largest resident
+size of a process that does everything: it reads the data, trains a tokenizer, plans, trains eight
+steps, evaluates, saves, exports. The forecast should be above what comes, and not by much.
+
+    python benchmarks/prediction.py
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from common import alone, say, write_result
+
+STEPS = 8
+COMMON = {"data.limit": "2MB", "training.steps": STEPS, "samples.count": 1, "evaluation.rows": 16}
+LARGE, WIDE = {"model.width": 384, "model.layers": 6, "model.heads": 6}, {"model.width": 512}
+ADAPTED: dict[str, Any] = {"adapter.method": "lora", "adapter.rank": 8}
+HALF = {"training.precision": "bf16"}
+FULL: dict[str, dict[str, Any]] = {
+    "tiny": {"model.width": 64, "model.layers": 2, "training.batch_size": 8},
+    "all of the library as data": {"data.limit": None, "training.batch_size": 8},
+    "default": {},
+    "accumulation": {"training.micro_batch_size": 4},
+    "recompute": {"training.recompute": "blocks", "training.micro_batch_size": 16},
+    "bf16": {**HALF, "training.micro_batch_size": 8},
+    "large vocabulary": {"model.vocabulary_size": 16384, "training.micro_batch_size": 4},
+    "large vocabulary, untied": {
+        "model.vocabulary_size": 16384,
+        "model.tied_embeddings": False,
+        "training.micro_batch_size": 4,
+    },
+    "long rows": {"data.sequence_length": 1024, "training.batch_size": 4},
+    "20 M parameters": {**LARGE, "model.vocabulary_size": 8192, "training.batch_size": 16},
+    "30 M parameters, one row at a time": {
+        **WIDE,
+        "model.layers": 9,
+        "training.batch_size": 4,
+        "training.micro_batch_size": 1,
+    },
+    "no boundaries": {"data.boundaries": False, "training.micro_batch_size": 16},
+}
+LORA: dict[str, dict[str, Any]] = {
+    "lora": {**ADAPTED},
+    "lora, bf16": {**ADAPTED, **HALF, "training.micro_batch_size": 8},
+    "lora, accumulation": {**ADAPTED, "training.micro_batch_size": 2, "training.batch_size": 8},
+    "lora, recompute": {**ADAPTED, "training.recompute": "blocks"},
+    "lora, dropout": {**ADAPTED, "adapter.dropout": 0.1, "training.micro_batch_size": 8},
+}
+BASE = {**LARGE, "model.vocabulary_size": 8192, "data.sequence_length": 512}
+
+
+def main() -> None:
+    """Run the grid, print the table, write the result."""
+    rows = []
+    with alone(), tempfile.TemporaryDirectory(prefix="modicum-prediction-") as temporary:
+        folder = Path(temporary)
+        base = {**COMMON, **BASE, "training.steps": 1, "training.batch_size": 1}
+        _in_process(base, folder / "base")
+        adapt = {"model.path": str(folder / "base" / "model"), "data.sequence_length": 256}
+        grid = FULL | {name: {**adapt, **fields} for name, fields in LORA.items()}
+        print(f"{'':36}{'tensor bytes, MB':>26}{'process bytes, MB':>28}")
+        print(f"{'':36}" + f"{'predicted':>10}{'came':>8}{'ratio':>8}" * 2 + f"{'speed':>8}")
+        for number, (name, fields) in enumerate(grid.items()):
+            say(name)
+            row = _row(name, _in_process({**COMMON, **fields}, folder / str(number)))
+            rows.append(row)
+            figures = ""
+            for kind in ("tensors", "process"):
+                predicted, measured = row[kind]["predicted"] / 1e6, row[kind]["measured"] / 1e6
+                figures += f"{predicted:10.1f}{measured:8.1f}{row[kind]['ratio']:8.3f}"
+            print(f"{name:36}{figures}{row['speed']['ratio']:8.2f}", flush=True)
+    kept = sum(row["process"]["ratio"] >= 1 for row in rows)
+    print(f"\nthe process kept its forecast in {kept} of {len(rows)}")
+    write_result("prediction", {"rows": rows}, {"steps": STEPS, "common": COMMON, "base": BASE})
+
+
+def _row(name: str, run: dict[str, Any]) -> dict[str, Any]:
+    peak = run["peak_bytes"]
+
+    def pair(predicted: float, measured: float) -> dict[str, float]:
+        return {"predicted": predicted, "measured": measured, "ratio": predicted / measured}
+
+    return {
+        "recipe": name,
+        "parameters": run["parameters"],
+        "tensors": pair(peak["predicted"], peak["measured"]),
+        "process": pair(peak["process_predicted"], peak["process"]),
+        "process_when_planned": run["planned"]["process_base"],
+        "speed": pair(run["planned"]["tokens_per_second"], run["tokens_per_second"]),
+    }
+
+
+def _in_process(fields: dict[str, Any], out: Path) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--one", json.dumps(fields), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{fields} failed:\n{done.stderr}")
+    run: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return run
+
+
+def one(fields: dict[str, Any], out: str) -> None:
+    """Plan and train one recipe; what came of it goes to standard output as a line of JSON."""
+    from modicum.planner import plan
+    from modicum.recipe import Recipe, assign
+    from modicum.trainer import train
+
+    values: dict[str, Any] = {}
+    for field, value in fields.items():
+        assign(values, field, value)
+    planned = plan(Recipe(**values))
+    run = train(planned, out)
+    run["planned"] = {
+        "process_base": planned.process_base,
+        "tokens_per_second": planned.tokens_per_second,
+    }
+    print(json.dumps(run))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        one(json.loads(sys.argv[2]), sys.argv[3])
+    else:
+        main()

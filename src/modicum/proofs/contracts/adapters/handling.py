@@ -1,0 +1,151 @@
+"""How an adapter sits on a model: what it freezes, owns, switches and leaves behind."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from modicum.core.errors import InputError
+from modicum.proofs.contracts.adapters.subjects import (
+    Subject,
+    adapters_check,
+    assert_close,
+    llama,
+    numbers,
+    odd_model,
+    small,
+    stir,
+    tokens,
+)
+
+
+@adapters_check()
+def check_only_the_adapter_is_trained(subject: Subject) -> None:
+    """Base parameters are frozen, get no gradient, and are to the bit the same after training."""
+    model = odd_model()
+    base = dict(model.named_parameters())
+    before = {name: value.detach().clone() for name, value in base.items()}
+    adapter = small(subject).attach(model)
+    own = {id(parameter) for parameter in adapter.parameters()}
+    trained = {id(value) for value in model.parameters() if value.requires_grad}
+    assert own == trained, "adapter.parameters() are not just the model's trained parameters"
+    assert not own & {id(value) for value in base.values()}, "a base parameter is trained"
+    start = {name: value.clone() for name, value in adapter.state_dict().items()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(3):
+        model(numbers(4, 7, name=f"{step}")).square().sum().backward()
+        for name, value in base.items():
+            assert value.grad is None, f"the frozen {name} has a gradient"
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, value in base.items():
+        assert torch.equal(value, before[name]), f"training changed the frozen {name}"
+    end = adapter.state_dict()
+    stuck = [name for name in start if torch.equal(start[name], end[name])]
+    assert not stuck, f"three steps of training leave {stuck[0]} as it was"
+
+
+@adapters_check()
+def check_several_adapters_and_switching(subject: Subject) -> None:
+    """Two adapters on one model: alone, together, off, and `disabled()` gives the base."""
+    model, inputs = odd_model(), numbers(4, 7)
+    base = model(inputs)
+    first = stir(small(subject).attach(model, name="first"))
+    alone = model(inputs)
+    second = stir(small(subject).attach(model, name="second"))
+    other = model(inputs)
+    assert not torch.equal(alone, other), "adapters with other factors compute the same"
+    first.activate()
+    assert torch.equal(model(inputs), alone), "switching back gives another output"
+    with first.disabled():
+        assert torch.equal(model(inputs), base), "without the adapter the model is not the base"
+    assert torch.equal(model(inputs), alone), "after disabled() the adapter is not as it was"
+    trained = {id(value) for value in model.parameters() if value.requires_grad}
+    assert trained == {id(value) for value in first.parameters()}, "an unused adapter is trained"
+    second.activate(alone=False)
+    both = model(inputs)
+    assert not any(torch.equal(both, one) for one in (alone, other)), "two do as one does"
+    second.deactivate()
+    assert torch.equal(model(inputs), alone), "deactivate() leaves the adapter on"
+    try:
+        small(subject).attach(model, name="first")
+    except InputError:
+        return
+    raise AssertionError("a name that is taken was not refused")
+
+
+@adapters_check()
+def check_detach_leaves_the_model_as_it_was(subject: Subject) -> None:
+    """Detached, the model has its own modules, names and trainable parameters again."""
+    model, inputs = odd_model(), numbers(4, 7)
+    base = model(inputs)
+    nn.Module.requires_grad_(model.get_submodule("narrow"), False)
+    shape = _shape(model)
+    first = stir(small(subject).attach(model, name="first"))
+    second = stir(small(subject).attach(model, name="second"))
+    first.detach()
+    second.detach()
+    assert _shape(model) == shape, "modules, names or trainable parameters differ after detach"
+    assert torch.equal(model(inputs), base), "the detached model is not the base"
+    third = stir(small(subject).attach(model))
+    adapted = model(inputs)
+    third.merge()
+    third.detach()
+    assert _shape(model) == shape, "modules or parameters differ after merge and detach"
+    assert_close(model(inputs), adapted, 1e-5, "a merged and detached adapter leaves no change")
+
+
+@adapters_check()
+def check_start_is_a_function_of_seed_and_name(subject: Subject) -> None:
+    """Whatever the order of construction and torch's own generator; and by way of meta."""
+    whole = small(subject).attach(llama(), seed=3).state_dict()
+    torch.manual_seed(99)
+    torch.rand(5)
+    part = small(subject, targets=("up_proj", "q_proj")).attach(llama(), seed=3).state_dict()
+    assert part, "an adapter on two kinds of layers has no factors"
+    for name, value in part.items():
+        assert torch.equal(value, whole[name]), f"{name} depends on the other targets"
+    model = llama("meta")
+    adapter = small(subject).attach(model, seed=3)
+    model.to_empty(device="cpu").initialise(0)
+    adapter.initialise()
+    for name, value in adapter.state_dict().items():
+        assert torch.equal(value, whole[name]), f"{name} starts otherwise when made on meta"
+    other = small(subject).attach(llama(), seed=4).state_dict()
+    random = [name for name in whole if whole[name].unique().numel() > 1]
+    same = [name for name in random if torch.equal(whole[name], other[name])]
+    assert not same, f"{same[0]} starts alike with another seed"
+
+
+@adapters_check()
+def check_tied_weights_are_refused(subject: Subject) -> None:
+    """A layer whose weight another layer uses too is refused, and the model left as it was."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].weight = model[0].weight
+    shape = _shape(model)
+    try:
+        small(subject).attach(model)
+    except InputError:
+        assert _shape(model) == shape, "a refused adapter has changed the model"
+        return
+    raise AssertionError("an adapter on tied weights was not refused")
+
+
+@adapters_check()
+def check_follows_the_model(subject: Subject) -> None:
+    """train(), eval() and to() of the model reach the adapter, also one that came in eval mode."""
+    model = llama().eval()
+    adapter = small(subject).attach(model)
+    assert not any(layer.training for _, layer in adapter.layers()), "it starts in training mode"
+    model.train()
+    assert all(layer.training for _, layer in adapter.layers()), "train() does not reach it"
+    model.to(torch.bfloat16)
+    kinds = {value.dtype for value in adapter.parameters()}
+    assert kinds <= {torch.bfloat16}, f"after model.to(bfloat16) the factors are {kinds}"
+    output = model(tokens())
+    assert output.dtype == torch.bfloat16, f"a bf16 model with the adapter gives {output.dtype}"
+
+
+def _shape(model: nn.Module) -> list[tuple[str, str, bool]]:
+    modules = [(name, type(module).__name__, False) for name, module in model.named_modules()]
+    return modules + [(name, "", value.requires_grad) for name, value in model.named_parameters()]

@@ -1,0 +1,138 @@
+"""What precision, dropout, compilation and recomputation must not change."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from modicum.adapters.attached import AttachedAdapter
+from modicum.models.llama import Llama
+from modicum.proofs.contracts.adapters.subjects import (
+    Subject,
+    adapters_check,
+    assert_close,
+    distance,
+    llama,
+    small,
+    stir,
+    tokens,
+)
+from modicum.proofs.contracts.base import NotApplicable
+
+
+@adapters_check()
+def check_bf16_base(subject: Subject) -> None:
+    """On a bf16 base factors stay fp32, outputs are bf16 and near the fp32 model's."""
+    model, ids = llama(), tokens()
+    stir(small(subject).attach(model))
+    exact = model(ids)
+    half = llama().bfloat16()
+    adapter = stir(small(subject).attach(half))
+    kinds = {value.dtype for value in adapter.parameters()}
+    assert kinds <= {torch.float32}, f"on a bf16 base the factors are {kinds}"
+    output = half(ids)
+    assert output.dtype == torch.bfloat16, f"on a bf16 base outputs are {output.dtype}"
+    assert distance(output, exact) < 0.1, "on a bf16 base outputs are far from the fp32 model's"
+    gradients = _gradients(half, adapter, ids)
+    assert all(value.dtype == torch.float32 for value in gradients), "a gradient is not fp32"
+    assert all(bool(value.isfinite().all()) for value in gradients), "a gradient is not finite"
+
+
+@adapters_check()
+def check_autocast(subject: Subject) -> None:
+    """Under bf16 autocast the layers give bf16, factors and gradients stay fp32."""
+    model, ids = llama(), tokens()
+    adapter = stir(small(subject).attach(model))
+    exact = model(ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(ids)
+        output.float().square().mean().backward()
+    assert output.dtype == torch.bfloat16, f"under autocast outputs are {output.dtype}"
+    assert distance(output, exact) < 0.1, "under autocast outputs are far from the fp32 ones"
+    for name, value in model.named_parameters():
+        if value.requires_grad:
+            assert value.grad is not None, f"under autocast {name} gets no gradient"
+            assert value.grad.dtype == torch.float32, f"{name}'s gradient is {value.grad.dtype}"
+    assert all(value.dtype == torch.float32 for value in adapter.parameters()), "not fp32"
+
+
+@adapters_check()
+def check_dropout(subject: Subject) -> None:
+    """Dropout follows torch's generator, acts in training alone, and spares the base."""
+    model, ids = llama(), tokens()
+    stir(small(subject, dropout=0.5).attach(model))
+    plain = llama()
+    stir(small(subject, dropout=0.0).attach(plain))
+
+    def run(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return model(ids)
+
+    model.train()
+    assert torch.equal(run(1), run(1)), "the same generator state gives another output"
+    assert not torch.equal(run(1), run(2)), "dropout does nothing in training"
+    model.eval()
+    assert torch.equal(run(1), run(2)), "dropout acts in evaluation"
+    assert_close(run(1), plain(ids), 1e-5, "evaluation differs from the adapter without dropout")
+    if "rewrites_base" not in subject.info.traits:
+        # A fresh adapter adds nothing, so what dropout changes here is the base's own part.
+        fresh = llama()
+        small(subject, dropout=0.5).attach(fresh)
+        assert torch.equal(fresh(ids), llama()(ids)), "dropout reaches the base's own path"
+
+
+@adapters_check()
+def check_recomputation(subject: Subject) -> None:
+    """Under activation recomputation gradients are the same to the bit, with dropout too."""
+    gradients = []
+    for recompute in (False, True):
+        model = llama()
+        model.recompute = recompute
+        adapter = stir(small(subject, dropout=0.2).attach(model))
+        torch.manual_seed(5)
+        gradients.append(_gradients(model, adapter, tokens()))
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other), "recomputed activations give another gradient"
+
+
+@adapters_check()
+def check_accumulation(subject: Subject) -> None:
+    """Gradients of two halves of a batch add up to those of the whole, to 1e-5."""
+    model, ids = llama(), tokens(4)
+    adapter = stir(small(subject).attach(model))
+    whole = _gradients(model, adapter, ids)
+    for half in ids.split(2):
+        model(half).square().sum().backward()
+    for value, expected in zip(adapter.parameters(), whole, strict=True):
+        assert value.grad is not None, "a factor gets no gradient"
+        found = distance(value.grad, expected)
+        assert found <= 1e-5, f"accumulated gradients differ by {found:.3g}"
+
+
+@adapters_check(dear=True)
+def check_compiles(subject: Subject) -> None:
+    """Compiled as one graph, outputs and gradients equal the eager ones to 1e-5."""
+    if "compiles" not in subject.info.traits:
+        raise NotApplicable("the method does not claim `compiles`")
+    model, ids = llama(), tokens()
+    adapter = stir(small(subject).attach(model))
+    output, gradients = model(ids), _gradients(model, adapter, ids)
+    # aot_eager traces forward and backward as inductor does, and needs no C++ compiler.
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert_close(compiled(ids), output, 1e-5, "the compiled model computes something else")
+    compiled(ids).square().sum().backward()
+    for value, expected in zip(adapter.parameters(), gradients, strict=True):
+        assert value.grad is not None, "compiled, a factor gets no gradient"
+        assert_close(value.grad, expected, 1e-5, "compiled, a gradient is another")
+
+
+def _gradients(model: Llama, adapter: AttachedAdapter, ids: Tensor) -> list[Tensor]:
+    """Gradients of the factors for the sum of squared logits; none are left behind."""
+    model(ids).float().square().sum().backward()
+    found = []
+    for value in adapter.parameters():
+        assert value.grad is not None, "a factor gets no gradient"
+        found.append(value.grad.clone())
+        value.grad = None
+    return found

@@ -1,0 +1,82 @@
+"""Adapters in other people's training loops."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+
+import torch
+import torch.nn.functional as F
+
+from modicum.proofs.contracts.adapters.subjects import (
+    Subject,
+    adapters_check,
+    numbers,
+    odd_model,
+    small,
+    tokens,
+)
+from modicum.proofs.contracts.base import NotApplicable
+
+
+@adapters_check()
+def check_learns_in_a_plain_loop(subject: Subject) -> None:
+    """Attach, an optimizer of torch's, a loop: the loss falls by a fifth at least."""
+    model, inputs = odd_model(), numbers(32, 7)
+    with torch.no_grad():
+        targets = model(inputs) + 0.5 * numbers(32, 5, name="targets")
+    adapter = small(subject).attach(model)
+    optimizer = torch.optim.AdamW(adapter.parameters(), lr=2e-2)
+    losses = []
+    for _ in range(60):
+        loss = F.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0], f"the loss goes from {losses[0]:.4f} to {losses[-1]:.4f}"
+
+
+@adapters_check(dear=True)
+def check_trains_under_transformers(subject: Subject) -> None:
+    """`transformers.Trainer` trains the factors of a Hugging Face model, and nothing else."""
+    missing = [
+        name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise NotApplicable(f"{missing[0]} is not installed")
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=29,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    base = {name: value.detach().clone() for name, value in model.named_parameters()}
+    adapter = small(subject).attach(model)
+    before = {name: value.clone() for name, value in adapter.state_dict().items()}
+    rows = [{"input_ids": row, "labels": row} for row in tokens(8)]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            folder,
+            max_steps=3,
+            learning_rate=1e-2,
+            per_device_train_batch_size=4,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows)
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+    after = adapter.state_dict()
+    assert all(not torch.equal(before[name], after[name]) for name in before), "a factor is stuck"
+    adapter.detach()
+    changed = [
+        name for name, value in model.named_parameters() if not torch.equal(value, base[name])
+    ]
+    assert not changed, f"the trainer changed the frozen {changed[0]}"

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modicum.cli import promises
+from modicum.cli.promises import (
+    BEGIN,
+    END,
+    Promise,
+    markdown,
+    read_promises,
+    run_promises,
+    with_table,
+)
+from modicum.core.errors import InputError
+
+SCRIPT = """\
+import json, pathlib, sys
+runs = pathlib.Path("runs.txt")
+runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
+pathlib.Path("result.json").write_text(json.dumps({"a": {"b": 0.5}, "verdict": "holds"}))
+print(json.dumps({"n": 3}))
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(promises, "_machine", lambda: "a machine, 2 cores")
+    (tmp_path / "work.py").write_text(SCRIPT)
+    (tmp_path / "README.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    return tmp_path
+
+
+def write(checkout: Path, *entries: dict[str, Any]) -> Path:
+    common = {"sentence": "so it is", "command": "python work.py", "bar": "< 1"}
+    file = checkout / "promises.yaml"
+    # JSON is YAML.
+    file.write_text(json.dumps([common | entry for entry in entries]))
+    return file
+
+
+def saved(checkout: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((checkout / promises.RESULTS).read_text())
+    return rows
+
+
+def test_figures_come_from_files_and_output_and_a_command_runs_once(checkout: Path) -> None:
+    file = write(
+        checkout,
+        {"id": "kept", "figure": {"file": "result.json", "key": "a.b"}, "bar": "<= 0.5"},
+        {"id": "broken", "figure": {"key": "n"}, "bar": "> 3"},
+        {"id": "word", "figure": {"file": "result.json", "key": "verdict"}, "bar": "== holds"},
+    )
+    rows = run_promises(file)
+    assert [(row["id"], row["figure"], row["kept"]) for row in rows] == [
+        ("kept", 0.5, True),
+        ("broken", 3, False),
+        ("word", "holds", True),
+    ]
+    assert rows == saved(checkout)
+    assert {"id", "sentence", "figure", "bar", "kept"} <= rows[0].keys()
+    assert (checkout / "runs.txt").read_text() == "x"
+    readme = (checkout / "README.md").read_text()
+    assert readme == f"before\n{BEGIN}\n{markdown(rows)}{END}\nafter\n"
+    assert "| so it is | > 3 | 3 | **no** |" in readme
+    assert with_table(readme, rows) == readme
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ({"command": "python nowhere.py", "figure": {"key": "n"}}, "exit code 2"),
+        ({"command": "no-such-program", "figure": {"key": "n"}}, "could not be run"),
+        ({"figure": {"key": "m"}}, "no m in the output"),
+        ({"figure": {"key": "n.deeper"}}, "no n.deeper in the output"),
+        ({"figure": {"file": "absent.json", "key": "n"}}, "did not write absent.json"),
+        ({"figure": {"file": "work.py", "key": "n"}}, "no JSON in work.py"),
+    ],
+)
+def test_without_a_figure_a_promise_is_not_kept(
+    checkout: Path, entry: dict[str, Any], problem: str
+) -> None:
+    (row,) = run_promises(write(checkout, {"id": "one"} | entry))
+    assert row["figure"] is None
+    assert row["kept"] is False
+    assert problem in row["problem"]
+
+
+def test_a_figure_from_an_earlier_run_does_not_count(checkout: Path) -> None:
+    old = checkout / "old.json"
+    old.write_text('{"n": 0}')
+    os.utime(old, (1, 1))
+    (row,) = run_promises(
+        write(checkout, {"id": "one", "figure": {"file": "old.json", "key": "n"}})
+    )
+    assert not row["kept"]
+
+
+def test_checking_some_keeps_the_rows_of_the_others(checkout: Path) -> None:
+    figure = {"figure": {"key": "n"}}
+    file = write(checkout, {"id": "one"} | figure, {"id": "two", "bar": "== 3"} | figure)
+    run_promises(file)
+    (checkout / "work.py").write_text("print('{\"n\": 0}')")
+    assert [row["id"] for row in run_promises(file, only=["one"])] == ["one"]
+    assert [(row["id"], row["figure"]) for row in saved(checkout)] == [("one", 0), ("two", 3)]
+    with pytest.raises(InputError, match="Did you mean 'two'"):
+        run_promises(file, only=["twoo"])
+
+
+@pytest.mark.parametrize(
+    ("bar", "figure", "kept"),
+    [
+        ("< 0.3", 0.3, False),
+        ("<= 0.3", 0.3, True),
+        (">= 0.98", 0.98, True),
+        ("> 0.98", 0.98, False),
+        ("== 0", 0, True),
+        ("== 0", 1, False),
+        ("<= 1e-5", 9e-6, True),
+        ("<= 1e-5", float("nan"), False),
+        ("== does not hold", "does not hold", True),
+        ("== holds", "does not hold", False),
+        ("<= 1", "0", False),
+        ("<= 1", None, False),
+        ("== 1", True, False),
+        ("<= z", 3, False),
+    ],
+)
+def test_bars(bar: str, figure: object, kept: bool) -> None:
+    promise = Promise.model_validate(
+        {"id": "i", "sentence": "s", "command": "c", "figure": {"key": "k"}, "bar": bar}
+    )
+    assert promise.kept(figure) is kept
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([{"id": "one", "figure": {"key": "n"}, "bar": "about 3"}], "not a bar"),
+        ([{"id": "one", "figure": {"kee": "n"}}], "promise 1: figure"),
+        ([{"id": "one"}], "promise 1: figure"),
+        ([{"id": "one", "figure": {"key": "n"}, "bars": "< 1"}], "Did you mean 'bar'"),
+        ([{"id": "one", "figure": {"key": "n"}}] * 2, "two promises"),
+    ],
+)
+def test_a_wrong_file_is_refused(
+    checkout: Path, entries: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        read_promises(write(checkout, *entries))
+
+
+def test_a_missing_file_is_told() -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_promises(Path("nowhere.yaml"))

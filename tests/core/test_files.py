@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from modicum.core.errors import InputError
+from modicum.core.files import disk_errors, file_digest, publish_folder, write_json, write_text
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def publish(target: Path, text: str) -> None:
+    with publish_folder(target) as temporary:
+        (temporary / "inner").mkdir()
+        (temporary / "inner" / "a").write_text(text)
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    write_text(tmp_path / "a", "one")
+    write_json(tmp_path / "b", {"é": 1})
+    write_text(tmp_path / "a", "two")
+    assert contents(tmp_path) == {"a": "two", "b": '{\n  "é": 1\n}\n'}
+    assert json.loads((tmp_path / "b").read_text()) == {"é": 1}
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    write_text(tmp_path / "a", "one")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+    with pytest.raises(OSError, match="broken"):
+        write_text(tmp_path / "a", "two")
+    assert contents(tmp_path) == {"a": "one"}
+
+
+def test_a_folder_is_published_whole_and_replaces_the_old(tmp_path):
+    publish(tmp_path / "x", "one")
+    publish(tmp_path / "x", "two")
+    assert contents(tmp_path) == {"x/inner/a": "two"}
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_block_that_raises_leaves_the_old_folder(tmp_path):
+    publish(tmp_path / "x", "one")
+    with pytest.raises(KeyError), publish_folder(tmp_path / "x") as temporary:
+        (temporary / "a").write_text("half")
+        raise KeyError
+    assert contents(tmp_path) == {"x/inner/a": "one"}
+
+
+DIE = """
+import os, sys
+from pathlib import Path
+from modicum.core import files
+target, calls, at = Path(sys.argv[1]), 0, int(sys.argv[2])
+
+def counted(function):
+    def call(*arguments, **named):
+        global calls
+        calls += 1
+        if calls == at:
+            os._exit(9)
+        return function(*arguments, **named)
+    return call
+
+os.fsync, os.replace = counted(os.fsync), counted(os.replace)
+with files.publish_folder(target) as temporary:
+    (temporary / "inner").mkdir()
+    (temporary / "inner" / "a").write_text("two")
+"""
+
+
+def test_a_process_that_dies_leaves_the_old_folder_or_the_new(tmp_path):
+    # Death before each of the system calls in turn: three syncs, two renames, a sync.
+    for at in range(1, 8):
+        target = tmp_path / str(at) / "x"
+        publish(target, "one")
+        code = subprocess.run([sys.executable, "-c", DIE, target, str(at)], check=False).returncode
+        assert code == (9 if at < 7 else 0)
+        if at == 5:  # between the renames: the old one waits under its hidden name
+            assert not target.exists()
+            with pytest.raises(KeyError), publish_folder(target):
+                raise KeyError
+        assert contents(target) == {"inner/a": "one" if at < 6 else "two"}
+        publish(target, "three")
+        assert contents(target.parent) == {"x/inner/a": "three"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_said_so(tmp_path, number):
+    with pytest.raises(InputError, match=r"the disk is full \(\d+ bytes free\)") as caught:
+        with disk_errors(tmp_path / "not" / "there" / "yet"):
+            raise OSError(number, "no")
+    assert caught.value.exit_code == 2
+
+
+def test_a_disk_that_cannot_be_written_is_said_so(tmp_path):
+    with pytest.raises(InputError, match="permissions"), disk_errors(tmp_path):
+        raise PermissionError(errno.EACCES, "no")
+    with pytest.raises(FileNotFoundError), disk_errors(tmp_path):
+        (tmp_path / "none").read_text()
+
+
+def test_tensors_that_do_not_fit_the_disk_are_said_so(tmp_path, full_disk):
+    # safetensors raises an error of its own, which is no OSError.
+    with pytest.raises(InputError, match="the disk is full"), publish_folder(full_disk / "x") as t:
+        save_file({"w": torch.zeros(1 << 20)}, t / "w")
+    assert list(full_disk.iterdir()) == []
+
+
+def test_text_that_does_not_fit_the_disk_leaves_the_old_file(full_disk):
+    write_text(full_disk / "a", "one")
+    with pytest.raises(InputError, match="the disk is full"):
+        write_text(full_disk / "a", "x" * (1 << 20))
+    assert contents(full_disk) == {"a": "one"}
+
+
+def test_digest_of_a_file(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert file_digest(tmp_path / "a").startswith("ba7816bf8f01cfea")

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from modicum.core.catalog import find
+from modicum.core.errors import InputError
+from modicum.proofs import prove
+from modicum.proofs.adapters.lora import same_as_peft
+from modicum.proofs.base import Proof, ProofRun
+
+
+def equality(*, null: bool) -> Proof:
+    pytest.importorskip("peft")
+    run = ProofRun(find("lora"), null=null, full=False)
+    same_as_peft(run)
+    return run.conclude()
+
+
+def test_lora_is_pefts_lora() -> None:
+    proof = equality(null=False)
+    assert proof.verdict == "holds", proof.reason
+    assert [criterion.bar for criterion in proof.criteria] == [1e-6, 1e-5]
+    assert set(proof.versions) >= {"peft", "transformers"}
+
+
+def test_a_wrong_scale_is_noticed() -> None:
+    proof = equality(null=True)
+    assert not any(criterion.passed for criterion in proof.criteria)
+
+
+def test_without_peft_the_proof_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(InputError, match=r"pip install modicum\[hf\]"):
+        prove("lora")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("null", "verdict"), [(False, "holds"), (True, "does not hold")])
+def test_the_proof_of_lora(null: bool, verdict: str) -> None:
+    proof = prove("lora", null=null)
+    assert proof.verdict == verdict, proof.reason
+    assert proof.mode == "quick"

@@ -1,0 +1,33 @@
+"""The checkout's promises: the file can be read, and the README says what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from modicum.cli.promises import RESULTS, read_promises, read_rows, with_table
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = ROOT / "promises.yaml"
+
+
+def test_every_promise_can_be_read_and_its_script_is_there() -> None:
+    for promise in read_promises(FILE):
+        program, *words = promise.command.split()
+        assert program in ("python", "modicum"), promise.id
+        if program == "python":
+            assert (ROOT / words[0]).is_file(), promise.id
+
+
+def test_readme_shows_the_rows_of_the_last_run() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert with_table(text, read_rows(ROOT / RESULTS)) == text, "run `make promises`"
+
+
+def test_the_last_run_checked_the_promises_as_they_stand() -> None:
+    rows = read_rows(ROOT / RESULTS)
+    if not rows:
+        pytest.skip("promises have not been checked in this checkout")
+    told = [(row["id"], row["sentence"], row["command"], row["bar"]) for row in rows]
+    assert told == [(p.id, p.sentence, p.command, p.bar) for p in read_promises(FILE)]

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modicum.core.errors import InputError
+from modicum.recipe import Recipe
+from modicum.recipe_yaml import dump, load, locate, parse, shipped
+
+
+@pytest.fixture
+def recipe_file(tmp_path) -> Path:
+    file = tmp_path / "r.yaml"
+    file.write_text(
+        "model:\n  path: base  # a comment\n"
+        "adapter: {method: lora, rank: 4}\n"
+        "training:\n  steps: 7\n  learning_rate: 2e-3\n"
+        "budget:\n  memory: 1.5GB\n"
+    )
+    return file
+
+
+def test_yaml_and_python_say_the_same(recipe_file):
+    assert load(recipe_file) == Recipe(
+        model={"path": "base"},
+        adapter={"method": "lora", "rank": 4},
+        training={"steps": 7, "learning_rate": 2e-3},
+        budget={"memory": 1_500_000_000},
+    )
+
+
+def test_an_empty_recipe_is_all_defaults(tmp_path):
+    (tmp_path / "r.yaml").write_text("# nothing\n")
+    assert load(tmp_path / "r.yaml") == Recipe()
+
+
+def test_what_is_written_reads_back(recipe_file, tmp_path):
+    odd = Recipe(samples={"prompts": ["é: #\n", "no", "1", "\x85\u2028 \u2029", "\ufeff"]})
+    for recipe in (load(recipe_file), Recipe(), odd):
+        (tmp_path / "again.yaml").write_text(dump(recipe), encoding="utf-8")
+        assert load(tmp_path / "again.yaml") == recipe
+
+
+words = st.text() | st.sampled_from(
+    "yes 1e3 0E0 0x1f 010 1:30 2020-01-01 null ~ << = 1_0 .5 -.inf + *a &a !a %a @a ? - #".split()
+)
+
+
+@given(st.lists(words, max_size=4), st.floats(0, allow_infinity=False, exclude_min=True), words)
+@settings(max_examples=100)
+def test_all_words_and_numbers_survive_writing(prompts, rate, column):
+    recipe = Recipe(
+        samples={"prompts": prompts}, training={"learning_rate": rate}, data={"column": column}
+    )
+    assert Recipe(**parse(dump(recipe), "x")[0]) == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("5E2", 500.0),
+        (".5", 0.5),
+        ("1.", 1.0),
+        ("-3", -3),
+        ("+3", 3),
+        ("0", 0),
+        (".inf", math.inf),
+        ("yes", "yes"),
+        ("off", "off"),
+        ("True", True),
+        ("1:30", "1:30"),
+        ("0x10", "0x10"),
+        ("1_000", "1_000"),
+        ("010", 10.0),
+        ("2020-01-01", "2020-01-01"),
+        ("~", None),
+        ("", None),
+        ("'5'", "5"),
+    ],
+)
+def test_words_and_numbers(text, value):
+    got = parse(f"x: {text}", "x")[0]["x"]
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_every_field_knows_its_line():
+    lines = parse("a:\n  b: 1\n\n  c:\n  - x\n  - d: 2\n", "x")[1]
+    assert lines == {"a": 1, "a.b": 2, "a.c": 4, "a.c.0": 5, "a.c.1": 6, "a.c.1.d": 6}
+
+
+@pytest.mark.parametrize(
+    ("override", "change"),
+    [
+        ("training.steps=10", {"training__steps": 10}),
+        (" training.steps = 10", {"training__steps": 10}),
+        ("budget.memory=2GiB", {"budget__memory": 2**31}),
+        ("data.include=[a, b]", {"data__include": ["a", "b"]}),
+        ("training.clip_norm=null", {"training__clip_norm": None}),
+        ("adapter=null", {"adapter": None}),
+        ("adapter.rank=9", {"adapter__rank": 9}),
+        ("data.path=a=b", {"data__path": "a=b"}),
+        ("data.column='3'", {"data__column": "3"}),
+        ("training={steps: 3}", {"training": {"steps": 3}}),
+    ],
+)
+def test_overrides(recipe_file, override, change):
+    assert load(recipe_file, [override]) == load(recipe_file).changed(**change)
+
+
+def test_the_last_override_holds(recipe_file):
+    assert load(recipe_file, ["training.steps=3", "training.steps=4"]).training.steps == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.steps", "--set: expected FIELD=VALUE (found: 'training.steps')"),
+        ("=3", "--set: expected FIELD=VALUE (found: '=3')"),
+        (
+            "training.steps=0",
+            "--set training.steps=0: training.steps: too small (found: 0); allowed: at least 1",
+        ),
+        (
+            "trainig.steps=3",
+            "--set trainig.steps=3: trainig: unknown key; allowed: adapter, budget, checkpoint, data, "
+            "evaluation, model, optimizer, plugins, samples, training. Did you mean 'training'?",
+        ),
+        (
+            "training.steps.x=3",
+            "--set training.steps.x=3: training.steps: is a value, not a section",
+        ),
+        (
+            "training.steps=[",
+            "--set training.steps=[:1: not valid YAML: expected the node content, but found "
+            "'<stream end>'",
+        ),
+        (
+            "adapter.method=lorra",
+            "--set adapter.method=lorra: adapter.method: unknown method in the room 'adapters' "
+            "(found: 'lorra'); allowed: lora. Did you mean 'lora'?",
+        ),
+    ],
+)
+def test_mistakes_in_overrides_name_the_override(recipe_file, override, message):
+    with pytest.raises(InputError) as caught:
+        load(recipe_file, [override])
+    assert str(caught.value) == message
+
+
+def test_recipes_ship_and_are_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    known = shipped()
+    assert {"demo-adapt", "demo-pretrain"} <= known.keys()
+    for name, file in known.items():
+        assert locate(name) == file
+        load(name)
+    (tmp_path / "demo-adapt").write_text("training:\n  steps: 1\n")
+    assert locate("demo-adapt") == Path("demo-adapt")  # a file goes before a name
+    with pytest.raises(
+        InputError, match=r"no such recipe.*'demo-adpt'.*Did you mean 'demo-adapt'\?"
+    ):
+        locate("demo-adpt")
+    with pytest.raises(InputError, match="no such recipe"):
+        locate(tmp_path)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "r.yaml").write_bytes(b"a: \xff")
+    with pytest.raises(InputError, match=r"r.yaml: not UTF-8 text \(byte 3\)"):
+        load(tmp_path / "r.yaml")
