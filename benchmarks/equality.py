@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     seed = parser.parse_args().seed
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers, about itself
     transformers.logging.disable_progress_bar()
     by_shape = {}
     for name, shape in SHAPES.items():

@@ -25,6 +25,7 @@ SIZES = {
     "full-size": {"layers": 8, "width": 512, "heads": 8, "vocabulary_size": 8192},
     "quick": {"layers": 2, "width": 64, "heads": 2, "vocabulary_size": 1024},
 }
+KINDS = ("full", "lora")
 WARM_UP_STEPS = 6
 
 
@@ -134,6 +135,7 @@ def main() -> None:
     """Prepare, compare, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tiny model; keeps no result")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--segment", type=int, default=2, help="steps between two changes")
     parser.add_argument("--batch-size", type=int, default=4)
@@ -143,7 +145,7 @@ def main() -> None:
     steps = WARM_UP_STEPS + (arguments.rounds + 1) * arguments.segment
     figures: dict[str, Any] = {}
     with alone(), tempfile.TemporaryDirectory() as folder:
-        for kind in ("full", "lora"):
+        for kind in arguments.kinds:
             job = Job(
                 Path(folder),
                 kind,
@@ -153,7 +155,7 @@ def main() -> None:
                 INCLUDE,
                 steps + 1,  # so that nobody comes to an end
             )
-            if kind == "full":
+            if kind == arguments.kinds[0]:
                 size = SIZES["quick" if arguments.quick else "full-size"]
                 parameters = prepare(Path(folder), size, job)
                 say(f"{parameters:,} parameters")

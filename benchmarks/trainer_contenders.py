@@ -141,11 +141,14 @@ def run_transformers(job: Job, baton: Baton) -> None:
     One process loads the data, as workers would take a core from the training; nothing is logged,
     shown, filtered, evaluated or saved.
     """
+    import warnings
+
     import torch
     import transformers
     from peft import PeftModel
     from torch import Tensor, nn
 
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers, about itself
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     model: nn.Module = transformers.LlamaForCausalLM.from_pretrained(

@@ -230,7 +230,7 @@ for step in range(1, 100000):
 def test_killed_at_any_moment_the_newest_is_whole(tmp_path):
     draw = random.Random(3)
     last = 0
-    for _ in range(4):
+    for _ in range(3):
         process = subprocess.Popen(
             [sys.executable, "-c", SAVE, str(tmp_path)], stdout=subprocess.PIPE, text=True
         )

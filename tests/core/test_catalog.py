@@ -164,7 +164,7 @@ def test_broken_plugins_are_named_with_their_line(tmp_path):
     (tmp_path / "broken.py").write_bytes(b"x = \0")
     with pytest.raises(InputError, match="not valid Python"):
         catalog([tmp_path / "broken.py"])
-    with pytest.raises(InputError, match="none.py: no such plugin file"):
+    with pytest.raises(InputError, match=r"none\.py: no such plugin file"):
         catalog([tmp_path / "none.py"])
 
 
@@ -201,7 +201,7 @@ def test_entry_points_are_found_without_importing_them(tmp_path, monkeypatch):
     assert (record.module, record.file) == ("stranger.method", package / "method.py")
     assert "stranger" not in sys.modules
     (metadata / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\nmine = no_stranger.method\n")
-    with pytest.raises(InputError, match="'mine'.*names a module that is not there"):
+    with pytest.raises(InputError, match=r"'mine'.*names a module that is not there"):
         catalog()
 
 

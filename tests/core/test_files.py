@@ -52,11 +52,16 @@ def test_a_folder_is_published_whole_and_replaces_the_old(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_block_that_raises_leaves_the_old_folder(tmp_path):
-    publish(tmp_path / "x", "one")
-    with pytest.raises(KeyError), publish_folder(tmp_path / "x") as temporary:
+def fail(target: Path) -> None:
+    with publish_folder(target) as temporary:
         (temporary / "a").write_text("half")
         raise KeyError
+
+
+def test_a_block_that_raises_leaves_the_old_folder(tmp_path):
+    publish(tmp_path / "x", "one")
+    with pytest.raises(KeyError):
+        fail(tmp_path / "x")
     assert contents(tmp_path) == {"x/inner/a": "one"}
 
 
@@ -91,32 +96,41 @@ def test_a_process_that_dies_leaves_the_old_folder_or_the_new(tmp_path):
         assert code == (9 if at < 7 else 0)
         if at == 5:  # between the renames: the old one waits under its hidden name
             assert not target.exists()
-            with pytest.raises(KeyError), publish_folder(target):
-                raise KeyError
+            with pytest.raises(KeyError):
+                fail(target)
         assert contents(target) == {"inner/a": "one" if at < 6 else "two"}
         publish(target, "three")
         assert contents(target.parent) == {"x/inner/a": "three"}
 
 
+def failing(path: Path, number: int) -> None:
+    with disk_errors(path):
+        raise OSError(number, "no")
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_said_so(tmp_path, number):
     with pytest.raises(InputError, match=r"the disk is full \(\d+ bytes free\)") as caught:
-        with disk_errors(tmp_path / "not" / "there" / "yet"):
-            raise OSError(number, "no")
+        failing(tmp_path / "not" / "there" / "yet", number)
     assert caught.value.exit_code == 2
 
 
 def test_a_disk_that_cannot_be_written_is_said_so(tmp_path):
-    with pytest.raises(InputError, match="permissions"), disk_errors(tmp_path):
-        raise PermissionError(errno.EACCES, "no")
-    with pytest.raises(FileNotFoundError), disk_errors(tmp_path):
-        (tmp_path / "none").read_text()
+    with pytest.raises(InputError, match="permissions"):
+        failing(tmp_path, errno.EACCES)
+    with pytest.raises(FileNotFoundError):
+        failing(tmp_path, errno.ENOENT)
+
+
+def save(folder: Path) -> None:
+    with publish_folder(folder) as temporary:
+        save_file({"w": torch.zeros(1 << 20)}, temporary / "w")
 
 
 def test_tensors_that_do_not_fit_the_disk_are_said_so(tmp_path, full_disk):
     # safetensors raises an error of its own, which is no OSError.
-    with pytest.raises(InputError, match="the disk is full"), publish_folder(full_disk / "x") as t:
-        save_file({"w": torch.zeros(1 << 20)}, t / "w")
+    with pytest.raises(InputError, match="the disk is full"):
+        save(full_disk / "x")
     assert list(full_disk.iterdir()) == []
 
 

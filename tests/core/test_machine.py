@@ -29,5 +29,5 @@ def test_auto_takes_cuda_where_it_is(monkeypatch, there):
 
 def test_cuda_that_is_not_there_is_said_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match="training.device: PyTorch finds no CUDA"):
+    with pytest.raises(InputError, match=r"training\.device: PyTorch finds no CUDA"):
         pick_device("cuda")

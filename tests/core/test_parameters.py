@@ -35,7 +35,9 @@ def test_vectors_have_no_weight_decay_unless_told():
     assert metadata(model["embed"].weight).weight_decay_multiplier == 1
     describe_parameter(model["norm"].weight, ParameterMetadata(2.0, 0.5))
     groups = optimizer_groups(model, learning_rate=0.1, weight_decay=0.4)
-    found = {tuple(g["names"]): (g["lr"], g["base_learning_rate"], g["weight_decay"]) for g in groups}
+    found = {
+        tuple(g["names"]): (g["lr"], g["base_learning_rate"], g["weight_decay"]) for g in groups
+    }
     assert found == {
         ("embed.weight",): (0.1, 0.1, 0.4),
         ("norm.weight",): (0.2, 0.2, 0.2),

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from modicum.core.random import bits, derive_seed, normal_, philox, uniform_
 
+
 def test_philox_gives_the_published_words():
     # Random123's kat_vectors, philox4x32 with 10 rounds, all zeros.
     published = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
@@ -58,7 +59,12 @@ def test_long_draws_do_not_depend_on_the_pieces_they_are_made_in(monkeypatch):
 def test_streams_of_other_seeds_names_and_steps_differ():
     streams = [
         tuple(bits(4, **arguments).tolist())
-        for arguments in ({"seed": 0}, {"seed": 1}, {"seed": 0, "name": "A"}, {"seed": 0, "step": 1})
+        for arguments in (
+            {"seed": 0},
+            {"seed": 1},
+            {"seed": 0, "name": "A"},
+            {"seed": 0, "step": 1},
+        )
     ]
     assert len(set(streams)) == 4
     assert 0 <= derive_seed(5, "sample") < 2**63
@@ -82,4 +88,6 @@ def test_every_dtype_and_layout_gets_the_same_draw():
     base = normal_(torch.empty(6, 4), seed=0, name="w")
     transposed = normal_(torch.empty(4, 6).T, seed=0, name="w")
     assert torch.equal(base, transposed)
-    assert torch.equal(normal_(torch.empty(6, 4, dtype=torch.bfloat16), seed=0, name="w"), base.bfloat16())
+    assert torch.equal(
+        normal_(torch.empty(6, 4, dtype=torch.bfloat16), seed=0, name="w"), base.bfloat16()
+    )

@@ -76,7 +76,7 @@ def test_a_figure_that_is_no_number_passes_nothing() -> None:
     this.at_most("ratio", ratio, 1.0)
     proof = this.conclude()
     assert proof.verdict == "does not hold"
-    assert proof.as_json()["ratio"] == {"bytes": None}
+    assert proof.as_json()["figures"][0]["ratio"] is None
     json.dumps(proof.as_json(), allow_nan=False)
 
 
@@ -87,11 +87,13 @@ def test_the_record_says_what_where_and_how(tmp_path: Path) -> None:
     written = json.loads(path.read_text())
     assert written == proof.as_json()
     assert written["verdict"] == "holds"
-    assert written["method"] == {"bytes": 2.0}
-    assert written["baseline"] == {"bytes": 4.0}
-    assert written["ratio"] == {"bytes": 0.5}
-    assert written["claimed"] == {"bytes": "half"}
-    assert written["thresholds"] == {"bytes": "at most 3", "quality": "at least 0.5"}
+    assert written["figures"] == [
+        {"name": "bytes", "method": 2.0, "baseline": 4.0, "ratio": 0.5, "claimed": "half"}
+    ]
+    assert [(c["sentence"], c["relation"], c["bar"]) for c in written["criteria"]] == [
+        ("bytes", "at most", 3.0),
+        ("quality", "at least", 0.5),
+    ]
     assert written["claim"] == find("lora").info.claim
     assert written["machine"]["cores"] >= 1
     assert set(written["versions"]) >= {"python", "torch"}

@@ -19,26 +19,19 @@ from torch.autograd.function import once_differentiable
 class _FrozenLinearPlusLowRank(torch.autograd.Function):
     """y = x W^T + b + s (x A^T) B^T for x [n, in]; W and b take no gradient."""
 
+    # One method does both, as `setup_context` would cost an inspection of its signature a call.
     @staticmethod
     def forward(
-        inputs: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        thin = a @ inputs.T
-        outputs = F.linear(inputs, weight, bias)
-        return outputs.addmm_(thin.T, b.T, alpha=scale), thin
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, weight, _, a, b, ctx.scale = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight, a, b, output[1])
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+    ) -> Tensor:
+        thin = a @ x.T
+        ctx.scale = scale
+        ctx.save_for_backward(x, weight, a, b, thin)
+        return F.linear(x, weight, bias).addmm_(thin.T, b.T, alpha=scale)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-        if gradient is None:
-            return (None,) * 6
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         x, weight, a, b, thin = ctx.saved_tensors
         thin_gradient = (b.T @ gradient.T).mul_(ctx.scale)
         x_gradient = None
@@ -66,7 +59,7 @@ def frozen_linear_plus_low_rank(
     device = inputs.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs.dtype
     bias: Tensor | None = base.bias
-    outputs, _ = _FrozenLinearPlusLowRank.apply(
+    outputs = _FrozenLinearPlusLowRank.apply(
         inputs.to(dtype).reshape(-1, inputs.shape[-1]),
         base.weight.to(dtype),
         bias if bias is None else bias.to(dtype),

@@ -82,6 +82,7 @@ class LoRA(Adapter):
         "fine-tuning of GPT-3, at its quality, without latency after merging",
         traits=("adapts_base", "mergeable", "exact_resume", "compiles"),
         evidence="verified against code",
+        holds="holds",
     )
     layer = LoRALayer
 

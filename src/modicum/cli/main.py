@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
+from importlib.util import find_spec
 
 from modicum.core.errors import ModicumError
 
-EXTRAS = ("jinja2", "matplotlib", "rich", "tokenizers", "typer", "yaml")
+# What the extra `cli` brings, by the names that are imported.
+EXTRA = ("jinja2", "matplotlib", "rich", "tokenizers", "typer", "yaml")
 
 
 def run() -> None:
@@ -17,24 +18,23 @@ def run() -> None:
     0 done; 2 the input was wrong; 3 it cannot fit; 4 interrupted and resumable; 5 checked and
     found wanting; 1 a bug.
     """
+    # Said before a run of hours, not after it.
+    missing = [name for name in EXTRA if find_spec(name) is None]
+    if missing:
+        names = ", ".join(missing)
+        print(
+            f"modicum: the command line needs {names}: pip install 'modicum[cli]'", file=sys.stderr
+        )
+        sys.exit(2)
     # SIGTERM ends a command as Ctrl-C does; a run in progress has handlers of its own, and saves.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         from modicum.cli.app import app
 
         app(prog_name="modicum")
-    except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
-            raise
-        print(f"modicum: this needs {error.name}: pip install 'modicum[cli]'", file=sys.stderr)
-        sys.exit(2)
     except ModicumError as error:
         print(f"modicum: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("modicum: interrupted", file=sys.stderr)
         sys.exit(4)
-    except BrokenPipeError:
-        # Whoever read our output has gone; the interpreter must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)

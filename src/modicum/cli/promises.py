@@ -299,4 +299,4 @@ def _machine() -> str:
     from modicum.core.machine import this_machine
 
     machine = this_machine(torch.device("cpu"))
-    return f"{machine.processor}, {machine.cores} cores"
+    return f"{machine.processor}, {machine.cores} core{'s' if machine.cores > 1 else ''}"

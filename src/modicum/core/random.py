@@ -19,7 +19,7 @@ from torch import Tensor
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
-_CHUNK = 1 << 20  # counters at a time: bounds the scratch memory to some tens of megabytes
+_CHUNK = 1 << 17  # counters at a time: bounds the scratch memory to some 30 megabytes
 
 
 def key(seed: int, name: str = "", step: int = 0) -> tuple[int, int]:
@@ -62,13 +62,14 @@ def bits(count: int, *, seed: int, name: str = "", step: int = 0, offset: int = 
 
 def _fill(tensor: Tensor, draw: Callable[[int, int], Tensor], width: int, offset: int) -> Tensor:
     """Fill `tensor` in place, `_CHUNK` counters at a time, whatever its dtype and device."""
-    flat = torch.empty(tensor.numel(), dtype=torch.float32)
     size = _CHUNK * 4 // width
-    for start in range(0, flat.numel(), size):
-        piece = flat[start : start + size]
-        piece.copy_(draw(piece.numel(), offset + start))
     with torch.no_grad():
-        return tensor.copy_(flat.view(tensor.shape))
+        # Where the tensor is not contiguous its elements have no order of their own in memory.
+        flat = (tensor if tensor.is_contiguous() else tensor.new_empty(tensor.shape)).view(-1)
+        for start in range(0, flat.numel(), size):
+            piece = flat[start : start + size]
+            piece.copy_(draw(piece.numel(), offset + start).float())
+        return tensor if tensor.is_contiguous() else tensor.copy_(flat.view(tensor.shape))
 
 
 def uniform_(

@@ -6,12 +6,14 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from modicum.core.meta import on_meta
 from modicum.linears.base import LinearForm, register
 
 
 def from_dense(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     """An `nn.Linear` around `weight` [out, in] and `bias` [out]; neither is copied."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    with on_meta():
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None)
     linear.weight = nn.Parameter(weight)
     if bias is not None:
         linear.bias = nn.Parameter(bias)

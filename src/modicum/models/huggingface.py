@@ -151,6 +151,7 @@ def load(
     import torch
     from safetensors import safe_open
 
+    from modicum.core.meta import on_meta
     from modicum.linears import linear_form
     from modicum.models.llama import Llama
 
@@ -162,7 +163,7 @@ def load(
         with safe_open(header.tensors[name].file, framework="pt") as file:
             return file.get_tensor(name).to(device=device, dtype=dtype, copy=True)
 
-    with torch.device("meta"):
+    with on_meta():
         model = Llama(header.config)
     for path, module in list(model.named_modules()):
         own = {leaf: read(f"{path}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modicum.core.errors import InputError
+from modicum.core.meta import materialise, on_meta
 from modicum.core.random import normal_
 from modicum.models.config import ModelConfig
 from modicum.models.mixers import MIXERS
@@ -79,7 +80,7 @@ class Decoder(nn.Module):
 class Llama(nn.Module):
     """A decoder that maps token ids [B, T] to logits [B, T, vocabulary].
 
-    Build it under `torch.device("meta")` and nothing is allocated; `create` makes one ready to
+    Build it under `modicum.core.meta.on_meta` and nothing is allocated; `create` makes one ready to
     train. With tied embeddings there is no `lm_head`: the embedding's weight serves as both.
 
     Attributes:
@@ -205,9 +206,10 @@ def create(
     >>> create(config, seed=0)(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 11])
     """
-    with torch.device("meta"):
-        model = Llama(config).to(dtype)
-    return model.to_empty(device=device).initialise(seed)
+    with on_meta():
+        model = Llama(config)
+    materialise(model, device, dtype)
+    return model.initialise(seed)
 
 
 def _chosen(registry: Mapping[str, Choice], field: str, name: str) -> Choice:

@@ -248,7 +248,8 @@ def _does_not_fit(
             continue
         if size <= limit:
             found.append(f"{change} (needs {format_bytes(size)})")
-    room = -(-needed // 10**7) * 10**7
+    # One process holds a few megabytes more than the next before it begins.
+    room = -(-(needed + needed // 50) // 10**7) * 10**7
     raised = f"--set budget.memory={room // 10**6}MB"
     if recipe.budget.memory is None:
         raised = f"a machine with {format_bytes(room)} of free memory"

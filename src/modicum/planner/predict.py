@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-import torch
-
 from modicum.adapters.base import Adapter, Placement
 from modicum.adapters.sites import Site, choose
 from modicum.core.ledger import Ledger, Shape
+from modicum.core.meta import on_meta
 from modicum.models.config import ModelConfig
 from modicum.models.ledger import Adapted, optimizer_ledger
 from modicum.models.ledger import ledger as model_ledger
@@ -128,5 +127,5 @@ class _Key:
 
 @cache
 def _on_meta(key: _Key) -> Llama:
-    with torch.device("meta"):
+    with on_meta():
         return Llama(key.config)

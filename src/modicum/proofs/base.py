@@ -17,7 +17,8 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,16 +49,26 @@ class Figure:
         """Method over baseline; no number, which passes no criterion, where the baseline is 0."""
         return self.method / self.baseline if self.baseline else math.nan
 
+    def as_json(self) -> dict[str, Any]:
+        """The figure as plain values, the ratio among them."""
+        return {
+            "name": self.name,
+            "method": _finite(self.method),
+            "baseline": _finite(self.baseline),
+            "ratio": _finite(self.ratio),
+            "claimed": self.claimed,
+        }
+
 
 @dataclass(frozen=True)
 class Criterion:
-    """What must be so: `figure` is `relation` `bar`. `null` says what would have to miss it."""
+    """What must be so: `figure` is `relation` `bar`; `null_is` would have to miss it."""
 
     sentence: str
     figure: float
     relation: Literal["at most", "at least"]
     bar: float
-    null: str
+    null_is: str
 
     @property
     def passed(self) -> bool:
@@ -104,8 +115,8 @@ class Proof:
     @property
     def undetected(self) -> tuple[str, ...]:
         """In a null run, the nulls that met all their criteria: each is a defect of the proof."""
-        caught = {c.null for c in self.criteria if not c.passed}
-        nulls = dict.fromkeys(c.null for c in self.criteria)
+        caught = {c.null_is for c in self.criteria if not c.passed}
+        nulls = dict.fromkeys(c.null_is for c in self.criteria)
         return tuple(null for null in nulls if null not in caught) if self.null else ()
 
     @property
@@ -128,12 +139,8 @@ class Proof:
             "null": self.null,
             "paper": self.info.paper,
             "claim": self.info.claim,
-            "method": {figure.name: _finite(figure.method) for figure in self.figures},
-            "baseline": {figure.name: _finite(figure.baseline) for figure in self.figures},
-            "ratio": {figure.name: _finite(figure.ratio) for figure in self.figures},
-            "claimed": {figure.name: figure.claimed for figure in self.figures if figure.claimed},
+            "figures": [figure.as_json() for figure in self.figures],
             "criteria": [criterion.as_json() for criterion in self.criteria],
-            "thresholds": {c.sentence: f"{c.relation} {c.bar:g}" for c in self.criteria},
             "seeds": list(self.seeds),
             "seconds": round(self.seconds, 2),
             "machine": dict(self.machine),
@@ -256,9 +263,7 @@ def prove(
     record = find(name, plugins)
     experiment = _experiment(record)
     run = ProofRun(record, null=null, full=full, listener=listener)
-    with warnings.catch_warnings():
-        # What a library will one day rename is not for those who read a proof.
-        warnings.simplefilter("ignore", FutureWarning)
+    with _quiet_and_single_threaded():
         experiment(run)
     return run.conclude()
 
@@ -289,6 +294,24 @@ def _experiment(record: Record) -> Callable[[ProofRun], None]:
             f"this method has no proof yet (it would be {expected})", value=record.name
         )
     return experiment
+
+
+@contextmanager
+def _quiet_and_single_threaded() -> Iterator[None]:
+    """Proofs work on tiny matrices, for which a second thread costs more than it does.
+
+    What a library will one day rename is not for those who read a proof.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _finite(number: float) -> float | None:

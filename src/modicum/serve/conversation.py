@@ -62,30 +62,42 @@ class Conversation:
             generator.manual_seed(seed)
         fresh = self.tokenizer.encode(prompt) if self.history else None
         self.history += fresh if fresh is not None else self.tokenizer.encode_prompt(prompt)
-        room = max(1, self.model.config.context - max_tokens)
-        ids = self.history[-room:]
-        device = next(self.model.parameters()).device
         written: list[int] = []
         shown = ""
-        for token in generate(
-            self.model,
-            torch.tensor([ids], device=device),
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            eos_id=self.tokenizer.eos_id,
-            generator=generator,
-        ):
+        for token in self._tokens(max_tokens, temperature, top_p, generator):
             written.append(token)
             text = self.tokenizer.decode(written)
             # A character of several bytes may come in several tokens: wait for its last.
             if not text.endswith(REPLACEMENT):
                 yield text[len(shown) :]
                 shown = text
-        self.history += written
         rest = self.tokenizer.decode(written)[len(shown) :]
         if rest:
             yield rest
+
+    def _tokens(
+        self, count: int, temperature: float, top_p: float, generator: torch.Generator
+    ) -> Iterator[int]:
+        """The next `count` tokens or fewer; where the context is full its older half is dropped."""
+        context = self.model.config.context
+        device = next(self.model.parameters()).device
+        while count > 0:
+            ids = self.history[-max(context // 2, context - count) :]
+            limit, before = min(count, context - len(ids)), len(self.history)
+            for token in generate(
+                self.model,
+                torch.tensor([ids], device=device),
+                max_tokens=limit,
+                temperature=temperature,
+                top_p=top_p,
+                eos_id=self.tokenizer.eos_id,
+                generator=generator,
+            ):
+                self.history.append(token)
+                yield token
+            if len(self.history) - before < limit:
+                return  # the model ended its text
+            count -= limit
 
 
 def load_run(path: str | Path, *, device: str = "auto") -> Conversation:

@@ -38,7 +38,11 @@ class Data:
 
 
 def build_tokenizer(plan: Plan, folder: Path, progress: Progress) -> Tokenizer:
-    """The run's tokenizer: the one kept in the run folder, the model's, or one trained now."""
+    """The run's tokenizer: the one kept in the run folder, the model's, or one trained now.
+
+    Raises:
+        InputError: what is wrong with the data, with file and line.
+    """
     kept = folder / "tokenizer"
     if (kept / "tokenizer.json").exists():
         return Tokenizer.load(kept)
@@ -50,7 +54,10 @@ def build_tokenizer(plan: Plan, folder: Path, progress: Progress) -> Tokenizer:
             progress("training tokenizer", min(done, total), total)
 
         texts = (document.text for document in plan.inputs.source.documents())
-        tokenizer = Tokenizer.train(texts, plan.inputs.config.vocabulary_size, tell)
+        try:
+            tokenizer = Tokenizer.train(texts, plan.inputs.config.vocabulary_size, tell)
+        except InputError as error:
+            raise error.located(field="data.path") from None
     tokenizer.save(kept)
     return tokenizer
 

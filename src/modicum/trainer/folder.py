@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -69,6 +70,22 @@ class RunFolder:
     def started(self) -> bool:
         """Whether a run was begun here: its record is written first, then its recipe."""
         return (self.path / RECIPE).exists() and bool(self.read_record())
+
+    def may_begin(self, recipe: Recipe) -> bool:
+        """Whether `recipe` begins a run here: there is none, or another's that made no step."""
+        if not self.started():
+            return True
+        if self.rows(METRICS) or any(self.path.glob("checkpoints/step-*")):
+            return False
+        return bool(differences(self.read_recipe().plain(), recipe.plain()))
+
+    def clear(self) -> None:
+        """Remove what a run that made no step has left."""
+        for name in ("data", "tokenizer"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        # The recipe last: without it the others would be a stranger's files.
+        for name in (PLAN, RUN, EVALUATIONS, SAMPLES, "report.html", RECIPE):
+            (self.path / name).unlink(missing_ok=True)
 
     def refuse_strangers(self) -> None:
         """Refuse a folder that holds something, and no run.

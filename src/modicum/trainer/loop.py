@@ -287,8 +287,12 @@ def train(
     folder = RunFolder(Path(out))
     with StopSignals() as signals, folder.locked():
         folder.refuse_strangers()
-        begun = folder.started()
-        origin = None if fork is None else _origin(Path(fork), plan.recipe)
+        begun = not folder.may_begin(plan.recipe)
+        if not begun:
+            folder.clear()
+        origin = None if fork is None else str(Path(fork).resolve())
+        if origin is not None and not begun:
+            _check_origin(Path(origin), plan.recipe)
         record = Record.open(folder, plan, origin)
         if begun:
             if origin is not None and record.content["forked_from"] != origin:
@@ -336,6 +340,7 @@ def _session(
     progress("building", 0, None)
     torch.manual_seed(recipe.training.seed)
     model, adapter = build_model(plan, tokenizer)
+    release()
     model.train()
     optimizer = build_optimizer(plan, model)
     events = Events()
@@ -368,18 +373,17 @@ def _session(
     return session
 
 
-def _origin(fork: Path, recipe: Recipe) -> str:
-    """The run to fork, looked at before anything is written."""
-    steps = CheckpointStore(fork / "checkpoints").steps()
+def _check_origin(origin: Path, recipe: Recipe) -> None:
+    """Look at the run to fork before anything is written."""
+    steps = CheckpointStore(origin / "checkpoints").steps()
     if not steps:
-        raise InputError("holds no checkpoint to start from", file=fork, field="--fork")
+        raise InputError("holds no checkpoint to start from", file=origin, field="--fork")
     if steps[-1] >= recipe.training.steps:
         raise InputError(
             f"the run to fork has done {steps[-1]} steps already; ask for more",
             field="training.steps",
             value=recipe.training.steps,
         )
-    return str(fork.resolve())
 
 
 def _finite(value: float) -> float | None:

@@ -17,7 +17,7 @@ def continued(recipe: Recipe, out: str | Path) -> Plan:
         DoesNotFit: as `plan`.
     """
     folder = RunFolder(Path(out))
-    if not folder.started():
+    if folder.may_begin(recipe):
         return plan(recipe)
     folder.check_same(recipe)
     rows = folder.rows(PLAN)

@@ -41,7 +41,12 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How a method did in one check; `skipped` means passed because it does not apply."""
+    """How a method did in one check.
+
+    Args:
+        message: what is wrong, or why the check was skipped; else empty.
+        skipped: passed because the check says nothing of this method.
+    """
 
     name: str
     passed: bool
@@ -97,7 +102,7 @@ def run_battery(
 
 
 def _run(entry: Check, subject: type[Method] | Method) -> CheckResult:
-    started, passed, skipped, message = time.perf_counter(), True, False, entry.sentence
+    started, passed, skipped, message = time.perf_counter(), True, False, ""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMANDS = (
+    "train", "plan", "init", "schema", "methods", "prove", "check", "report", "chat", "merge",
+    "demo", "promises",
+)  # fmt: skip
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def one_message(ended: Any) -> str:
+    """The single line on standard error, with nothing on standard output."""
+    assert ended.out == ""
+    assert ended.err.startswith("modicum: ")
+    assert ended.err.count("\n") == 1
+    return str(ended.err)
+
+
+# Help and lists
+
+
+def test_help_names_every_command_with_a_whole_sentence(modicum: Any) -> None:
+    ended = modicum("--help")
+    assert ended.code == 0
+    lines = [
+        line.split(maxsplit=1) for line in ended.out.split("Commands:")[1].splitlines() if line
+    ]
+    assert tuple(name for name, _ in lines) == COMMANDS
+    assert all(words.endswith(".") and not words.endswith("...") for _, words in lines)
+
+
+def test_an_unknown_command_is_wrong_input(modicum: Any) -> None:
+    ended = modicum("tran")
+    assert ended.code == 2
+    assert "Did you mean 'train'?" in ended.err
+
+
+def test_version(modicum: Any) -> None:
+    from modicum import __version__
+
+    assert modicum("--version").out == f"{__version__}\n"
+
+
+def test_methods_as_json(modicum: Any) -> None:
+    listed = json.loads(modicum("methods", "--json", "--room", "adapters").out)
+    assert {"name", "room", "status"} <= set(listed[0])
+    assert "lora" in {method["name"] for method in listed}
+    ended = modicum("methods", "--room", "adaptors")
+    assert ended.code == 2
+    assert "Did you mean 'adapters'?" in one_message(ended)
+
+
+def test_the_schema_knows_the_methods(modicum: Any) -> None:
+    schema = json.loads(modicum("schema").out)
+    choices = schema["properties"]["adapter"]["anyOf"]
+    assert "lora" in {choice.get("title") for choice in choices}
+
+
+# init
+
+
+def test_init_writes_a_recipe_that_plans(modicum: Any, runs: Any, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "my.yaml"
+    ended = modicum(
+        "init", "--model", runs.new, "--data", runs.new / "recipe.yaml", "--memory", "2GB",
+        "--out", out,
+    )  # fmt: skip
+    assert ended.code == 0
+    assert out.read_text(encoding="utf-8").startswith("# yaml-language-server")
+    assert (out.parent / "recipe.schema.json").exists()
+    overrides = ("data.sequence_length=16", "data.validation_fraction=0")
+    planned = modicum("plan", out, "--json", *(x for o in overrides for x in ("--set", o)))
+    assert planned.code == 0, planned.err
+    row = json.loads(planned.out)
+    assert row["prediction"]["budget_bytes"] == 2 * 10**9
+    assert row["parameters"]["trainable"] < row["parameters"]["total"]
+    again = modicum("init", "--out", out)
+    assert again.code == 2
+    assert "there already" in one_message(again)
+
+
+def test_init_leaves_nothing_when_what_it_was_told_is_wrong(modicum: Any, tmp_path: Path) -> None:
+    out = tmp_path / "recipe.yaml"
+    assert modicum("init", "--memory", "8 gigs", "--out", out).code == 2
+    assert modicum("init", "--model", "m", "--adapter", "lorra", "--out", out).code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+# Wrong input
+
+MISTAKES = (
+    ("training.stepps=5", "'training.stepps': unknown key"),
+    ("training.steps=many", "expected a whole number"),
+    ("training.steps=0", "at least 1"),
+    ("budget.memory=8 gigs", "not a size"),
+    ("budget.memory=-1", "above zero"),
+    ("adapter.method=lorra", "Did you mean 'lora'?"),
+    ("training.steps", "expected FIELD=VALUE"),
+    ("training.steps=[", "not valid YAML"),
+)
+
+
+@pytest.mark.parametrize(("override", "told"), MISTAKES)
+def test_a_mistake_in_an_override_is_told_in_one_line(
+    modicum: Any, runs: Any, override: str, told: str
+) -> None:
+    ended = modicum("plan", runs.recipe, "--set", override)
+    assert ended.code == 2
+    message = one_message(ended)
+    assert told.replace("'training.stepps': ", "") in message
+    assert "--set" in message
+
+
+def test_what_the_plan_finds_wrong_has_the_line_of_the_recipe(modicum: Any, tmp_path: Path) -> None:
+    recipe = tmp_path / "wrong.yaml"
+    recipe.write_text("training:\n  steps: 5\ndata:\n  path: nowhere\n")
+    ended = modicum("plan", recipe)
+    assert ended.code == 2
+    assert f"{recipe}:4: data.path: " in one_message(ended)
+
+
+def test_a_folder_is_no_recipe_and_its_recipe_is_named(modicum: Any, runs: Any) -> None:
+    ended = modicum("train", runs.new)
+    assert ended.code == 2
+    assert f"{runs.new / 'recipe.yaml'}" in one_message(ended)
+
+
+def test_an_out_that_is_a_file_or_holds_other_files(
+    modicum: Any, runs: Any, tmp_path: Path
+) -> None:
+    stranger = tmp_path / "thesis.txt"
+    stranger.write_text("mine")
+    for out in (stranger, stranger / "below", tmp_path):
+        ended = modicum("train", runs.recipe, "--out", out, "--quiet")
+        assert ended.code == 2
+        one_message(ended)
+    assert stranger.read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} <= {"thesis.txt", "lock"}
+
+
+def test_a_budget_too_small_names_changes_that_fit(modicum: Any, runs: Any) -> None:
+    ended = modicum("plan", runs.recipe, "--set", "budget.memory=1MB")
+    assert ended.code == 3
+    first, *changes = ended.err.splitlines()
+    assert "does not fit budget.memory (1 MB)" in first
+    assert changes
+    for change in changes:
+        override = change.split("--set ")[1].split()[0]
+        assert modicum("plan", runs.recipe, "--set", override).code == 0
+
+
+# train
+
+
+def test_a_dry_run_makes_nothing(modicum: Any, runs: Any, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ended = modicum("train", runs.recipe, "--out", out, "--dry-run", "--json")
+    assert ended.code == 0
+    assert json.loads(ended.out)["revision"] == 1
+    assert not out.exists()
+
+
+def test_a_finished_run_is_left_alone(modicum: Any, runs: Any) -> None:
+    def stamps() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in runs.new.rglob("*")}
+
+    before = stamps()
+    ended = modicum("train", runs.recipe, "--out", runs.new)
+    assert ended.code == 0
+    assert ended.out == f"report: {runs.new / 'report.html'}\n"
+    assert "finished already" in ended.err
+    summary = modicum("train", runs.recipe, "--out", runs.new, "--json")
+    assert json.loads(summary.out)["status"] == "finished"
+    changed = modicum("train", runs.recipe, "--out", runs.new, "--set", "training.seed=7")
+    assert changed.code == 2
+    assert "training.seed: 0 -> 7" in one_message(changed)
+    assert stamps() == before
+
+
+def test_more_steps_extend_a_run_and_a_fork_starts_another(
+    modicum: Any, runs: Any, tmp_path: Path
+) -> None:
+    out, forked = tmp_path / "run", tmp_path / "forked"
+    shutil.copytree(runs.new, out)
+    more = ("--set", "training.steps=5", "--quiet")
+    assert modicum("train", runs.recipe, "--out", out, *more).code == 0
+    assert [row["step"] for row in rows(out / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    changed = ("--set", "training.steps=7", "--set", "training.learning_rate=1e-3")
+    ended = modicum(
+        "train", runs.recipe, "--out", forked, "--fork", out, *changed, "--progress", "json"
+    )
+    assert ended.code == 0, ended.err
+    events = [json.loads(line) for line in ended.out.splitlines()]
+    assert [e["step"] for e in events if e["event"] == "step"] == [6, 7]
+    assert events[-1]["event"] == "finished"
+    nothing = modicum("train", runs.recipe, "--out", tmp_path / "x", "--fork", tmp_path / "none")
+    assert nothing.code == 2
+    assert "no checkpoint to start from" in one_message(nothing)
+
+
+def test_a_run_that_failed_before_its_first_step_gives_way_to_a_mended_recipe(
+    modicum: Any, runs: Any, tmp_path: Path
+) -> None:
+    recipe, data, out = tmp_path / "one.yaml", tmp_path / "one.txt", tmp_path / "run"
+    data.write_text("a text that is too short to be held out in part\n" * 9)
+    told = runs.recipe.read_text().replace(str(runs.recipe.parent / "texts"), str(data))
+    recipe.write_text(told)
+    command = ("train", recipe, "--out", out, "--quiet")
+    failed = modicum(*command)
+    assert failed.code == 2
+    assert f"{recipe}:2: data.validation_fraction: " in one_message(failed)
+    assert json.loads((out / "run.json").read_text())["status"] == "failed"
+    recipe.write_text(told.replace("0.25", "0.0"))
+    mended = modicum(*command)
+    assert mended.code == 0, mended.err
+    assert len(rows(out / "metrics.jsonl")) == 3
+    assert [row["revision"] for row in rows(out / "plan.jsonl")] == [1]
+
+
+def start(runs: Any, out: Path, steps: int) -> subprocess.Popen[str]:
+    """A run in a process of its own, that has come to its tenth step."""
+    command = [sys.executable, "-m", "modicum", "train", runs.recipe, "--out", out, "--quiet"]
+    command += ["--set", f"training.steps={steps}", "--set", "checkpoint.every=8"]
+    # A process in the background of a shell inherits an ignored SIGINT; a terminal's does not.
+    process = subprocess.Popen(
+        list(map(str, command)),
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    metrics, patience = out / "metrics.jsonl", time.monotonic() + 60
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < 10:
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < patience
+        time.sleep(0.01)
+    return process
+
+
+@pytest.mark.dear
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_same_command_goes_on(
+    modicum: Any, runs: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    out, steps = tmp_path / "run", 100_000
+    with start(runs, out, steps) as process:
+        process.send_signal(number)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 4
+    assert told == (
+        f"modicum: stopped by {number.name}; the state is saved, and the same command goes on\n"
+    )
+    done = len(rows(out / "metrics.jsonl"))
+    assert max(path.name for path in (out / "checkpoints").iterdir()) == f"step-{done:08d}"
+    record = json.loads((out / "run.json").read_text())
+    assert (record["status"], record["interruptions"]) == ("interrupted", 1)
+    assert "interrupted" in (out / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.dear
+def test_a_killed_run_goes_on_and_a_used_folder_is_locked(
+    modicum: Any, runs: Any, tmp_path: Path
+) -> None:
+    out, whole, steps = tmp_path / "run", tmp_path / "whole", 150
+    same = ("--set", f"training.steps={steps}", "--set", "checkpoint.every=8", "--quiet")
+    with start(runs, out, steps) as process:
+        ended = modicum("train", runs.recipe, "--out", out, *same)
+        process.kill()
+    assert ended.code == 2
+    assert f"in use by process {process.pid}" in one_message(ended)
+    assert len(rows(out / "metrics.jsonl")) < steps
+    assert modicum("train", runs.recipe, "--out", out, *same).code == 0
+    assert modicum("train", runs.recipe, "--out", whole, *same).code == 0
+    losses = [[(r["step"], r["loss"]) for r in rows(f / "metrics.jsonl")] for f in (out, whole)]
+    assert losses[0] == losses[1]
+    assert [step for step, _ in losses[0]] == list(range(1, steps + 1))
+
+
+# What a run is for
+
+
+def test_chat_continues_a_prompt(modicum: Any, runs: Any) -> None:
+    likeliest = ("--prompt", "def add", "--max-tokens", "4", "--temperature", "0")
+    first, again = (modicum("chat", runs.new, *likeliest).out for _ in range(2))
+    assert first == again
+    assert first.startswith("def add")
+    assert first.endswith("\n")
+    base = modicum("chat", runs.adapted, *likeliest, "--base")
+    assert base.out == first
+    assert modicum("chat", runs.adapted, *likeliest).out != first
+    without = modicum("chat", runs.new, *likeliest, "--base")
+    assert without.code == 2
+    assert "no adapter" in one_message(without)
+
+
+def test_chat_reads_lines_from_a_pipe(
+    modicum: Any, runs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+
+    def said(text: str) -> list[str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        ended = modicum("chat", runs.new, "--max-tokens", "3", "--seed", "1")
+        assert (ended.code, ended.err) == (0, "")
+        return str(ended.out).split("\n")
+
+    assert said("/quit\ndef\n") == [""]
+    once = said("def\n")
+    assert said("def\n\n/new\ndef\n/quit\n") == [*once[:-1], *once]
+
+
+@pytest.mark.parametrize("command", [("chat", "--prompt", "x"), ("report",)])
+def test_a_folder_that_holds_no_run(modicum: Any, tmp_path: Path, command: Any) -> None:
+    for folder in (tmp_path / "nowhere", tmp_path):
+        ended = modicum(command[0], folder, *command[1:])
+        assert ended.code == 2
+        one_message(ended)
+
+
+def test_a_merged_model_computes_what_the_adapter_does(
+    modicum: Any, runs: Any, tmp_path: Path
+) -> None:
+    import torch
+
+    from modicum.models import huggingface
+    from modicum.serve import load_run
+
+    out = tmp_path / "merged"
+    assert modicum("merge", runs.adapted, "--out", out).out == f"{out}\n"
+    adapted, ids = load_run(runs.adapted), torch.arange(12)[None]
+    with torch.no_grad():
+        expected = adapted.model(ids)
+        torch.testing.assert_close(huggingface.load(out)(ids), expected, atol=1e-5, rtol=0)
+        assert (huggingface.load(runs.new)(ids) - expected).abs().max() > 1e-3
+    assert (out / "tokenizer.json").exists()
+    for run, where in ((runs.adapted, out), (runs.new, tmp_path / "other")):
+        again = modicum("merge", run, "--out", where)
+        assert again.code == 2
+        one_message(again)
+
+
+def test_report_says_where_it_is(modicum: Any, runs: Any) -> None:
+    assert modicum("report", runs.adapted).out == f"{runs.adapted / 'report.html'}\n"
+    assert json.loads(modicum("report", runs.adapted, "--json").out)["steps"] == 3
+
+
+# The process
+
+
+def test_without_the_extra_the_fix_is_named(modicum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "modicum.cli.main.find_spec", lambda name: None if name in ("rich", "yaml") else name
+    )
+    ended = modicum("methods")
+    assert ended.code == 2
+    assert one_message(ended).endswith("needs rich, yaml: pip install 'modicum[cli]'\n")
+
+
+def test_an_interruption_before_the_run_ends_with_4(
+    modicum: Any, runs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setattr("modicum.recipe_yaml.load", stopped)
+    ended = modicum("plan", runs.recipe)
+    assert ended.code == 4
+    assert "interrupted" in one_message(ended)
+
+
+def test_a_list_needs_no_torch_and_a_reader_may_leave(runs: Any) -> None:
+    code = (
+        "import sys\nfrom modicum.cli import main\n"
+        "try:\n    main.run()\nfinally:\n    assert 'torch' not in sys.modules, 'torch'"
+    )
+    for command in (["methods"], ["train", str(runs.recipe), "--out", str(runs.new)]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *command], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    gone = subprocess.run(
+        [sys.executable, "-m", "modicum", "schema"], stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert (gone.returncode, gone.stderr) == (0, b"")

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modicum.data.batch import Batch
+from modicum.models.config import ModelConfig
+from modicum.models.llama import create
+from modicum.tasks import CausalLM
+
+
+@pytest.fixture
+def model():
+    config = ModelConfig(vocabulary_size=30, width=16, layers=1, heads=2, context=8)
+    return create(config, 0, torch.device("cpu"), torch.float32)
+
+
+def rows(model, count: int) -> Batch:
+    tokens = torch.randint(0, 30, (count, 9), generator=torch.Generator().manual_seed(0))
+    labels = tokens[:, 1:].clone()
+    labels[0, :5] = -100
+    return Batch(tokens[:, :-1], labels)
+
+
+def test_sums_of_parts_are_the_sum_of_the_whole(model):
+    task, batch = CausalLM(), rows(model, 5)
+    whole, count = task.evaluate(model, batch)
+    parts = [task.evaluate(model, part) for part in batch.split(2)]
+    assert count == sum(tokens for _, tokens in parts) == 35
+    assert whole == pytest.approx(sum(loss for loss, _ in parts), rel=1e-6)
+
+
+def test_the_sum_is_that_of_the_probabilities(model):
+    batch = rows(model, 2)
+    probabilities = torch.softmax(model(batch.input_ids, None), -1).detach()
+    expected = 0.0
+    for row in range(2):
+        for place in range(8):
+            label = int(batch.labels[row, place])
+            if label != -100:
+                expected -= float(torch.log(probabilities[row, place, label]))
+    assert CausalLM().loss_sum(model, batch).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_batch_of_which_nothing_is_trained_sums_to_zero(model):
+    batch = rows(model, 2)
+    nothing = Batch(batch.input_ids, torch.full_like(batch.labels, -100))
+    assert CausalLM().evaluate(model, nothing) == (0.0, 0)
