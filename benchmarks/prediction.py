@@ -19,41 +19,49 @@ from typing import Any
 from common import alone, say, write_result
 
 STEPS = 8
-COMMON = {"data.limit": "2MB", "training.steps": STEPS, "samples.count": 1, "evaluation.rows": 16}
-LARGE, WIDE = {"model.width": 384, "model.layers": 6, "model.heads": 6}, {"model.width": 512}
+COMMON: dict[str, Any] = {
+    "data.limit": "1MB",
+    "training.steps": STEPS,
+    "training.batch_size": 8,
+    "samples.count": 1,
+    "evaluation.rows": 8,
+}
+LARGE = {"model.width": 384, "model.layers": 6, "model.heads": 6, "model.vocabulary_size": 8192}
 ADAPTED: dict[str, Any] = {"adapter.method": "lora", "adapter.rank": 8}
 HALF = {"training.precision": "bf16"}
+ACCUMULATED = {"training.micro_batch_size": 2}
 FULL: dict[str, dict[str, Any]] = {
-    "tiny": {"model.width": 64, "model.layers": 2, "training.batch_size": 8},
-    "all of the library as data": {"data.limit": None, "training.batch_size": 8},
-    "default": {},
-    "accumulation": {"training.micro_batch_size": 4},
-    "recompute": {"training.recompute": "blocks", "training.micro_batch_size": 16},
-    "bf16": {**HALF, "training.micro_batch_size": 8},
-    "large vocabulary": {"model.vocabulary_size": 16384, "training.micro_batch_size": 4},
+    "tiny": {"model.width": 64, "model.layers": 2, "data.sequence_length": 64},
+    "default model": {},
+    "all of the library as data": {"data.limit": None},
+    "accumulation": ACCUMULATED,
+    "recompute": {"training.recompute": "blocks"},
+    "bf16": HALF,
+    "no boundaries": {"data.boundaries": False},
+    "long rows": {"data.sequence_length": 1024, "training.batch_size": 2},
+    "16 rows": {"training.batch_size": 16},
+    "large vocabulary": {"model.vocabulary_size": 16384, **ACCUMULATED},
     "large vocabulary, untied": {
         "model.vocabulary_size": 16384,
         "model.tied_embeddings": False,
-        "training.micro_batch_size": 4,
+        **ACCUMULATED,
     },
-    "long rows": {"data.sequence_length": 1024, "training.batch_size": 4},
-    "20 M parameters": {**LARGE, "model.vocabulary_size": 8192, "training.batch_size": 16},
-    "30 M parameters, one row at a time": {
-        **WIDE,
+    "14 M parameters": {**LARGE, "training.batch_size": 4},
+    "30 M parameters, a row at a time": {
+        "model.width": 512,
         "model.layers": 9,
-        "training.batch_size": 4,
+        "training.batch_size": 2,
         "training.micro_batch_size": 1,
     },
-    "no boundaries": {"data.boundaries": False, "training.micro_batch_size": 16},
 }
 LORA: dict[str, dict[str, Any]] = {
-    "lora": {**ADAPTED},
-    "lora, bf16": {**ADAPTED, **HALF, "training.micro_batch_size": 8},
-    "lora, accumulation": {**ADAPTED, "training.micro_batch_size": 2, "training.batch_size": 8},
+    "lora": ADAPTED,
+    "lora, bf16": {**ADAPTED, **HALF},
+    "lora, accumulation": {**ADAPTED, **ACCUMULATED},
     "lora, recompute": {**ADAPTED, "training.recompute": "blocks"},
-    "lora, dropout": {**ADAPTED, "adapter.dropout": 0.1, "training.micro_batch_size": 8},
+    "lora, dropout": {**ADAPTED, "adapter.dropout": 0.1, **ACCUMULATED},
 }
-BASE = {**LARGE, "model.vocabulary_size": 8192, "data.sequence_length": 512}
+BASE: dict[str, Any] = {**LARGE, "data.sequence_length": 256, "training.batch_size": 1}
 
 
 def main() -> None:
@@ -61,9 +69,8 @@ def main() -> None:
     rows = []
     with alone(), tempfile.TemporaryDirectory(prefix="modicum-prediction-") as temporary:
         folder = Path(temporary)
-        base = {**COMMON, **BASE, "training.steps": 1, "training.batch_size": 1}
-        _in_process(base, folder / "base")
-        adapt = {"model.path": str(folder / "base" / "model"), "data.sequence_length": 256}
+        _in_process({**COMMON, **BASE, "training.steps": 1}, folder / "base")
+        adapt = {"model.path": str(folder / "base" / "model")}
         grid = FULL | {name: {**adapt, **fields} for name, fields in LORA.items()}
         print(f"{'':36}{'tensor bytes, MB':>26}{'process bytes, MB':>28}")
         print(f"{'':36}" + f"{'predicted':>10}{'came':>8}{'ratio':>8}" * 2 + f"{'speed':>8}")

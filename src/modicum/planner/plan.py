@@ -131,7 +131,7 @@ def plan(recipe: Recipe, *, replay: list[dict[str, Any]] | None = None) -> Plan:
     >>> import modicum
     >>> recipe = modicum.Recipe(data={"include": ["json/**"]}, model={"layers": 2, "width": 64})
     >>> modicum.plan(recipe).prediction.trainable
-    360768
+    368960
     """
     inputs = look(recipe)
     device = pick_device(recipe.training.device)
