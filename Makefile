@@ -77,7 +77,9 @@ promises: install ## check every promise of the README, write benchmarks/results
 	@env -u OMP_NUM_THREADS $(BIN)/modicum promises
 
 benchmarks: install ## side by side with peers; a while
-	@env -u OMP_NUM_THREADS $(BIN)/python benchmarks/trainer.py
+	@for name in startup equality kill lora_step trainer prediction; do \
+		env -u OMP_NUM_THREADS $(BIN)/python benchmarks/$$name.py || exit; \
+	done
 
 install: $(VENV)/.installed
 

@@ -7,6 +7,7 @@ every segment of steps: whoever does not hold the baton waits on a pipe and cost
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ def run_modicum(job: Job, baton: Baton) -> None:
             if event["event"] == "step":
                 baton.step(event["loss"])
 
-        train(plan(recipe), job.folder / f"run-{job.kind}", listener=heard)
+        train(plan(recipe), tempfile.mkdtemp(dir=job.folder), listener=heard)
 
 
 def run_bare(job: Job, baton: Baton) -> None:

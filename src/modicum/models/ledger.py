@@ -63,15 +63,15 @@ def ledger(
         - head.casts
         + (last.saved + last.casts if recompute else 0),
     ]
-    at_first = [first.work - head.gradients_to_come(first) + live, head.embedding_work]
+    at_end = max(live + first.work - head.gradients_to_come(first), head.embedding_work, 0)
     return Ledger.of(
         Entry("weight", config.parameter_count() * shape.weight_bytes, what="model"),
         Entry("activation", sum(kept) + head.saved, _SAVED, "activations"),
-        Entry("activation", live, ("backward",), "activations of one block"),
+        Entry("activation", min(live, at_end), ("backward",), "activations of one block"),
         Entry("workspace", max(scoring, inner, building), ("evaluation",), "logits"),
         Entry("workspace", max(scoring, inner - last.saved, 0), ("forward",), "logits"),
         Entry("workspace", max(*at_loss, 0), ("loss",), "logits and gradients"),
-        Entry("workspace", max(*at_first, live) - live, ("backward",), "gradients of a block"),
+        Entry("workspace", max(at_end - live, 0), ("backward",), "gradients of a block"),
         Entry(
             "workspace",
             sum(block.casts for block in blocks) + head.casts,
@@ -239,6 +239,12 @@ class _Block(_Part):
         return 2 * self.shape.positions * elements + 2 * self._attention * self.mixes
 
     @property
+    def again(self) -> int:
+        """FLOPs of running it again: down to down_proj's input, the last thing that was kept."""
+        last = self.linears["mlp.down_proj"] if self.trained else 0
+        return self.forward - 2 * self.shape.positions * last
+
+    @property
     def _attention(self) -> int:
         # Every score, as PyTorch counts; the kernels leave out what causality hides.
         return 4 * self.shape.positions * self.shape.tokens * self.queries
@@ -347,7 +353,7 @@ def _work(blocks: list[_Block], head: _Head, recompute: bool) -> list[Work]:
     forward = head.forward + sum(block.forward for block in blocks)
     backward = head.backward + sum(block.backward for block in blocks)
     if recompute:
-        backward += sum(block.forward for block in blocks if block.saved)
+        backward += sum(block.again for block in blocks if block.saved)
     return [
         Work(forward, dtype=dtype, phase="forward"),
         Work(backward, dtype=dtype, phase="backward"),

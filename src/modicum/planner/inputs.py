@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modicum.adapters.sites import Site
 from modicum.core.errors import InputError
 from modicum.data.sources import Inspection, Source, inspect, open_source
 from modicum.data.tokenizer import Tokenizer
@@ -62,10 +61,17 @@ def look(recipe: Recipe) -> Inputs:
         if folder is None:
             config = replace(config, vocabulary_size=tokenizer.vocabulary_size)
     source, validation = sources(recipe)
-    inspection = inspect(source)
+    inspection = _inspected(source, "data.path")
     if validation is not None:
-        inspect(validation)
+        _inspected(validation, "data.validation_path")
     return Inputs(config, folder, tokenizer, source, validation, inspection)
+
+
+def _inspected(source: Source, field: str) -> Inspection:
+    try:
+        return inspect(source)
+    except InputError as error:
+        raise error.located(field=field) from None
 
 
 def sources(recipe: Recipe) -> tuple[Source, Source | None]:
@@ -105,12 +111,3 @@ def new_config(recipe: Recipe) -> ModelConfig:
         mlp=model.mlp,
         linear=model.linear,
     )
-
-
-def linear_sites(config: ModelConfig) -> list[Site]:
-    """The linear layers of the decoder, as adapters see them, without building it."""
-    return [
-        Site(name.removesuffix(".weight"), "linear", shape[1], shape[0])
-        for name, shape in config.parameter_shapes().items()
-        if len(shape) == 2 and name != "model.embed_tokens.weight"
-    ]

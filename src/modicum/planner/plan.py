@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
-from modicum.core.errors import DoesNotFit, InputError, ModicumError
+import torch
+
+from modicum.core.errors import DoesNotFit, InputError
 from modicum.core.machine import Machine, pick_device, this_machine
 from modicum.core.memory import resident_bytes
 from modicum.core.units import format_bytes
+from modicum.models.config import ModelConfig
 from modicum.planner.inputs import Inputs, look, new_config
-from modicum.planner.predict import EFFICIENCY, Choice, Prediction, predict
+from modicum.planner.predict import EFFICIENCY, Choice, Prediction, Predictor, predict
+from modicum.planner.remedies import Remedy, remedies
 from modicum.recipe import Recipe
 
 # A larger micro-batch than this many tokens makes no machine faster that was measured.
@@ -134,34 +139,66 @@ def plan(recipe: Recipe, *, replay: list[dict[str, Any]] | None = None) -> Plan:
     368960
     """
     inputs = look(recipe)
-    device = pick_device(recipe.training.device)
+    device = _device(recipe, replay)
     machine = this_machine(device)
-    base = resident_bytes()
-    limit, limit_name = _limit(recipe, machine, device.type, base)
+    base, predictor = resident_bytes(), Predictor()
     if replay is not None:
-        prediction = predict(recipe, inputs.config, _replayed(recipe, replay))
+        prediction = predictor(recipe, inputs.config, _replayed(recipe, replay))
         choices = replay
     else:
-        found = _first_that_fits(recipe, inputs, device.type, base, limit)
+        room = _Room.of(recipe, machine, device.type, base)
+        found = _first_that_fits(recipe, inputs, predictor, room)
         if found is None:
-            raise _does_not_fit(recipe, inputs, device.type, base, limit, limit_name)
+            raise _does_not_fit(recipe, inputs, predictor, room)
         prediction = found
-        choices = _explained(recipe, prediction, device.type, limit_name)
+        choices = _explained(recipe, prediction, room)
     return Plan(recipe, inputs, machine, device.type, prediction, tuple(choices), base)
 
 
-def _limit(recipe: Recipe, machine: Machine, device: str, base: int) -> tuple[int, str]:
-    """The bytes there are, and what to call them."""
-    if recipe.budget.memory is not None:
-        return recipe.budget.memory, f"budget.memory ({format_bytes(recipe.budget.memory)})"
-    if device == "cpu":
-        # What the process holds already is not among what is available.
-        return machine.available_bytes + base, "this machine's free memory"
-    return int(0.95 * (machine.accelerator_bytes or 0)), "the accelerator's memory"
+@dataclass(frozen=True)
+class _Room:
+    """The bytes that a run may take on a device, and what to call them.
+
+    `base` is what the process holds already; `most`, what a larger budget could be on this machine.
+    """
+
+    device: str
+    base: int
+    limit: int
+    name: str
+    most: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, machine: Machine, device: str, base: int) -> _Room:
+        if device == "cpu":
+            # What the process holds already is not among what is available.
+            most, name = machine.available_bytes + base, "this machine's free memory"
+        else:
+            most, name = int(0.95 * (machine.accelerator_bytes or 0)), "the accelerator's memory"
+        if (budget := recipe.budget.memory) is not None:
+            return cls(device, base, budget, f"budget.memory ({format_bytes(budget)})", most)
+        return cls(device, base, most, f"{name} ({format_bytes(most)})", most)
+
+    def needed(self, prediction: Prediction) -> int:
+        """The bytes of a prediction that count here."""
+        if self.device == "cpu":
+            return prediction.process_bytes(self.base)
+        return prediction.peak_bytes
 
 
-def _needed(prediction: Prediction, device: str, base: int) -> int:
-    return prediction.process_bytes(base) if device == "cpu" else prediction.peak_bytes
+def _device(recipe: Recipe, replay: list[dict[str, Any]] | None) -> torch.device:
+    """The device that the recipe asks for; one chosen earlier is kept where it is still there.
+
+    Raises:
+        InputError: the recipe asks for CUDA, and there is none.
+    """
+    wanted = recipe.training.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            "there is no CUDA device here", field="training.device", value=wanted, allowed="cpu"
+        )
+    told = {row["field"]: row["value"] for row in replay or ()}.get("training.device", wanted)
+    return pick_device(told if torch.cuda.is_available() else "cpu")
 
 
 def _choices(recipe: Recipe, device: str) -> Iterator[Choice]:
@@ -181,43 +218,44 @@ def _choices(recipe: Recipe, device: str) -> Iterator[Choice]:
 
 
 def _first_that_fits(
-    recipe: Recipe, inputs: Inputs, device: str, base: int, limit: int
+    recipe: Recipe, inputs: Inputs, predictor: Predictor, room: _Room
 ) -> Prediction | None:
-    for choice in _choices(recipe, device):
-        prediction = predict(recipe, inputs.config, choice)
-        if _needed(prediction, device, base) <= limit:
+    for choice in _choices(recipe, room.device):
+        prediction = predictor(recipe, inputs.config, choice)
+        if room.needed(prediction) <= room.limit:
             return prediction
     return None
 
 
-def _smallest(recipe: Recipe, inputs: Inputs, device: str, base: int) -> int:
-    """What the most frugal choice needs."""
+def _smallest(recipe: Recipe, config: ModelConfig, predictor: Predictor, room: _Room) -> int:
+    """What the most frugal choice needs: of micro-batches, the largest one or the smallest."""
+    choices = list(_choices(recipe, room.device))
+    sizes = {choice.micro_batch_size for choice in choices}
     return min(
-        _needed(predict(recipe, inputs.config, choice), device, base)
-        for choice in _choices(recipe, device)
+        room.needed(predictor(recipe, config, choice))
+        for choice in choices
+        if choice.micro_batch_size in (min(sizes), max(sizes))
     )
 
 
-def _explained(
-    recipe: Recipe, prediction: Prediction, device: str, limit_name: str
-) -> list[dict[str, Any]]:
+def _explained(recipe: Recipe, prediction: Prediction, room: _Room) -> list[dict[str, Any]]:
     """The choices as rows for people."""
-    choice, training = prediction.choice, recipe.training
+    choice, training, device = prediction.choice, recipe.training, room.device
     rows: list[dict[str, Any]] = []
     if training.micro_batch_size == "auto":
         if choice.micro_batch_size == training.batch_size:
             why = "the whole batch fits at once"
-        elif choice == next(_choices(recipe, device)):
+        elif choice.micro_batch_size == next(_choices(recipe, device)).micro_batch_size:
             why = f"{USEFUL_TOKENS[device]} tokens at a time are as fast as more"
         else:
-            why = f"the largest that keeps {limit_name}"
+            why = f"the largest that keeps {room.name}"
         rows.append(
             {"field": "training.micro_batch_size", "value": choice.micro_batch_size, "why": why}
         )
     if training.recompute == "auto":
         why = "keeping activations is faster, and fits"
         if choice.recompute:
-            why = f"activations of all blocks do not fit into {limit_name}"
+            why = f"activations of all blocks do not fit into {room.name}"
         value = "blocks" if choice.recompute else "none"
         rows.append({"field": "training.recompute", "value": value, "why": why})
     if training.device == "auto":
@@ -235,77 +273,32 @@ def _replayed(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> Choice:
     return Choice(int(size), -(-training.batch_size // int(size)), recompute == "blocks")
 
 
-def _does_not_fit(
-    recipe: Recipe, inputs: Inputs, device: str, base: int, limit: int, limit_name: str
-) -> DoesNotFit:
+def _does_not_fit(recipe: Recipe, inputs: Inputs, predictor: Predictor, room: _Room) -> DoesNotFit:
     """The refusal, with the three cheapest changes that would make it fit."""
-    needed = _smallest(recipe, inputs, device, base)
-    found = []
-    for change, changed in _changes(recipe, inputs):
-        try:
-            size = _smallest(changed, _resized(inputs, changed), device, base)
-        except ModicumError:
-            continue
-        if size <= limit:
-            found.append(f"{change} (needs {format_bytes(size)})")
-    # One process holds a few megabytes more than the next before it begins.
-    room = -(-(needed + needed // 50) // 10**7) * 10**7
-    raised = f"--set budget.memory={room // 10**6}MB"
-    if recipe.budget.memory is None:
-        raised = f"a machine with {format_bytes(room)} of free memory"
-    what = "the process" if device == "cpu" else "its tensors"
+
+    def needs(changed: Recipe) -> int:
+        return _smallest(changed, _config(inputs, changed), predictor, room)
+
+    needed = needs(recipe)
+    found = list(islice(remedies(recipe, needs, room.limit), 3))
+    budget = -(-needed // 10**7) * 10**7
+    if len(found) < 3 and recipe.budget.memory is not None and budget <= room.most:
+        found.append(Remedy({"budget.memory": f"{budget // 10**6}MB"}, needed))
+    what = "the process" if room.device == "cpu" else "its tensors"
+    own = f", of which {format_bytes(room.base)} are Python and torch"
     return DoesNotFit(
-        f"does not fit {limit_name}: the most frugal plan needs {format_bytes(needed)} for {what}"
-        + (f", of which {format_bytes(base)} are Python and torch" if device == "cpu" else "")
-        + ". What would make it fit, cheapest first:",
-        [*found[:2], raised],
+        f"does not fit {room.name}: the most frugal plan needs {format_bytes(needed)} for {what}"
+        + (own if room.device == "cpu" else "")
+        + (". What would make it fit, cheapest first:" if found else ", and no change is enough"),
+        [f"{remedy.words} (needs {format_bytes(remedy.needs)})" for remedy in found],
     )
 
 
-def _changes(recipe: Recipe, inputs: Inputs) -> Iterator[tuple[str, Recipe]]:
-    """Changes to try, in the order of what they cost: exact arithmetic, numerics, method, task."""
-    training, new = recipe.training, inputs.model_folder is None
-    candidates: list[dict[str, Any]] = []
-    if training.micro_batch_size != "auto" and training.micro_batch_size > 1:
-        candidates.append({"training.micro_batch_size": "auto"})
-    if training.recompute == "none":
-        candidates.append({"training.recompute": "auto"})
-    if training.precision == "fp32":
-        candidates.append({"training.precision": "bf16"})
-    if recipe.adapter is None and not new:
-        candidates.append({"adapter.method": "lora"})
-    if recipe.adapter is not None and recipe.adapter.get("rank", 1) > 1:
-        candidates.append({"adapter.rank": max(1, recipe.adapter["rank"] // 4)})
-    for divisor in (2, 4, 8):
-        if recipe.data.sequence_length // divisor >= 16:
-            candidates.append({"data.sequence_length": recipe.data.sequence_length // divisor})
-    if new:
-        for divisor in (2, 4):
-            if recipe.model.vocabulary_size // divisor >= 512:
-                candidates.append(
-                    {"model.vocabulary_size": recipe.model.vocabulary_size // divisor}
-                )
-            if recipe.model.layers // divisor >= 1:
-                candidates.append({"model.layers": recipe.model.layers // divisor})
-    combined = [first | second for first in candidates for second in candidates if first != second]
-    seen: set[str] = set()
-    for change in [*candidates, *combined]:
-        text = " ".join(f"--set {field}={value}" for field, value in sorted(change.items()))
-        if text in seen:
-            continue
-        seen.add(text)
-        try:
-            changed = recipe.changed(**{f.replace(".", "__"): v for f, v in change.items()})
-        except InputError:
-            continue
-        yield text, changed
-
-
-def _resized(inputs: Inputs, recipe: Recipe) -> Inputs:
-    """Inputs with the model that a changed recipe would have."""
+def _config(inputs: Inputs, recipe: Recipe) -> ModelConfig:
+    """The configuration of the model that a changed recipe would have."""
     if inputs.model_folder is not None:
-        return inputs
+        return inputs.config
     config = new_config(recipe)
     if inputs.tokenizer is not None:
         config = replace(config, vocabulary_size=inputs.config.vocabulary_size)
-    return replace(inputs, config=config)
+    return config

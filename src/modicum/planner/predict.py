@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cache
 
 from modicum.adapters.base import Adapter, Placement
 from modicum.adapters.sites import Site, choose
+from modicum.core.errors import InputError
 from modicum.core.ledger import Ledger, Shape
 from modicum.core.meta import on_meta
 from modicum.models.config import ModelConfig
@@ -57,30 +60,58 @@ class Prediction:
 
 
 def predict(recipe: Recipe, config: ModelConfig, choice: Choice) -> Prediction:
-    """Add up the ledgers of everything that the recipe puts into a step."""
-    adapter = recipe.method("adapter")
-    half = recipe.training.precision == "bf16"
-    frozen_half = half and adapter is not None
-    shape = Shape(
-        sequences=choice.micro_batch_size,
-        tokens=recipe.data.sequence_length,
-        micro_batches=choice.micro_batches,
-        weight_bytes=2 if frozen_half else 4,
-        compute_bytes=2 if half else 4,
-        residual_bytes=2 if frozen_half else 4,
-        segments=recipe.data.boundaries,
-    )
-    total = trainable = config.parameter_count()
-    if adapter is None:
-        parts = [model_ledger(config, shape, recompute=choice.recompute)]
-    else:
-        assert isinstance(adapter, Adapter)
-        sites = adapter_sites(adapter, config)
-        trainable = sum(adapter.trained(site) for site in sites)
-        total += trainable
-        parts = _adapted(adapter, sites, config, shape, choice.recompute)
-    parts.append(optimizer_ledger(trainable, shape))
-    return Prediction(choice, Ledger.sum(parts), total, trainable)
+    """What a recipe's update takes under a choice."""
+    return Predictor()(recipe, config, choice)
+
+
+class Predictor:
+    """Predictions for a recipe and variations of it; what they have in common is done once."""
+
+    def __init__(self) -> None:
+        self._adapters: dict[tuple[str, _Key], tuple[Adapter, list[Site]]] = {}
+
+    def __call__(self, recipe: Recipe, config: ModelConfig, choice: Choice) -> Prediction:
+        """Add up the ledgers of everything that the recipe puts into a step."""
+        half = recipe.training.precision == "bf16"
+        frozen_half = half and recipe.adapter is not None
+        shape = Shape(
+            sequences=choice.micro_batch_size,
+            tokens=recipe.data.sequence_length,
+            micro_batches=choice.micro_batches,
+            weight_bytes=2 if frozen_half else 4,
+            compute_bytes=2 if half else 4,
+            residual_bytes=2 if frozen_half else 4,
+            # A batch of rows with one document each has no mask; the worst batch counts.
+            segments=recipe.data.boundaries,
+        )
+        total = trainable = config.parameter_count()
+        if recipe.adapter is None:
+            parts = [model_ledger(config, shape, recompute=choice.recompute)]
+        else:
+            adapter, sites = self._adapter(recipe, config)
+            alike = Counter(replace(site, name="") for site in sites)
+            trainable = sum(adapter.trained(site) * count for site, count in alike.items())
+            total += trainable
+            parts = _adapted(adapter, sites, config, shape, choice.recompute)
+        parts.append(optimizer_ledger(trainable, shape))
+        return Prediction(choice, Ledger.sum(parts), total, trainable)
+
+    def _adapter(self, recipe: Recipe, config: ModelConfig) -> tuple[Adapter, list[Site]]:
+        """The recipe's adapter and the layers that its targets name.
+
+        Raises:
+            InputError: a target names no layer.
+        """
+        key = json.dumps([recipe.adapter, recipe.plugins], sort_keys=True), _Key(config)
+        if key not in self._adapters:
+            adapter = recipe.method("adapter")
+            assert isinstance(adapter, Adapter)
+            try:
+                sites = choose(_on_meta(_Key(config)), adapter.targets, adapter.exclude)
+            except InputError as error:
+                raise error.located(field=f"adapter.{error.field or 'targets'}") from None
+            self._adapters[key] = adapter, sites
+        return self._adapters[key]
 
 
 def _adapted(
@@ -91,25 +122,21 @@ def _adapted(
     What adapters keep for the backward pass is the model's to add up: it knows which blocks have
     run, and which are run again.
     """
-    ledgers = {site.name: adapter.ledger(Placement(site, shape)) for site in sites}
+    alike = {replace(site, name="") for site in sites}
+    ledgers = {site: adapter.ledger(Placement(site, shape)) for site in alike}
+    kept = {site: each.bytes("activation") for site, each in ledgers.items()}
+    rest = {
+        site: each.map_entries(lambda entry: None if entry.kind == "activation" else entry)
+        for site, each in ledgers.items()
+    }
     adapted = Adapted(
-        sites={name: each.bytes("activation") for name, each in ledgers.items()},
+        sites={site.name: kept[replace(site, name="")] for site in sites},
         inputs=frozenset(site.name for site in sites if adapter.saves_input(site)),
     )
-    rest = [
-        each.map_entries(lambda entry: None if entry.kind == "activation" else entry)
-        for each in ledgers.values()
+    return [
+        model_ledger(config, shape, adapted=adapted, recompute=recompute),
+        *(rest[replace(site, name="")] for site in sites),
     ]
-    return [model_ledger(config, shape, adapted=adapted, recompute=recompute), *rest]
-
-
-def adapter_sites(adapter: Adapter, config: ModelConfig) -> list[Site]:
-    """The layers that an adapter's targets name, on a model that is built on meta.
-
-    Raises:
-        InputError: a target names no layer.
-    """
-    return choose(_on_meta(_Key(config)), adapter.targets, adapter.exclude)
 
 
 class _Key:

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from modicum.adapters import LoRA
+from modicum.adapters.base import Placement
+from modicum.core.ledger import Ledger, Shape
+from modicum.core.memory import TensorMeter, bytes_by_kind
+from modicum.core.parameters import count, optimizer_groups
+from modicum.models.config import ModelConfig
+from modicum.models.ledger import Adapted, ledger, optimizer_ledger
+from modicum.models.llama import Llama, create
+
+ROWS, TOKENS = 2, 18
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {"width": 32, "heads": 4},
+    "grouped": {"width": 32, "heads": 4, "kv_heads": 1, "mlp_width": 80},
+    "odd widths": {"width": 42, "heads": 3, "head_width": 10, "mlp_width": 53},
+    "tied": {"width": 32, "heads": 4, "tied_embeddings": True},
+    "biases": {"width": 32, "heads": 4, "attention_bias": True, "mlp_bias": True},
+}
+LORAS: dict[str, LoRA | None] = {
+    "full": None,
+    "lora": LoRA(rank=3),
+    "q and v": LoRA(rank=3, targets=("q_proj", "v_proj")),
+    "late": LoRA(rank=3, targets=("model.layers.1.mlp.up_proj",)),
+    "dropout": LoRA(rank=3, dropout=0.1),
+}
+
+
+def config(**fields: Any) -> ModelConfig:
+    return ModelConfig(**{"vocabulary_size": 101, "layers": 3, "context": 64, **fields})
+
+
+def model(config: ModelConfig, adapter: LoRA | None, half: bool) -> Llama:
+    stored = torch.bfloat16 if half and adapter is not None else torch.float32
+    made = create(config, 0, "cpu", stored).train()
+    if adapter is not None:
+        adapter.attach(made)
+    return made
+
+
+def shape(adapter: LoRA | None, half: bool, documents: bool, micro_batches: int = 1) -> Shape:
+    stored = 2 if half and adapter is not None else 4
+    return Shape(
+        ROWS,
+        TOKENS,
+        micro_batches,
+        weight_bytes=stored,
+        compute_bytes=2 if half else 4,
+        residual_bytes=stored,
+        segments=documents,
+    )
+
+
+def predicted(
+    config: ModelConfig, adapter: LoRA | None, shape: Shape, recompute: bool = False
+) -> Ledger:
+    if adapter is None:
+        return ledger(config, shape, recompute=recompute)
+    from modicum.adapters.sites import choose
+
+    sites = choose(create(config, 0), adapter.targets)
+    parts = {site.name: adapter.ledger(Placement(site, shape)) for site in sites}
+    adapted = Adapted(
+        {name: part.bytes("activation") for name, part in parts.items()},
+        frozenset(site.name for site in sites if adapter.saves_input(site)),
+    )
+    weights = [p.map_entries(lambda e: e if e.kind == "weight" else None) for p in parts.values()]
+    return Ledger.sum([ledger(config, shape, adapted=adapted, recompute=recompute), *weights])
+
+
+def inputs(config: ModelConfig, documents: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ids = torch.randint(0, config.vocabulary_size, (ROWS, TOKENS))
+    numbers = (torch.arange(TOKENS) // 7).int().expand(ROWS, TOKENS).contiguous()
+    return ids, numbers if documents else None
+
+
+def autocast(half: bool) -> Any:
+    return torch.autocast("cpu", torch.bfloat16) if half else nullcontext()
+
+
+def saved_bytes(model: Llama, half: bool, documents: bool) -> int:
+    """Bytes of the storages that autograd keeps of a forward pass, parameters and ids aside."""
+    ids, numbers = inputs(model.config, documents)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own and tensor.dtype != torch.int64:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast(half):
+        logits = model(ids, numbers)
+    assert logits.requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def told(ledger: Ledger) -> int:
+    """What of a ledger autograd keeps at the end of a forward pass."""
+    whats = ("activations", "weights in bf16", "positions, masks")
+    return sum(e.bytes for e in ledger.entries if e.what in whats and "forward" in e.phases)
+
+
+@pytest.mark.parametrize("documents", [False, True], ids=["whole rows", "documents"])
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("adapter", LORAS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_saved_activations_are_those_that_autograd_keeps(name, adapter, half, documents):
+    made, method = config(**SHAPES[name]), LORAS[adapter]
+    measured = saved_bytes(model(made, method, half), half, documents)
+    figure = told(predicted(made, method, shape(method, half, documents)))
+    if adapter == "dropout":  # the first block's masks are not kept, as its input needs no gradient
+        assert measured <= figure <= 1.1 * measured
+    elif adapter == "late":  # adds what only later blocks' gradients would need: positions, masks
+        assert measured == figure
+    else:
+        assert measured == figure
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_flops_are_those_of_pytorchs_counter(name, recompute):
+    made = config(**SHAPES[name])
+    full = model(made, None, False)
+    full.recompute = recompute
+    expected = ledger(made, shape(None, False, False), recompute=recompute)
+    assert flops(full) == (expected.flops("forward"), expected.flops("backward"))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_flops_of_a_frozen_model_stop_where_nothing_before_learns(first):
+    made = config(**SHAPES["grouped"])
+    frozen = create(made, 0)
+    frozen.requires_grad_(False)
+    # A bias-like vector that learns costs no matrix product itself, yet makes its block's mixer
+    # output differentiable, as an adapter on o_proj does.
+    norm = frozen.model.layers[first].post_attention_layernorm
+    norm.weight.requires_grad_(True)
+    sites = {f"model.layers.{first}.self_attn.o_proj": 0}
+    expected = ledger(made, shape(None, False, False), adapted=Adapted(sites))
+    assert flops(frozen) == (expected.flops("forward"), expected.flops("backward"))
+
+
+def flops(model: Llama) -> tuple[int, int]:
+    ids, _ = inputs(model.config, False)
+    with sdpa_kernel(SDPBackend.MATH):
+        with FlopCounterMode(display=False) as forward:
+            out = model(ids)
+        with FlopCounterMode(display=False) as backward:
+            out.sum().backward()
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+PEAKS: dict[str, tuple[dict[str, Any], str, bool, bool, int]] = {
+    "full": ({"width": 96, "heads": 4}, "full", False, False, 1),
+    "full, large vocabulary": ({"vocabulary_size": 2000}, "full", False, False, 1),
+    "full, accumulated": ({"tied_embeddings": True}, "full", False, False, 3),
+    "full, wide": ({"width": 256, "tied_embeddings": True}, "full", False, False, 1),
+    "full, recomputed": ({}, "full", False, True, 1),
+    "full, bf16": ({"tied_embeddings": True}, "full", True, False, 1),
+    "full, bf16, recomputed": ({"vocabulary_size": 600}, "full", True, True, 2),
+    "lora": ({}, "lora", False, False, 1),
+    "lora, bf16": ({"vocabulary_size": 600}, "lora", True, False, 2),
+    "lora, recomputed": ({"mlp_width": 64}, "lora", False, True, 1),
+}
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_the_peak_of_two_updates_is_the_one_that_the_meter_sees(name):
+    fields, adapter, half, recompute, micro_batches = PEAKS[name]
+    made, method = config(**{"width": 64, "heads": 4, **fields}), LORAS[adapter]
+    trained = model(made, method, half)
+    trained.recompute = recompute
+    optimizer = torch.optim.AdamW(
+        optimizer_groups(trained, learning_rate=1e-3, weight_decay=0.0), fused=True
+    )
+    before = sum(bytes_by_kind(trained, optimizer).values())
+    meter = TensorMeter("cpu")
+    meter.start(before)
+    for _ in range(2):
+        batches = [inputs(made, True) for _ in range(micro_batches)]
+        labels = [ids.clone() for ids, _ in batches]
+        for (ids, numbers), label in zip(batches, labels, strict=True):
+            loss = cross_entropy(trained, ids, numbers, label, half)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    measured = meter.stop()
+    at = shape(method, half, True, micro_batches)
+    total = predicted(made, method, at, recompute) + optimizer_ledger(count(trained)[1], at)
+    # Tiny tensors, such as the optimizer's step counts, are not in the ledger.
+    assert 0.99 * measured <= total.peak() <= 1.03 * measured
+
+
+def cross_entropy(
+    model: Llama, ids: torch.Tensor, numbers: torch.Tensor | None, labels: torch.Tensor, half: bool
+) -> torch.Tensor:
+    with autocast(half):
+        logits = model(ids, numbers)
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def test_gradients_stay_between_micro_batches_and_not_between_updates():
+    one = optimizer_ledger(1000, Shape(1, 8))
+    several = optimizer_ledger(1000, Shape(1, 8, micro_batches=2))
+    assert one.bytes("gradient", "forward") == 0
+    assert several.bytes("gradient", "forward") == 4000
+    assert one.bytes("gradient", "step") == several.bytes("gradient", "step") == 4000
+    assert one.bytes("optimizer", "forward") == one.bytes("optimizer", "evaluation") == 8000
