@@ -105,10 +105,13 @@ def finished(event: Event) -> str:
             parts.append(f"{name} {loss:.4f}")
     if (rate := number(event.get("tokens_per_second"))) is not None:
         parts.append(f"{short(rate)} tokens/s")
-    if (process := number(peak.get("process"))) is not None:
+    # A budget is of tensors on an accelerator, and of the process elsewhere.
+    counted = "measured" if (event.get("machine") or {}).get("accelerator") else "process"
+    if (used := number(peak.get(counted))) is not None:
         budget = number(peak.get("budget"))
         limit = f" of {format_bytes(budget)}" if budget is not None else ""
-        parts.append(f"peak memory {format_bytes(process)}{limit}")
+        over = ", above the budget" if budget is not None and used > budget else ""
+        parts.append(f"peak memory {format_bytes(used)}{limit}{over}")
     if status == "interrupted":
         parts.append("the same command goes on from here")
     if event.get("error"):

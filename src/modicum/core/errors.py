@@ -83,6 +83,17 @@ class InputError(ModicumError):
             **self._told,
         )
 
+    def within(self, section: str) -> InputError:
+        """The same error with its field in a section of a recipe: `rank` in `adapter.rank`."""
+        return InputError(
+            self.problem,
+            file=self.file,
+            line=self.line,
+            field=f"{section}.{self.field}" if self.field else section,
+            allowed=self.allowed,
+            **self._told,
+        )
+
 
 class DoesNotFit(ModicumError):
     """No plan keeps the budget. `changes` are the cheapest changes that would."""

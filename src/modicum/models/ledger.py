@@ -6,29 +6,15 @@ tensors that autograd really saves, the peak that the meter sees and PyTorch's o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-
 from modicum.core.ledger import ALWAYS, Entry, Ledger, Phase, Shape, Work
 from modicum.models.config import ModelConfig
+from modicum.models.ledger_parts import Adapted, Block, Head, parts
+
+__all__ = ["Adapted", "ledger", "optimizer_ledger"]
 
 _SAVED: tuple[Phase, ...] = ("forward", "loss")
 _GENERATOR_BYTES = 5056  # the state of torch's generator, which a recomputed block restores
 _RUNNING: tuple[Phase, ...] = ("evaluation", "forward", "loss", "backward")
-
-
-@dataclass(frozen=True)
-class Adapted:
-    """What adapters on the frozen decoder keep for the backward pass.
-
-    Args:
-        sites: bytes that the adapter of each layer keeps, by the layer's full name.
-        inputs: of those layers, the ones whose input is kept for their adapter.
-    """
-
-    sites: Mapping[str, int] = field(default_factory=dict)
-    inputs: frozenset[str] = frozenset()
 
 
 def ledger(
@@ -42,7 +28,7 @@ def ledger(
         adapted: the adapters of the frozen decoder; None where every weight is trained.
         recompute: whether blocks keep their input alone and run again in the backward pass.
     """
-    blocks, head = _blocks(config, shape, adapted)
+    blocks, head = parts(config, shape, adapted)
     again = {block.prefix for block in blocks if recompute and block.saved}
     kept = [
         block.stream + _GENERATOR_BYTES if block.prefix in again else block.saved
@@ -85,252 +71,6 @@ def ledger(
     )
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A part of the decoder: which of its layers learn, and what is differentiated in it.
-
-    Args:
-        prefix: what the names of its layers begin with.
-        flows: whether its input takes a gradient.
-    """
-
-    config: ModelConfig
-    shape: Shape
-    adapted: Adapted | None
-    prefix: str
-    flows: bool
-
-    @property
-    def trained(self) -> bool:
-        """Whether all weights are."""
-        return self.adapted is None
-
-    @property
-    def half(self) -> bool:
-        """Whether weights that are trained in fp32 compute as bf16 copies."""
-        return self.trained and self.shape.compute_bytes < 4
-
-    @property
-    def stream(self) -> int:
-        """Bytes of the residual stream between blocks."""
-        return self.shape.positions * self.config.width * self.shape.residual_bytes
-
-    def learns(self, *layers: str) -> bool:
-        """Whether the output of one of these linear layers depends on something trained in it."""
-        return self.adapted is None or any(self.prefix + n in self.adapted.sites for n in layers)
-
-    def inputs(self, *layers: str) -> int:
-        """How many copies are kept of the one tensor that these linear layers read."""
-        if self.adapted is None:
-            return len(layers) if self.half else 1  # autocast makes each layer a copy of its own
-        return int(any(self.prefix + name in self.adapted.inputs for name in layers))
-
-    @property
-    def norm(self) -> int:
-        """Bytes that a norm keeps a position: fp32 input and scale, and if trained its output."""
-        return 4 * (self.config.width + 1) + (4 * self.config.width if self.trained else 0)
-
-    @property
-    def adapters(self) -> int:
-        """Bytes that adapters keep here beyond the inputs."""
-        sites = self.adapted.sites if self.adapted else {}
-        return sum(size for name, size in sites.items() if name.startswith(self.prefix))
-
-
-class _Block(_Part):
-    """A block's bytes and work."""
-
-    @property
-    def queries(self) -> int:
-        return self.config.heads * self.config.head_width
-
-    @property
-    def keys(self) -> int:
-        return self.config.kv_heads * self.config.head_width
-
-    @property
-    def mixes(self) -> bool:
-        """Whether attention is differentiated."""
-        return self.flows or self.learns("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-
-    @property
-    def reaches_mlp(self) -> bool:
-        return self.mixes or self.learns("self_attn.o_proj")
-
-    @property
-    def gate(self) -> bool:
-        return self.reaches_mlp or self.learns("mlp.gate_proj")
-
-    @property
-    def up(self) -> bool:
-        return self.reaches_mlp or self.learns("mlp.up_proj")
-
-    @property
-    def flows_on(self) -> bool:
-        """Whether its output takes a gradient."""
-        return self.gate or self.up or self.learns("mlp.down_proj")
-
-    @cached_property
-    def saved(self) -> int:
-        """Bytes that autograd keeps, weights' copies aside."""
-        compute, width = self.shape.compute_bytes, self.config.width
-        each = self.norm * (self.flows + self.reaches_mlp)
-        mixer_inputs = self.inputs("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        each += width * compute * (mixer_inputs + self.inputs("mlp.gate_proj", "mlp.up_proj"))
-        if self.mixes:
-            # Rotated q and k, v, the output, which is also o_proj's input, and the log-sum-exp.
-            each += 2 * (self.queries + self.keys) * compute + 4 * self.config.heads
-        else:
-            each += self.queries * compute * self.inputs("self_attn.o_proj")
-        # silu keeps gate, the product up for gate's sake and silu(gate) for up's.
-        inner = 2 * self.gate + self.up + self.inputs("mlp.down_proj")
-        each += self.config.mlp_width * compute * inner
-        return each * self.shape.positions + self.adapters
-
-    @property
-    def inner(self) -> int:
-        """Bytes of what the forward pass holds at a time when nothing is kept."""
-        inner = 3 * self.config.mlp_width * self.shape.compute_bytes
-        return inner * self.shape.positions + 2 * self.stream
-
-    @property
-    def work(self) -> int:
-        """Bytes of gradients in its backward pass, at most: as the MLP's product is undone."""
-        if not self.flows_on:
-            return 0
-        # down_proj's input is given free as its gradient comes; then come those of both factors.
-        made = 3 - self.inputs("mlp.down_proj")
-        inner = made * self.config.mlp_width * self.shape.compute_bytes * self.shape.positions
-        return inner + self.stream + self.gradient_of(self.config.width * self.config.mlp_width)
-
-    def gradient_of(self, elements: int) -> int:
-        """Bytes of a weight's gradient as it is made: where bf16, beside its fp32 copy."""
-        return elements * (4 + 2 * self.half) if self.trained else 0
-
-    @property
-    def linears(self) -> dict[str, int]:
-        """Elements of the linear layers' weights."""
-        width, inner = self.config.width, self.config.mlp_width
-        attention = {"q": self.queries, "k": self.keys, "v": self.keys, "o": self.queries}
-        mixer = {f"self_attn.{name}_proj": width * rows for name, rows in attention.items()}
-        return mixer | {f"mlp.{name}_proj": width * inner for name in ("gate", "up", "down")}
-
-    @property
-    def casts(self) -> int:
-        """Bytes of the weights' bf16 copies, from their first use until backward is past them."""
-        return 2 * sum(self.linears.values()) if self.half else 0
-
-    @property
-    def forward(self) -> int:
-        """FLOPs of the matrix products."""
-        return 2 * self.shape.positions * sum(self.linears.values()) + self._attention
-
-    @property
-    def backward(self) -> int:
-        """FLOPs of the matrix products that give gradients of inputs and of trained weights."""
-        takes = {
-            **{f"self_attn.{name}_proj": self.flows for name in "qkv"},
-            "self_attn.o_proj": self.mixes,
-            "mlp.gate_proj": self.reaches_mlp,
-            "mlp.up_proj": self.reaches_mlp,
-            "mlp.down_proj": self.gate or self.up,
-        }
-        elements = sum(size * (takes[n] + self.trained) for n, size in self.linears.items())
-        return 2 * self.shape.positions * elements + 2 * self._attention * self.mixes
-
-    @property
-    def again(self) -> int:
-        """FLOPs of running it again: down to down_proj's input, the last thing that was kept."""
-        last = self.linears["mlp.down_proj"] if self.trained else 0
-        return self.forward - 2 * self.shape.positions * last
-
-    @property
-    def _attention(self) -> int:
-        # Every score, as PyTorch counts; the kernels leave out what causality hides.
-        return 4 * self.shape.positions * self.shape.tokens * self.queries
-
-
-class _Head(_Part):
-    """The bytes and work of the last norm, the output layer and the embedding."""
-
-    @property
-    def logits(self) -> int:
-        """Bytes of a score for each position and token, in fp32."""
-        return 4 * self.shape.positions * self.config.vocabulary_size
-
-    @property
-    def table(self) -> int:
-        """Elements of the output layer's weight, and of the embedding's."""
-        return self.config.vocabulary_size * self.config.width
-
-    @property
-    def saved(self) -> int:
-        """Bytes that autograd keeps, logits aside."""
-        each = self.norm * self.flows
-        each += self.config.width * self.shape.compute_bytes * self.inputs("lm_head")
-        return each * self.shape.positions + self.adapters
-
-    @property
-    def casts(self) -> int:
-        return 2 * self.table if self.half else 0
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether gradients of a micro-batch meet those of the ones before it."""
-        return self.shape.micro_batches > 1
-
-    @property
-    def gradient_made(self) -> int:
-        """Bytes of the output weight's gradient when it is made."""
-        return self.table * (4 + 2 * self.half) if self.trained else 0
-
-    @property
-    def gradient_held(self) -> int:
-        """Bytes of it that wait: tied, for the embedding's part, else for the step."""
-        waits = self.trained and (self.config.tied_embeddings or not self.accumulates)
-        return 4 * self.table if waits else 0
-
-    def gradients_to_come(self, first: _Block) -> int:
-        """Bytes of all gradients that are not there yet when the first block's are made."""
-        tied = self.config.tied_embeddings
-        if not self.trained:
-            return 0
-        if self.accumulates:
-            return -self.gradient_held
-        return 4 * sum(first.linears.values()) + (0 if tied else 4 * self.table)
-
-    @property
-    def embedding_work(self) -> int:
-        """Bytes at the end of the backward pass beyond the gradients that stay."""
-        if not self.trained:
-            return 0
-        # Tied, the head's gradient and the embedding's are summed: in fp32 into a third tensor,
-        # because the head's lies transposed.
-        extra = self.accumulates + (self.config.tied_embeddings and 2 - self.half)
-        return 4 * self.table * extra + self.stream
-
-    @property
-    def forward(self) -> int:
-        return 2 * self.shape.positions * self.table
-
-    @property
-    def backward(self) -> int:
-        return self.forward * (self.flows + self.trained)
-
-
-def _blocks(
-    config: ModelConfig, shape: Shape, adapted: Adapted | None
-) -> tuple[list[_Block], _Head]:
-    """Every block, told whether something before it learns, and the head."""
-    embedding = "model.embed_tokens"
-    flows = adapted is None or embedding in adapted.sites
-    blocks = []
-    for layer in range(config.layers):
-        blocks.append(_Block(config, shape, adapted, f"model.layers.{layer}.", flows))
-        flows = blocks[-1].flows_on
-    return blocks, _Head(config, shape, adapted, "lm_head", flows)
-
-
 def _rotary_bytes(config: ModelConfig, shape: Shape) -> int:
     """Cosine and sine of each position, where documents restart of each row."""
     rows = shape.positions if shape.segments else shape.tokens
@@ -348,7 +88,7 @@ def _batch_bytes(shape: Shape) -> int:
     return each * shape.positions * shape.micro_batches
 
 
-def _work(blocks: list[_Block], head: _Head, recompute: bool) -> list[Work]:
+def _work(blocks: list[Block], head: Head, recompute: bool) -> list[Work]:
     dtype = "bfloat16" if head.shape.compute_bytes == 2 else "float32"
     forward = head.forward + sum(block.forward for block in blocks)
     backward = head.backward + sum(block.backward for block in blocks)

@@ -281,7 +281,7 @@ def _does_not_fit(recipe: Recipe, inputs: Inputs, predictor: Predictor, room: _R
 
     needed = needs(recipe)
     found = list(islice(remedies(recipe, needs, room.limit), 3))
-    budget = -(-needed // 10**7) * 10**7
+    budget = -(-needed * 102 // 10**9) * 10**7  # the next process may begin a little larger
     if len(found) < 3 and recipe.budget.memory is not None and budget <= room.most:
         found.append(Remedy({"budget.memory": f"{budget // 10**6}MB"}, needed))
     what = "the process" if room.device == "cpu" else "its tensors"

@@ -18,10 +18,13 @@ from modicum.models.ledger import ledger as model_ledger
 from modicum.models.llama import Llama
 from modicum.recipe import Recipe
 
-# What a process on a CPU holds beyond its tensors and what it held before the first of them, as
-# measured by benchmarks/prediction.py: freed blocks that the C allocator keeps, the scratch
-# buffers of matrix products, the code of kernels that are loaded when first called.
-PROCESS_OVERHEAD, PROCESS_FACTOR = 64 * 2**20, 1.10
+# What a process on a CPU holds beyond what it held when the plan was made, as measured by
+# benchmarks/prediction.py. Once: the modules that torch loads for its first optimizer, the
+# tokenizer and the text it was trained on, kernels' code and scratch, and in bf16 the copies that
+# matrix products make. A byte of tensors: itself, and the free blocks in between that the C
+# allocator keeps and cannot use for others; fewer between weights that come once and stay.
+PROCESS_ONCE, PROCESS_ONCE_BF16 = 210 * 2**20, 280 * 2**20
+PROCESS_FACTOR, PROCESS_FACTOR_FROZEN = 1.55, 1.2
 # A matrix product of a whole training step runs at about this part of a large one's rate.
 EFFICIENCY = 0.55
 
@@ -37,12 +40,20 @@ class Choice:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Bytes and work of one update under a choice; `trainable` and `total` are elements."""
+    """Bytes and work of one update under a choice.
+
+    Args:
+        total, trainable: elements of the model and its adapters.
+        frozen_bytes: of weights that are read once and never change.
+        half: whether matrix products are in bf16.
+    """
 
     choice: Choice
     ledger: Ledger
     total: int
     trainable: int
+    frozen_bytes: int
+    half: bool
 
     @property
     def peak_bytes(self) -> int:
@@ -56,7 +67,9 @@ class Prediction:
 
     def process_bytes(self, base: int) -> int:
         """The process's resident size at the peak, when it held `base` before the first tensor."""
-        return base + PROCESS_OVERHEAD + round(self.peak_bytes * PROCESS_FACTOR)
+        once = PROCESS_ONCE_BF16 if self.half else PROCESS_ONCE
+        frozen = self.frozen_bytes * PROCESS_FACTOR_FROZEN
+        return base + once + round(frozen + (self.peak_bytes - self.frozen_bytes) * PROCESS_FACTOR)
 
 
 def predict(recipe: Recipe, config: ModelConfig, choice: Choice) -> Prediction:
@@ -85,16 +98,18 @@ class Predictor:
             segments=recipe.data.boundaries,
         )
         total = trainable = config.parameter_count()
+        frozen = 0
         if recipe.adapter is None:
             parts = [model_ledger(config, shape, recompute=choice.recompute)]
         else:
             adapter, sites = self._adapter(recipe, config)
             alike = Counter(replace(site, name="") for site in sites)
             trainable = sum(adapter.trained(site) * count for site, count in alike.items())
+            frozen = total * shape.weight_bytes
             total += trainable
             parts = _adapted(adapter, sites, config, shape, choice.recompute)
         parts.append(optimizer_ledger(trainable, shape))
-        return Prediction(choice, Ledger.sum(parts), total, trainable)
+        return Prediction(choice, Ledger.sum(parts), total, trainable, frozen, half)
 
     def _adapter(self, recipe: Recipe, config: ModelConfig) -> tuple[Adapter, list[Site]]:
         """The recipe's adapter and the layers that its targets name.
@@ -109,7 +124,7 @@ class Predictor:
             try:
                 sites = choose(_on_meta(_Key(config)), adapter.targets, adapter.exclude)
             except InputError as error:
-                raise error.located(field=f"adapter.{error.field or 'targets'}") from None
+                raise error.within("adapter") from None
             self._adapters[key] = adapter, sites
         return self._adapters[key]
 

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modicum.data.tokenizer import Tokenizer
+from modicum.models.config import ModelConfig
+from modicum.recipe import Recipe
+
+
+@pytest.fixture(autouse=True)
+def _steady_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that holds the same at each plan, where a real one grows a little."""
+    module = importlib.import_module("modicum.planner.plan")  # the package has its function
+    monkeypatch.setattr(module, "resident_bytes", lambda: 250_000_000)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    Tokenizer.train(iter(["to be or not to be"] * 9), 260).save(folder)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A JSONL file of forty short documents."""
+    file = tmp_path / "text.jsonl"
+    file.write_text('{"text": "to be or not to be"}\n' * 40)
+    return file
+
+
+@pytest.fixture
+def new(text: Path) -> Callable[..., Recipe]:
+    """Recipes of small new models, by sections' fields."""
+
+    def make(**sections: dict[str, Any]) -> Recipe:
+        data = {"path": str(text), "sequence_length": 128, **sections.pop("data", {})}
+        model = {"layers": 4, "width": 64, "vocabulary_size": 1024, **sections.pop("model", {})}
+        return Recipe(data=data, model=model, **sections)
+
+    return make
+
+
+@pytest.fixture
+def hollow(tmp_path: Path, tokenizer_folder: Path) -> Callable[[ModelConfig], Path]:
+    """Model folders whose weights have a header and no bytes on the disk."""
+
+    def make(config: ModelConfig) -> Path:
+        folder = tmp_path / "hollow"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config.to_hf()))
+        for file in tokenizer_folder.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        header, end = {}, 0
+        for name, shape in config.parameter_shapes().items():
+            begin, end = end, end + 2 * math.prod(shape)
+            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+        packed = json.dumps(header).encode()
+        with open(folder / "model.safetensors", "wb") as file:
+            file.write(struct.pack("<Q", len(packed)) + packed)
+            file.truncate(8 + len(packed) + end)
+        return folder
+
+    return make

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+import torch
+
+from modicum.core.errors import DoesNotFit, InputError
+from modicum.models.config import ModelConfig
+from modicum.planner import plan
+from modicum.planner.predict import PROCESS_FACTOR, PROCESS_ONCE, Choice, predict
+from modicum.recipe import Recipe
+
+BILLION = ModelConfig(
+    vocabulary_size=32000, width=2048, layers=22, heads=32, kv_heads=4, mlp_width=5632, context=2048
+)
+
+
+def settings(change: str) -> dict[str, str]:
+    """The fields and values of a suggested change."""
+    words = change.split(" (needs")[0]
+    pairs = re.findall(r"--set (\S+)=(\S+)", words)
+    assert " ".join(f"--set {field}={value}" for field, value in pairs) == words
+    return dict(pairs)
+
+
+def applied(recipe: Recipe, change: str) -> Recipe:
+    """The recipe after a suggested change, its values read as the command line reads them."""
+    import yaml
+
+    values = {f.replace(".", "__"): yaml.safe_load(v) for f, v in settings(change).items()}
+    return recipe.changed(**values)
+
+
+def chosen(made, field: str):
+    return {row["field"]: row["value"] for row in made.choices}.get(field)
+
+
+def test_without_a_budget_the_whole_batch_goes_at_once(new):
+    made = plan(new(training={"batch_size": 16}))
+    assert chosen(made, "training.micro_batch_size") == 16
+    assert chosen(made, "training.recompute") == "none"
+    assert made.prediction.choice.micro_batches == 1
+    assert all(row["why"] for row in made.choices)
+
+
+def test_a_micro_batch_is_not_larger_than_is_useful(new):
+    made = plan(new(training={"batch_size": 128}))
+    assert chosen(made, "training.micro_batch_size") == 32  # of 128 tokens each: 4096
+    assert "as fast as more" in made.choices[0]["why"]
+
+
+def test_a_budget_makes_micro_batches_smaller_and_then_recomputes(new):
+    recipe = new(training={"batch_size": 16})
+    whole = plan(recipe).process_bytes
+    half = plan(recipe.changed(budget__memory=whole - 20_000_000))
+    size = chosen(half, "training.micro_batch_size")
+    assert size < 16
+    assert chosen(half, "training.recompute") == "none"
+    assert half.process_bytes <= whole - 20_000_000
+    assert "largest that keeps budget.memory" in half.choices[0]["why"]
+    least = half.prediction.choice
+    fixed = recipe.changed(training__micro_batch_size=16, training__recompute="auto")
+    tight = plan(fixed.changed(budget__memory=whole - 8_000_000))
+    assert tight.prediction.choice.recompute
+    assert "do not fit" in tight.choices[0]["why"]
+    assert least.micro_batches * least.micro_batch_size >= 16
+
+
+def test_the_larger_micro_batch_would_not_have_kept_the_budget(new):
+    recipe = new(training={"batch_size": 16, "recompute": "none"})
+    budget = plan(recipe).process_bytes - 10_000_000
+    made = plan(recipe.changed(budget__memory=budget))
+    assert made.prediction.choice.micro_batch_size < 16
+    size = made.prediction.choice.micro_batch_size
+    larger = min(-(-16 // count) for count in range(1, 17) if -(-16 // count) > size)
+    choice = Choice(larger, -(-16 // larger), recompute=False)
+    prediction = predict(recipe, made.inputs.config, choice)
+    assert made.process_bytes <= budget < prediction.process_bytes(made.process_base)
+
+
+def test_bytes_of_the_process_are_the_tensors_and_an_allowance(new):
+    made = plan(new())
+    tensors = made.prediction.peak_bytes
+    allowance = PROCESS_ONCE + round(PROCESS_FACTOR * tensors)
+    assert made.process_bytes == made.process_base + allowance
+    row = made.row()["prediction"]
+    assert row["peak_bytes"] == tensors == max(row["by_phase"].values())
+    assert row["process_bytes"] == made.process_bytes
+    weights = sum(r["bytes"] for r in row["table"] if r["kind"] == "weight")
+    assert weights == 4 * made.prediction.total
+    optimizer = sum(r["bytes"] for r in row["table"] if r["kind"] == "optimizer")
+    assert optimizer == 8 * made.prediction.trainable
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"model": {"vocabulary_size": 8192, "tied_embeddings": False}},
+        {"training": {"micro_batch_size": 8, "recompute": "none"}},
+        {"data": {"sequence_length": 1024}},
+    ],
+    ids=["plain", "large vocabulary", "fixed", "long"],
+)
+def test_a_refusal_names_three_changes_and_each_makes_it_fit(new, sections):
+    training = {"batch_size": 8, **sections.pop("training", {})}
+    recipe = new(**sections, training=training)
+    least = recipe.changed(training__micro_batch_size=1, training__recompute="blocks")
+    needed = plan(least)
+    budget = needed.process_base + PROCESS_ONCE + int(0.7 * needed.prediction.peak_bytes)
+    recipe = recipe.changed(budget__memory=budget)
+    with pytest.raises(DoesNotFit) as caught:
+        plan(recipe)
+    changes = caught.value.changes
+    assert len(changes) == 3
+    assert len({tuple(sorted(settings(change))) for change in changes}) == 3
+    for change in changes:
+        made = plan(applied(recipe, change))
+        assert made.process_bytes <= made.recipe.budget.memory
+
+
+def test_a_refusal_offers_the_cheap_before_the_dear(new):
+    recipe = new(training={"batch_size": 8, "micro_batch_size": 8, "recompute": "none"})
+    least = plan(recipe.changed(training__micro_batch_size=2))
+    budget = least.process_bytes + 1_000_000
+    with pytest.raises(DoesNotFit) as caught:
+        plan(recipe.changed(budget__memory=budget))
+    first, *others = [set(settings(change)) for change in caught.value.changes]
+    assert first == {"training.micro_batch_size"}
+    assert not any({"model.layers", "budget.memory"} & fields for fields in others[:1])
+
+
+def test_half_precision_is_not_suggested_where_it_saves_nothing(new):
+    # One row at a time of few tokens: weights and moments are all there is, and they stay fp32.
+    model = {"width": 256, "vocabulary_size": 512}
+    recipe = new(model=model, data={"sequence_length": 16}, training={"batch_size": 1})
+    made = plan(recipe)
+    budget = made.process_base + PROCESS_ONCE + int(1.2 * made.prediction.peak_bytes)
+    with pytest.raises(DoesNotFit) as caught:
+        plan(recipe.changed(budget__memory=budget))
+    assert not any("training.precision" in change for change in caught.value.changes)
+
+
+def test_a_billion_parameters_are_planned_at_once_and_never_allocated(hollow, text):
+    folder = hollow(BILLION)
+    recipe = Recipe(
+        model={"path": str(folder)},
+        data={"path": str(text), "sequence_length": 512},
+        adapter={"method": "lora", "rank": 8},
+        training={"precision": "bf16", "batch_size": 16},
+    )
+    start = time.perf_counter()
+    made = plan(recipe.changed(budget__memory="8GB"))
+    seconds = time.perf_counter() - start
+    assert made.prediction.total - made.prediction.trainable == BILLION.parameter_count()
+    assert made.prediction.trainable == 22 * 8 * (
+        2 * (2048 + 2048) + 2 * (2048 + 256) + 3 * (2048 + 5632)
+    )
+    assert made.process_bytes <= 8 * 10**9
+    assert seconds < 20  # two on an idle machine; what it guards against takes minutes
+    with pytest.raises(DoesNotFit) as caught:
+        plan(recipe.changed(budget__memory="4GB", training__precision="fp32"))
+    assert settings(caught.value.changes[0]) == {"training.precision": "bf16"}
+
+
+def test_full_training_of_what_fits_only_with_an_adapter_is_told_so(hollow, text):
+    recipe = Recipe(
+        model={"path": str(hollow(BILLION))},
+        data={"path": str(text), "sequence_length": 128},
+        training={"precision": "bf16", "batch_size": 4},
+        budget={"memory": "6GB"},
+    )
+    with pytest.raises(DoesNotFit) as caught:
+        plan(recipe)
+    assert settings(caught.value.changes[0]) == {"adapter.method": "lora"}
+    assert plan(applied(recipe, caught.value.changes[0])).prediction.trainable < 10**7
+
+
+def test_choices_are_replayed_and_not_made_anew(new):
+    recipe = new(training={"batch_size": 16})
+    replay = [
+        {"field": "training.micro_batch_size", "value": 4, "why": "then"},
+        {"field": "training.recompute", "value": "blocks", "why": "then"},
+        {"field": "training.device", "value": "cpu", "why": "then"},
+    ]
+    made = plan(recipe, replay=replay)
+    choice = made.prediction.choice
+    assert (choice.micro_batch_size, choice.micro_batches, choice.recompute) == (4, 4, True)
+    assert list(made.choices) == replay
+    assert plan(recipe, replay=list(made.choices)).prediction == made.prediction
+
+
+def test_a_revision_keeps_choices_and_takes_the_measured_speed(new):
+    made = plan(new())
+    revised = made.revised("measured", 1234.5)
+    assert revised.revision == 2
+    assert revised.row()["prediction"]["tokens_per_second"] == 1234.5
+    assert revised.choices == made.choices
+    steps = made.recipe.training.steps
+    expected = steps * made.tokens_per_update / 1234.5
+    assert revised.row()["prediction"]["seconds"] == pytest.approx(expected)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is there")
+def test_cuda_is_refused_where_there_is_none(new):
+    with pytest.raises(InputError, match="no CUDA device") as caught:
+        plan(new(training={"device": "cuda"}))
+    assert caught.value.field == "training.device"
