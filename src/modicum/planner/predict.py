@@ -20,11 +20,19 @@ from modicum.recipe import Recipe
 
 # What a process on a CPU holds beyond what it held when the plan was made, as measured by
 # benchmarks/prediction.py. Once: the modules that torch loads for its first optimizer, the
-# tokenizer and the text it was trained on, kernels' code and scratch, and in bf16 the copies that
-# matrix products make. A byte of tensors: itself, and the free blocks in between that the C
-# allocator keeps and cannot use for others; fewer between weights that come once and stay.
-PROCESS_ONCE, PROCESS_ONCE_BF16 = 210 * 2**20, 280 * 2**20
-PROCESS_FACTOR, PROCESS_FACTOR_FROZEN = 1.55, 1.2
+# tokenizer and the text it was trained on, kernels' code and scratch. A byte of tensors that come
+# and go: itself, and the free blocks between them that the C allocator keeps and cannot use for
+# others. Many of those come with the first tensors, by whether weights are frozen and products in
+# bf16: glibc before 2.38 seldom reuses aligned blocks, and adapters make many small ones.
+PROCESS_ONCE = 140 * 10**6
+PROCESS_FACTOR = 1.35
+FIRST_BYTES = 200 * 10**6
+FIRST_FACTOR = {
+    (False, False): 0.9,
+    (False, True): 0.6,
+    (True, False): 2.2,
+    (True, True): 1.4,
+}
 # A matrix product of a whole training step runs at about this part of a large one's rate.
 EFFICIENCY = 0.55
 
@@ -67,9 +75,10 @@ class Prediction:
 
     def process_bytes(self, base: int) -> int:
         """The process's resident size at the peak, when it held `base` before the first tensor."""
-        once = PROCESS_ONCE_BF16 if self.half else PROCESS_ONCE
-        frozen = self.frozen_bytes * PROCESS_FACTOR_FROZEN
-        return base + once + round(frozen + (self.peak_bytes - self.frozen_bytes) * PROCESS_FACTOR)
+        moving = self.peak_bytes - self.frozen_bytes
+        kept = moving * PROCESS_FACTOR
+        kept += min(moving, FIRST_BYTES) * FIRST_FACTOR[self.frozen_bytes > 0, self.half]
+        return base + PROCESS_ONCE + self.frozen_bytes + round(kept)
 
 
 def predict(recipe: Recipe, config: ModelConfig, choice: Choice) -> Prediction:
