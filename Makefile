@@ -61,12 +61,17 @@ wheel: install ## build the wheel into dist/
 		|| { cat $(VENV)/wheel.log; exit 1; }
 	@ls dist/*.whl
 
-wheel-check: wheel ## install the wheel elsewhere and run three steps of the recipe inside it
+wheel-check: wheel ## install the wheel elsewhere: one class alone, then three steps of its recipe
 	@set -e; elsewhere=$$(mktemp -d); trap 'rm -rf "$$elsewhere"' EXIT; \
-	echo "Installing the wheel, with its cli extra, outside the checkout"; \
+	echo "Installing the wheel outside the checkout, first without extras"; \
 	$(BIN)/python -m venv "$$elsewhere/.venv"; \
-	"$$elsewhere"/.venv/bin/$(PIP) "$$(echo $$PWD/dist/*.whl)[cli]" > $(VENV)/wheel.log 2>&1 \
-		|| { tail -n 15 $(VENV)/wheel.log; exit 1; }; \
+	install() { "$$elsewhere"/.venv/bin/$(PIP) "$$1" > $(VENV)/wheel.log 2>&1 \
+		|| { tail -n 15 $(VENV)/wheel.log; exit 1; }; }; \
+	install "$$(echo $$PWD/dist/*.whl)"; \
+	awk '/^```python/ {on = 1; next} /^```/ {on = 0} on' README.md > "$$elsewhere/ten_lines.py"; \
+	(cd "$$elsewhere" && .venv/bin/python ten_lines.py && test -s adapter/adapter_config.json); \
+	echo "The thin install runs README's ten lines."; \
+	install "$$(echo $$PWD/dist/*.whl)[cli]"; \
 	cd "$$elsewhere"; \
 	.venv/bin/modicum train demo-pretrain --out run --set training.steps=3 --set data.limit=1MB; \
 	grep -q '"status": "finished"' run/run.json; \

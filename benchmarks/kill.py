@@ -19,14 +19,14 @@ from typing import Any
 from common import alone, say, write_result
 
 RECIPE = """\
-model: {layers: 2, width: 64, heads: 2, vocabulary_size: 512}
-data: {include: ["json/**", "email/**"], sequence_length: 64, limit: 300kB}
-training: {steps: 60, batch_size: 8, micro_batch_size: 4, device: cpu, seed: 3}
+model: {layers: 3, width: 96, heads: 4, vocabulary_size: 512}
+data: {include: ["json/**", "email/**"], sequence_length: 96, limit: 300kB}
+training: {steps: 150, batch_size: 12, micro_batch_size: 4, device: cpu, seed: 3}
 evaluation: {every: 20, rows: 16}
 checkpoint: {every: 5}
 samples: {count: 1, tokens: 8}
 """
-STEPS = 60
+STEPS = 150
 
 
 def start(recipe: Path, out: Path) -> subprocess.Popen[bytes]:
@@ -66,7 +66,7 @@ def kill_at(recipe: Path, out: Path, step: int, delay: float) -> int | None:
 def main() -> None:
     """Kill, resume, compare, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--kills", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
@@ -77,10 +77,11 @@ def main() -> None:
         if start(recipe, calm).wait():
             raise SystemExit("the run that is left in peace failed")
         whole = time.perf_counter() - began
-        # The first kill falls somewhere into start, import, tokenizing; the others after a step.
-        moments = [(0, chance.uniform(0.2, 0.8) * whole)]
-        steps = sorted(chance.sample(range(1, STEPS - 1), arguments.kills - 1))
-        moments += [(step, chance.uniform(0.0, 0.1)) for step in steps]
+        # The first kill falls somewhere into start, import, tokenizing; the others into a step, an
+        # evaluation or a save after the step that they wait for.
+        moments = [(0, chance.uniform(0.1, 0.4) * whole)]
+        steps = sorted(chance.sample(range(1, STEPS - 20), arguments.kills - 1))
+        moments += [(step, chance.uniform(0.0, 0.03)) for step in steps]
         deaths = []
         for step, delay in moments:
             died = kill_at(recipe, killed, step, delay)

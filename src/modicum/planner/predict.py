@@ -24,7 +24,7 @@ from modicum.recipe import Recipe
 # and go: itself, and the free blocks between them that the C allocator keeps and cannot use for
 # others. Many of those come with the first tensors, by whether weights are frozen and products in
 # bf16: glibc before 2.38 seldom reuses aligned blocks, and adapters make many small ones.
-PROCESS_ONCE = 140 * 10**6
+PROCESS_ONCE = 175 * 10**6
 PROCESS_FACTOR = 1.35
 FIRST_BYTES = 200 * 10**6
 FIRST_FACTOR = {
@@ -34,7 +34,7 @@ FIRST_FACTOR = {
     (True, True): 1.4,
 }
 # A matrix product of a whole training step runs at about this part of a large one's rate.
-EFFICIENCY = 0.55
+EFFICIENCY = 0.65
 
 
 @dataclass(frozen=True)
