@@ -162,10 +162,6 @@ MISTAKES = [
         ":3: training.micro_batch_size: larger than training.batch_size (4) (found: 8)",
     ),
     (
-        "training:\n  steps: 5\n  warmup_steps: 5\n",
-        ":3: training.warmup_steps: must be fewer than training.steps (5) (found: 5)",
-    ),
-    (
         "model:\n  path: base\n  layers: 3\n",
         ":3: model.layers: the model in model.path decides this; leave it out",
     ),

@@ -161,7 +161,7 @@ class TrainingSection(Section):
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """How the learning rate falls after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Updates over which it rises from zero."""
+    """Updates over which it rises from zero; a run of fewer steps ends while it rises."""
     final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
     """The learning rate at the end, as a part of its peak."""
     clip_norm: PositiveFloat | None = 1.0
@@ -360,12 +360,6 @@ class Recipe(Section):
                 f"larger than training.batch_size ({training.batch_size})",
                 field="training.micro_batch_size",
                 value=micro,
-            )
-        if training.warmup_steps >= training.steps:
-            raise InputError(
-                f"must be fewer than training.steps ({training.steps})",
-                field="training.warmup_steps",
-                value=training.warmup_steps,
             )
 
     def plain(self) -> dict[str, Any]:
