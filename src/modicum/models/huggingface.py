@@ -183,7 +183,7 @@ def save(
     files: Iterable[str | Path] = (),
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
-    """Write `model` to `folder` as transformers, peft and vllm read it; whole or not at all.
+    """Write `model` to `folder` as transformers reads it; whole or not at all.
 
     A folder that is already there is replaced. Linear forms are written as the dense weights
     that they stand for, tied embeddings once.
