@@ -15,7 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from modicum.core.catalog import catalog
-from modicum.recipe import json_schema
+from modicum.recipe_yaml import json_schema
 
 SOURCES = Path(__file__).resolve().parents[1] / "src" / "modicum"
 

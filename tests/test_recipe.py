@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import modicum
 from modicum.core.errors import InputError
-from modicum.recipe import Recipe, assign, differences, json_schema
+from modicum.recipe import Recipe, assign, differences
+from modicum.recipe_yaml import json_schema
 
 PLUGIN = """
 from modicum.core.method import Info, Method
@@ -25,7 +26,8 @@ GREEDY = "plugins: [greedy.py]\nadapter:\n  method: greedy\n"
 SIZE = "write a number and a unit: 8GB (10^9 bytes), 8GiB (2^30 bytes), 512MB, 750MiB"
 EVERY = "write a number of steps, or a number and a unit: 30s, 10m, 2h, 1d"
 SECTIONS = (
-    "adapter, budget, checkpoint, data, evaluation, model, optimizer, plugins, samples, training"
+    "adapter, budget, checkpoint, data, evaluation, model, optimizer, parallel, plugins, samples, "
+    "training"
 )
 LORA = "model:\n  path: base\nadapter:\n  method: lora\n"
 # The recipe's text, and the whole message after the file's name.

@@ -169,6 +169,9 @@ class TrainingSection(Section):
     skip_limit: Annotated[int, Field(ge=0)] = 3
     """Updates in a row that may be skipped for a loss or gradient that is not finite; one more
     stops the run."""
+    compile: Literal["auto", "none", "blocks"] = "auto"
+    """Whether blocks are compiled, where that works and makes them faster; auto: tried where the
+    run is long enough to win back the time."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where it is there."""
 
@@ -201,13 +204,35 @@ class CheckpointSection(Section):
     """Steps, or a duration."""
     keep: PositiveInt = 2
     """The newest so many."""
+    asynchronous: bool | Auto = "auto"
+    """Whether the state is copied in memory and written while training goes on; auto: where the
+    copy fits into the budget."""
+
+
+class ParallelSection(Section):
+    """How several ranks share the work; nothing of it changes what is computed.
+
+    A run that goes on may have other values here, and another number of ranks.
+    """
+
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """ddp: every rank holds all weights. fsdp: ranks hold a part of them each (PyTorch's FSDP2).
+    auto: ddp where it fits."""
+    shard: PositiveInt | None = None
+    """With fsdp, how many ranks hold one copy of the weights between them (fewer than there are:
+    hybrid sharding); null means all."""
+    reshard_after_forward: bool = True
+    """With fsdp, whether blocks give their gathered weights back between forward and backward."""
+    bucket: Size = 25_000_000
+    """With ddp, bytes of gradients that are summed over the ranks at a time."""
 
 
 class BudgetSection(Section):
     """What the run may spend."""
 
     memory: Size | None = None
-    """Bytes on the accelerator, or the process's resident size on a CPU. null: no limit."""
+    """Bytes on the accelerator, or the process's resident size on a CPU; of each rank. null: no
+    limit."""
 
 
 class Recipe(Section):
@@ -231,6 +256,7 @@ class Recipe(Section):
     evaluation: EvaluationSection = EvaluationSection()
     samples: SamplesSection = SamplesSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    parallel: ParallelSection = ParallelSection()
     budget: BudgetSection = BudgetSection()
     plugins: Strings = ()
     """Python files that define methods of your own."""
@@ -361,6 +387,12 @@ class Recipe(Section):
                 field="training.micro_batch_size",
                 value=micro,
             )
+        if self.parallel.shard is not None and self.parallel.strategy == "ddp":
+            raise InputError(
+                "with ddp every rank holds all weights; only fsdp shards them",
+                field="parallel.shard",
+                value=self.parallel.shard,
+            )
 
     def plain(self) -> dict[str, Any]:
         """The recipe as plain values, every field spelled out: what YAML and JSON hold.
@@ -399,27 +431,6 @@ def assign(values: dict[str, Any], path: str, value: Any) -> None:
         if not isinstance(place, dict):
             raise InputError("is a value, not a section", field=".".join(sections[: depth + 1]))
     place[last] = value
-
-
-def json_schema() -> dict[str, Any]:
-    """The recipe's JSON schema, for editors: with every method of the catalog in its slot."""
-    schema = Recipe.model_json_schema()
-    for slot, room in SLOTS.items():
-        choices = []
-        for record in catalog().values():
-            if record.room == room:
-                choice = record.model.model_json_schema()
-                choice["properties"] = {"method": {"const": record.name}} | choice["properties"]
-                choice |= {"required": ["method"], "title": record.name}
-                choice["description"] = record.title
-                choices.append(choice)
-        described = schema["properties"][slot].get("description", "")
-        schema["properties"][slot] = {
-            "anyOf": [*choices, {"type": "null"}],
-            "default": None,
-            "description": described,
-        }
-    return schema
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

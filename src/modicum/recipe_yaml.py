@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from modicum.core.catalog import catalog
 from modicum.core.errors import InputError
-from modicum.recipe import Recipe, assign
+from modicum.recipe import SLOTS, Recipe, assign
 
 SHIPPED = (
     Path(__file__).resolve().parent / "recipes",  # in an installed wheel
@@ -247,3 +248,24 @@ def _loader() -> Any:
         "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
     )
     return Loader
+
+
+def json_schema() -> dict[str, Any]:
+    """The recipe's JSON schema, for editors: with every method of the catalog in its slot."""
+    schema = Recipe.model_json_schema()
+    for slot, room in SLOTS.items():
+        choices = []
+        for record in catalog().values():
+            if record.room == room:
+                choice = record.model.model_json_schema()
+                choice["properties"] = {"method": {"const": record.name}} | choice["properties"]
+                choice |= {"required": ["method"], "title": record.name}
+                choice["description"] = record.title
+                choices.append(choice)
+        described = schema["properties"][slot].get("description", "")
+        schema["properties"][slot] = {
+            "anyOf": [*choices, {"type": "null"}],
+            "default": None,
+            "description": described,
+        }
+    return schema

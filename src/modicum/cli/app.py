@@ -194,7 +194,7 @@ def init(
 def schema() -> None:
     """Print the recipe's JSON schema, for editors."""
     from modicum.cli.tables import print_json
-    from modicum.recipe import json_schema
+    from modicum.recipe_yaml import json_schema
 
     print_json(json_schema())
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from modicum.core.errors import InputError
 from modicum.core.files import write_text
-from modicum.recipe import json_schema
-from modicum.recipe_yaml import load
+from modicum.recipe_yaml import json_schema, load
 
 SCHEMA = "recipe.schema.json"
 _HEAD = """\

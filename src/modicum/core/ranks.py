@@ -1,0 +1,229 @@
+"""The processes of a run, as each of them sees the others.
+
+`Ranks()` is a process alone, for which every exchange is the identity: code that is written for
+several ranks runs on one without a question. Exchanges are of numbers and of JSON; nothing that
+comes over a wire is unpickled here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from modicum.core.errors import InputError, Interrupted
+
+T = TypeVar("T")
+# An exchange that takes longer than this has lost somebody; waiting for work does not count.
+TIMEOUT = timedelta(minutes=30)
+_POLL_SECONDS = 0.05
+# What gloo, NCCL and the store say when the other side is gone.
+_GONE = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|timed? ?out|socket|remote (process|peer)|"
+    r"peer|NCCL error|recv(Value|Bytes)? failed|failed to recv|sendBytes failed",
+    re.IGNORECASE,
+)
+
+
+class PeerLost(Interrupted):
+    """Another rank is gone, so this one ends; the last checkpoint is intact."""
+
+
+@dataclass
+class Ranks:
+    """This process among the ranks of a run.
+
+    Args:
+        rank, size: its number, and how many there are.
+        local_rank, local_size: the same among those on this host.
+
+    >>> Ranks().sum(3.0, 4.0), Ranks().tell({"a": 1}), Ranks().gather("x")
+    ([3.0, 4.0], {'a': 1}, ['x'])
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    _turn: int = field(default=0, repr=False)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which owns the run folder."""
+        return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other."""
+        return self.size == 1
+
+    @property
+    def name(self) -> str:
+        """This rank, for people: its number and, where there are several hosts, its host."""
+        several = self.local_size < self.size
+        return f"rank {self.rank}" + (f" on {socket.gethostname()}" if several else "")
+
+    def sum(self, *values: float) -> list[float]:
+        """The sums over all ranks, in fp64; every rank calls it with as many values."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def most(self, *values: float) -> list[float]:
+        """The maxima over all ranks."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def least(self, *values: float) -> list[float]:
+        """The minima over all ranks."""
+        return self._reduced(values, dist.ReduceOp.MIN)
+
+    def _reduced(self, values: tuple[float, ...], operation: Any) -> list[float]:
+        if self.alone:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        with peer_errors():
+            dist.all_reduce(tensor, operation)
+        return tensor.tolist()
+
+    def tell(self, value: Any) -> Any:
+        """Rank 0's value (of JSON) at every rank; the others' values do not matter."""
+        if self.alone:
+            return value
+        text = json.dumps(value).encode() if self.first else b""
+        with peer_errors():
+            size = torch.tensor([len(text)])
+            dist.broadcast(size, 0)
+            buffer = torch.zeros(int(size), dtype=torch.uint8)
+            if self.first:
+                buffer = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            dist.broadcast(buffer, 0)
+        return value if self.first else json.loads(bytes(buffer.tolist()))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value (of JSON), in order, at every rank."""
+        if self.alone:
+            return [value]
+        text = json.dumps(value).encode()
+        longest = int(self.most(len(text))[0])
+        mine = torch.zeros(longest + 8, dtype=torch.uint8)  # gloo gathers equal sizes alone
+        framed = len(text).to_bytes(8, "little") + text
+        mine[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
+        with peer_errors():
+            everybody = [torch.empty_like(mine) for _ in range(self.size)]
+            dist.all_gather(everybody, mine)
+        values = []
+        for framed in (bytes(tensor.tolist()) for tensor in everybody):
+            length = int.from_bytes(framed[:8], "little")
+            values.append(json.loads(framed[8 : 8 + length]))
+        return values
+
+    def first_alone(self, work: Callable[[], T], check: Callable[[], None] = lambda: None) -> T:
+        """Let rank 0 do `work` that may take long, then the others; `check` may raise in between.
+
+        For what writes files that all read: the others find them written.
+
+        Raises:
+            PeerLost: rank 0 died over it.
+        """
+        if self.alone:
+            return work()
+        self._turn += 1
+        key = f"modicum/turn/{self._turn}"
+        store = dist.distributed_c10d._get_default_store()
+        if self.first:
+            result = work()
+            with peer_errors():
+                store.set(key, "done")
+            return result
+        with peer_errors():
+            while not store.check([key]):
+                check()
+                time.sleep(_POLL_SECONDS)
+        return work()
+
+    def same(self, what: str, value: dict[str, Any], explain: Callable[[Any, Any], str]) -> None:
+        """Make sure that all ranks have the same value as rank 0.
+
+        Raises:
+            InputError: some rank has another, with `explain(rank 0's, its)`; raised on all.
+        """
+        for rank, other in enumerate(everybody := self.gather(value)):
+            if other != everybody[0]:
+                difference = explain(everybody[0], other)
+                raise InputError(f"rank {rank} has another {what} than rank 0: {difference}")
+
+
+@contextmanager
+def joined(device_type: str = "cpu") -> Iterator[Ranks]:
+    """Join the ranks that the environment tells of, as torchrun sets it; leave them at the end.
+
+    Without RANK and WORLD_SIZE, or with one rank alone, no group is made. A group that is there
+    already is used and left as it is.
+
+    Raises:
+        InputError: the environment is incomplete, or the others cannot be reached.
+    """
+    if dist.is_available() and dist.is_initialized():
+        yield Ranks(
+            dist.get_rank(),
+            dist.get_world_size(),
+            int(os.environ.get("LOCAL_RANK", dist.get_rank())),
+            int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
+        )
+        return
+    size = _number("WORLD_SIZE", 1)
+    if size == 1:
+        yield Ranks()
+        return
+    rank = _number("RANK")
+    ranks = Ranks(rank, size, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", size))
+    if device_type == "cuda":
+        torch.cuda.set_device(ranks.local_rank)
+    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise InputError(f"rank {rank} could not reach the others at {address}: {error}") from None
+    try:
+        yield ranks
+    finally:
+        # After an error the others may be gone, and an orderly farewell would wait for them.
+        dist.destroy_process_group()
+
+
+@contextmanager
+def peer_errors() -> Iterator[None]:
+    """Turn what the communication library says when a peer is gone into `PeerLost`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _GONE.search(str(error)):
+            raise
+        first = str(error).strip().splitlines()[0]
+        raise PeerLost(
+            "another rank is gone, so this one ends; the same command goes on from the last "
+            f"checkpoint ({first[:160]})"
+        ) from error
+
+
+def _number(name: str, default: int | None = None) -> int:
+    """A whole number of the environment.
+
+    Raises:
+        InputError: it is missing or none.
+    """
+    text = os.environ.get(name, "" if default is None else str(default))
+    if not text.isdigit():
+        raise InputError(
+            "ranks need it: start them with `--ranks N` or torchrun", field=name, value=text
+        )
+    return int(text)
