@@ -116,3 +116,12 @@ class FoundWanting(ModicumError):
     """Something was checked and did not pass (`check`, `verify`, `drill`, `promises`)."""
 
     exit_code = 5
+
+
+class Restart(Interrupted):
+    """A rank cannot go on, and all of them can, begun anew: whoever started them does that.
+
+    Seen from outside it is `Interrupted`; the ranks' supervisor alone knows the other exit code.
+    """
+
+    exit_code = 75  # sysexits.h: a temporary failure
