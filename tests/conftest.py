@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ import pytest
 
 # Read by torch when it is first imported, here and in the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The ranks are processes of their own, which import `pool` by its name.
+sys.path.append(str(Path(__file__).parent))
+from pool import pool as pool
 
 hypothesis.settings.register_profile(
     "modicum", deadline=None, derandomize=True, database=None, print_blob=True

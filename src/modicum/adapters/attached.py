@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.adapters.base import AdapterLayer
-from modicum.adapters.sites import Site, base_of, choose
+from modicum.adapters.sites import Site, base_name, base_of, choose
 from modicum.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ class AttachedAdapter:
             raise InputError("an adapter of this name is attached already", value=name)
         self.model, self.method, self.name, self.seed = model, method, name, seed
         sites = choose(model, method.targets, method.exclude)
-        self._frozen = [p for p in model.parameters() if p.requires_grad and not _names(model)]
+        first = not _names(model)
+        self._frozen = {n for n, p in model.named_parameters() if p.requires_grad and first}
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         self.sites: dict[str, Site] = {site.name: site for site in sites}
@@ -219,23 +220,28 @@ class AttachedAdapter:
             del wearer.layers_by_adapter[self.name]
             if not wearer.layers_by_adapter:
                 _replace(self.model, name, wearer.adapted_base)
-        for parameter in self._frozen:
-            parameter.requires_grad_(True)
+        for name, parameter in self.model.named_parameters():
+            if base_name(name) in self._frozen:
+                parameter.requires_grad_(True)
         self.sites = {}
 
     close = detach
 
     # Files
 
-    def save(self, folder: str | Path, *, base_model: str | None = None) -> None:
+    def save(
+        self, folder: str | Path, *, base_model: str | None = None, write: bool = True
+    ) -> None:
         """Write a PEFT folder (`adapter_config.json`, `adapter_model.safetensors`).
+
+        Factors that are cut over ranks are gathered for it: every rank calls this, and one writes.
 
         Raises:
             InputError: the method is no exact LoRA, so PEFT's LoRA format cannot hold it.
         """
         from modicum.adapters.peft_files import save
 
-        save(self, Path(folder), base_model=base_model)
+        save(self, Path(folder), base_model=base_model, write=write)
 
 
 def _names(model: nn.Module) -> set[str]:

@@ -20,6 +20,7 @@ from modicum.adapters.sites import Site
 from modicum.core.ledger import Entry, Ledger, Phase, Shape, Work
 from modicum.core.method import Context, Method, Names, Probability, Strings
 from modicum.core.random import normal_, uniform_
+from modicum.core.sharding import elements_before, own_part
 
 if TYPE_CHECKING:
     from modicum.adapters.attached import AttachedAdapter
@@ -39,14 +40,16 @@ class Factor:
     std: float = 0.0
 
     def fill(self, tensor: Tensor, *, seed: int, name: str) -> None:
-        """Start `tensor` in place, as a function of (seed, name) alone."""
-        if self.bound:
-            uniform_(tensor, -self.bound, self.bound, seed=seed, name=name)
-        elif self.std:
-            normal_(tensor, std=self.std, seed=seed, name=name)
-        else:
-            with torch.no_grad():
-                tensor.zero_()
+        """Start `tensor` in place, as a function of (seed, name) alone; a rank, its part of it."""
+        before = elements_before(tensor)
+        with torch.no_grad():
+            part, _ = own_part(tensor)
+            if self.bound:
+                uniform_(part, -self.bound, self.bound, seed=seed, name=name, offset=before)
+            elif self.std:
+                normal_(part, std=self.std, seed=seed, name=name, offset=before)
+            else:
+                part.zero_()
 
 
 @dataclass(frozen=True)

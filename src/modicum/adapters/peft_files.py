@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from modicum.adapters.sites import Site, all_sites, base_of
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, write_json
+from modicum.core.sharding import whole
 
 if TYPE_CHECKING:
     from modicum.adapters.attached import AttachedAdapter
@@ -31,8 +32,10 @@ _REFUSED = {
 }
 
 
-def save(attached: AttachedAdapter, folder: Path, *, base_model: str | None) -> None:
-    """Write the adapter as a PEFT LoRA folder, whole or not at all.
+def save(
+    attached: AttachedAdapter, folder: Path, *, base_model: str | None, write: bool = True
+) -> None:
+    """Write the adapter as a PEFT LoRA folder, whole or not at all; without `write`, help only.
 
     Raises:
         InputError: the method is no exact LoRA.
@@ -48,10 +51,12 @@ def save(attached: AttachedAdapter, folder: Path, *, base_model: str | None) -> 
             )
         a, b, scale = lora
         a_key, b_key = _keys(attached.sites[name])
-        tensors[a_key] = a.detach().contiguous().cpu()
-        tensors[b_key] = b.detach().contiguous().cpu()
+        tensors[a_key] = whole(a.detach()).contiguous().cpu()
+        tensors[b_key] = whole(b.detach()).contiguous().cpu()
         scales.add(scale)
         ranks.add(a.shape[0])
+    if not write:
+        return
     if len(scales) > 1 or len(ranks) > 1:
         raise InputError("layers have different ranks or scales; merge it and save the model")
     rank, scale = ranks.pop(), scales.pop()

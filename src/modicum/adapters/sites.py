@@ -129,6 +129,11 @@ def _refuse_shared(model: nn.Module, sites: Iterable[Site]) -> None:
             )
 
 
+def base_name(name: str) -> str:
+    """A parameter's name in the model that wears no adapters."""
+    return name.replace(".adapted_base.", ".")
+
+
 def base_of(model: nn.Module, name: str) -> nn.Module:
     """The layer `name` itself, without the adapters that it may wear."""
     module = model.get_submodule(name)

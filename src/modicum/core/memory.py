@@ -20,6 +20,8 @@ from torch._C._profiler import (
     _ExperimentalConfig,
 )
 
+from modicum.core.sharding import own_part
+
 
 class TensorMeter:
     """The peak of tensor bytes on a device while the meter is on.
@@ -121,8 +123,9 @@ def bytes_by_kind(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
 
 
 def tensor_bytes(tensors: list[Tensor]) -> int:
-    """Bytes of the tensors' storages, shared ones once."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    """Bytes of the tensors' storages, shared ones once; of sharded ones, what this rank holds."""
+    parts = [own_part(tensor)[0] for tensor in tensors]
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in parts}
     return sum(storages.values())
 
 

@@ -10,10 +10,14 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from modicum.core.sharding import is_sharded
+
 
 @contextmanager
-def on_meta() -> Iterator[None]:
+def on_meta(dtype: torch.dtype = torch.float32) -> Iterator[None]:
     """Build modules on the meta device, without the first values that have no place there.
+
+    `dtype` is that of parameters which do not say another.
 
     Drawing random numbers on the meta device, as `nn.Linear` would, makes torch import sympy and
     all its decompositions: 80 MB and a second, for nothing.
@@ -23,16 +27,27 @@ def on_meta() -> Iterator[None]:
     >>> layer.weight.device.type, layer.weight.shape
     ('meta', torch.Size([2, 3]))
     """
-    with torch.device("meta"), _Unfilled():
-        yield
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"), _Unfilled():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
-def materialise(module: nn.Module, device: torch.device | str, dtype: torch.dtype) -> None:
-    """Give every parameter of a module memory on `device`; what stands in it is undefined."""
-    # `nn.Module.to_empty` would ask the meta device for its tensors' likeness: sympy again.
+def materialise(module: nn.Module, device: torch.device | str) -> None:
+    """Give every parameter of a module memory on `device`; what stands in it is undefined.
+
+    Of a parameter that is cut over ranks, each gets memory for its own part.
+    """
+    if any(is_sharded(parameter) for parameter in module.parameters()):
+        module.to_empty(device=device)
+        return
+    # Here `to_empty` would ask the meta device for its tensors' likeness: sympy again.
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
-            empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
             setattr(part, name, nn.Parameter(empty, requires_grad=parameter.requires_grad))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -40,11 +40,13 @@ def generate(
     top_p: float = 1.0,
     eos_id: int | Collection[int] | None = None,
     generator: torch.Generator | None = None,
+    agreed: Callable[[int], int] = lambda token: token,
 ) -> Iterator[int]:
     """The tokens that follow `input_ids` [1, T], until `eos_id` (not given out) or a limit.
 
     Ends early where the model's context is full. Draws are made on the CPU, with `generator`;
-    call `model.eval()` first if the model holds dropout.
+    call `model.eval()` first if the model holds dropout. Of a model that is cut over ranks all
+    ranks generate the same: `agreed` maps a rank's token to the one that all go on with.
 
     Raises:
         InputError: there is nothing to continue, or the prompt fills the context.
@@ -64,7 +66,7 @@ def generate(
     for _ in range(count):
         hidden, states = model.hidden(input_ids, states=states)
         logits = model.logits(hidden[:, -1])[0].cpu()
-        token = sample(logits, temperature, top_p, generator)
+        token = agreed(sample(logits, temperature, top_p, generator))
         if token in ends:
             return
         yield token

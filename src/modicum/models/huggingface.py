@@ -7,6 +7,7 @@ Reading a configuration or checking a folder needs no torch, so that a plan is m
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections import Counter
 from collections.abc import Iterable
@@ -176,12 +177,41 @@ def load(
     return model
 
 
+def fill(model: Llama, folder: str | Path) -> None:
+    """Copy a folder's weights into a model that has memory, cast to the dtypes that it has.
+
+    The model may wear adapters, which are left as they are, and may be cut over ranks: each reads
+    its own rows alone.
+
+    Raises:
+        InputError: as `read_header`.
+    """
+    import torch
+    from safetensors import safe_open
+
+    from modicum.adapters.sites import base_name
+    from modicum.core.sharding import own_part
+
+    header = read_header(folder)
+    with torch.no_grad():
+        for full, parameter in model.named_parameters():
+            name = base_name(full)
+            if name not in header.tensors:
+                continue
+            part, before = own_part(parameter)
+            # Opened for each tensor alone: a file's pages count as resident as long as it is
+            # mapped, and the whole file's would double the peak.
+            with safe_open(header.tensors[name].file, framework="pt") as file:
+                part.copy_(file.get_slice(name)[before : before + part.shape[0]])
+
+
 def save(
     model: Llama,
     folder: str | Path,
     *,
     files: Iterable[str | Path] = (),
     shard_bytes: int = SHARD_BYTES,
+    write: bool = True,
 ) -> Path:
     """Write `model` to `folder` as transformers reads it; whole or not at all.
 
@@ -191,11 +221,17 @@ def save(
     Args:
         files: more files to stand in the folder, such as tokenizer.json.
         shard_bytes: a larger model is split into files of about this size.
+        write: of a model that is cut over ranks every rank calls this, so that its tensors can be
+            gathered, one after the other, and one rank writes.
 
     Raises:
         InputError: the disk is full or cannot be written.
     """
     target = Path(folder)
+    if not write:
+        for name in model.config.parameter_shapes():
+            _dense_tensor(model, name)
+        return target
     with publish_folder(target) as temporary:
         dtype = _write_weights(model, temporary, shard_bytes)
         raw = model.config.to_hf()
@@ -240,38 +276,36 @@ def _write_weights(model: Llama, folder: Path, shard_bytes: int) -> str:
     """Write the tensors in shards, one at a time, and the index; the name of their dtype."""
     from safetensors.torch import save_file
 
-    tensors = _dense_tensors(model)
-    shards: list[dict[str, torch.Tensor]] = [{}]
+    dtype = next(model.parameters()).dtype
+    shards: list[list[str]] = [[]]
     sizes = [0]
-    for name, tensor in tensors.items():
-        if shards[-1] and sizes[-1] + tensor.nbytes > shard_bytes:
-            shards.append({})
+    for name, shape in model.config.parameter_shapes().items():
+        size = math.prod(shape) * dtype.itemsize
+        if shards[-1] and sizes[-1] + size > shard_bytes:
+            shards.append([])
             sizes.append(0)
-        shards[-1][name] = tensor
-        sizes[-1] += tensor.nbytes
+        shards[-1].append(name)
+        sizes[-1] += size
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         several = len(shards) > 1
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if several else WEIGHTS
-        contiguous = {name: tensor.contiguous() for name, tensor in shard.items()}
-        save_file(contiguous, folder / file, metadata={"format": "pt"})
+        tensors = {name: _dense_tensor(model, name).contiguous() for name in shard}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(shard, file)
     if len(shards) > 1:
         index: dict[str, Any] = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
         write_json(folder / INDEX, index)
-    return str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    return str(dtype).removeprefix("torch.")
 
 
-def _dense_tensors(model: Llama) -> dict[str, torch.Tensor]:
-    """Every parameter under its Hugging Face name, projections as the dense weights they hold."""
+def _dense_tensor(model: Llama, name: str) -> torch.Tensor:
+    """The whole parameter of this Hugging Face name; of a projection, the dense weight it holds."""
+    from modicum.core.sharding import whole
     from modicum.linears import linear_form
 
-    form = linear_form(model.config.linear)
-    tensors = {}
-    for name in model.config.parameter_shapes():
-        path, _, leaf = name.rpartition(".")
-        module = model.get_submodule(path)
-        projection = path.endswith("_proj") and leaf == "weight"
-        tensor = form.to_dense(module) if projection else getattr(module, leaf)
-        tensors[name] = tensor.detach()
-    return tensors
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    if path.endswith("_proj") and leaf == "weight":
+        return whole(linear_form(model.config.linear).to_dense(module).detach())
+    return whole(module.get_parameter(leaf).detach())

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from modicum.adapters.sites import base_name
 from modicum.core.errors import InputError
 from modicum.core.meta import materialise, on_meta
 from modicum.core.random import normal_
+from modicum.core.sharding import elements_before, own_part
 from modicum.models.config import ModelConfig
 from modicum.models.mixers import MIXERS
 from modicum.models.mlps import MLPS
@@ -171,7 +173,8 @@ class Llama(nn.Module):
         """Fill every parameter from (seed, its name): norms 1, biases 0, weights N(0, std^2).
 
         std is `initializer_range`, and that over sqrt(2 * layers) for the projections that add to
-        the residual stream (GPT-2's rule, Radford et al. 2019, section 2.3).
+        the residual stream (GPT-2's rule, Radford et al. 2019, section 2.3). A rank that holds a
+        part of a parameter fills that part, with the values that it has in the whole.
 
         Raises:
             ValueError: the model is still on the meta device.
@@ -180,14 +183,17 @@ class Llama(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.is_meta:
                 raise ValueError(f"{name} has no memory yet; call to_empty(device=...) first")
+            part, _ = own_part(parameter)
+            name = base_name(name)
             if name.endswith("norm.weight"):
-                parameter.fill_(1.0)
+                part.fill_(1.0)
             elif name.endswith(".bias"):
-                parameter.zero_()
+                part.zero_()
             else:
                 residual = name.endswith(("o_proj.weight", "down_proj.weight"))
                 scale = math.sqrt(2 * self.config.layers) if residual else 1.0
-                normal_(parameter, seed=seed, name=name, std=std / scale)
+                before = elements_before(parameter)
+                normal_(part, seed=seed, name=name, std=std / scale, offset=before)
         return self
 
 
@@ -206,9 +212,9 @@ def create(
     >>> create(config, seed=0)(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 11])
     """
-    with on_meta():
+    with on_meta(dtype):
         model = Llama(config)
-    materialise(model, device, dtype)
+    materialise(model, device)
     return model.initialise(seed)
 
 

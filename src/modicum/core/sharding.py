@@ -1,0 +1,54 @@
+"""Tensors of which a rank may hold a part: the same words for whole ones and for DTensors."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, TypeGuard
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether `tensor` is a DTensor."""
+    # Where nobody has imported DTensor, which takes a while, no tensor is one.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def own_part(tensor: Tensor) -> tuple[Tensor, int]:
+    """This rank's part of a tensor, and how many rows (of dimension 0) of the whole lie before it.
+
+    >>> import torch
+    >>> whole = torch.ones(3, 2)
+    >>> part, before = own_part(whole)
+    >>> part is whole, before
+    (True, 0)
+
+    Raises:
+        NotImplementedError: the tensor is sharded over another dimension than 0.
+    """
+    if not is_sharded(tensor):
+        return tensor, 0
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    if any(offsets[1:]) or tuple(shape[1:]) != tuple(tensor.shape[1:]):
+        raise NotImplementedError(f"sharded over another dimension than 0: {tensor.placements}")
+    return tensor.to_local(), offsets[0] if shape[0] else tensor.shape[0]
+
+
+def elements_before(tensor: Tensor) -> int:
+    """How many elements of the whole tensor lie before this rank's part of it."""
+    _, rows = own_part(tensor)
+    return rows * math.prod(tensor.shape[1:])
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor; of a sharded one every rank calls this, and they gather it."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor

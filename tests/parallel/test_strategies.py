@@ -1,0 +1,195 @@
+"""Each way to share the work against the same updates in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool
+from torch import nn
+
+from modicum.adapters import LoRA
+from modicum.core.layout import Layout
+from modicum.core.meta import materialise, on_meta
+from modicum.core.ranks import Ranks
+from modicum.core.sharding import own_part, whole
+from modicum.data.batch import Batch
+from modicum.models.config import ModelConfig
+from modicum.models.llama import Llama
+from modicum.parallel.base import Strategy
+from modicum.parallel.replicated import Replicated, cut_buckets
+from modicum.parallel.sharded import Sharded
+from modicum.tasks import CausalLM
+
+pytestmark = pytest.mark.ranks
+# Rows, widths and heads that no number of ranks divides.
+CONFIG = ModelConfig(
+    vocabulary_size=53, width=18, layers=2, heads=3, mlp_width=31, tied_embeddings=True
+)
+STEPS, BATCH, MICRO = 4, 8, 1
+
+
+def built(strategy: Strategy, *, lora: bool, recompute: bool) -> Llama:
+    with on_meta():
+        model = Llama(CONFIG)
+        adapter = LoRA(rank=3).attach(model, seed=1) if lora else None
+    model.recompute = recompute
+    strategy.cut(model, model.model.layers, torch.device("cpu"))
+    materialise(model, "cpu")
+    model.initialise(0)
+    if adapter is not None:
+        adapter.initialise()
+        for name, parameter in model.named_parameters():
+            if name.endswith(".B"):  # else the first gradients of A are zero
+                own_part(parameter.detach())[0].add_(0.01)
+    strategy.start(model)
+    return model
+
+
+def rows(step: int) -> Batch:
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(0, CONFIG.vocabulary_size, (BATCH, 13), generator=generator)
+    labels = ids[:, 1:].clone()
+    labels[:4, :9] = -100  # so that ranks have unequal counts
+    return Batch(ids[:, :-1].contiguous(), labels)
+
+
+def strategy_of(ranks: Ranks, kind: str) -> Strategy:
+    if kind == "ddp":
+        return Replicated(ranks, Layout.of(ranks.size), bucket_bytes=4000)
+    shard = ranks.size if kind == "fsdp" else 2
+    return Sharded(ranks, Layout.of(ranks.size, shard), reshard_after_forward=kind != "fsdp")
+
+
+def trained(strategy: Strategy, **options: Any) -> tuple[list[float], list[float], dict[str, Any]]:
+    """Losses, gradient norms and final weights of a few accumulated, clipped AdamW updates."""
+    ranks, task = strategy.ranks, CausalLM()
+    model = built(strategy, **options)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=1e-2, fused=True
+    )
+    losses, norms = [], []
+    share = BATCH // ranks.size
+    for step in range(STEPS):
+        batch = rows(step)
+        mine = Batch(batch.input_ids, batch.labels).split(share)[ranks.rank].split(MICRO)
+        tokens = ranks.sum(sum(part.trained_tokens for part in mine))[0]
+        total = 0.0
+        for place, part in enumerate(mine):
+            loss = task.loss_sum(model, part) / tokens
+            strategy.before_backward(last=place == len(mine) - 1)
+            loss.backward()
+            total += float(loss.detach())
+        strategy.after_backward()
+        norm = torch.nn.utils.clip_grad_norm_(
+            [p for p in model.parameters() if p.requires_grad], 1.0
+        )
+        losses.append(ranks.sum(total)[0])
+        norms.append(float(whole(norm)))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        task.loss_sum(model, rows(99))
+    strategy.rest(model)
+    return losses, norms, {n: whole(p.detach()).clone() for n, p in model.named_parameters()}
+
+
+def on_ranks(ranks: Ranks, kind: str, options: dict[str, Any]) -> Any:
+    return trained(strategy_of(ranks, kind), **options)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "ranks", "recompute"),
+    [
+        ("ddp", 2, False),
+        ("ddp", 4, True),
+        ("fsdp", 2, True),
+        ("fsdp", 4, False),
+        ("hybrid", 4, True),
+    ],
+)
+def test_updates_are_those_of_one_process(
+    pool: Pool, kind: str, ranks: int, recompute: bool, lora: bool
+) -> None:
+    options = {"lora": lora, "recompute": recompute}
+    losses, norms, weights = trained(Strategy(), **options)
+    results = pool.run(on_ranks, kind, options, ranks=ranks)
+    for their_losses, their_norms, their_weights in results:
+        assert their_losses == pytest.approx(losses, rel=1e-5)
+        assert their_norms == pytest.approx(norms, rel=1e-4)
+        assert their_weights.keys() == weights.keys()
+        for name, weight in weights.items():
+            torch.testing.assert_close(their_weights[name], weight, rtol=1e-3, atol=1e-4)
+            # Whatever the rounding, ranks agree to the bit.
+            assert torch.equal(their_weights[name], results[0][2][name])
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 4), ("fsdp", 4)])
+def test_the_same_updates_again_are_the_same_to_the_bit(pool: Pool, kind: str, ranks: int) -> None:
+    options = {"lora": False, "recompute": False}
+    once, again = (pool.run(on_ranks, kind, options, ranks=ranks)[0] for _ in range(2))
+    assert once[:2] == again[:2]
+    assert all(torch.equal(weight, again[2][name]) for name, weight in once[2].items())
+
+
+class Routed(nn.Module):
+    """One of its three layers is used by rank 0 alone, one by nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        x = self.layers[0](x)
+        return self.layers[1](x) if rank == 0 else x
+
+
+def unused(ranks: Ranks) -> dict[str, Any]:
+    strategy, model = Replicated(ranks, Layout.of(ranks.size), bucket_bytes=100), Routed()
+    strategy.start(model)
+    strategy.before_backward(last=True)
+    model(torch.ones(2, 5), ranks.rank).sum().backward()
+    strategy.after_backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_gradients_of_what_only_some_ranks_use(pool: Pool) -> None:
+    zero, one = pool.run(unused)
+    reference = Routed()
+    for rank in range(2):
+        reference(torch.ones(2, 5), rank).sum().backward()
+    for name, parameter in reference.named_parameters():
+        if name.startswith("layers.2"):
+            assert zero[name] is None
+            assert one[name] is None
+        else:
+            torch.testing.assert_close(zero[name], parameter.grad)
+            assert torch.equal(zero[name], one[name])
+
+
+def starts(ranks: Ranks) -> torch.Tensor:
+    model = nn.Linear(3, 3)
+    with torch.no_grad():
+        model.weight.fill_(ranks.rank)
+    model.register_buffer("seen", torch.full((2,), float(ranks.rank)))
+    Replicated(ranks, Layout.of(ranks.size)).start(model)
+    return torch.cat([model.weight.detach().flatten(), model.seen])
+
+
+def test_replicas_start_from_rank_0(pool: Pool) -> None:
+    assert all(torch.equal(values, torch.zeros(11)) for values in pool.run(starts))
+
+
+def test_buckets_hold_one_dtype_and_close_at_their_size() -> None:
+    parameters = [nn.Parameter(torch.ones(50, dtype=torch.float32)) for _ in range(3)]
+    parameters += [nn.Parameter(torch.ones(50, dtype=torch.bfloat16)) for _ in range(2)]
+    buckets = cut_buckets(parameters, 250)
+    found = [[(p.dtype, p.numel()) for p in bucket.parameters] for bucket in buckets]
+    assert found == [
+        [(torch.bfloat16, 50)] * 2,
+        [(torch.float32, 50)] * 2,
+        [(torch.float32, 50)],
+    ]
