@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from modicum import data as data
     from modicum import linears as linears
     from modicum import models as models
+    from modicum import parallel as parallel
     from modicum import serve as serve
     from modicum.planner import Plan as Plan
     from modicum.planner import plan as plan
@@ -29,7 +30,7 @@ _HOMES = {
     "plan": "modicum.planner",
     "train": "modicum.trainer",
 }
-_ROOMS = ("adapters", "checkpoint", "data", "linears", "models", "serve")
+_ROOMS = ("adapters", "checkpoint", "data", "linears", "models", "parallel", "serve")
 
 __all__ = [
     "Plan",
@@ -40,6 +41,7 @@ __all__ = [
     "data",
     "linears",
     "models",
+    "parallel",
     "plan",
     "serve",
     "train",

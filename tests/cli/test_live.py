@@ -230,6 +230,37 @@ def test_how_a_run_ended() -> None:
     assert failed == "failed; no such luck"
 
 
+def test_a_checkpoint_says_how_long_training_waited_for_it() -> None:
+    event = {"event": "checkpoint", "step": 100, "path": "a/step-00000100", "seconds": 0.05}
+    later = event | {"written_seconds": 2.11, "bytes": 390_000_000}
+    assert live_words.checkpoint(event) == "checkpoint step-00000100 saved in 0.05 s"
+    assert live_words.checkpoint(later) == (
+        "checkpoint step-00000100 saved, 390 MB in 2.1 s; training waited 0.05 s"
+    )
+
+
+@pytest.mark.parametrize("mode", ["live", "lines"])
+def test_what_becomes_of_compiling_and_of_memory_is_said(mode: Any) -> None:
+    stream = Terminal()
+    with listener(mode, stream) as hear:
+        hear({"event": "compile", "message": "blocks stay\nas they are"})
+        hear({"event": "memory", "message": "micro-batches of 2 rows [4 before]"})
+    assert "compile: blocks stay as they are" in stream.getvalue()
+    assert "memory: micro-batches of 2 rows [4 before]" in stream.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["live", "lines", "json", "quiet"])
+def test_an_event_that_lacks_everything_stops_neither_run_nor_listener(mode: Any) -> None:
+    names = ("phase", "plan", "resumed", "step", "evaluation", "sample", "checkpoint", "compile")
+    names += ("memory", "finished", "", "close")
+    stream = Terminal()
+    with listener(mode, stream) as hear:
+        for event in ({}, *({"event": name} for name in names)):
+            hear(event)
+        hear({"event": "warning", "message": "still heard"})
+    assert "still heard" in stream.getvalue()
+
+
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="no such mode: 'loud'"):
         listener("loud")  # type: ignore[arg-type]

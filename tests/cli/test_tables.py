@@ -90,6 +90,24 @@ def test_a_plan_says_what_why_and_cost() -> None:
     assert "weight  always  1 MB  all" in " ".join(shown.split("\n")).replace("   ", "  ")
 
 
+def test_a_plan_for_several_ranks_says_how_they_share_and_what_they_send() -> None:
+    plan = {
+        "ranks": 4,
+        "layout": {"name": "hybrid", "replicas": 2, "shards": 2},
+        "prediction": {"peak_bytes": 500_000_000, "wire_bytes": 12_000_000},
+    }
+    _, costs = plan_tables(plan)
+    assert costs == [
+        ("ranks", "4", "hybrid, 2 × 2 to a copy of the weights"),
+        ("tensors", "500 MB", "at the peak of each rank"),
+        ("wire", "12 MB", "sent by each rank in an update"),
+    ]
+    whole = plan | {"layout": {"name": "ddp", "replicas": 4, "shards": 1}}
+    assert plan_tables(whole)[1][0] == ("ranks", "4", "ddp")
+    alone = plan | {"ranks": 1, "prediction": {"wire_bytes": 0}}
+    assert plan_tables(alone)[1] == []
+
+
 def test_a_proof_shows_its_figures_and_its_verdict_last() -> None:
     result = {
         "name": "lora",

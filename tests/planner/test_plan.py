@@ -91,7 +91,9 @@ def test_bytes_of_the_process_are_the_tensors_and_an_allowance(new):
     made = plan(new())
     tensors = made.prediction.peak_bytes
     kept = PROCESS_FACTOR * tensors + FIRST_FACTOR[False, False] * min(tensors, FIRST_BYTES)
-    assert made.process_bytes == made.process_base + PROCESS_ONCE + round(kept)
+    copied = 12 * made.prediction.trainable  # what is staged for checkpoints, once
+    assert chosen(made, "checkpoint.asynchronous") is True
+    assert made.process_bytes == made.process_base + PROCESS_ONCE + copied + round(kept)
     row = made.row()["prediction"]
     assert row["peak_bytes"] == tensors == max(row["by_phase"].values())
     assert row["process_bytes"] == made.process_bytes

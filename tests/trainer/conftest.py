@@ -62,7 +62,7 @@ def quick() -> Iterator[None]:
     """Runs in this process neither measure the machine nor tidy its memory, each a while."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("modicum.core.machine._matrix_rate", lambda *_: 1e10)
-        patched.setattr("modicum.trainer.session.release", lambda: None)
+        patched.setattr("modicum.trainer.setup.release", lambda: None)
         yield
 
 

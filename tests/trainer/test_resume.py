@@ -28,8 +28,8 @@ MOMENTS = {
     "after a step between checkpoints": ("step", 18),
     "after a checkpoint": ("checkpoint", 3),
     "while the token cache is written": ("sync .data.part/tokens.bin", 1),
-    "while the first checkpoint is written": ("sync .step-00000005.part/state", 1),
-    "before a checkpoint gets its name": ("sync .step-00000015.part", 4),
+    "while the first checkpoint is written": ("sync .step-00000005.", 1),
+    "before a checkpoint gets its name": ("sync .step-00000015.", 3),
     "after the last checkpoint": ("exporting", 1),
     "while weights are exported": ("sync .model.part/model", 1),
 }
@@ -320,7 +320,7 @@ def test_choices_once_made_are_replayed(dataset, finished, tmp_path, monkeypatch
     with pytest.raises(Interrupted):
         run(values, folder, listener=interrupting("step", 7))
     # A machine that now would choose otherwise.
-    planner = sys.modules["modicum.planner.plan"]
+    planner = sys.modules["modicum.planner.choose"]
     monkeypatch.setattr(planner, "USEFUL_TOKENS", {"cpu": 64})
     plan = modicum.plan(modicum.Recipe(**values))
     assert plan.prediction.choice.micro_batch_size == 2
@@ -340,7 +340,7 @@ def test_a_damaged_checkpoint_is_named_and_written_anew(dataset, finished, tmp_p
     values, folder = full(dataset), tmp_path / "run"
     with pytest.raises(Interrupted):
         run(values, folder, listener=interrupting("step", 14))
-    state = folder / "checkpoints" / "step-00000014" / "state.safetensors"
+    state = folder / "checkpoints" / "step-00000014" / "rank-00000.safetensors"
     state.write_bytes(state.read_bytes()[:-1])
     told = []
     with pytest.raises(Interrupted):
@@ -354,7 +354,7 @@ def test_a_damaged_checkpoint_is_named_and_written_anew(dataset, finished, tmp_p
     assert outcome(folder) == outcome(finished)
 
 
-interrupt = interrupting("checkpoint", 1)
+interrupt = interrupting("step", 5)
 
 
 @pytest.mark.dear

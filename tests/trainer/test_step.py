@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from modicum.core.parameters import optimizer_groups
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama, create
+from modicum.parallel.base import Strategy
 from modicum.tasks import CausalLM
 from modicum.trainer.step import StandardStep
 
@@ -29,22 +32,23 @@ def batch(rows: int = 6) -> Batch:
 
 def program(net: Llama, clip_norm: float | None = None, rate: float = 0.1) -> StandardStep:
     groups = optimizer_groups(net, learning_rate=rate, weight_decay=0.0)
-    return StandardStep(CausalLM(), net, torch.optim.SGD(groups), Events(), "fp32", clip_norm)
+    optimizer = torch.optim.SGD(groups)
+    return StandardStep(CausalLM(), net, optimizer, Strategy(), Events(), "fp32", clip_norm)
+
+
+def update(step: StandardStep, batches: list[Batch], check: Callable[[], None] = lambda: None):
+    return step(7, batches, sum(each.trained_tokens for each in batches), check)
 
 
 def weights(net: Llama) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-def nothing() -> None:
-    pass
-
-
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
 def test_micro_batches_of_unequal_counts_equal_the_whole(size):
     whole, parts = model(), model()
-    one = program(whole)(1, [batch()], nothing)
-    two = program(parts)(1, batch().split(size), nothing)
+    one = update(program(whole), [batch()])
+    two = update(program(parts), batch().split(size))
     assert two.tokens == one.tokens == 12 + 10 + 8 + 6 + 4 + 2
     assert two.loss == pytest.approx(one.loss, abs=1e-6)
     assert two.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-5)
@@ -57,18 +61,18 @@ def test_the_loss_is_the_mean_over_trained_tokens():
     logits = net(data.input_ids, None).detach()
     picked = torch.log_softmax(logits, -1).gather(-1, data.labels.clamp(min=0)[..., None])[..., 0]
     expected = -picked[data.labels != -100].mean()
-    assert program(net)(1, data.split(2), nothing).loss == pytest.approx(float(expected), abs=1e-6)
+    assert update(program(net), data.split(2)).loss == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_clipping_scales_all_gradients_together():
     free, bound = model(), model()
     start = weights(free)
-    norm = program(free)(1, [batch()], nothing).gradient_norm
-    outcome = program(bound, clip_norm=norm / 4)(1, [batch()], nothing)
+    norm = update(program(free), [batch()]).gradient_norm
+    outcome = update(program(bound, clip_norm=norm / 4), [batch()])
     assert outcome.gradient_norm == pytest.approx(norm)  # as it was before clipping
     assert torch.allclose(weights(bound) - start, (weights(free) - start) / 4, atol=1e-7)
     untouched = model()
-    program(untouched, clip_norm=norm * 2)(1, [batch()], nothing)
+    update(program(untouched, clip_norm=norm * 2), [batch()])
     assert torch.equal(weights(untouched), weights(free))
 
 
@@ -88,7 +92,7 @@ def test_what_is_not_finite_is_skipped_and_leaves_no_trace(where):
         step.task = Broken()
     else:
         next(net.parameters()).register_hook(lambda gradient: gradient * torch.inf)
-    outcome = step(1, batch().split(3), nothing)
+    outcome = update(step, batch().split(3))
     assert outcome.skipped
     assert torch.equal(weights(net), before)
     assert all(parameter.grad is None for parameter in net.parameters())
@@ -102,11 +106,11 @@ def test_a_request_to_stop_between_micro_batches_leaves_no_gradients():
 
     def stop() -> None:
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        program(net)(1, batch().split(2), stop)
+        update(program(net), batch().split(2), stop)
     assert all(parameter.grad is None for parameter in net.parameters())
     assert torch.equal(weights(net), before)
 
@@ -116,5 +120,5 @@ def test_events_come_in_order():
     names = ["before_update", "gradients_ready", "before_optimizer", "after_optimizer"]
     for name in names:
         step.events.on(name, lambda step, name=name: seen.append((name, step)))
-    step(7, batch().split(3), nothing)
+    update(step, batch().split(3))
     assert seen == [(name, 7) for name in names]

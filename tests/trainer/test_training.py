@@ -183,7 +183,7 @@ class Diverging(CausalLM):
 
 
 def test_single_losses_that_are_no_number_are_skipped(dataset, finished, tmp_path, monkeypatch):
-    monkeypatch.setattr("modicum.trainer.session.CausalLM", Diverging)
+    monkeypatch.setattr("modicum.trainer.setup.CausalLM", Diverging)
     monkeypatch.setattr(Diverging, "calls", [])
     monkeypatch.setattr(Diverging, "bad", range(6, 9))
     told = []
@@ -201,7 +201,7 @@ def test_single_losses_that_are_no_number_are_skipped(dataset, finished, tmp_pat
 def test_a_run_that_diverges_stops_with_its_checkpoints_intact(
     dataset, finished, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("modicum.trainer.session.CausalLM", Diverging)
+    monkeypatch.setattr("modicum.trainer.setup.CausalLM", Diverging)
     monkeypatch.setattr(Diverging, "calls", [])
     monkeypatch.setattr(Diverging, "bad", range(13, 100))
     values, folder = full(dataset), tmp_path / "run"
@@ -221,17 +221,17 @@ def test_a_run_that_diverges_stops_with_its_checkpoints_intact(
 
 def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(dataset, finished, tmp_path, monkeypatch):
     values, folder, saves = full(dataset), tmp_path / "run", []
-    from modicum.checkpoint import store
+    from modicum.checkpoint import publishing
 
-    def full_at_the_second(*arguments: object) -> None:
+    def full_at_the_second(*arguments: object, **options: object) -> str:
         saves.append(arguments)
         if len(saves) == 2:
             raise OSError(28, "No space left on device")
-        real(*arguments)
+        return real(*arguments, **options)
 
-    real = store.save_file
-    monkeypatch.setattr(store, "save_file", full_at_the_second)
-    with pytest.raises(InputError, match=r"step-00000010: the disk is full") as caught:
+    real = publishing.write_file
+    monkeypatch.setattr(publishing, "write_file", full_at_the_second)
+    with pytest.raises(InputError, match=r"the disk is full") as caught:
         run(values, folder)
     assert caught.value.exit_code == 2
     assert modicum.checkpoint.CheckpointStore(folder / "checkpoints").steps() == [5]

@@ -6,41 +6,37 @@ that one that is there is complete; checksums tell one that was damaged later. N
 
 from __future__ import annotations
 
-import hashlib
 import json
+import secrets
 import shutil
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
+from modicum.checkpoint.loading import Checkpoint
+from modicum.checkpoint.manifest import Damaged, check_files, read_manifest
+from modicum.checkpoint.publishing import part_folder, sweep
+from modicum.checkpoint.saving import Plan, Published, Snapshot, State, Work
+from modicum.checkpoint.staging import Staging
+from modicum.checkpoint.tensor_file import chunks, streamed
 from modicum.core.errors import InputError
-from modicum.core.files import file_digest, publish_folder, write_json
-
-MANIFEST, TENSORS, FORMAT = "manifest.json", "state.safetensors", 1
-State = Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint on disk: its step, and what was noted beside the state."""
-
-    folder: Path
-    step: int
-    notes: Mapping[str, Any]
-    state: State
-
-
-class Damaged(InputError):
-    """A checkpoint is not what was written."""
+from modicum.core.ranks import Ranks
 
 
 class CheckpointStore:
     """The checkpoints of a run, in `folder`, the newest `keep` of them.
+
+    Every rank has a store, and all of them call `save`, `wait` and `newest` at the same place. The
+    folder is one that all ranks see.
+
+    Args:
+        folder: made when the first checkpoint is written.
+        keep: how many checkpoints stay.
+        ranks: this process among those of the run.
+        asynchronous: whether `save` returns as soon as the state is copied in memory, and the
+            rest is done beside training; it takes as much memory as the state has.
 
     >>> import tempfile, torch
     >>> store = CheckpointStore(Path(tempfile.mkdtemp()), keep=2)
@@ -51,11 +47,30 @@ class CheckpointStore:
     (3, [3.0, 3.0], 2)
     """
 
-    def __init__(self, folder: Path, *, keep: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 2,
+        ranks: Ranks | None = None,
+        asynchronous: bool = False,
+    ) -> None:
         self.folder, self.keep = folder, keep
+        self.ranks, self.asynchronous = ranks or Ranks(), asynchronous
+        self.last: int | None = None
+        self._nonce: str | None = None
+        self._plan: Plan | None = None
+        self._staging: Staging | None = None
+        self._work: Work | None = None
+        self._published: deque[Published] = deque()
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of memory that copies of this rank's state are kept in; 0 until the first save."""
+        return self._plan.layout.size if self._plan is not None and self.asynchronous else 0
 
     def steps(self) -> list[int]:
-        """The steps there are checkpoints of, oldest first."""
+        """The steps there are checkpoints of, oldest first; `last` may still be on its way."""
         return sorted(
             int(path.name.removeprefix("step-"))
             for path in self.folder.glob("step-*")
@@ -66,87 +81,170 @@ class CheckpointStore:
         """The folder of a step's checkpoint."""
         return self.folder / f"step-{step:08d}"
 
-    def save(
-        self,
-        step: int,
-        state: Mapping[str, Mapping[str, Any]],
-        notes: Mapping[str, Any] | None = None,
-    ) -> Path:
+    # Saving
+
+    def save(self, step: int, state: State, notes: Mapping[str, Any] | None = None) -> Path:
         """Write a checkpoint; older ones than the newest `keep` go only when it is in place.
 
+        A save that is still under way is waited for first.
+
+        Args:
+            step: which is noted as `last`.
+            state: a registry, or views by name; each view tensors and JSON values by name.
+            notes: JSON, kept beside the state; rank 0's count.
+
+        Returns:
+            The folder; if the store is asynchronous, the one that there will be.
+
         Raises:
-            InputError: the disk is full or cannot be written; earlier checkpoints are intact.
+            InputError: the disk is full or cannot be written, now or when the save before was
+                finished; earlier checkpoints are intact. All ranks raise it.
         """
+        began = time.perf_counter()
+        snapshot = Snapshot.of(state, self.ranks)
+        changed = self._plan is None or self._plan.mine != list(snapshot.tensors)
+        if self._agree(self._ended(), changed):
+            self._make_plan(snapshot)
+        work = self._prepare(step, snapshot, notes or {}, began)
+        self.last, self._work = step, work
+        if self.asynchronous:
+            work.start()
+        else:
+            work.run()
+            self.wait()
+        return work.target
+
+    def _make_plan(self, snapshot: Snapshot) -> None:
+        if self._nonce is None:
+            if self.ranks.first:
+                sweep(self.folder)
+            self._nonce = self.ranks.tell(secrets.token_hex(4))
+        self._staging = None  # before its successor takes memory
+        self._plan = Plan.of(snapshot.tensors, self.ranks)
+
+    def _prepare(
+        self, step: int, snapshot: Snapshot, notes: Mapping[str, Any], began: float
+    ) -> Work:
+        assert self._plan is not None
+        assert self._nonce is not None
         target = self.path(step)
-        self._sweep()
-        tensors = {
-            f"{view}/{key}": value.detach().contiguous().cpu()
-            for view, values in state.items()
-            for key, value in values.items()
-            if isinstance(value, Tensor)
-        }
-        values = {
-            view: {k: v for k, v in entries.items() if not isinstance(v, Tensor)}
-            for view, entries in state.items()
-        }
-        with publish_folder(target) as temporary:
-            save_file(_unshared(tensors), temporary / TENSORS)
-            manifest = {
-                "format": FORMAT,
-                "step": step,
-                "notes": dict(notes or {}),
-                "values": values,
-                "files": {TENSORS: file_digest(temporary / TENSORS)},
-            }
-            write_json(temporary / MANIFEST, manifest | {"digest": _digest(manifest)})
+        if self.asynchronous:
+            if self._staging is None:
+                pinned = any(tensor.is_cuda for tensor in snapshot.tensors.values())
+                self._staging = Staging(self._plan.layout, pinned=pinned)
+            self._staging.take(snapshot.tensors)
+            content = chunks(self._staging.content)
+        else:
+            content = streamed(self._plan.layout, snapshot.tensors)
+        return Work(
+            step,
+            part_folder(target, self._nonce),
+            target,
+            self.ranks,
+            self._plan,
+            snapshot.values,
+            snapshot.views,
+            json.loads(json.dumps(dict(notes))),
+            content,
+            self.asynchronous,
+            self._in_place,
+            began,
+        )
+
+    def _in_place(self, published: Published) -> None:
+        self._published.append(published)
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(self.path(old), ignore_errors=True)
-        return target
+
+    def poll(self) -> list[Published]:
+        """The checkpoints that came into place since this was last asked; told on rank 0 alone.
+
+        Raises:
+            InputError: a save failed; raised on the rank that knows, and where `save` or `wait` is
+                next, on all.
+        """
+        if self._work is not None and self._work.error is not None:
+            raise self._work.error
+        return [self._published.popleft() for _ in range(len(self._published))]
+
+    def wait(self) -> None:
+        """Wait until all that was saved is in place; every rank calls this.
+
+        Raises:
+            InputError: the save failed, on any rank.
+        """
+        self._agree(self._ended(), False)
+
+    def leave(self, seconds: float = 30.0) -> None:
+        """Let a save that is under way come to its end, where a rank ends without the others.
+
+        Args:
+            seconds: for so long; other ranks may never do their part.
+        """
+        if self._work is not None and self._work.thread is not None:
+            self._work.thread.join(seconds)
+            self._work.given_up = True
+            self._work.thread.join(1.0)
+
+    def _ended(self) -> Exception | None:
+        """Wait for this rank's part of the save before, and on rank 0 for all; what went wrong."""
+        work, self._work = self._work, None
+        if work is None:
+            return None
+        if work.thread is not None:
+            work.thread.join()
+        return work.error
+
+    def _agree(self, error: Exception | None, changed: bool) -> bool:
+        """Whether something changed on any rank; an error on any is raised on all."""
+        failed, anywhere = self.ranks.most(float(error is not None), float(changed))
+        if not failed:
+            return bool(anywhere)
+        everybody = self.ranks.gather(None if error is None else str(error))
+        if error is not None:
+            raise error
+        rank, problem = next((r, told) for r, told in enumerate(everybody) if told is not None)
+        raise InputError(f"rank {rank}: {problem}")
+
+    # Reading
 
     def read(self, step: int) -> Checkpoint:
-        """Read one checkpoint and check it.
+        """Check one checkpoint; its state is read when it is asked for.
 
         Raises:
             Damaged: it is, with the file and what is wrong with it.
             InputError: another version of modicum wrote it.
         """
-        folder = self.path(step)
-        try:
-            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            digest = manifest.pop("digest")
-            if digest != _digest(manifest):
-                raise Damaged("damaged: its checksum is another", file=folder / MANIFEST)
-            for name, expected in manifest["files"].items():
-                if file_digest(folder / name) != expected:
-                    raise Damaged("damaged: its checksum is another", file=folder / name)
-            if manifest["format"] != FORMAT:
-                raise InputError(
-                    "was written by another version of modicum",
-                    file=folder,
-                    field="format",
-                    value=manifest["format"],
-                    allowed=str(FORMAT),
-                )
-            state = {view: dict(values) for view, values in manifest["values"].items()}
-            for full, tensor in load_file(folder / TENSORS).items():
-                view, key = full.split("/", 1)
-                state[view][key] = tensor
-        except PermissionError as error:
-            raise InputError(f"cannot be read: {error.strerror}", file=folder) from None
-        except FileNotFoundError as error:
-            raise Damaged("damaged: this file is missing", file=error.filename) from None
-        except UnicodeDecodeError:
-            raise Damaged("damaged: not text", file=folder / MANIFEST) from None
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
-            raise Damaged(f"damaged: {error}", file=folder) from None
-        return Checkpoint(folder, manifest["step"], manifest["notes"], state)
+        checkpoint = self._opened(step)
+        check_files(checkpoint.folder, checkpoint.content)
+        return checkpoint
+
+    def _opened(self, step: int) -> Checkpoint:
+        content = read_manifest(self.path(step))
+        return Checkpoint(self.path(step), content["step"], content["notes"], content, self.ranks)
 
     def newest(self, warn: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
         """The newest checkpoint that is whole; damaged ones are named to `warn` and passed over.
 
+        Rank 0 looks, and tells the others.
+
         Raises:
             InputError: another version of modicum wrote the newest, or it may not be read.
         """
+        found: Checkpoint | None = None
+        error: Exception | None = None
+        if self.ranks.first:
+            try:
+                found = self._newest(warn)
+            except InputError as problem:
+                error = problem
+        self._agree(error, False)
+        self.last = self.ranks.tell(None if found is None else found.step)
+        if self.last is None:
+            return None
+        return found if found is not None else self._opened(self.last)
+
+    def _newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         steps = self.steps()
         for step in reversed(steps):
             try:
@@ -160,29 +258,6 @@ class CheckpointStore:
 
     def forget_after(self, step: int) -> None:
         """Remove what a run that goes on from `step` does again: later checkpoints, all damaged."""
-        for later in self.steps():
+        for later in self.steps() if self.ranks.first else ():
             if later > step:
                 shutil.rmtree(self.path(later), ignore_errors=True)
-
-    def _sweep(self) -> None:
-        """Remove what processes left that died while they saved."""
-        for name in (".step-*.part", ".step-*.old"):
-            for left in self.folder.glob(name):
-                shutil.rmtree(left, ignore_errors=True)
-
-
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that each own their memory: safetensors refuses storages in common."""
-    seen: set[int] = set()
-    owned = {}
-    for name, tensor in tensors.items():
-        pointer = tensor.untyped_storage().data_ptr()
-        whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-        owned[name] = tensor if whole and pointer not in seen else tensor.clone()
-        seen.add(pointer)
-    return owned
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    text = json.dumps(manifest, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-from modicum.core.errors import FoundWanting, InputError, Interrupted, ModicumError
+from modicum.core.errors import FoundWanting, InputError, Interrupted
 
 
 class Commands(TyperGroup):
@@ -57,6 +56,10 @@ SetOption = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="Change a field; may be given again."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+RanksOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Share the work between N processes on this machine."),
+]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 PluginOption = Annotated[
     list[str] | None,
@@ -97,74 +100,31 @@ def train(
     progress: Annotated[Progress, typer.Option(help="How to show what goes on.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings.")] = False,
     as_json: JsonOption = False,
+    ranks: RanksOption = None,
 ) -> None:
     """Plan and run a recipe; given again, go on where it stopped."""
-    from modicum import recipe_yaml, report
-    from modicum.trainer.folder import RunFolder
+    from modicum.cli import train as run
 
-    told = recipe_yaml.load(recipe, set_ or ())
-    folder = out or Path("runs") / recipe_yaml.locate(recipe).stem
-    mode: Progress = "quiet" if quiet else progress
+    asked = run.Asked(
+        recipe, tuple(set_ or ()), out, fork, "quiet" if quiet else progress, as_json, ranks
+    )
     if dry_run:
-        with recipe_yaml.places(recipe, set_ or ()):
-            _show_plan(told, folder, as_json)
-        return
-    if fork is None and RunFolder(folder).has_finished(told):
-        if not (as_json or mode in ("quiet", "json")):
-            print(f"{folder} has finished already and is left as it is", file=sys.stderr)
-        if not (folder / "report.html").exists():
-            report.write(folder)
+        run.show_plan(asked, asked.folder)
     else:
-        with recipe_yaml.places(recipe, set_ or ()):
-            _run(told, folder, fork, mode)
-    if as_json:
-        from modicum.cli.tables import print_json
-
-        print_json(report.summary(folder))
-    elif mode not in ("quiet", "json"):
-        print(f"report: {folder / 'report.html'}")
-
-
-def _run(recipe: Any, folder: Path, fork: Path | None, mode: Progress) -> None:
-    """Train, and write the report of what came of it."""
-    from modicum import report
-    from modicum.cli.live import listener
-    from modicum.trainer import continued, train
-    from modicum.trainer.folder import RunFolder
-
-    plan = continued(recipe, folder)
-    try:
-        with listener(mode) as tell:
-            train(plan, folder, listener=tell, fork=fork)
-    except ModicumError:
-        if RunFolder(folder).read_record().get("status") in ("interrupted", "failed"):
-            with suppress(ModicumError, OSError):  # what stopped the run is what must be told
-                report.write(folder)
-        raise
-    report.write(folder)
+        run.train(asked)
 
 
 @app.command()
-def plan(recipe: RecipeArgument, set_: SetOption = None, as_json: JsonOption = False) -> None:
+def plan(
+    recipe: RecipeArgument,
+    set_: SetOption = None,
+    as_json: JsonOption = False,
+    ranks: RanksOption = None,
+) -> None:
     """Show what a recipe would cost, without running it."""
-    from modicum import recipe_yaml
+    from modicum.cli import train as run
 
-    told = recipe_yaml.load(recipe, set_ or ())
-    with recipe_yaml.places(recipe, set_ or ()):
-        _show_plan(told, None, as_json)
-
-
-def _show_plan(recipe: Any, folder: Path | None, as_json: bool) -> None:
-    """The plan of a new run or, with a folder, of the run there that the recipe continues."""
-    from modicum.cli.tables import print_json, print_plan
-    from modicum.planner import plan
-    from modicum.trainer import continued
-
-    row = (plan(recipe) if folder is None else continued(recipe, folder)).row()
-    if as_json:
-        print_json(row)
-    else:
-        print_plan(row)
+    run.show_plan(run.Asked(recipe, tuple(set_ or ()), as_json=as_json, ranks=ranks), None)
 
 
 @app.command()

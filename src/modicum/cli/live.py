@@ -70,13 +70,15 @@ class Listener:
         """Take one event of the trainer's."""
         if self._stream is None:
             return
-        take = getattr(self, f"on_{event['event']}", None)
+        take = getattr(self, f"on_{event.get('event')}", None)
         if take is None:
             return
         try:
             take(event)
         except (OSError, ValueError):
             self._fall_silent()
+        except (LookupError, TypeError):
+            pass  # an event that lacks something is not worth a run
 
     def close(self) -> None:
         """Leave the stream as it was found; calling it again does nothing."""
@@ -198,6 +200,14 @@ class Lines(Quiet):
         """One line, if that was not just said."""
         if self.gauge.seldom():
             self.say(words.checkpoint(event))
+
+    def on_compile(self, event: Event) -> None:
+        """What came of compiling."""
+        self.say(words.message(event))
+
+    def on_memory(self, event: Event) -> None:
+        """What was done for lack of memory."""
+        self.say(words.message(event))
 
     def on_finished(self, event: Event) -> None:
         """How it ended."""

@@ -44,7 +44,7 @@ class LiveLine(Listener):
 
     def __call__(self, event: Event) -> None:
         """Take one event; whatever follows a phase of the preparation, the phase is over."""
-        if self.phase is not None and event["event"] != "phase":
+        if self.phase is not None and event.get("event") != "phase":
             self._guarded(self._phase_over)
         super().__call__(event)
 
@@ -108,6 +108,14 @@ class LiveLine(Listener):
         """Say it above the line, if that was not just said."""
         if self.gauge.seldom():
             self.console.print(Text(words.checkpoint(event), "dim"))
+
+    def on_compile(self, event: Event) -> None:
+        """Say it above the line."""
+        self.console.print(Text(words.message(event), "dim"))
+
+    def on_memory(self, event: Event) -> None:
+        """Say it above the line."""
+        self.console.print(Text(words.message(event), "yellow"))
 
     def on_warning(self, event: Event) -> None:
         """Say it above the line."""

@@ -87,10 +87,21 @@ def sample(event: Event, width: int = 72) -> str:
 
 
 def checkpoint(event: Event) -> str:
-    """A checkpoint, in a line."""
+    """A checkpoint, in a line: how long training stood still and, if longer, how long it took."""
     words = f"checkpoint {Path(str(event.get('path', ''))).name} saved"
-    seconds = number(event.get("seconds"))
-    return words if seconds is None else f"{words} in {quantity(seconds, 'seconds')}"
+    stall, written = number(event.get("seconds")), number(event.get("written_seconds"))
+    if (size := number(event.get("bytes"))) is not None:
+        words += f", {format_bytes(size)}"
+    if written is not None:
+        words += f" in {quantity(written, 'seconds')}"
+        return words if stall is None else f"{words}; training waited {quantity(stall, 'seconds')}"
+    return words if stall is None else f"{words} in {quantity(stall, 'seconds')}"
+
+
+def message(event: Event) -> str:
+    """A sentence that an event brings along, in a line."""
+    name, text = str(event.get("event")), " ".join(str(event.get("message", "")).split())
+    return f"{name}: {text}"
 
 
 def finished(event: Event) -> str:

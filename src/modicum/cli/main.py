@@ -7,7 +7,8 @@ import signal
 import sys
 from importlib.util import find_spec
 
-from modicum.core.errors import ModicumError
+from modicum.core.errors import InputError, Interrupted, ModicumError, Restart
+from modicum.parallel.place import LOST, Place, end_with_supervisor, place
 
 # What the extra `cli` brings, by the names that are imported.
 EXTRA = ("jinja2", "matplotlib", "rich", "tokenizers", "typer", "yaml")
@@ -31,15 +32,42 @@ def run() -> None:
     # busy process on two cores a step took 0.34 s so and 0.24 s with this; alone, as long.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    end_with_supervisor()
+    here = _place()
     # SIGTERM ends a command as Ctrl-C does; a run in progress has handlers of its own, and saves.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A supervised rank has nothing to save before, and may wait for the others in a call that no
+    # handler of Python's gets into: it ends as the system ends a process.
+    if not here.supervised:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         from modicum.cli.app import app
 
         app(prog_name="modicum")
     except ModicumError as error:
-        print(f"modicum: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        sys.exit(_told(error, here))
     except KeyboardInterrupt:
-        print("modicum: interrupted", file=sys.stderr)
-        sys.exit(4)
+        sys.exit(_told(Interrupted("interrupted"), here))
+    except Exception:
+        if not here.first:
+            print(f"modicum: {here.name} failed:", file=sys.stderr)
+        raise
+
+
+def _place() -> Place:
+    """This process's place; where the environment is wrong, the command finds that itself."""
+    try:
+        return place()
+    except InputError:
+        return Place()
+
+
+def _told(error: ModicumError, here: Place) -> int:
+    """Print what is to be said of an error; the exit code."""
+    ranks = sys.modules.get("modicum.core.ranks")  # imported with torch, by those who need it
+    if here.supervised and ranks is not None and isinstance(error, ranks.PeerLost):
+        return LOST  # the supervisor knows who it was
+    name = f"{here.name}: " if here.name else ""
+    print(f"modicum: {name}{error}", file=sys.stderr)
+    if isinstance(error, Restart) and not here.supervised:
+        return Interrupted.exit_code
+    return error.exit_code

@@ -90,15 +90,23 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
         number(prediction.get(key)) for key in ("peak_bytes", "process_bytes", "budget_bytes")
     )
     costs: list[Row] = []
+    ranks, layout = number(plan.get("ranks")), plan.get("layout") or {}
+    if ranks is not None and ranks > 1:
+        shards, replicas = layout.get("shards"), layout.get("replicas")
+        each = f"{replicas} × {shards} to a copy of the weights" if shards != 1 else ""
+        costs.append(("ranks", f"{ranks}", f"{layout.get('name')}{', ' if each else ''}{each}"))
     if (trainable := number(parameters.get("trainable"))) is not None:
         total = number(parameters.get("total"))
         frozen = total is not None and total != trainable
         costs.append(("parameters", f"{trainable:,}", f"trained, of {total:,}" if frozen else ""))
     if tensors is not None:
-        costs.append(("tensors", format_bytes(tensors), "at the peak"))
+        of = " of each rank" if ranks is not None and ranks > 1 else ""
+        costs.append(("tensors", format_bytes(tensors), f"at the peak{of}"))
     if process is not None:
         limit = "" if budget is None else f"the budget is {format_bytes(budget)}"
         costs.append(("process", format_bytes(process), limit or "no budget was set"))
+    if sent := number(prediction.get("wire_bytes")):
+        costs.append(("wire", format_bytes(sent), "sent by each rank in an update"))
     if (rate := number(prediction.get("tokens_per_second"))) is not None:
         costs.append(("speed", quantity(rate, "tokens/s"), ""))
     if (seconds := number(prediction.get("seconds"))) is not None:

@@ -27,10 +27,13 @@ T = TypeVar("T")
 # An exchange that takes longer than this has lost somebody; waiting for work does not count.
 TIMEOUT = timedelta(minutes=30)
 _POLL_SECONDS = 0.05
-# What gloo, NCCL and the store say when the other side is gone.
+# What gloo and NCCL say when the other side is gone; the store's errors have types of their own.
 _GONE = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|timed? ?out|socket|remote (process|peer)|"
-    r"peer|NCCL error|recv(Value|Bytes)? failed|failed to recv|sendBytes failed",
+    r"connection (closed by peer|reset|refused)|broken pipe|failed to (send|recv), |"
+    r"(read|write) (error|timeout) \[|"
+    r"timed out waiting \d+ms for (send|recv)|connect timeout|socket closed|connectFullMesh failed|"
+    r"application timeout caused pair closure|remote process (exited|has terminated)|"
+    r"ncclRemoteError|ncclSystemError|communicator was aborted|collective operation timeout",
     re.IGNORECASE,
 )
 
@@ -170,6 +173,7 @@ def joined(device_type: str = "cpu") -> Iterator[Ranks]:
 
     Raises:
         InputError: the environment is incomplete, or the others cannot be reached.
+        PeerLost: another rank died while they met.
     """
     if dist.is_available() and dist.is_initialized():
         yield Ranks(
@@ -191,6 +195,8 @@ def joined(device_type: str = "cpu") -> Iterator[Ranks]:
     try:
         dist.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
+        if _GONE.search(str(error)):  # one that was reached died before all had met
+            raise _lost(error) from error
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise InputError(f"rank {rank} could not reach the others at {address}: {error}") from None
     try:
@@ -206,13 +212,18 @@ def peer_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _GONE.search(str(error)):
+        of_store = isinstance(error, (dist.DistNetworkError, dist.DistStoreError))
+        if not of_store and not _GONE.search(str(error)):
             raise
-        first = str(error).strip().splitlines()[0]
-        raise PeerLost(
-            "another rank is gone, so this one ends; the same command goes on from the last "
-            f"checkpoint ({first[:160]})"
-        ) from error
+        raise _lost(error) from error
+
+
+def _lost(error: Exception) -> PeerLost:
+    first = str(error).strip().splitlines()[0]
+    return PeerLost(
+        "another rank is gone, so this one ends; the same command goes on from the last "
+        f"checkpoint ({first[:160]})"
+    )
 
 
 def _number(name: str, default: int | None = None) -> int:

@@ -3,11 +3,16 @@
 A view is something that gives its state as tensors and plain values and takes it back. Nothing is
 pickled: tensors go to safetensors, the rest to JSON, so a state dictionary is flattened to dotted
 names and both kinds are told apart here.
+
+With several ranks a view is either shared or each rank's own. The ranks together hold the state of
+a shared view, each all of it or, where tensors are DTensors, a part; a checkpoint holds it once and
+any number of ranks can take it up. What is each rank's own is kept rank by rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.errors import InputError
+from modicum.core.random import derive_seed
+from modicum.core.ranks import Ranks
+from modicum.core.sharding import is_sharded, whole
+
+Like = Callable[[str], Tensor | None]
+Regroup = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 
 
 class Stateful(Protocol):
@@ -24,13 +35,32 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any) -> Any: ...
 
 
+def _whole(key: str) -> None:
+    """No live tensor stands for any entry: each is loaded whole."""
+
+
 @dataclass(frozen=True)
 class View:
-    """A named part of the run's state; `read` gives tensors and JSON values by dotted name."""
+    """A named part of the run's state.
+
+    Args:
+        name: unique in a registry.
+        read: gives tensors and JSON values by dotted name.
+        write: takes them back. The mapping that it is given may read each tensor from the disk
+            when it is asked for it, so it is best gone through once.
+        like: the live tensor, perhaps a DTensor, that an entry is laid out as when it is loaded,
+            if it has the entry's shape. For None the entry is loaded whole, on every rank.
+        per_rank: whether each rank has a state of its own, as torch's generators have.
+        regroup: makes this rank's state of those of all old ranks, in order, where a state of
+            another number of ranks is taken up; where ranks are as many, each takes its own.
+    """
 
     name: str
     read: Callable[[], Mapping[str, Any]]
-    write: Callable[[Mapping[str, Any]], None]
+    write: Callable[[Mapping[str, Any]], Any]
+    like: Like = _whole
+    per_rank: bool = False
+    regroup: Regroup | None = None
 
 
 @dataclass
@@ -54,11 +84,25 @@ class StateRegistry:
         name: str,
         read: Callable[[], Mapping[str, Any]],
         write: Callable[[Mapping[str, Any]], Any],
+        *,
+        like: Like = _whole,
+        per_rank: bool = False,
+        regroup: Regroup | None = None,
     ) -> None:
-        """Register a view. Names are unique."""
-        if name in self.views:
-            raise ValueError(f"the state {name!r} is registered already")
-        self.views[name] = View(name, read, write)
+        """Register a view; the arguments are those of `View`."""
+        self.add_view(View(name, read, write, like, per_rank, regroup))
+
+    def add_view(self, view: View) -> None:
+        """Register a view.
+
+        Raises:
+            ValueError: its name is taken, or holds `/` or `#`, which separate names on disk.
+        """
+        if view.name in self.views:
+            raise ValueError(f"the state {view.name!r} is registered already")
+        if not view.name or set(view.name) & set("/#"):
+            raise ValueError(f"a state's name has no '/' and no '#', and {view.name!r} has")
+        self.views[view.name] = view
 
     def add_object(self, name: str, owner: Stateful) -> None:
         """Register an object with `state_dict` and `load_state_dict`."""
@@ -74,23 +118,38 @@ class StateRegistry:
         Raises:
             InputError: a view has no state there, or there is state that nobody owns.
         """
-        missing, unknown = self.views.keys() - state.keys(), state.keys() - self.views.keys()
+        self.check(state.keys())
+        for name, view in self.views.items():
+            view.write(state[name])
+
+    def check(self, names: Iterable[str], skip: Collection[str] = ()) -> None:
+        """Make sure that a state with views of these names is one of this registry's.
+
+        Args:
+            names: of the views there.
+            skip: views that need not be there, or may be there without an owner.
+
+        Raises:
+            InputError: a view has no state there, or there is state that nobody owns.
+        """
+        there, own = set(names) - set(skip), self.views.keys() - set(skip)
+        missing, unknown = own - there, there - own
         if missing or unknown:
             problem = f"holds no state for {sorted(missing)}" if missing else ""
             problem += f"{' and ' if missing and unknown else ''}"
             problem += f"holds state that nobody asks for: {sorted(unknown)}" if unknown else ""
             raise InputError(f"the checkpoint does not match this run: it {problem}")
-        for name, view in self.views.items():
-            view.write(state[name])
 
 
 def trained_state(model: nn.Module) -> tuple[Callable[[], dict[str, Tensor]], Callable[..., None]]:
     """Reader and writer of what training changes in a model: trained parameters and buffers.
 
-    Frozen parameters are the base model's and stay where they came from.
+    Frozen parameters are the base model's and stay where they came from. Parameters may be DTensors
+    or whole, and so may be what is written into them.
     """
 
     def tensors() -> dict[str, Tensor]:
+        # First, as this makes FSDP put its sharded parameters back into the modules.
         persistent = set(model.state_dict(keep_vars=True))
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         return parameters | {name: b for name, b in model.named_buffers() if name in persistent}
@@ -105,12 +164,13 @@ def trained_state(model: nn.Module) -> tuple[Callable[[], dict[str, Tensor]], Ca
             raise InputError(f"the checkpoint holds other parameters than the model: {different}")
         with torch.no_grad():
             for name, tensor in own.items():
-                if tensor.shape != state[name].shape or tensor.dtype != state[name].dtype:
+                value = state[name]
+                if tensor.shape != value.shape or tensor.dtype != value.dtype:
                     raise InputError(
-                        f"the checkpoint's {name} is {tuple(state[name].shape)} "
-                        f"{state[name].dtype}, the model's {tuple(tensor.shape)} {tensor.dtype}"
+                        f"the checkpoint's {name} is {tuple(value.shape)} "
+                        f"{value.dtype}, the model's {tuple(tensor.shape)} {tensor.dtype}"
                     )
-                tensor.copy_(state[name])
+                tensor.copy_(_laid_out(value, tensor))
 
     return read, write
 
@@ -146,9 +206,23 @@ def optimizer_state(
                 raise InputError(f"the checkpoint has optimizer state for {name!r}, unknown here")
             if isinstance(value, Tensor) and key != "step":
                 value = value.to(own[name].device)
+                if value.shape == own[name].shape:
+                    value = _laid_out(value, own[name])
             optimizer.state[own[name]][key] = value.clone() if isinstance(value, Tensor) else value
 
     return read, write
+
+
+def _laid_out(value: Tensor, like: Tensor) -> Tensor:
+    """`value`, whole or sharded as `like` is; a whole one of shards is gathered from all ranks."""
+    if not is_sharded(like):
+        return whole(value)
+    if is_sharded(value):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    # Every rank has the whole value, so nothing needs to be sent.
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def random_state() -> tuple[Callable[[], dict[str, Any]], Callable[..., None]]:
@@ -164,8 +238,59 @@ def random_state() -> tuple[Callable[[], dict[str, Any]], Callable[..., None]]:
     def write(state: Mapping[str, Any]) -> None:
         torch.set_rng_state(state["cpu"])
         if torch.cuda.is_available():
-            saved = [value for name, value in state.items() if name.startswith("cuda")]
+            saved = [state[name] for name in state if name.startswith("cuda")]
             if len(saved) == torch.cuda.device_count():
                 torch.cuda.set_rng_state_all(saved)
 
     return read, write
+
+
+def model_view(model: nn.Module, name: str = "model") -> View:
+    """What training changes in a model, as a view: see `trained_state`."""
+
+    def like(key: str) -> Tensor | None:
+        owner, _, last = key.rpartition(".")
+        try:
+            tensor = getattr(model.get_submodule(owner), last)
+        except AttributeError:
+            return None
+        return tensor if isinstance(tensor, Tensor) else None
+
+    return View(name, *trained_state(model), like=like)
+
+
+def optimizer_view(optimizer: torch.optim.Optimizer, name: str = "optimizer") -> View:
+    """An optimizer's state as a view: see `optimizer_state`; it is laid out as its parameters."""
+    known: dict[str, Tensor] = {}
+
+    def like(key: str) -> Tensor | None:
+        parameter = key.rsplit("/", 1)[0]
+        if parameter not in known:
+            for group in optimizer.param_groups:
+                known.update(zip(group["names"], group["params"], strict=True))
+        return known.get(parameter)
+
+    return View(name, *optimizer_state(optimizer), like=like)
+
+
+def random_view(seed: int, ranks: Ranks, name: str = "random") -> View:
+    """Torch's own generators as a view, for each rank its own.
+
+    Another number of ranks than the saved one begins with fresh generators, which are a function
+    of the seed, of all saved generators, of how many ranks there are and of which one this is.
+    """
+    read, write = random_state()
+
+    def regroup(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        digest = hashlib.sha256()
+        for state in states:
+            digest.update(bytes(state["cpu"].tolist()))
+        fresh = derive_seed(seed, f"{name} {digest.hexdigest()} {ranks.rank} of {ranks.size}")
+        own = {"cpu": torch.Generator().manual_seed(fresh).get_state()}
+        if torch.cuda.is_available():
+            for index in range(torch.cuda.device_count()):
+                generator = torch.Generator(f"cuda:{index}").manual_seed(fresh)
+                own[f"cuda{index}"] = generator.get_state()
+        return own
+
+    return View(name, read, write, per_rank=True, regroup=regroup)

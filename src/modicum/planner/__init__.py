@@ -1,5 +1,5 @@
 """The planner: a recipe and a machine in, a plan that keeps the budget out."""
 
-from modicum.planner.plan import Plan, plan
+from modicum.planner.plan import Plan, carried, plan, same_start
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Plan", "carried", "plan", "same_start"]

@@ -1,12 +1,12 @@
 """From a recipe to a plan: every `auto` filled, the cost predicted, or what would make it fit.
 
 Budgets are constraints. Among plans that keep them the planner changes only what leaves the
-arithmetic exact: the micro-batch, then recomputation. What else would help it suggests.
+arithmetic exact; `choose` says what, and in which order. What else would help it suggests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -17,15 +17,27 @@ import torch
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.core.machine import Machine, pick_device, this_machine
 from modicum.core.memory import resident_bytes
+from modicum.core.ranks import Ranks
 from modicum.core.units import format_bytes
 from modicum.models.config import ModelConfig
+from modicum.planner.choose import (
+    COMPILE,
+    DEVICE,
+    MICRO,
+    Room,
+    Row,
+    Share,
+    choices,
+    explained,
+    first_that_fits,
+    layouts,
+    smallest,
+    told,
+)
 from modicum.planner.inputs import Inputs, look, new_config
-from modicum.planner.predict import EFFICIENCY, Choice, Prediction, Predictor, predict
-from modicum.planner.remedies import Remedy, remedies
+from modicum.planner.predict import EFFICIENCY, Prediction, Predictor, predict
+from modicum.planner.remedies import Remedy, more_ranks, remedies
 from modicum.recipe import Recipe
-
-# A larger micro-batch than this many tokens makes no machine faster that was measured.
-USEFUL_TOKENS = {"cpu": 4096, "cuda": 32768}
 
 
 @dataclass(frozen=True)
@@ -65,19 +77,39 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float:
-        """Measured in this run, else estimated from the machine's rate."""
+        """Of all ranks: measured in this run, else estimated from a rank's rate.
+
+        The estimate leaves out what ranks wait for the wire.
+        """
         if self.measured_tokens_per_second is not None:
             return self.measured_tokens_per_second
         return self.tokens_per_update * self.machine.flops * EFFICIENCY / self.prediction.flops
 
+    @property
+    def seconds(self) -> float:
+        """Of all updates together."""
+        return self.recipe.training.steps * self.tokens_per_update / self.tokens_per_second
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks it is for."""
+        return self.prediction.choice.layout.ranks
+
     def row(self) -> dict[str, Any]:
         """The plan's line in `plan.jsonl`."""
         ledger, recipe = self.prediction.ledger, self.recipe
-        rate = self.tokens_per_second
+        layout, rate = self.prediction.choice.layout, self.tokens_per_second
         return {
             "revision": self.revision,
             "when": self.when,
             "why": self.why,
+            "ranks": self.ranks,
+            "layout": {
+                "name": layout.name,
+                "replicas": layout.replicas,
+                "shards": layout.shards,
+            },
+            "asked": _asked(recipe),
             "choices": list(self.choices),
             "prediction": {
                 "peak_bytes": self.prediction.peak_bytes,
@@ -85,8 +117,9 @@ class Plan:
                 "budget_bytes": recipe.budget.memory,
                 "table": ledger.table(),
                 "by_phase": ledger.by_phase(),
+                "wire_bytes": self.prediction.wire_bytes,
                 "tokens_per_second": rate,
-                "seconds": recipe.training.steps * self.tokens_per_update / rate,
+                "seconds": self.seconds,
             },
             "parameters": {
                 "total": self.prediction.total,
@@ -98,95 +131,130 @@ class Plan:
         }
 
     def replaying(self, rows: Sequence[Mapping[str, Any]]) -> Plan:
-        """This plan with the choices of the last of a run's `rows`, which it goes on from."""
+        """This plan as the continuation of a run that has `rows` of plans.
+
+        Choices of the last one are kept. Where the ranks are others, or what is asked of them, that
+        is a new revision, which keeps what the run has learnt.
+        """
         if not rows:
             return self
-        choices = rows[-1]["choices"]
-        prediction = predict(self.recipe, self.inputs.config, _replayed(self.recipe, choices))
-        return replace(
-            self,
-            prediction=prediction,
-            choices=tuple(choices),
-            revision=rows[-1]["revision"],
-            why=rows[-1]["why"],
-        )
+        last = rows[-1]
+        if same_start(self.recipe, self.ranks, last):
+            made = self._with(last["choices"])
+            return replace(made, revision=last["revision"], why=last["why"])
+        kept = {row["field"]: row for row in carried(rows)}
+        choices = [row for row in self.choices if row["field"] not in kept]
+        if MICRO in kept:
+            size = min(kept[MICRO]["most"], self.prediction.choice.micro_batch_size)
+            kept[MICRO] = {**kept[MICRO], "value": size}
+        why = f"goes on with {self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        if last.get("ranks", 1) == self.ranks:
+            why = "goes on with other settings of parallel or checkpoint"
+        made = self._with([*kept.values(), *choices])
+        return replace(made, revision=last["revision"] + 1, why=why)
 
-    def revised(self, why: str, tokens_per_second: float) -> Plan:
-        """The next revision, with a speed that was measured."""
+    def chosen(self, name: str, value: Any, why: str) -> Plan:
+        """The next revision, in which a field has a value that the run has found to be right.
+
+        A micro-batch that was made smaller stays a limit when a later start plans anew.
+        """
+        row: Row = {"field": name, "value": value, "why": why}
+        if name == MICRO:
+            row["most"] = value
+        others = [other for other in self.choices if other["field"] != name]
+        return self._with([*others, row])._next(why)
+
+    def _with(self, rows: Iterable[Row]) -> Plan:
+        """The plan with these choices, and what they cost."""
+        rows = tuple(rows)
+        choice = told(self.recipe, rows, self.ranks)
+        prediction = predict(self.recipe, self.inputs.config, choice)
+        return replace(self, prediction=prediction, choices=rows)
+
+    def _next(self, why: str) -> Plan:
         return replace(
             self,
             revision=self.revision + 1,
             why=why,
-            measured_tokens_per_second=tokens_per_second,
             when=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
+    def revised(self, why: str, tokens_per_second: float) -> Plan:
+        """The next revision, with a speed that was measured."""
+        return replace(self._next(why), measured_tokens_per_second=tokens_per_second)
 
-def plan(recipe: Recipe, *, replay: list[dict[str, Any]] | None = None) -> Plan:
+
+def plan(
+    recipe: Recipe,
+    *,
+    ranks: Ranks | int = 1,
+    replay: Sequence[Row] | None = None,
+    keep: Sequence[Row] = (),
+) -> Plan:
     """Look at the inputs, predict, and choose what the recipe leaves open.
 
     Args:
         recipe: what the user wants.
+        ranks: this process among the ranks of a run, which all call this and get the same plan: for
+            the rank with the least room, decided by rank 0. Or a number of ranks that are not
+            there yet, all to run on this machine.
         replay: choices of an earlier plan, which are kept instead of made anew.
+        keep: of an earlier plan, the choices that are kept when the others are made anew.
 
     Raises:
-        InputError: something about the model or the data is wrong.
+        InputError: something about the model or the data is wrong, or does not go with the ranks.
         DoesNotFit: no choice keeps the budget; with the three cheapest changes that would.
 
     >>> import modicum
     >>> recipe = modicum.Recipe(data={"include": ["json/**"]}, model={"layers": 2, "width": 64})
     >>> modicum.plan(recipe).prediction.trainable
     368960
+    >>> modicum.plan(recipe, ranks=4).row()["layout"]["name"]
+    'ddp'
     """
+    live = Ranks() if isinstance(ranks, int) else ranks
+    count = ranks if isinstance(ranks, int) else ranks.size
+    layouts(recipe, count)  # what does not go with the ranks is told before anything is looked at
     inputs = look(recipe)
-    device = _device(recipe, replay)
-    machine = this_machine(device)
-    base, predictor = resident_bytes(), Predictor()
+    device = _device(recipe, keep if replay is None else replay)
+    machine, room = _agreed(recipe, device, live, count)
+    predictor = Predictor()
     if replay is not None:
-        prediction = predictor(recipe, inputs.config, _replayed(recipe, replay))
-        choices = replay
-    else:
-        room = _Room.of(recipe, machine, device.type, base)
-        found = _first_that_fits(recipe, inputs, predictor, room)
-        if found is None:
-            raise _does_not_fit(recipe, inputs, predictor, room)
-        prediction = found
-        choices = _explained(recipe, prediction, room)
-    return Plan(recipe, inputs, machine, device.type, prediction, tuple(choices), base)
+        prediction = predictor(recipe, inputs.config, told(recipe, replay, count))
+        return Plan(recipe, inputs, machine, device.type, prediction, tuple(replay), room.base)
+    kept = {row["field"]: row for row in keep}
+    open_ones = choices(recipe, device.type, count, kept)
+    found = first_that_fits(open_ones, recipe, inputs.config, predictor, room)
+    if found is None:
+        raise _does_not_fit(recipe, inputs, predictor, room, count)
+    made = Plan(recipe, inputs, machine, device.type, found, (), room.base)
+    rows = live.tell(explained(recipe, found, room, kept, made.seconds))
+    return made._with(rows)
 
 
-@dataclass(frozen=True)
-class _Room:
-    """The bytes that a run may take on a device, and what to call them.
+def same_start(recipe: Recipe, ranks: int, row: Mapping[str, Any]) -> bool:
+    """Whether a row of plan.jsonl was made for as many ranks, and for what is asked of them."""
+    return row.get("ranks", 1) == ranks and row.get("asked", _asked(recipe)) == _asked(recipe)
 
-    `base` is what the process holds already; `most`, what a larger budget could be on this machine.
+
+def carried(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Of a run's rows of plans, the choices that stay whatever the ranks.
+
+    The device, whether blocks are compiled, and a limit of the micro-batch that the run has met.
     """
-
-    device: str
-    base: int
-    limit: int
-    name: str
-    most: int
-
-    @classmethod
-    def of(cls, recipe: Recipe, machine: Machine, device: str, base: int) -> _Room:
-        if device == "cpu":
-            # What the process holds already is not among what is available.
-            most, name = machine.available_bytes + base, "this machine's free memory"
-        else:
-            most, name = int(0.95 * (machine.accelerator_bytes or 0)), "the accelerator's memory"
-        if (budget := recipe.budget.memory) is not None:
-            return cls(device, base, budget, f"budget.memory ({format_bytes(budget)})", most)
-        return cls(device, base, most, f"{name} ({format_bytes(most)})", most)
-
-    def needed(self, prediction: Prediction) -> int:
-        """The bytes of a prediction that count here."""
-        if self.device == "cpu":
-            return prediction.process_bytes(self.base)
-        return prediction.peak_bytes
+    last: list[Row] = list(rows[-1]["choices"]) if rows else []
+    return [row for row in last if row["field"] in (COMPILE, DEVICE) or "most" in row]
 
 
-def _device(recipe: Recipe, replay: list[dict[str, Any]] | None) -> torch.device:
+def _asked(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe may be another at each start of a run."""
+    return {
+        "parallel": recipe.parallel.model_dump(mode="json"),
+        "asynchronous": recipe.checkpoint.asynchronous,
+    }
+
+
+def _device(recipe: Recipe, kept: Sequence[Row]) -> torch.device:
     """The device that the recipe asks for; one chosen earlier is kept where it is still there.
 
     Raises:
@@ -197,100 +265,56 @@ def _device(recipe: Recipe, replay: list[dict[str, Any]] | None) -> torch.device
         raise InputError(
             "there is no CUDA device here", field="training.device", value=wanted, allowed="cpu"
         )
-    told = {row["field"]: row["value"] for row in replay or ()}.get("training.device", wanted)
-    return pick_device(told if torch.cuda.is_available() else "cpu")
+    told_before = {row["field"]: row["value"] for row in kept}.get(DEVICE, wanted)
+    return pick_device(told_before if torch.cuda.is_available() else "cpu")
 
 
-def _choices(recipe: Recipe, device: str) -> Iterator[Choice]:
-    """Every choice that the recipe leaves open, the fastest first."""
-    training = recipe.training
-    batch, micro = training.batch_size, training.micro_batch_size
-    if micro == "auto":
-        useful = max(1, USEFUL_TOKENS[device] // recipe.data.sequence_length)
-        counts = {-(-batch // size) for size in range(1, min(batch, useful) + 1)}
-        sizes = sorted({-(-batch // count) for count in counts}, reverse=True)
-    else:
-        sizes = [micro]
-    recomputes = {"auto": (False, True), "none": (False,), "blocks": (True,)}
-    for recompute in recomputes[training.recompute]:
-        for size in sizes:
-            yield Choice(size, -(-batch // size), recompute)
+def _agreed(recipe: Recipe, device: torch.device, live: Ranks, count: int) -> tuple[Machine, Room]:
+    """The machine and the room of the slowest rank and the one with the least.
+
+    A rank's rate is what it measures with its own threads. Ranks that are not there yet will share
+    this process's.
+    """
+    machine, base = this_machine(device), resident_bytes()
+    planned = live.alone and count > 1
+    share = Share(count, live=False) if planned else Share(live.local_size)
+    room = Room.of(recipe, machine, device.type, base, share)
+    free, host, flops = live.least(room.limit - base, room.host - base, machine.flops)
+    base = int(live.most(base)[0])
+    room = replace(room, base=base, limit=base + int(free), host=base + int(host))
+    on_cpu = device.type == "cpu"
+    return replace(machine, flops=flops / count if planned and on_cpu else flops), room
 
 
-def _first_that_fits(
-    recipe: Recipe, inputs: Inputs, predictor: Predictor, room: _Room
-) -> Prediction | None:
-    for choice in _choices(recipe, room.device):
-        prediction = predictor(recipe, inputs.config, choice)
-        if room.needed(prediction) <= room.limit:
-            return prediction
-    return None
-
-
-def _smallest(recipe: Recipe, config: ModelConfig, predictor: Predictor, room: _Room) -> int:
-    """What the most frugal choice needs: of micro-batches, the largest one or the smallest."""
-    choices = list(_choices(recipe, room.device))
-    sizes = {choice.micro_batch_size for choice in choices}
-    return min(
-        room.needed(predictor(recipe, config, choice))
-        for choice in choices
-        if choice.micro_batch_size in (min(sizes), max(sizes))
-    )
-
-
-def _explained(recipe: Recipe, prediction: Prediction, room: _Room) -> list[dict[str, Any]]:
-    """The choices as rows for people."""
-    choice, training, device = prediction.choice, recipe.training, room.device
-    rows: list[dict[str, Any]] = []
-    if training.micro_batch_size == "auto":
-        if choice.micro_batch_size == training.batch_size:
-            why = "the whole batch fits at once"
-        elif choice.micro_batch_size == next(_choices(recipe, device)).micro_batch_size:
-            why = f"{USEFUL_TOKENS[device]} tokens at a time are as fast as more"
-        else:
-            why = f"the largest that keeps {room.name}"
-        rows.append(
-            {"field": "training.micro_batch_size", "value": choice.micro_batch_size, "why": why}
-        )
-    if training.recompute == "auto":
-        why = "keeping activations is faster, and fits"
-        if choice.recompute:
-            why = f"activations of all blocks do not fit into {room.name}"
-        value = "blocks" if choice.recompute else "none"
-        rows.append({"field": "training.recompute", "value": value, "why": why})
-    if training.device == "auto":
-        why = "CUDA is there" if device == "cuda" else "no accelerator is there"
-        rows.append({"field": "training.device", "value": device, "why": why})
-    return rows
-
-
-def _replayed(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> Choice:
-    """The choice that an earlier plan's rows tell of."""
-    told = {row["field"]: row["value"] for row in rows}
-    training = recipe.training
-    size = told.get("training.micro_batch_size", training.micro_batch_size)
-    recompute = told.get("training.recompute", training.recompute)
-    return Choice(int(size), -(-training.batch_size // int(size)), recompute == "blocks")
-
-
-def _does_not_fit(recipe: Recipe, inputs: Inputs, predictor: Predictor, room: _Room) -> DoesNotFit:
+def _does_not_fit(
+    recipe: Recipe, inputs: Inputs, predictor: Predictor, room: Room, ranks: int
+) -> DoesNotFit:
     """The refusal, with the three cheapest changes that would make it fit."""
 
-    def needs(changed: Recipe) -> int:
-        return _smallest(changed, _config(inputs, changed), predictor, room)
+    def needs(changed: Recipe, count: int = ranks) -> int:
+        return smallest(changed, _config(inputs, changed), predictor, room, count)
 
     needed = needs(recipe)
-    found = list(islice(remedies(recipe, needs, room.limit), 3))
+    found = list(islice(remedies(recipe, needs, room.limit, ranks), 3))
     budget = -(-needed * 102 // 10**9) * 10**7  # the next process may begin a little larger
     if len(found) < 3 and recipe.budget.memory is not None and budget <= room.most:
         found.append(Remedy({"budget.memory": f"{budget // 10**6}MB"}, needed))
+    changes = [f"{remedy.words} (needs {format_bytes(remedy.needs)})" for remedy in found]
+    if (more := more_ranks(recipe, needs, room.limit, ranks)) is not None:
+        count, each = more
+        changes.append(
+            f"{count} ranks on more machines, with --set parallel.strategy=fsdp "
+            f"(needs {format_bytes(each)} for each)"
+        )
     what = "the process" if room.device == "cpu" else "its tensors"
+    if ranks > 1:
+        what += " of each rank"
     own = f", of which {format_bytes(room.base)} are Python and torch"
     return DoesNotFit(
         f"does not fit {room.name}: the most frugal plan needs {format_bytes(needed)} for {what}"
         + (own if room.device == "cpu" else "")
-        + (". What would make it fit, cheapest first:" if found else ", and no change is enough"),
-        [f"{remedy.words} (needs {format_bytes(remedy.needs)})" for remedy in found],
+        + (". What would make it fit, cheapest first:" if changes else ", and no change is enough"),
+        changes,
     )
 
 

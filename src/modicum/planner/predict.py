@@ -7,15 +7,16 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
 
-from modicum.adapters.base import Adapter, Placement
+from modicum.adapters.base import Adapter
 from modicum.adapters.sites import Site, choose
 from modicum.core.errors import InputError
+from modicum.core.layout import Layout
 from modicum.core.ledger import Ledger, Shape
 from modicum.core.meta import on_meta
 from modicum.models.config import ModelConfig
-from modicum.models.ledger import Adapted, optimizer_ledger
-from modicum.models.ledger import ledger as model_ledger
 from modicum.models.llama import Llama
+from modicum.parallel.ledger import staging
+from modicum.planner.sharing import Model, shared
 from modicum.recipe import Recipe
 
 # What a process on a CPU holds beyond what it held when the plan was made, as measured by
@@ -35,23 +36,46 @@ FIRST_FACTOR = {
 }
 # A matrix product of a whole training step runs at about this part of a large one's rate.
 EFFICIENCY = 0.65
+ALONE = Layout()
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the planner may choose without changing the arithmetic."""
+    """What the planner may choose without changing the arithmetic.
+
+    Args:
+        micro_batch_size, micro_batches: of each rank.
+        recompute: whether blocks run again in the backward pass.
+        layout: how the ranks share the work.
+        asynchronous: whether checkpoints are copied in memory and written while training goes on.
+    """
 
     micro_batch_size: int
     micro_batches: int
     recompute: bool
+    layout: Layout = ALONE
+    asynchronous: bool = False
+
+    @classmethod
+    def of(
+        cls, batch_size: int, size: int, recompute: bool, layout: Layout, asynchronous: bool
+    ) -> Choice:
+        """The choice with micro-batches of at most `size` that make a rank's share of the batch.
+
+        >>> Choice.of(10, 2, False, Layout(replicas=4), False).micro_batches
+        2
+        """
+        share = -(-batch_size // layout.ranks)
+        size = min(size, share)
+        return cls(size, -(-share // size), recompute, layout, asynchronous)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Bytes and work of one update under a choice.
+    """Bytes and work of one rank in an update, under a choice.
 
     Args:
-        total, trainable: elements of the model and its adapters.
+        total, trainable: elements of the whole model and its adapters.
         frozen_bytes: of weights that are read once and never change.
         half: whether matrix products are in bf16.
     """
@@ -73,12 +97,23 @@ class Prediction:
         """Of an update: every micro-batch's forward and backward pass."""
         return self.ledger.flops() * self.choice.micro_batches
 
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that the rank sends in an update, around a ring."""
+        return sum(wire.bytes for wire in self.ledger.wire)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes beside the device's: of what is staged for checkpoints."""
+        return sum(entry.bytes for entry in self.ledger.entries if entry.place == "host")
+
     def process_bytes(self, base: int) -> int:
         """The process's resident size at the peak, when it held `base` before the first tensor."""
         moving = self.peak_bytes - self.frozen_bytes
         kept = moving * PROCESS_FACTOR
         kept += min(moving, FIRST_BYTES) * FIRST_FACTOR[self.frozen_bytes > 0, self.half]
-        return base + PROCESS_ONCE + self.frozen_bytes + round(kept)
+        # What is staged stays where it is, so nothing is lost between its blocks.
+        return base + PROCESS_ONCE + self.frozen_bytes + self.host_bytes + round(kept)
 
 
 def predict(recipe: Recipe, config: ModelConfig, choice: Choice) -> Prediction:
@@ -93,7 +128,7 @@ class Predictor:
         self._adapters: dict[tuple[str, _Key], tuple[Adapter, list[Site]]] = {}
 
     def __call__(self, recipe: Recipe, config: ModelConfig, choice: Choice) -> Prediction:
-        """Add up the ledgers of everything that the recipe puts into a step."""
+        """Add up the ledgers of everything that the recipe puts into a rank's step."""
         half = recipe.training.precision == "bf16"
         frozen_half = half and recipe.adapter is not None
         shape = Shape(
@@ -106,19 +141,24 @@ class Predictor:
             # A batch of rows with one document each has no mask; the worst batch counts.
             segments=recipe.data.boundaries,
         )
+        adapted = None if recipe.adapter is None else self._adapter(recipe, config)
         total = trainable = config.parameter_count()
         frozen = 0
-        if recipe.adapter is None:
-            parts = [model_ledger(config, shape, recompute=choice.recompute)]
-        else:
-            adapter, sites = self._adapter(recipe, config)
+        if adapted is not None:
+            adapter, sites = adapted
             alike = Counter(replace(site, name="") for site in sites)
             trainable = sum(adapter.trained(site) * count for site, count in alike.items())
             frozen = total * shape.weight_bytes
             total += trainable
-            parts = _adapted(adapter, sites, config, shape, choice.recompute)
-        parts.append(optimizer_ledger(trainable, shape))
-        return Prediction(choice, Ledger.sum(parts), total, trainable, frozen, half)
+        model = Model(config, adapted, shape, choice.recompute)
+        parts, ledger = model.parts(choice.layout), model.ledger()
+        if choice.layout.ranks > 1:
+            ledger = shared(model, ledger, parts, recipe.parallel)
+        if choice.layout.shards > 1:
+            frozen = parts.frozen_bytes
+        if choice.asynchronous:
+            ledger += staging(parts.trained_parts, choice.layout.replicas)
+        return Prediction(choice, ledger, total, trainable, frozen, half)
 
     def _adapter(self, recipe: Recipe, config: ModelConfig) -> tuple[Adapter, list[Site]]:
         """The recipe's adapter and the layers that its targets name.
@@ -136,31 +176,6 @@ class Predictor:
                 raise error.within("adapter") from None
             self._adapters[key] = adapter, sites
         return self._adapters[key]
-
-
-def _adapted(
-    adapter: Adapter, sites: list[Site], config: ModelConfig, shape: Shape, recompute: bool
-) -> list[Ledger]:
-    """The ledgers of a frozen model and of its adapters.
-
-    What adapters keep for the backward pass is the model's to add up: it knows which blocks have
-    run, and which are run again.
-    """
-    alike = {replace(site, name="") for site in sites}
-    ledgers = {site: adapter.ledger(Placement(site, shape)) for site in alike}
-    kept = {site: each.bytes("activation") for site, each in ledgers.items()}
-    rest = {
-        site: each.map_entries(lambda entry: None if entry.kind == "activation" else entry)
-        for site, each in ledgers.items()
-    }
-    adapted = Adapted(
-        sites={site.name: kept[replace(site, name="")] for site in sites},
-        inputs=frozenset(site.name for site in sites if adapter.saves_input(site)),
-    )
-    return [
-        model_ledger(config, shape, adapted=adapted, recompute=recompute),
-        *(rest[replace(site, name="")] for site in sites),
-    ]
 
 
 class _Key:

@@ -43,9 +43,9 @@ class _Knob:
     values: tuple[Any, ...]
 
 
-def remedies(recipe: Recipe, needs: Needs, limit: int) -> Iterator[Remedy]:
+def remedies(recipe: Recipe, needs: Needs, limit: int, ranks: int = 1) -> Iterator[Remedy]:
     """Changes that bring a recipe's needs within the limit, the cheapest first."""
-    knobs = _knobs(recipe)
+    knobs = _knobs(recipe, ranks)
     known: dict[str, int | None] = {}
 
     def fits(change: dict[str, Any]) -> bool:
@@ -70,6 +70,23 @@ def remedies(recipe: Recipe, needs: Needs, limit: int) -> Iterator[Remedy]:
                 yield Remedy(change, known[json.dumps(change, sort_keys=True)] or 0)
 
 
+def more_ranks(
+    recipe: Recipe, needs: Callable[[Recipe, int], int], limit: int, ranks: int
+) -> tuple[int, int] | None:
+    """How many ranks would be enough if weights were cut over all, and the bytes for each.
+
+    None where a recipe is planned for one rank, or no number of them is enough.
+    """
+    cut = _sketched(recipe, {"parallel.strategy": "fsdp", "parallel.shard": None})
+    for factor in (2, 4, 8) if ranks > 1 else ():
+        if ranks * factor > recipe.training.batch_size:
+            break
+        needed = needs(cut, ranks * factor)
+        if needed <= limit:
+            return ranks * factor, needed
+    return None
+
+
 def _mildest(
     knobs: tuple[_Knob, ...], fits: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any] | None:
@@ -88,7 +105,7 @@ def _mildest(
     return None
 
 
-def _knobs(recipe: Recipe) -> list[_Knob]:
+def _knobs(recipe: Recipe, ranks: int) -> list[_Knob]:
     training, adapter, model = recipe.training, recipe.adapter, recipe.model
     new = model.path is None
     knobs = []
@@ -96,6 +113,9 @@ def _knobs(recipe: Recipe) -> list[_Knob]:
         knobs.append(_Knob(0, "training.micro_batch_size", ("auto",)))
     if training.recompute == "none":
         knobs.append(_Knob(0, "training.recompute", ("blocks",)))
+    if recipe.checkpoint.asynchronous is True:
+        knobs.append(_Knob(0, "checkpoint.asynchronous", ("auto",)))
+    knobs += _knobs_of_ranks(recipe, ranks)
     if training.precision == "fp32":
         knobs.append(_Knob(1, "training.precision", ("bf16",)))
     if adapter is None and not new:
@@ -112,6 +132,22 @@ def _knobs(recipe: Recipe) -> list[_Knob]:
         knobs.append(_Knob(4, "model.layers", _fractions(model.layers, 1)))
         knobs.append(_Knob(4, "model.width", _fractions(model.width, 2 * model.heads)))
     return [knob for knob in knobs if knob.values]
+
+
+def _knobs_of_ranks(recipe: Recipe, ranks: int) -> list[_Knob]:
+    """How the weights are cut over the ranks."""
+    section = recipe.parallel
+    if ranks == 1:
+        return []
+    if section.strategy == "ddp":
+        return [_Knob(0, "parallel.strategy", ("fsdp",))]
+    knobs = []
+    if section.shard is not None:
+        larger = [n for n in range(section.shard + 1, ranks + 1) if ranks % n == 0]
+        knobs.append(_Knob(0, "parallel.shard", tuple(larger)))
+    if not section.reshard_after_forward:
+        knobs.append(_Knob(0, "parallel.reshard_after_forward", (True,)))
+    return knobs
 
 
 def _fractions(value: int, least: int) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,16 +13,22 @@ from modicum.adapters import AttachedAdapter
 from modicum.adapters.base import Adapter
 from modicum.core.errors import InputError
 from modicum.core.files import file_digest
+from modicum.core.meta import materialise, on_meta
 from modicum.core.method import Context
 from modicum.core.parameters import optimizer_groups
+from modicum.core.ranks import Ranks
 from modicum.data.packing import Packed
 from modicum.data.sampler import Sampler
 from modicum.data.store import Prepared, prepare
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface
 from modicum.models.config import ModelConfig
-from modicum.models.llama import Llama, create
+from modicum.models.llama import Llama
+from modicum.parallel.base import Strategy
+from modicum.parallel.replicated import Replicated
+from modicum.parallel.sharded import Sharded
 from modicum.planner import Plan
+from modicum.trainer.alike import model_files
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -35,6 +42,16 @@ class Data:
     train: Packed
     validation: Packed | None
     sampler: Sampler
+
+
+def build_strategy(plan: Plan, ranks: Ranks) -> Strategy:
+    """How the ranks share the work, by the plan's layout."""
+    layout, parallel = plan.prediction.choice.layout, plan.recipe.parallel
+    if ranks.alone:
+        return Strategy(ranks, layout)
+    if layout.shards == 1:
+        return Replicated(ranks, layout, parallel.bucket)
+    return Sharded(ranks, layout, parallel.reshard_after_forward)
 
 
 def build_tokenizer(plan: Plan, folder: Path, progress: Progress) -> Tokenizer:
@@ -90,42 +107,60 @@ def build_data(plan: Plan, tokenizer: Tokenizer, folder: Path, progress: Progres
     return Data(tokenizer, prepared, train, validation, sampler)
 
 
-def same_data(
-    data: Data,
-) -> tuple[Callable[[], dict[str, str]], Callable[[Mapping[str, str]], None]]:
-    """Reader and checker of what the tokens were made from, a part of the run's state.
+def same_inputs(
+    data: Data, model_folder: Path | None
+) -> tuple[Callable[[], dict[str, Any]], Callable[[Mapping[str, Any]], None]]:
+    """Reader and checker of what a run was begun with, a part of its state.
 
-    A run that goes on with other data than it began with is another run, so that is refused.
+    A run that goes on with other data or another base model is another run, so that is refused.
     """
-    identity = {"made_from": file_digest(data.prepared.train.folder / "manifest.json")}
+    identity = {
+        "made_from": file_digest(data.prepared.train.folder / "manifest.json"),
+        "model": model_files(model_folder),
+    }
+    what = {"made_from": ("data", "data.path"), "model": ("base model", "model.path")}
 
-    def check(state: Mapping[str, str]) -> None:
-        if state != identity:
-            raise InputError(
-                "the data has changed since this run began; put it back as it was, or start a new "
-                "run from this one's state: give --out a new folder and --fork this one",
-                field="data.path",
-            )
+    def check(state: Mapping[str, Any]) -> None:
+        for key, (name, field) in what.items():
+            if state.get(key) != identity[key]:
+                raise InputError(
+                    f"the {name} has changed since this run began; put it back as it was, or start "
+                    "a new run from this one's state: give --out a new folder and --fork this one",
+                    field=field,
+                )
 
     return lambda: identity, check
 
 
-def build_model(plan: Plan, tokenizer: Tokenizer) -> tuple[Llama, AttachedAdapter | None]:
-    """The model on its device, in the dtype the recipe asks for, wearing its adapter if any."""
+def build_model(
+    plan: Plan, tokenizer: Tokenizer, strategy: Strategy
+) -> tuple[Llama, AttachedAdapter | None]:
+    """The model on its device, in the dtype the recipe asks for, wearing its adapter if any.
+
+    Everything that changes its structure is done before it has memory: so no rank ever holds more
+    than its part of it.
+    """
     recipe, device = plan.recipe, torch.device(plan.device)
     method = recipe.method("adapter")
     half = recipe.training.precision == "bf16" and method is not None
-    dtype = torch.bfloat16 if half else torch.float32
-    config = model_config(plan, tokenizer)
-    if plan.inputs.model_folder is None:
-        model = create(config, recipe.training.seed, device, dtype)
-    else:
-        model = huggingface.load(plan.inputs.model_folder, dtype, device, recipe.model.linear)
+    config = replace(model_config(plan, tokenizer), linear=recipe.model.linear)
+    with on_meta(torch.bfloat16 if half else torch.float32):
+        model = Llama(config)
+        adapter = None
+        if method is not None:
+            assert isinstance(method, Adapter)
+            adapter = method.bind(Context(model, recipe.training.seed))
     model.recompute = plan.prediction.choice.recompute
-    if method is None:
-        return model, None
-    assert isinstance(method, Adapter)
-    return model, method.bind(Context(model, recipe.training.seed))
+    strategy.cut(model, model.model.layers, device)
+    materialise(model, device)
+    if plan.inputs.model_folder is None:
+        model.initialise(recipe.training.seed)
+    else:
+        huggingface.fill(model, plan.inputs.model_folder)
+    if adapter is not None:
+        adapter.initialise()
+    strategy.start(model)
+    return model, adapter
 
 
 def model_config(plan: Plan, tokenizer: Tokenizer) -> ModelConfig:

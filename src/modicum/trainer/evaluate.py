@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from modicum.core.random import derive_seed
+from modicum.core.ranks import Ranks
 from modicum.data.packing import Packed
+from modicum.data.shares import micro_batches
 from modicum.data.tokenizer import Tokenizer
 from modicum.models.generate import generate
 from modicum.models.llama import Llama
@@ -38,21 +40,26 @@ def evaluate(
     rows: int,
     micro_batch_size: int,
     precision: str,
+    ranks: Ranks,
     check: Callable[[], None],
 ) -> dict[str, Any]:
-    """Mean nats per token over the first `rows` rows, in micro-batches as in training."""
+    """Mean nats per token over the first `rows` rows, in micro-batches as in training.
+
+    The ranks share the rows; `check` is called between micro-batches, on all of them alike.
+    """
     start = time.perf_counter()
     device = next(model.parameters()).device
-    total, tokens, count = 0.0, 0, min(rows, len(data))
+    total, tokens = 0.0, 0
+    batches = micro_batches(data, range(min(rows, len(data))), micro_batch_size, ranks)
     with evaluating(model), autocast(device, precision):
-        for first in range(0, count, micro_batch_size):
+        for batch in batches:
             check()
-            batch = data.batch(range(first, min(first + micro_batch_size, count)))
             loss, trained = task.evaluate(model, batch.to(device))
             total, tokens = total + loss, tokens + trained
+    total, counted = ranks.sum(total, tokens)
     return {
-        "loss": total / max(tokens, 1),
-        "tokens": tokens,
+        "loss": total / max(counted, 1),
+        "tokens": round(counted),
         "seconds": time.perf_counter() - start,
     }
 
@@ -72,7 +79,13 @@ def prompts(section: SamplesSection, tokenizer: Tokenizer, data: Packed | None) 
 
 
 def write_samples(
-    model: Llama, tokenizer: Tokenizer, section: SamplesSection, texts: list[str], *, seed: int
+    model: Llama,
+    tokenizer: Tokenizer,
+    section: SamplesSection,
+    texts: list[str],
+    *,
+    seed: int,
+    ranks: Ranks,
 ) -> list[dict[str, Any]]:
     """What the model writes after each prompt; the same weights and seed write the same."""
     device = next(model.parameters()).device
@@ -88,6 +101,7 @@ def write_samples(
                 temperature=section.temperature,
                 eos_id=tokenizer.eos_id,
                 generator=generator,
+                agreed=ranks.tell,
             )
             samples.append({"prompt": text, "text": tokenizer.decode(list(written))})
     return samples

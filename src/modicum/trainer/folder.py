@@ -13,10 +13,13 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, write_json, write_text
+from modicum.core.ranks import Ranks
 from modicum.recipe import Recipe, differences
 
 RECIPE, PLAN, RUN = "recipe.yaml", "plan.jsonl", "run.json"
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
+# What may be another at each start of a run: nothing of it changes what is computed.
+_OF_A_START = ("parallel.", "checkpoint.asynchronous:")
 
 
 class RunFolder:
@@ -24,6 +27,11 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @staticmethod
+    def of(path: Path, ranks: Ranks) -> RunFolder:
+        """The folder as rank 0 has it, or as the others see it."""
+        return RunFolder(path) if ranks.first else Onlooker(path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -77,7 +85,7 @@ class RunFolder:
             return True
         if self.rows(METRICS) or any(self.path.glob("checkpoints/step-*")):
             return False
-        return bool(differences(self.read_recipe().plain(), recipe.plain()))
+        return bool(_changes(self.read_recipe().plain(), recipe.plain()))
 
     def clear(self) -> None:
         """Remove what a run that made no step has left."""
@@ -121,7 +129,7 @@ class RunFolder:
             InputError: it is another recipe, with the differences.
         """
         old, new = self.read_recipe().plain(), recipe.plain()
-        changes = differences(old, new)
+        changes = _changes(old, new)
         if not changes:
             return False
         before, after = old["training"]["steps"], new["training"]["steps"]
@@ -185,6 +193,40 @@ class RunFolder:
     def write_record(self, record: dict[str, Any]) -> None:
         """Write `run.json`, whole."""
         write_json(self.path / RUN, record)
+
+
+class Onlooker(RunFolder):
+    """The folder as ranks other than 0 see it: rank 0 writes, and tells them what it reads."""
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Rank 0 holds the folder for all."""
+        yield
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Rank 0 does."""
+
+    def append(self, name: str, *rows: dict[str, Any]) -> None:
+        """Rank 0 does."""
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """None: what rank 0 writes might be there already, or not yet."""
+        return []
+
+    def cut_back(self, step: int) -> None:
+        """Rank 0 does."""
+
+    def read_record(self) -> dict[str, Any]:
+        """None: as with rows."""
+        return {}
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """Rank 0 does."""
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """The differences of two recipes that make them different runs."""
+    return [line for line in differences(old, new) if not line.startswith(_OF_A_START)]
 
 
 def _lines(rows: Iterable[dict[str, Any]]) -> str:

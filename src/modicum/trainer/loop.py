@@ -2,23 +2,28 @@
 
 Killed at any moment, the same command goes on from the newest checkpoint, and the losses are those
 of a run that was never killed: what a step does depends on the checkpointed state and the step's
-number alone.
+number alone. On several ranks every one runs this loop; rank 0 has the folder, and what one of them
+alone can know (a signal, the time) is agreed on once an update.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from modicum.checkpoint import CheckpointStore
 from modicum.core.errors import InputError, Interrupted
+from modicum.core.ranks import Ranks, peer_errors
 from modicum.core.units import Every
 from modicum.planner import Plan
 from modicum.recipe import Recipe
+from modicum.trainer.alike import same_model, same_setup
 from modicum.trainer.folder import PLAN, RunFolder
 from modicum.trainer.record import Record
-from modicum.trainer.session import Listener, Session, begin
+from modicum.trainer.session import Listener, Session
+from modicum.trainer.setup import begin
 from modicum.trainer.stop import StopRequested, StopSignals
 
 # The meter of tensor bytes covers this many updates: by then every tensor that a step needs has
@@ -34,47 +39,51 @@ def train(
     *,
     listener: Listener = lambda event: None,
     fork: str | Path | None = None,
+    ranks: Ranks | None = None,
 ) -> dict[str, Any]:
     """Run a plan in the folder `out`, or go on where an interrupted run of it stopped.
 
     Args:
         plan: from `modicum.plan`.
-        out: the run folder; made if it is not there.
+        out: the run folder; made if it is not there. Ranks on several hosts need one that all see.
         listener: is told of every event, as `docs/reference/run-folder.md` lists them.
         fork: a run folder whose newest checkpoint a *new* run starts from.
+        ranks: this process among those that were joined (`modicum.core.ranks.joined`), each of
+            which calls this with the same plan.
 
     Returns:
-        The content of `run.json`.
+        The content of `run.json`, on rank 0.
 
     Raises:
         InputError: the folder is in use, holds another run or other files; the data is wrong;
-            training diverged; the disk is full.
-        Interrupted: SIGTERM or Ctrl-C; the state is saved, and the same call goes on.
+            a rank has another recipe, code or model; training diverged; the disk is full.
+        Interrupted: SIGTERM or Ctrl-C on any rank; the state is saved, and the same call goes on.
+        PeerLost: another rank is gone.
     """
-    folder = RunFolder(Path(out))
-    with StopSignals() as signals, folder.locked():
-        folder.refuse_strangers()
-        begun = not folder.may_begin(plan.recipe)
-        if not begun:
-            folder.clear()
+    ranks = ranks or Ranks()
+    folder = RunFolder.of(Path(out), ranks)
+    with ExitStack() as stack:
+        stack.enter_context(peer_errors())
+        signals = stack.enter_context(StopSignals())
+        same_setup(plan.recipe, ranks)
+        same_model(plan.inputs.model_folder, ranks)
+        stack.enter_context(folder.locked())
         origin = None if fork is None else str(Path(fork).resolve())
-        if origin is not None and not begun:
-            _check_origin(Path(origin), plan.recipe)
+        begun = ranks.tell(_enter(folder, plan.recipe, origin) if ranks.first else None)
         record = Record.open(folder, plan, origin)
+        if begun and ranks.first:
+            _check_fork(record, origin, folder)
+        if ranks.tell(ranks.first and begun and _has_finished(record, folder, plan.recipe)):
+            return record.content
         if begun:
-            if origin is not None and record.content["forked_from"] != origin:
-                problem = "a fork starts a new run, and here is another one already"
-                raise InputError(problem, file=folder.path)
-            if not folder.check_same(plan.recipe) and record.finished:
-                return record.content
-            plan = plan.replaying(folder.rows(PLAN))
+            plan = plan.replaying(ranks.tell(folder.rows(PLAN)))
         try:
-            with record.running():
+            with record.running(), peer_errors():
                 folder.write_recipe(plan.recipe)
                 if not folder.rows(PLAN):
                     folder.append(PLAN, plan.row())
                 listener({"event": "plan", **plan.row()})
-                session = begin(plan, folder, listener, signals, record)
+                session = begin(plan, folder, listener, signals, record, ranks)
                 run(session)
                 outputs = session.export()
         except StopRequested as stop:
@@ -91,16 +100,18 @@ def run(session: Session) -> None:
     """Every step that is left; a request to stop is honoured after saving.
 
     Raises:
-        StopRequested: a signal came, and the state is saved.
+        StopRequested: a signal came to some rank, and the state is saved.
         InputError: training diverged, or the disk is full.
     """
     try:
         _run(session)
     except StopRequested:
         session.save()
+        session.settle()
         raise
     finally:
         session.meter.stop()
+        session.store.leave()
 
 
 def _run(session: Session) -> None:
@@ -116,22 +127,49 @@ def _run(session: Session) -> None:
     first = session.step
     session.start_meter()
     while session.step < last:
-        session.signals.check()
-        session.train_one()
-        done, now = session.step - first, time.monotonic()
+        now, begun = time.monotonic(), session.step > first
+        update = session.agree(
+            evaluate=begun and evaluating.due(session.step, now - last_evaluation),
+            save=begun and saving.due(session.step, now - last_save),
+        )
+        if update.evaluate:
+            session.evaluate()
+            last_evaluation = time.monotonic()
+        if update.save:
+            session.save()
+            last_save = time.monotonic()
+        session.train_one(update)
+        done = session.step - first
         if done == METERED_STEPS or session.step == last:
             session.stop_meter()
         if done == REVISED_AFTER:
             session.revise_plan(f"speed measured over {REVISED_AFTER} steps")
-        if evaluating.due(session.step, now - last_evaluation):
-            session.evaluate()
-            last_evaluation = time.monotonic()
-        if saving.due(session.step, now - last_save) and session.step < last:
-            session.save()
-            last_save = time.monotonic()
     session.evaluate()
     session.write_samples()
     session.save()
+    session.settle()
+
+
+def _enter(folder: RunFolder, recipe: Recipe, origin: str | None) -> bool:
+    """Look at what the folder holds before anything is written; whether a run was begun there."""
+    folder.refuse_strangers()
+    begun = not folder.may_begin(recipe)
+    if not begun:
+        folder.clear()
+    if origin is not None and not begun:
+        _check_origin(Path(origin), recipe)
+    return begun
+
+
+def _has_finished(record: Record, folder: RunFolder, recipe: Recipe) -> bool:
+    """Whether nothing is left to do; refuses another recipe, whatever the run's state."""
+    return not folder.check_same(recipe) and record.finished
+
+
+def _check_fork(record: Record, origin: str | None, folder: RunFolder) -> None:
+    if origin is not None and record.content["forked_from"] != origin:
+        problem = "a fork starts a new run, and here is another one already"
+        raise InputError(problem, file=folder.path)
 
 
 def _check_origin(origin: Path, recipe: Recipe) -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from modicum import __version__
-from modicum.core.errors import ModicumError
+from modicum.core.errors import Interrupted, ModicumError
 from modicum.core.machine import versions
 from modicum.core.memory import peak_resident_bytes
 from modicum.planner import Plan
@@ -79,6 +79,9 @@ class Record:
         try:
             yield
         except StopRequested:
+            raise
+        except Interrupted:
+            self.interrupted()
             raise
         except BaseException as error:
             told = error if isinstance(error, ModicumError) else f"{type(error).__name__}: {error}"

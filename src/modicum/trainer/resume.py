@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modicum.planner import Plan, plan
+from modicum.core.ranks import Ranks
+from modicum.planner import Plan, carried, plan, same_start
 from modicum.recipe import Recipe
 from modicum.trainer.folder import PLAN, RunFolder
 
 
-def continued(recipe: Recipe, out: str | Path) -> Plan:
+def continued(recipe: Recipe, out: str | Path, *, ranks: Ranks | int = 1) -> Plan:
     """The plan of `recipe`, with the choices of the run in `out` where there is one.
+
+    With another number of ranks than before, or other settings of `parallel`, choices are made
+    anew, within what the run has learnt. `ranks` is as for `plan`.
 
     Raises:
         InputError: the run there has another recipe, with the difference; or as `plan`.
         DoesNotFit: as `plan`.
     """
     folder = RunFolder(Path(out))
-    if folder.may_begin(recipe):
-        return plan(recipe)
-    folder.check_same(recipe)
-    rows = folder.rows(PLAN)
-    return plan(recipe, replay=rows[-1]["choices"] if rows else None)
+    rows = []
+    if not folder.may_begin(recipe):
+        folder.check_same(recipe)
+        rows = folder.rows(PLAN)
+    if isinstance(ranks, Ranks):
+        rows = ranks.tell(rows)
+    count = ranks if isinstance(ranks, int) else ranks.size
+    if rows and same_start(recipe, count, rows[-1]):
+        made = plan(recipe, ranks=ranks, replay=rows[-1]["choices"])
+    else:
+        made = plan(recipe, ranks=ranks, keep=carried(rows))
+    return made.replaying(rows)

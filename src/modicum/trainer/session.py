@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,14 @@ import torch
 from modicum.adapters import AttachedAdapter
 from modicum.checkpoint import Checkpoint, CheckpointStore
 from modicum.core.errors import InputError
-from modicum.core.events import Events
-from modicum.core.memory import TensorMeter, bytes_by_kind, release, used_bytes
-from modicum.core.state import StateRegistry, optimizer_state, random_state, trained_state
+from modicum.core.memory import TensorMeter, bytes_by_kind, used_bytes
+from modicum.core.ranks import Ranks
+from modicum.core.state import StateRegistry
+from modicum.data.shares import micro_batches, trained_tokens
 from modicum.models import huggingface
 from modicum.models.llama import Llama
 from modicum.planner import Plan
-from modicum.tasks import CausalLM
-from modicum.trainer.build import (
-    Data,
-    build_data,
-    build_model,
-    build_optimizer,
-    build_tokenizer,
-    same_data,
-)
+from modicum.trainer.build import Data
 from modicum.trainer.evaluate import evaluate, prompts, write_samples
 from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
 from modicum.trainer.record import Record
@@ -39,10 +32,26 @@ from modicum.trainer.stop import StopRequested, StopSignals
 Listener = Callable[[dict[str, Any]], None]
 
 
+@dataclass(frozen=True)
+class Update:
+    """What the ranks agreed on before an update: its rows, its trained tokens, what comes first."""
+
+    rows: list[int]
+    tokens: int
+    evaluate: bool
+    save: bool
+
+
 @dataclass
 class Session:
-    """The things of a run, and the things done with them; `step` updates are done so far."""
+    """The things of a run, and the things done with them; `step` updates are done so far.
 
+    `evaluated` and `sampled` are the steps that there are rows of, `saved` that of the newest
+    checkpoint: rank 0 told them all, who else would see its files at different times. `stalled` is
+    how long that checkpoint kept training waiting, in seconds.
+    """
+
+    ranks: Ranks
     plan: Plan
     folder: RunFolder
     listener: Listener
@@ -57,26 +66,59 @@ class Session:
     store: CheckpointStore
     meter: TensorMeter
     step: int = 0
+    saved: int | None = None
+    evaluated: set[int] = field(default_factory=set)
+    sampled: set[int] = field(default_factory=set)
     skipped_in_a_row: int = 0
+    stalled: float = 0.0
 
     def tell(self, event: str, **content: Any) -> None:
         """Tell the listener of an event."""
         self.listener({"event": event, **content})
 
+    def check(self) -> None:
+        """Leave here if any rank was asked to; all of them call this at the same places.
+
+        Raises:
+            StopRequested: a signal came to some rank.
+        """
+        if not self.ranks.alone and self.ranks.most(self.signals.requested is not None)[0]:
+            raise StopRequested(self.signals.requested or "a signal to another rank")
+        self.signals.check()
+
     # One update
 
-    def train_one(self) -> Outcome:
+    def agree(self, *, evaluate: bool, save: bool) -> Update:
+        """Add up what the ranks know of the next update; rank 0's clock says what comes before it.
+
+        Raises:
+            StopRequested: a signal came to some rank.
+            InputError: a checkpoint could not be written.
+        """
+        self.tell_of_checkpoints()
+        rows = self.data.sampler.indices(self.step)
+        mine = trained_tokens(self.data.train, rows, self.ranks)
+        asked = self.signals.requested is not None
+        tokens, stop, evaluates, saves = self.ranks.sum(
+            mine, asked, evaluate and self.ranks.first, save and self.ranks.first
+        )
+        if stop:
+            raise StopRequested(self.signals.requested or "a signal to another rank")
+        return Update(rows, round(tokens), bool(evaluates), bool(saves))
+
+    def train_one(self, update: Update) -> Outcome:
         """Update number `step + 1`, and its row in the metrics."""
         training, start = self.plan.recipe.training, time.perf_counter()
         rate = set_learning_rate(self.optimizer, factor(self.step, training))
-        batch = self.data.train.batch(self.data.sampler.indices(self.step))
         generators = self.registry.views["random"]
         random_before = generators.read()
+        size = self.plan.prediction.choice.micro_batch_size
         try:
             outcome = self.step_program(
                 self.step + 1,
-                batch.split(self.plan.prediction.choice.micro_batch_size),
-                self.signals.check,
+                list(micro_batches(self.data.train, update.rows, size, self.ranks)),
+                update.tokens,
+                self.check,
             )
         except StopRequested:
             generators.write(random_before)  # the update did not happen
@@ -125,7 +167,7 @@ class Session:
     def evaluate(self) -> None:
         """Validation loss now, as a row."""
         data = self.data.validation
-        if data is None or any(r["step"] == self.step for r in self.folder.rows(EVALUATIONS)):
+        if data is None or self.step in self.evaluated:
             return
         self.step_program.events.publish("before_evaluation", step=self.step)
         recipe = self.plan.recipe
@@ -136,8 +178,11 @@ class Session:
             rows=recipe.evaluation.rows,
             micro_batch_size=self.plan.prediction.choice.micro_batch_size,
             precision=recipe.training.precision,
-            check=self.signals.check,
+            ranks=self.ranks,
+            check=self.check,
         )
+        self.step_program.strategy.rest(self.model)
+        self.evaluated.add(self.step)
         row = {"step": self.step, **result}
         self.folder.append(EVALUATIONS, row)
         self.record.evaluated(row)
@@ -145,13 +190,20 @@ class Session:
 
     def write_samples(self) -> None:
         """What the model writes now, as rows."""
-        if any(row["step"] == self.step for row in self.folder.rows(SAMPLES)):
+        if self.step in self.sampled:
             return
         recipe = self.plan.recipe
         texts = prompts(recipe.samples, self.data.tokenizer, self.data.validation)
         samples = write_samples(
-            self.model, self.data.tokenizer, recipe.samples, texts, seed=recipe.training.seed
+            self.model,
+            self.data.tokenizer,
+            recipe.samples,
+            texts,
+            seed=recipe.training.seed,
+            ranks=self.ranks,
         )
+        self.step_program.strategy.rest(self.model)
+        self.sampled.add(self.step)
         rows = [{"step": self.step, **sample} for sample in samples]
         self.folder.append(SAMPLES, *rows)
         for row in rows:
@@ -160,31 +212,47 @@ class Session:
     # State
 
     def save(self) -> None:
-        """A checkpoint of the state as it is after `step` updates."""
-        if self.store.steps()[-1:] == [self.step]:
+        """Begin a checkpoint of the state as it is after `step` updates."""
+        if self.saved == self.step:
             return
         self.step_program.events.publish("before_checkpoint", step=self.step)
         start = time.perf_counter()
-        path = self.store.save(self.step, self.registry.read(), notes=self.record.notes())
-        self.tell("checkpoint", step=self.step, path=str(path), seconds=time.perf_counter() - start)
+        self.store.save(self.step, self.registry, notes=self.record.notes())
+        self.saved, self.stalled = self.step, time.perf_counter() - start
+        self.tell_of_checkpoints()
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Take up a checkpoint's state."""
-        try:
-            self.registry.write(checkpoint.state)
-        except InputError as error:
-            raise error.located(file=checkpoint.folder) from None
+    def settle(self) -> None:
+        """Wait until every checkpoint that was begun is in its place."""
+        self.store.wait()
+        self.tell_of_checkpoints()
+
+    def tell_of_checkpoints(self) -> None:
+        """Tell of those that have come to their place since this was last asked."""
+        for saved in self.store.poll():
+            self.tell(
+                "checkpoint",
+                step=saved.step,
+                path=str(saved.path),
+                seconds=self.stalled,
+                written_seconds=saved.seconds,
+                bytes=saved.bytes,
+            )
+
+    def restore(self, checkpoint: Checkpoint, *, fork: bool = False) -> None:
+        """Take up a checkpoint's state; that of another run may have been trained on other data."""
+        checkpoint.load(self.registry, skip={"inputs"} if fork else set())
         self.step = checkpoint.step
+        self.saved = None if fork else checkpoint.step
 
-    def fork(self, origin: Path, warn: Callable[[str], None]) -> Checkpoint:
-        """Make another run's newest checkpoint this run's first; its data may be other data."""
-        found = CheckpointStore(origin / "checkpoints").newest(warn)
+    def fork(self, origin: Path, warn: Callable[[str], None]) -> None:
+        """Take up another run's newest checkpoint, and make it this run's first."""
+        found = CheckpointStore(origin / "checkpoints", ranks=self.ranks).newest(warn)
         if found is None:
             problem = "holds no whole checkpoint to start from"
             raise InputError(problem, file=origin, field="--fork")
-        own = {"data": self.registry.views["data"].read()}
-        self.store.save(found.step, {**found.state, **own}, notes={"forked_from": str(origin)})
-        return self.store.read(found.step)
+        self.restore(found, fork=True)
+        self.save()
+        self.settle()
 
     # Accounts
 
@@ -201,7 +269,7 @@ class Session:
     def stop_meter(self) -> None:
         """Record the meter's peak, if it is on and an update was done."""
         if self.meter.running:
-            self.record.metered(self.meter.stop())
+            self.record.metered(round(self.ranks.most(self.meter.stop())[0]))
 
     def revise_plan(self, why: str) -> None:
         """A revision of the plan, with the speed that was measured."""
@@ -214,71 +282,13 @@ class Session:
         self.tell("phase", name="exporting", done=0, total=None)
         if self.adapter is not None:
             base = str(self.plan.inputs.model_folder)
-            self.adapter.save(self.folder.path / "adapter", base_model=base)
+            target = self.folder.path / "adapter"
+            self.adapter.save(target, base_model=base, write=self.ranks.first)
             return {"adapter": "adapter/"}
         files = sorted((self.folder.path / "tokenizer").glob("*"))
-        huggingface.save(self.model, self.folder.path / "model", files=files)
+        target = self.folder.path / "model"
+        huggingface.save(self.model, target, files=files, write=self.ranks.first)
         return {"model": "model/"}
-
-
-def begin(
-    plan: Plan,
-    folder: RunFolder,
-    listener: Listener,
-    signals: StopSignals,
-    record: Record,
-) -> Session:
-    """Build everything, in an order in which each step sees what the one before changed.
-
-    Takes up the newest checkpoint, if there is one, and forgets rows of later steps.
-
-    Raises:
-        InputError: the data is wrong or has changed; a checkpoint is of another run.
-        StopRequested: a signal came.
-    """
-
-    def progress(name: str, done: int, total: int | None) -> None:
-        signals.check()
-        listener({"event": "phase", "name": name, "done": done, "total": total})
-
-    recipe = plan.recipe
-    tokenizer = build_tokenizer(plan, folder.path, progress)
-    data = build_data(plan, tokenizer, folder.path, progress)
-    release()
-    progress("building", 0, None)
-    torch.manual_seed(recipe.training.seed)
-    model, adapter = build_model(plan, tokenizer)
-    release()
-    model.train()
-    optimizer = build_optimizer(plan, model)
-    events = Events()
-    step = StandardStep(
-        CausalLM(), model, optimizer, events, recipe.training.precision, recipe.training.clip_norm
-    )
-    registry = StateRegistry()
-    registry.add("model", *trained_state(model))
-    registry.add("optimizer", *optimizer_state(optimizer))
-    registry.add("random", *random_state())
-    registry.add("data", *same_data(data))
-    store = CheckpointStore(folder.path / "checkpoints", keep=recipe.checkpoint.keep)
-    session = Session(
-        plan, folder, listener, signals, record, data, model, adapter, optimizer, step, registry,
-        store, TensorMeter(plan.device),
-    )  # fmt: skip
-
-    def warn(message: str) -> None:
-        session.tell("warning", message=message)
-
-    checkpoint = store.newest(warn)
-    if checkpoint is None and record.content["forked_from"] is not None:
-        checkpoint = session.fork(Path(record.content["forked_from"]), warn)
-    if checkpoint is not None:
-        session.restore(checkpoint)
-        session.tell("resumed", step=session.step)
-    store.forget_after(session.step)
-    folder.cut_back(session.step)
-    record.resume(folder.rows(METRICS), folder.rows(EVALUATIONS))
-    return session
 
 
 def _finite(value: float) -> float | None:

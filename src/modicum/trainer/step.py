@@ -1,7 +1,8 @@
 """The standard step program: several micro-batches, one clipped update.
 
 A step program takes the micro-batches of an update and leaves new weights. Its losses are sums
-scaled by the update's count of trained tokens before the backward pass, so gradients simply add.
+scaled by the count of trained tokens of the whole update, over all ranks, before the backward pass:
+so gradients simply add, over micro-batches and over ranks.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 import torch
 
 from modicum.core.events import Events
+from modicum.core.sharding import whole
 from modicum.data.batch import Batch
 from modicum.models.llama import Llama
+from modicum.parallel.base import Strategy
 from modicum.tasks import CausalLM
 
 
@@ -43,29 +46,30 @@ class StandardStep:
     task: CausalLM
     model: Llama
     optimizer: torch.optim.Optimizer
+    strategy: Strategy
     events: Events
     precision: str
     clip_norm: float | None
 
-    def __call__(self, step: int, micro_batches: list[Batch], check: Callable[[], None]) -> Outcome:
-        """Do update number `step` (1-based); `check` may raise between micro-batches."""
+    def __call__(
+        self, step: int, micro_batches: list[Batch], tokens: int, check: Callable[[], None]
+    ) -> Outcome:
+        """Do update number `step` (1-based).
+
+        Args:
+            micro_batches: this rank's.
+            tokens: trained tokens of the update, over all ranks.
+            check: called between micro-batches, on all ranks alike; it may raise.
+        """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        device = parameters[0].device
-        tokens = sum(batch.trained_tokens for batch in micro_batches)
         self.events.publish("before_update", step=step)
-        total = torch.zeros((), device=device)
         try:
-            for batch in micro_batches:
-                check()
-                with autocast(device, self.precision):
-                    loss = self.task.loss_sum(self.model, batch.to(device)) / max(tokens, 1)
-                loss.backward()
-                total += loss.detach()
+            mean = self._accumulate(micro_batches, tokens, check)
             self.events.publish("gradients_ready", step=step)
             norm = torch.nn.utils.clip_grad_norm_(
                 parameters, math.inf if self.clip_norm is None else self.clip_norm
             )
-            mean, size = float(total), float(norm)
+            size = float(whole(norm))
             skipped = not (math.isfinite(mean) and math.isfinite(size))
             if not skipped:
                 self.events.publish("before_optimizer", step=step)
@@ -76,3 +80,24 @@ class StandardStep:
         if not skipped:
             self.events.publish("after_optimizer", step=step)
         return Outcome(mean, size, tokens, skipped)
+
+    def _accumulate(
+        self, micro_batches: list[Batch], tokens: int, check: Callable[[], None]
+    ) -> float:
+        """Leave the update's gradients, summed over the ranks; the mean loss over all of them."""
+        device = next(self.model.parameters()).device
+        total = torch.zeros((), device=device)
+        for place, batch in enumerate(micro_batches):
+            if place:
+                check()
+            loss = self.loss(batch.to(device), tokens)
+            self.strategy.before_backward(last=place == len(micro_batches) - 1)
+            loss.backward()
+            total += loss.detach()
+        self.strategy.after_backward()
+        return self.strategy.ranks.sum(float(total))[0]
+
+    def loss(self, batch: Batch, tokens: int) -> torch.Tensor:
+        """A micro-batch's part of the mean loss over `tokens`."""
+        with autocast(batch.input_ids.device, self.precision):
+            return self.task.loss_sum(self.model, batch) / max(tokens, 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -20,6 +22,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.requested: str | None = None
+        self._at_once = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -41,6 +44,22 @@ class StopSignals:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = signal.Signals(number).name
+        if self._at_once:
+            self.check()
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Leave in the middle of whatever is done in this block: for long work without state.
+
+        Raises:
+            StopRequested: a signal came, now or before.
+        """
+        self._at_once = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._at_once = False
 
     def check(self) -> None:
         """Leave here if somebody asked.

@@ -1,0 +1,119 @@
+"""From files that ranks write each for itself to a checkpoint that is there all at once.
+
+No rank waits for another in an exchange, since training uses the same wires. Every rank writes into
+a hidden folder and then says so in a small file there. Rank 0 waits for these files, writes the
+manifest and renames the folder. The hidden folder has in its name a word that rank 0 drew at the
+start, so that a process that is left from an earlier start cannot write into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from modicum.checkpoint.manifest import MANIFEST, tensor_file, write_manifest
+from modicum.checkpoint.tensor_file import write_file
+from modicum.core.errors import InputError
+from modicum.core.files import disk_errors, sync
+
+_POLL_SECONDS = 0.02
+# A rank whose disk is full makes room by removing its own file; others may do so a little later.
+_TRIES = 100
+
+
+def part_folder(target: Path, nonce: str) -> Path:
+    """The hidden folder in which a checkpoint is written."""
+    return target.with_name(f".{target.name}.{nonce}.part")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes left that died while they saved, and put back what they moved away."""
+    for old in folder.glob(".step-*.old"):
+        target = folder / old.name.removeprefix(".").removesuffix(".old")
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(old, target)
+    for left in folder.glob(".step-*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def write_part(
+    part: Path, rank: int, content: Iterable[memoryview], size: int, *, direct: bool
+) -> dict[str, Any]:
+    """Write a rank's file: its entry in the manifest.
+
+    Raises:
+        InputError: the disk is full or cannot be written; what was written is removed.
+    """
+    path = part / tensor_file(rank)
+    with disk_errors(part.parent):
+        try:
+            part.mkdir(parents=True, exist_ok=True)
+            return {"bytes": size, "sha256": write_file(path, content, direct=direct)}
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+def report(part: Path, rank: int, content: Mapping[str, Any]) -> None:
+    """Tell rank 0 that this rank has done its part, or what is in the way."""
+    path = _report(part, rank)
+    for attempt in range(_TRIES):
+        try:
+            part.mkdir(parents=True, exist_ok=True)
+            path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")
+            os.replace(path.with_suffix(".new"), path)
+            return
+        except OSError:
+            if attempt == _TRIES - 1:
+                raise
+            time.sleep(_POLL_SECONDS)
+
+
+def reports(part: Path, ranks: Iterable[int], given_up: Callable[[], bool]) -> list[dict[str, Any]]:
+    """Wait until these ranks have reported: what they say, in order.
+
+    Raises:
+        InputError: `given_up` became true before.
+    """
+    found = []
+    for rank in ranks:
+        path = _report(part, rank)
+        while not path.exists():
+            if given_up():
+                raise InputError(f"rank {rank} has not written its part", file=part)
+            time.sleep(_POLL_SECONDS)
+        found.append(json.loads(path.read_text(encoding="utf-8")))
+        path.unlink()
+    return found
+
+
+def _report(part: Path, rank: int) -> Path:
+    return part / f"rank-{rank:05d}.json"
+
+
+def publish(part: Path, target: Path, manifest: Mapping[str, Any], tensors: str) -> None:
+    """Write the manifest, and make the hidden folder the checkpoint.
+
+    A checkpoint that is there already makes room in the last moment. A process that dies in it
+    leaves the old one under a hidden name, and `sweep` puts it back.
+
+    Raises:
+        InputError: the disk is full or cannot be written.
+    """
+    old = target.with_name(f".{target.name}.old")
+    with disk_errors(part.parent):
+        write_manifest(part / MANIFEST, manifest, tensors)
+        sync(part)
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            os.replace(target, old)
+        os.replace(part, target)
+        sync(target.parent)
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,29 @@
+"""Several processes: how ranks share a model and its work, and how they are started here."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from modicum.parallel.base import Strategy
+    from modicum.parallel.launch import Supervisor
+    from modicum.parallel.place import Place
+    from modicum.parallel.replicated import Replicated
+    from modicum.parallel.sharded import Sharded
+
+_HOMES = {
+    "Place": "place",
+    "Replicated": "replicated",
+    "Sharded": "sharded",
+    "Strategy": "base",
+    "Supervisor": "launch",
+}
+__all__ = ["Place", "Replicated", "Sharded", "Strategy", "Supervisor"]
+
+
+def __getattr__(name: str) -> object:
+    # Ranks are started by a process that never imports torch.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

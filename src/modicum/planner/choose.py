@@ -1,0 +1,253 @@
+"""What the planner may choose, in the order in which it is given up, and what there is room for.
+
+Everything here leaves the arithmetic as it is. Cheapest to lose is the copy of the state in memory
+(a stall now and then), then the size of micro-batches (products become thin), then activations
+(a third more work), and last whole weights on every rank (all of them cross the wire each time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modicum.core.errors import InputError
+from modicum.core.layout import Layout
+from modicum.core.machine import Machine
+from modicum.core.units import format_bytes
+from modicum.models.config import ModelConfig
+from modicum.planner.predict import Choice, Prediction, Predictor
+from modicum.recipe import Recipe
+
+# A larger micro-batch than this many tokens makes no machine faster that was measured.
+USEFUL_TOKENS = {"cpu": 4096, "cuda": 32768}
+# Trying to compile and compiling take about a minute on a CPU; a shorter run does not win it back.
+COMPILE_PAYS_AFTER = 600.0  # seconds
+Row = dict[str, Any]
+MICRO, RECOMPUTE, DEVICE = "training.micro_batch_size", "training.recompute", "training.device"
+STRATEGY, ASYNCHRONOUS = "parallel.strategy", "checkpoint.asynchronous"
+COMPILE = "training.compile"
+
+
+@dataclass(frozen=True)
+class Room:
+    """The bytes that a rank may take on its device, and what to call them.
+
+    Args:
+        base: what the process holds already.
+        limit: what it may hold in all.
+        most: what a larger budget could be on this machine.
+        host: what there is beside an accelerator for copies of the state.
+    """
+
+    device: str
+    base: int
+    limit: int
+    name: str
+    most: int
+    host: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, machine: Machine, device: str, base: int, share: Share) -> Room:
+        """The room for one of the ranks that share this machine."""
+        host = share.of(machine.available_bytes, base)
+        if device == "cpu":
+            most, name = host, "this machine's free memory"
+            if share.count > 1:
+                name = f"a rank's part of {name}"
+        else:
+            most, name = int(0.95 * (machine.accelerator_bytes or 0)), "the accelerator's memory"
+        if (budget := recipe.budget.memory) is not None:
+            name = f"budget.memory ({format_bytes(budget)})"
+            return cls(device, base, budget, name, most, host)
+        return cls(device, base, most, f"{name} ({format_bytes(most)})", most, host)
+
+    def needed(self, prediction: Prediction) -> int:
+        """The bytes of a prediction that count here."""
+        if self.device == "cpu":
+            return prediction.process_bytes(self.base)
+        return prediction.peak_bytes
+
+    def holds(self, prediction: Prediction) -> bool:
+        """Whether there is enough, on the device and beside it."""
+        if self.device != "cpu" and prediction.host_bytes > self.host - self.base:
+            return False
+        return self.needed(prediction) <= self.limit
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many ranks share this machine, and whether they are there already."""
+
+    count: int = 1
+    live: bool = True
+
+    def of(self, available: int, base: int) -> int:
+        """What each may hold, when `available` is free and each holds `base`."""
+        if self.live:
+            # What processes hold already is not among what is available.
+            return available // self.count + base
+        return (available + base) // self.count
+
+
+def layouts(recipe: Recipe, ranks: int) -> list[Layout]:
+    """The layouts that a recipe allows on so many ranks, the fastest first.
+
+    Raises:
+        InputError: the batch has fewer sequences than there are ranks, or the ranks cannot be cut
+            into groups of `parallel.shard`.
+    """
+    section, batch = recipe.parallel, recipe.training.batch_size
+    if batch < ranks:
+        raise InputError(
+            f"an update has fewer sequences than there are ranks ({ranks}); use fewer ranks, or",
+            field="training.batch_size",
+            value=batch,
+            allowed=f"at least {ranks}",
+        )
+    if section.shard is not None and ranks % section.shard:
+        divisors = [str(count) for count in range(1, ranks + 1) if ranks % count == 0]
+        raise InputError(
+            f"does not divide the number of ranks ({ranks})",
+            field="parallel.shard",
+            value=section.shard,
+            allowed=f"{', '.join(divisors)}, or null for all",
+        )
+    if ranks == 1:
+        return [Layout()]
+    cut = Layout.of(ranks, section.shard or ranks)
+    if section.strategy == "fsdp" or section.shard is not None:
+        return [cut]
+    whole = Layout.of(ranks)
+    return [whole] if section.strategy == "ddp" else [whole, cut]
+
+
+def choices(
+    recipe: Recipe, device: str, ranks: int, kept: Mapping[str, Row] | None = None
+) -> Iterator[Choice]:
+    """Every choice that the recipe leaves open, the fastest first.
+
+    Args:
+        kept: choices of an earlier plan by field; a micro-batch is not larger than its `most`.
+    """
+    training, asynchronous = recipe.training, recipe.checkpoint.asynchronous
+    share = -(-training.batch_size // ranks)
+    micro: Any = training.micro_batch_size
+    most = (kept or {}).get(MICRO, {}).get("most", share)
+    if micro == "auto":
+        useful = max(1, USEFUL_TOKENS[device] // recipe.data.sequence_length)
+        counts = {-(-share // size) for size in range(1, min(share, useful, most) + 1)}
+        sizes = sorted({-(-share // count) for count in counts}, reverse=True)
+    else:
+        sizes = [min(micro, most)]
+    recomputes = {"auto": (False, True), "none": (False,), "blocks": (True,)}
+    copies = (True, False) if asynchronous == "auto" else (asynchronous,)
+    for layout in layouts(recipe, ranks):
+        for recompute in recomputes[training.recompute]:
+            for size in sizes:
+                for copied in copies:
+                    yield Choice.of(training.batch_size, size, recompute, layout, copied)
+
+
+def first_that_fits(
+    candidates: Iterable[Choice],
+    recipe: Recipe,
+    config: ModelConfig,
+    predictor: Predictor,
+    room: Room,
+) -> Prediction | None:
+    """The prediction of the first choice that there is room for."""
+    for choice in candidates:
+        prediction = predictor(recipe, config, choice)
+        if room.holds(prediction):
+            return prediction
+    return None
+
+
+def smallest(
+    recipe: Recipe, config: ModelConfig, predictor: Predictor, room: Room, ranks: int
+) -> int:
+    """What the most frugal choice needs: of micro-batches, the largest one or the smallest."""
+    frugal = list(choices(recipe, room.device, ranks))
+    sizes = {choice.micro_batch_size for choice in frugal}
+    copies = min(choice.asynchronous for choice in frugal)
+    return min(
+        room.needed(predictor(recipe, config, choice))
+        for choice in frugal
+        if choice.micro_batch_size in (min(sizes), max(sizes)) and choice.asynchronous == copies
+    )
+
+
+def explained(
+    recipe: Recipe, prediction: Prediction, room: Room, kept: Mapping[str, Row], seconds: float
+) -> list[Row]:
+    """The choices as rows for people; `seconds` is what the run is estimated to take."""
+    choice, training = prediction.choice, recipe.training
+    rows: list[Row] = []
+    if MICRO in kept:
+        rows.append({**kept[MICRO], "value": choice.micro_batch_size})
+    elif training.micro_batch_size == "auto":
+        rows.append(_row(MICRO, choice.micro_batch_size, _why_micro(recipe, prediction, room)))
+    if training.recompute == "auto":
+        why = "keeping activations is faster, and fits"
+        if choice.recompute:
+            why = f"activations of all blocks do not fit into {room.name}"
+        rows.append(_row(RECOMPUTE, "blocks" if choice.recompute else "none", why))
+    if choice.layout.ranks > 1 and recipe.parallel.strategy == "auto":
+        rows.append(_strategy(recipe, choice, room))
+    if recipe.checkpoint.asynchronous == "auto":
+        why = "training goes on while a copy of the state is written, and the copy fits"
+        if not choice.asynchronous:
+            where = room.name if room.device == "cpu" else "the host's free memory"
+            why = f"a copy of the state does not fit into {where}"
+        rows.append(_row(ASYNCHRONOUS, choice.asynchronous, why))
+    if COMPILE in kept:
+        rows.append(dict(kept[COMPILE]))
+    elif training.compile == "auto" and seconds < COMPILE_PAYS_AFTER:
+        why = "the run is too short to win back the time that compiling takes"
+        rows.append(_row(COMPILE, "none", why))
+    if training.device == "auto":
+        why = "CUDA is there" if room.device == "cuda" else "no accelerator is there"
+        rows.append(_row(DEVICE, room.device, why))
+    return rows
+
+
+def _row(field: str, value: Any, why: str) -> Row:
+    return {"field": field, "value": value, "why": why}
+
+
+def _strategy(recipe: Recipe, choice: Choice, room: Room) -> Row:
+    """Whether weights are cut, and why."""
+    if (shard := recipe.parallel.shard) is not None:
+        return _row(STRATEGY, "fsdp", f"parallel.shard is {shard}")
+    if choice.layout.shards == 1:
+        return _row(STRATEGY, "ddp", "all weights fit on every rank, and need not cross the wire")
+    why = f"with all weights on every rank it does not fit into {room.name}"
+    return _row(STRATEGY, "fsdp", why)
+
+
+def _why_micro(recipe: Recipe, prediction: Prediction, room: Room) -> str:
+    choice = prediction.choice
+    if choice.micro_batches == 1:
+        whole = "the whole batch fits" if choice.layout.ranks == 1 else "a rank's sequences fit"
+        return f"{whole} at once"
+    largest = next(choices(recipe, room.device, choice.layout.ranks)).micro_batch_size
+    if choice.micro_batch_size == largest:
+        return f"{USEFUL_TOKENS[room.device]} tokens at a time are as fast as more"
+    return f"the largest that keeps {room.name}"
+
+
+def told(recipe: Recipe, rows: Iterable[Mapping[str, Any]], ranks: int) -> Choice:
+    """The choice that an earlier plan's rows tell of.
+
+    Raises:
+        InputError: as `layouts`.
+    """
+    values = {row["field"]: row["value"] for row in rows}
+    training = recipe.training
+    size = values.get(MICRO, training.micro_batch_size)
+    recompute = values.get(RECOMPUTE, training.recompute) == "blocks"
+    copied = values.get(ASYNCHRONOUS, recipe.checkpoint.asynchronous) is True
+    allowed = layouts(recipe, ranks)
+    layout = allowed[-1] if values.get(STRATEGY) == "fsdp" else allowed[0]
+    return Choice.of(training.batch_size, int(size), recompute, layout, copied)

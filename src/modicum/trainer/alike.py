@@ -1,0 +1,57 @@
+"""Whether all ranks are about to do the same run: recipe, code, versions, base model."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from modicum import __version__
+from modicum.core.files import sampled_digest
+from modicum.core.machine import versions
+from modicum.core.ranks import Ranks
+from modicum.recipe import Recipe, differences
+
+
+def same_setup(recipe: Recipe, ranks: Ranks) -> None:
+    """Make sure that every rank has rank 0's recipe, code and versions.
+
+    Raises:
+        InputError: one has not; with the difference, on every rank.
+    """
+    own = {"recipe": recipe.plain(), "modicum": __version__, "code": code(), **versions()}
+    ranks.same("setup", own, _explain)
+
+
+def same_model(folder: Path | None, ranks: Ranks) -> None:
+    """Make sure that every rank reads rank 0's base model.
+
+    Raises:
+        InputError: one has not; with the files that differ, on every rank.
+    """
+    ranks.same("base model", model_files(folder), _explain)
+
+
+def model_files(folder: Path | None) -> dict[str, str]:
+    """A digest of each of a base model's weight files; nothing where the model is new.
+
+    It is made of the file's size, its header and a thousand places in it: training changes nearly
+    every number, and whole models are too large to read twice.
+    """
+    files = [] if folder is None else sorted(folder.glob("*.safetensors"))
+    return {file.name: sampled_digest(file) for file in files}
+
+
+@cache
+def code() -> str:
+    """A digest of modicum's own source files."""
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _explain(first: dict[str, Any], other: dict[str, Any]) -> str:
+    return "; ".join(differences(first, other))

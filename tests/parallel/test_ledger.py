@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modicum.core.layout import Layout
+from modicum.core.ledger import Entry, Ledger
+from modicum.parallel.ledger import Group, Parts, bucket_sizes, replicated, sharded, staging
+from modicum.parallel.replicated import cut_buckets
+
+shapes = st.lists(
+    st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), min_size=1, max_size=4
+).map(tuple)
+groups = st.builds(Group, trained=shapes, frozen=shapes, frozen_bytes=st.sampled_from([2, 4]))
+
+ONE = Ledger.of(
+    Entry("weight", 4000, what="model"),
+    Entry("gradient", 4000, ("backward", "step")),
+    Entry("optimizer", 8000),
+    Entry("activation", 900, ("forward", "loss")),
+    Entry("workspace", 50, ("forward",)),
+    Entry("workspace", 300, ("loss",)),
+)
+# 400 elements that no block holds, two blocks of 300.
+MODEL = Group(trained=((40, 10),)), (Group(trained=((30, 10),)),) * 2
+
+
+def persistent(ledger: Ledger) -> int:
+    return ledger.bytes("weight") + ledger.bytes("optimizer")
+
+
+def sizes(group: Group) -> tuple[int, int]:
+    return tuple(sum(map(math.prod, held)) for held in (group.trained, group.frozen))
+
+
+@given(st.lists(groups, min_size=1, max_size=4), st.integers(1, 8))
+def test_parts_make_the_whole_and_the_largest_counts(found, shards):
+    parts = Parts(found[0], tuple(found[1:]), Layout(shards=shards))
+    trained = sum(sizes(group)[0] for group in found)
+    weights = sum(4 * sizes(g)[0] + g.frozen_bytes * sizes(g)[1] for g in found)
+    assert parts.trained * shards >= trained
+    assert parts.weights * shards >= weights
+    # A part has at most one row more than an even share of a parameter.
+    row = sum(
+        4 * math.prod(shape[1:]) for group in found for shape in (*group.trained, *group.frozen)
+    )
+    assert parts.weights * shards < weights + shards * row
+    assert parts.frozen_bytes == parts.weights - 4 * parts.trained
+    if shards == 1:
+        assert (parts.weights, parts.trained) == (weights, trained)
+
+
+@given(st.lists(groups, min_size=1, max_size=3), st.integers(2, 6), st.integers(1, 3))
+def test_what_persists_is_divided_and_what_is_gathered_comes_on_top(found, shards, micro_batches):
+    parts = Parts(found[0], tuple(found[1:]), Layout(shards=shards))
+    weights = sum(4 * sizes(g)[0] + g.frozen_bytes * sizes(g)[1] for g in found)
+    trained = sum(sizes(group)[0] for group in found)
+    cut = sharded(Ledger(), parts, micro_batches=micro_batches)
+    assert shards * persistent(cut) >= weights + 8 * trained
+    assert cut.bytes("gradient", "step") == 4 * parts.trained
+    assert cut.bytes("buffer", "step") == 0
+    assert cut.bytes("buffer", "forward") >= parts.root.gathered(shards) + parts.block
+
+
+def test_a_model_cut_in_two():
+    cut = sharded(ONE, Parts(*MODEL, Layout(shards=2)), micro_batches=1, slack=250)
+    assert persistent(cut) == (4000 + 8000) // 2
+    assert cut.bytes("gradient", "step") == 2000
+    # Root and a block's buffer; gathering takes two more, of which 50 are free anyway later.
+    assert cut.bytes("buffer", "forward") == 1600 + 1200 + (2 * 1200 - 50)
+    # In the backward pass: weights of two blocks and a buffer, the root's buffer, a block's
+    # gradients as they are made and three times on the wire, less what is free by then.
+    assert cut.bytes("buffer", "loss") == 1600 + 3 * 1200 + 1600 + 1200 + 3 * 1200 - 250
+    assert cut.bytes("gradient", "backward") == 2000 + 1600 + 4 * 1200
+    assert cut.bytes("activation", "forward") == 900
+    wires = {wire.collective: wire for wire in cut.wire}
+    assert wires["all_gather"].bytes == (2 * 1600 + 2 * 2400) // 2
+    assert wires["reduce_scatter"].bytes == 4000 // 2
+    assert (wires["reduce_scatter"].count, wires["reduce_scatter"].axis) == (3, "shard")
+    assert "all_reduce" not in wires
+
+
+def test_blocks_that_stay_gathered_take_memory_and_spare_the_wire():
+    parts = Parts(*MODEL, Layout(shards=2))
+    given_back = sharded(ONE, parts, micro_batches=2)
+    kept = sharded(ONE, parts, micro_batches=2, reshard_after_forward=False)
+    assert kept.bytes("buffer", "loss") == given_back.bytes("buffer", "loss") + 1200
+    saved = given_back.wire[0].bytes - kept.wire[0].bytes
+    assert saved == 2 * 2400 // 2  # one gathering of all blocks less, in each of two micro-batches
+
+
+def test_replicas_of_shards_sum_a_part_each():
+    alone = sharded(ONE, Parts(*MODEL, Layout(shards=2)), micro_batches=3)
+    hybrid = sharded(ONE, Parts(*MODEL, Layout(replicas=4, shards=2)), micro_batches=3)
+    assert hybrid.entries == alone.entries
+    *same, summed = hybrid.wire
+    assert tuple(same) == alone.wire
+    assert (summed.collective, summed.axis, summed.count) == ("all_reduce", "replicate", 9)
+    assert summed.bytes == 3 * 2 * 2000 * 3 // 4
+
+
+def test_frozen_weights_are_gathered_and_have_no_gradients():
+    root = Group(frozen=((40, 10),), frozen_bytes=2)
+    block = Group(trained=((5, 4),), frozen=((30, 10),), frozen_bytes=2)
+    parts = Parts(root, (block, block), Layout(shards=2))
+    cut = sharded(Ledger(), parts, micro_batches=1)
+    assert cut.bytes("weight") == 400 + 2 * (3 * 4 * 4 + 300)  # five rows: three, and two
+    assert cut.bytes("gradient", "step") == 2 * 3 * 4 * 4
+    assert parts.block == 2 * (3 * 4 * 4 + 300)
+    assert [wire.count for wire in cut.wire] == [6, 2]
+
+
+def test_replicas_hold_everything_and_a_bucket():
+    whole = replicated(ONE, [400, 300, 300], 1000, 2, late=2000, slack=500)
+    assert bucket_sizes([400, 300, 300], 1000) == [1200, 1200, 1600]
+    assert persistent(whole) == persistent(ONE)
+    assert whole.bytes("gradient", "step") == 4000 + 3 * 4
+    assert whole.bytes("workspace", "loss") == 300 + 1200 - 500
+    assert whole.bytes("workspace", "backward") == 1600
+    (wire,) = whole.wire
+    assert (wire.collective, wire.axis, wire.count) == ("all_reduce", "replicate", 3)
+    assert wire.bytes == 4012  # of two ranks each sends as much as it sums
+    assert replicated(ONE, [400, 300, 300], 1000, 4).wire[0].bytes == 4012 * 3 // 2
+    assert replicated(ONE, [400, 300, 300], 1000, 1) == ONE
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 600))
+def test_buckets_are_those_that_are_cut(elements, bucket_bytes):
+    parameters = [torch.nn.Parameter(torch.empty(count)) for count in elements]
+    cut = cut_buckets(parameters, bucket_bytes)
+    real = [sum(p.nbytes for p in bucket.parameters) for bucket in cut]
+    assert bucket_sizes(elements, bucket_bytes) == real
+
+
+def test_a_staged_checkpoint_lies_on_the_host():
+    staged = ONE + staging([900, 100])
+    assert staged.peak() == ONE.peak()
+    (row,) = [row for row in staged.table() if row["kind"] == "host"]
+    assert row["bytes"] == 12_000
+
+
+def test_of_what_several_hold_each_stages_some():
+    def bytes_of(*elements: int, replicas: int) -> int:
+        return staging(elements, replicas).entries[0].bytes
+
+    assert bytes_of(100, 100, replicas=2) == 3 * 400
+    assert bytes_of(100, 10, replicas=2) == 2 * 400  # one has two of the large ones
+    assert bytes_of(100, 10, replicas=4) == 400  # a tensor is staged whole
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=9), st.integers(1, 5))
+def test_staged_parts_make_the_whole(elements, replicas):
+    each = staging(elements, replicas).entries[0].bytes
+    assert 12 * sum(elements) <= each * replicas
+    assert each <= 12 * sum(elements) / replicas + 4 * max(elements)
