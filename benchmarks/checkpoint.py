@@ -160,6 +160,8 @@ def main() -> None:
     parser.add_argument("--calm", type=int, default=4, help="steps before each save")
     parser.add_argument("--least", type=int, default=4, help="steps measured after each save")
     parser.add_argument("--threads", type=int, default=2)
+    kinds = [kind.value for kind in AsyncCheckpointerType]
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="of async_save")
     parser.add_argument("--folder", type=Path, help="on the disk to write to")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -182,7 +184,7 @@ def main() -> None:
             "none": lambda: lambda: True,
             "ours": ours.save,
         }
-        for kind in AsyncCheckpointerType:
+        for kind in map(AsyncCheckpointerType, arguments.kinds):
             theirs = Theirs(training, Path(name) / kind.value, kind)
             savers[f"dcp_{kind.value}"] = theirs.save
         kept: dict[str, list[dict[str, float]]] = {name: [] for name in savers}
@@ -209,7 +211,8 @@ def main() -> None:
     figures["ratio"] = figures["ours"]["total"]["median"] / figures["dcp"]["total"]["median"]
     figures["ratio_by_round"] = paired_ratio(totals["ours"], totals[theirs_best])
     say(f"ours / {theirs_best}: {figures['ratio']:.3f}")
-    if not os.environ.get("X"): write_result("checkpoint", figures, vars(arguments) | {"folder": str(arguments.folder)})
+    folder = None if arguments.folder is None else str(arguments.folder)
+    write_result("checkpoint", figures, vars(arguments) | {"folder": folder})
 
 
 if __name__ == "__main__":

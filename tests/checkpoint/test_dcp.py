@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import zipfile
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
@@ -26,7 +28,7 @@ def state() -> dict:
         "model": {"w": torch.arange(12.0).view(3, 4), "half": torch.ones(2).bfloat16()},
         "scalar": torch.tensor(3, dtype=torch.int64),
         "empty": torch.empty(0, 2),
-        "progress": {"epoch": 4, "names": ["a", "b"], "none": None, "rate": 0.1},
+        "progress": {"epoch": 4, "names": ["a", "b"], "none": None, "rate": 0.1, "worst": math.inf},
     }
 
 
@@ -94,10 +96,10 @@ def test_neither_side_pickles_on_the_way(tmp_path):
     assert subprocess.run(command, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("value", [(1, 2), object(), {1: 2}], ids=["tuple", "object", "int key"])
+@pytest.mark.parametrize("value", [(1, 2), object()], ids=["tuple", "object"])
 def test_a_value_that_json_would_change_is_refused(tmp_path, value):
     # DCP makes one error of those of all ranks, and says each rank's.
-    with pytest.raises(Exception, match=r"JSON"):
+    with pytest.raises(CheckpointException, match=r"JSON"):
         dcp.save({"x": [value]}, storage_writer=SafetensorsWriter(tmp_path / "one"))
     assert not (tmp_path / "one").exists()
 
@@ -124,7 +126,7 @@ def test_damage_is_found_unless_nobody_looks(tmp_path):
     content = bytearray((tmp_path / tensor_file(0)).read_bytes())
     content[-1] ^= 1
     (tmp_path / tensor_file(0)).write_bytes(content)
-    with pytest.raises(Exception, match="its checksum is another"):
+    with pytest.raises(CheckpointException, match="its checksum is another"):
         dcp.load({"w": torch.ones(4)}, storage_reader=SafetensorsReader(tmp_path))
     loaded = {"w": torch.zeros(4)}
     dcp.load(loaded, storage_reader=SafetensorsReader(tmp_path, check=False))
@@ -134,7 +136,7 @@ def test_damage_is_found_unless_nobody_looks(tmp_path):
 def test_a_full_disk_leaves_the_folder_as_it_was(full_disk):
     folder: Path = full_disk / "one"
     dcp.save({"n": 1}, storage_writer=SafetensorsWriter(folder))
-    with pytest.raises(Exception, match="the disk is full"):
+    with pytest.raises(CheckpointException, match="the disk is full"):
         dcp.save({"w": torch.ones(1 << 20)}, storage_writer=SafetensorsWriter(folder))
     loaded = {"n": 0}
     dcp.load(loaded, storage_reader=SafetensorsReader(folder))

@@ -3,10 +3,22 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from modicum.core.errors import InputError
+from modicum.core.layout import Layout
 from modicum.core.parameters import ParameterMetadata, describe_parameter, optimizer_groups
-from modicum.core.state import StateRegistry, optimizer_state, random_state, trained_state
+from modicum.core.ranks import Ranks
+from modicum.core.sharding import is_sharded, whole
+from modicum.core.state import (
+    StateRegistry,
+    model_view,
+    optimizer_state,
+    optimizer_view,
+    random_state,
+    random_view,
+    trained_state,
+)
 
 
 def model() -> nn.Sequential:
@@ -132,3 +144,85 @@ def test_the_generator_goes_on_where_it_was():
     first = torch.rand(3)
     write(saved)
     assert torch.equal(torch.rand(3), first)
+
+
+def test_views_know_what_their_entries_are_laid_out_as():
+    net = model()
+    optimizer = adam(net)
+    steps(net, optimizer, 1)
+    for view, of in ((model_view(net), lambda key: key), (optimizer_view(optimizer), parameter_of)):
+        parameters = dict(net.named_parameters())
+        for key in view.read():
+            if of(key) in parameters:
+                assert view.like(key) is parameters[of(key)]
+    assert model_view(net).like("1.running_mean") is net[1].running_mean
+    assert model_view(net).like("9.weight") is None
+    assert model_view(net).like("1.eps") is None
+    assert optimizer_view(optimizer).like("9.weight/exp_avg") is None
+
+
+def parameter_of(key: str) -> str:
+    return key.rsplit("/", 1)[0]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a#1"])
+def test_names_that_would_not_do_on_disk_are_refused(name):
+    with pytest.raises(ValueError, match="no '/' and no '#'"):
+        StateRegistry().add(name, dict, lambda _: None)
+
+
+def test_views_may_be_left_out_of_the_check():
+    registry = StateRegistry()
+    registry.add("mine", dict, lambda _: None)
+    registry.check(["other"], skip={"mine", "other"})
+    with pytest.raises(InputError, match=r"it holds no state for \['mine'\]$"):
+        registry.check(["other"], skip={"other"})
+    with pytest.raises(InputError, match=r"it holds state that nobody asks for: \['other'\]$"):
+        registry.check(["mine", "other"])
+
+
+def test_generators_of_other_ranks_give_fresh_ones():
+    def drawn(seed: int, rank: int, size: int, saved: list) -> float:
+        view = random_view(seed, Ranks(rank, size))
+        assert view.per_rank
+        view.write(view.regroup(saved))
+        return torch.rand(1).item()
+
+    old = [{"cpu": torch.Generator().manual_seed(rank).get_state()} for rank in (0, 1)]
+    cases = [(7, 0, 3, old), (7, 1, 3, old), (7, 0, 4, old), (8, 0, 3, old), (7, 0, 3, old[::-1])]
+    first = [drawn(*case) for case in cases]
+    assert len(set(first)) == len(cases)
+    assert [drawn(*case) for case in cases] == first
+
+
+def across_layouts(ranks: Ranks) -> None:
+    """State of a sharded model into a whole one and back, without a checkpoint between."""
+    torch.manual_seed(0)
+    sharded, plain = nn.Linear(3, 5), nn.Linear(3, 5)
+    fully_shard(sharded, mesh=Layout.of(ranks.size, ranks.size).mesh("cpu"))
+    optimizers = [adam(net) for net in (sharded, plain)]
+    for net, optimizer in zip((sharded, plain), optimizers, strict=True):
+        for parameter in net.parameters():
+            parameter.grad = torch.ones_like(parameter) * 2
+        optimizer.step()
+    views = [
+        (model_view(net), optimizer_view(optimizer))
+        for net, optimizer in zip((sharded, plain), optimizers, strict=True)
+    ]
+    for source, target in (views, views[::-1]):
+        for out, into in zip(source, target, strict=True):
+            into.write(out.read())
+            found, expected = into.read(), out.read()
+            assert found.keys() == expected.keys()
+            for key, value in found.items():
+                assert torch.equal(whole(value), whole(expected[key])), key
+                like = into.like(key)
+                assert is_sharded(value) == (is_sharded(like) and value.shape == like.shape)
+        for parameter in (*sharded.parameters(), *plain.parameters()):
+            with torch.no_grad():
+                parameter.add_(1)
+
+
+@pytest.mark.ranks
+def test_state_goes_between_whole_and_sharded_parameters(pool):
+    pool.run(across_layouts, ranks=2)

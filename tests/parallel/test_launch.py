@@ -309,10 +309,13 @@ time.sleep(600)
     assert (tmp_path / "saved").exists()
 
 
+@pytest.mark.parametrize("starter", ["ours", "torchrun"])
 def test_ranks_end_with_a_killed_supervisor_even_in_a_call_that_does_not_return(
-    tmp_path: Path,
+    tmp_path: Path, starter: str
 ) -> None:
     busy = BEGIN.replace("import json", f"import sys; sys.path[:0] = {sys.path!r}\nimport json")
+    if starter == "torchrun":
+        busy += "os.environ['TORCHELASTIC_RUN_ID'] = os.environ.pop('MODICUM_SUPERVISOR')"
     busy += """
 from modicum.parallel.place import end_with_supervisor
 end_with_supervisor()

@@ -71,13 +71,13 @@ def test_a_model_cut_in_two():
     assert cut.bytes("gradient", "step") == 2000
     # Root and a block's buffer; gathering takes two more, of which 50 are free anyway later.
     assert cut.bytes("buffer", "forward") == 1600 + 1200 + (2 * 1200 - 50)
-    # In the backward pass: weights of two blocks and a buffer, the root's buffer, a block's
-    # gradients as they are made and three times on the wire, less what is free by then.
-    assert cut.bytes("buffer", "loss") == 1600 + 3 * 1200 + 1600 + 1200 + 3 * 1200 - 250
+    # In the backward pass: weights of two blocks and a buffer, a block's gradients as they are made
+    # and three times on the wire, less what is free by then.
+    assert cut.bytes("buffer", "loss") == 1600 + 3 * 1200 + 1200 + 3 * 1200 - 250
     assert cut.bytes("gradient", "backward") == 2000 + 1600 + 4 * 1200
     assert cut.bytes("activation", "forward") == 900
     wires = {wire.collective: wire for wire in cut.wire}
-    assert wires["all_gather"].bytes == (2 * 1600 + 2 * 2400) // 2
+    assert wires["all_gather"].bytes == (1600 + 2 * 2400) // 2
     assert wires["reduce_scatter"].bytes == 4000 // 2
     assert (wires["reduce_scatter"].count, wires["reduce_scatter"].axis) == (3, "shard")
     assert "all_reduce" not in wires
@@ -110,7 +110,7 @@ def test_frozen_weights_are_gathered_and_have_no_gradients():
     assert cut.bytes("weight") == 400 + 2 * (3 * 4 * 4 + 300)  # five rows: three, and two
     assert cut.bytes("gradient", "step") == 2 * 3 * 4 * 4
     assert parts.block == 2 * (3 * 4 * 4 + 300)
-    assert [wire.count for wire in cut.wire] == [6, 2]
+    assert [wire.count for wire in cut.wire] == [5, 2]
 
 
 def test_replicas_hold_everything_and_a_bucket():

@@ -159,7 +159,7 @@ def test_biases_of_keys_whose_gradient_is_rounding_alone_do_not_look_wrong():
 
 
 @pytest.mark.parametrize(
-    ("gain", "compiling", "passes", "mode", "expected"),
+    ("gain", "cost", "passes", "mode", "expected"),
     [
         (0.01, 10.0, 1001, "auto", True),
         (0.01, 10.0, 999, "auto", False),
@@ -168,18 +168,18 @@ def test_biases_of_keys_whose_gradient_is_rounding_alone_do_not_look_wrong():
     ],
 )
 def test_it_pays_when_the_passes_left_win_the_time_back(
-    monkeypatch, gain, compiling, passes, mode, expected
+    monkeypatch, gain, cost, passes, mode, expected
 ):
     clock = [0.0]
     monkeypatch.setattr(compiling.time, "perf_counter", lambda: clock[0])
-    trial = compiling._Trial
+    trial = compiling.Trial
     monkeypatch.setattr(compiling, "compiled_forward", compiled.eager_forward)
     run, first = trial.run, []
 
     def timed(self, forward):
         if forward is self.compiled and not first:
             first.append(1)
-            clock[0] += compiling
+            clock[0] += cost
         else:
             clock[0] += 0.05 if forward is self.eager else 0.05 - gain
         return run(self, forward)

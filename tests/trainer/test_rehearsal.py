@@ -85,7 +85,8 @@ class Counting(nn.Module):
 def model_and_batch():
     config = ModelConfig(vocabulary_size=40, width=16, layers=2, heads=2, context=12)
     net = create(config, 0)
-    LoRA(rank=2, dropout=0.5).attach(net)
+    for factor in LoRA(rank=2, dropout=0.5).attach(net).parameters():
+        nn.init.normal_(factor, std=0.1)
     net.counting = Counting()
     tokens = torch.randint(0, 40, (4, 13), generator=torch.Generator().manual_seed(1))
     return net, Batch(tokens[:, :-1], tokens[:, 1:].contiguous())
@@ -109,7 +110,7 @@ def test_a_rehearsal_leaves_no_trace(fails):
         net.counting(torch.ones(1))
         loss = task.loss_sum(net, batch)
         loss.backward()
-        seen.append(float(loss))
+        seen.append(float(loss.detach()))
         if fails:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
@@ -128,7 +129,8 @@ def test_a_rehearsal_leaves_no_trace(fails):
             run()
     else:
         run()
-        assert len(set(seen)) == 3  # dropout differs from pass to pass, and evaluation has none
+        # Step, step, evaluation, step; dropout differs from pass to pass.
+        assert len(seen) == len(set(seen)) == 4
     assert all(torch.equal(a, b) for a, b in zip(before, everything(net), strict=True))
     assert net.counting.replaced is buffer
     assert all(p.grad is None for p in net.parameters())
@@ -154,7 +156,8 @@ def test_ballast_is_there_in_full_while_the_passes_run():
     seen = []
     rehearse(net, run_step=lambda _: seen.append(held()), steps=[batch])
     rehearse(net, run_step=lambda _: seen.append(held()), steps=[batch], ballast_bytes=size)
-    assert seen[1] - seen[0] > 0.95 * size
+    assert len(seen) == 4
+    assert min(seen[2:]) - max(seen[:2]) > 0.95 * size
     assert held() - seen[0] < 0.05 * size
 
 
@@ -187,7 +190,7 @@ def test_nothing_is_written_where_the_first_size_fits():
 def test_it_ends_with_what_would_fit():
     written = []
     _, attempt = failing_above(0)
-    with pytest.raises(DoesNotFit, match="--set model.width=8"):
+    with pytest.raises(DoesNotFit, match=r"--set model\.width=8"):
         first_that_fits(
             attempt, 2, smaller=lambda *told: written.append(told), changes=["--set model.width=8"]
         )
@@ -259,7 +262,6 @@ before = [p.detach().clone() for p in net.parameters()], torch.get_rng_state()
 found = first_that_fits(attempt, 8, smaller=lambda size, said: written.append([size, said]))
 same = all(torch.equal(a, b) for a, b in zip(before[0], net.parameters()))
 same = same and torch.equal(before[1], torch.get_rng_state())
-step(Batch(*[torch.zeros(found, 128, dtype=torch.int64)] * 2))  # and it does fit
 print(json.dumps([found, written, same]))
 """
 
@@ -282,5 +284,5 @@ def test_under_a_limit_the_largest_batch_that_fits_is_found_and_ballast_counts()
     assert [size for size, _ in written] == [size for size in (4, 2) if size >= found]
     assert all("can't allocate memory" in said or "MemoryError" in said for _, said in written)
     assert same
-    assert run(90, 0)[0] == 8
-    assert run(90, 60)[0] < 8
+    assert run(150, 0)[0] == 8
+    assert run(150, 110)[0] < 8

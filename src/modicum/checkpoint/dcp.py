@@ -18,43 +18,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadItemType,
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    WriteItem,
-    WriteItemType,
-)
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from modicum.checkpoint.manifest import (
-    FORMAT,
-    check_files,
-    pieces_of,
-    read_manifest,
-    tensor_file,
-    tensors_text,
-)
+from modicum.checkpoint.dcp_reader import SafetensorsReader
+from modicum.checkpoint.manifest import FORMAT, tensor_file, tensors_text
 from modicum.checkpoint.pieces import DTYPES, Piece
 from modicum.checkpoint.publishing import part_folder, publish
-from modicum.checkpoint.tensor_file import FileLayout, read_into, streamed, write_file
+from modicum.checkpoint.tensor_file import FileLayout, streamed, write_file
 from modicum.core.files import disk_errors
+
+__all__ = ["SafetensorsReader", "SafetensorsWriter"]
 
 _OWN_WORD = "dcp"
 
@@ -65,7 +42,7 @@ class SafetensorsWriter(StorageWriter):
     Args:
         path: the folder, which all ranks see; one that is there is replaced at the end.
 
-    >>> import tempfile, warnings, torch.distributed.checkpoint as dcp
+    >>> import tempfile, torch, warnings, torch.distributed.checkpoint as dcp
     >>> folder = Path(tempfile.mkdtemp()) / "one"
     >>> with warnings.catch_warnings(action="ignore"):  # that no process group is there
     ...     _ = dcp.save({"w": torch.ones(2), "n": 3}, storage_writer=SafetensorsWriter(folder))
@@ -130,8 +107,8 @@ class SafetensorsWriter(StorageWriter):
         ]
         name, layout = plan.storage_data, FileLayout.of(list(tensors))
         with disk_errors(self.path):
-            digest = write_file(self._part / name, streamed(layout, tensors))
-        entry = {"file": name, "bytes": layout.size, "sha256": digest}
+            checksum = write_file(self._part / name, streamed(layout, tensors))
+        entry = {"file": name, "bytes": layout.size, "crc32": checksum}
         results = [
             WriteResult(index, piece.nbytes, entry | {"piece": dataclasses.asdict(piece)})
             for index, piece in pieces.items()
@@ -152,7 +129,7 @@ class SafetensorsWriter(StorageWriter):
                     values[result.index.fqn] = told["value"]
                     continue
                 owned[rank].append(Piece(**told["piece"]))
-                files[told["file"]] = {"bytes": told["bytes"], "sha256": told["sha256"]}
+                files[told["file"]] = {"bytes": told["bytes"], "crc32": told["crc32"]}
         for path in self._part.iterdir():
             if path.name not in files:  # of a rank that had no tensors to write
                 path.unlink()
@@ -199,124 +176,6 @@ def _json(name: str, planner: SavePlanner, item: WriteItem) -> Any:
     if not hasattr(planner, "lookup_object"):
         raise TypeError(f"{type(planner).__name__} cannot give {name} without pickling it")
     value = planner.lookup_object(item.index)
-    if json.loads(json.dumps(value)) != value:
+    if repr(json.loads(json.dumps(value))) != repr(value):
         raise TypeError(f"{name} is {value!r}, which is another value when it comes from JSON")
     return value
-
-
-class SafetensorsReader(StorageReader):
-    """Reads a checkpoint folder; of tensors, what this rank needs.
-
-    Args:
-        path: the folder.
-        check: whether all files are compared with their checksums first.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], *, check: bool = True) -> None:
-        super().__init__()
-        self.path, self.check = Path(path), check
-        self._content: dict[str, Any] = {}
-        self._values: dict[str, Any] = {}
-
-    @property
-    def checkpoint_id(self) -> Path:
-        """The folder."""
-        return self.path
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin anew, perhaps in another folder."""
-        if checkpoint_id:
-            self.path = Path(checkpoint_id)
-        self._content, self._values = {}, {}
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What there is.
-
-        Raises:
-            Damaged: the checkpoint is not what was written.
-        """
-        self._open()
-        known: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {
-            name: BytesStorageMetadata() for name in self._values
-        }
-        for name, tensor in self._content["tensors"].items():
-            chunks = [
-                ChunkStorageMetadata(torch.Size(box["offsets"]), torch.Size(box["sizes"]))
-                for box in tensor["pieces"]
-            ]
-            properties = TensorProperties(dtype=DTYPES[tensor["dtype"]])
-            known[name] = TensorStorageMetadata(properties, torch.Size(tensor["shape"]), chunks)
-        paths = {name: tuple(path) for name, path in self._content.get("paths", {}).items()}
-        meta = StorageMeta(checkpoint_id=self.path)
-        return Metadata(known, planner_data=paths or None, storage_data={}, storage_meta=meta)
-
-    def _open(self) -> None:
-        if self._content:
-            return
-        self._content = read_manifest(self.path)
-        if self.check:
-            check_files(self.path, self._content)
-        for view, values in self._content["values"].items():
-            prefix = f"{view}/" if view else ""
-            self._values |= {prefix + key: value for key, value in values.items()}
-
-    def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
-        """Ranks other than the coordinator read the manifest here."""
-        self._open()
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """A plan as it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Plans as they are."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read all that the plan asks for.
-
-        Raises:
-            TypeError: the planner can take a value that is not a tensor from a pickle alone.
-        """
-        for item in plan.items:
-            if item.type == LoadItemType.BYTE_IO:
-                _put(planner, item, self._values[item.storage_index.fqn])
-            else:
-                self._read_tensor(planner, item)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def _read_tensor(self, planner: LoadPlanner, item: ReadItem) -> None:
-        index: MetadataIndex = item.storage_index
-        origin = tuple(index.offset or (0,) * len(item.lengths))
-        for file, pieces in pieces_of(self._content, index.fqn).items():
-            wanted = [piece for piece in pieces if piece.offsets == origin]
-            if not wanted:
-                continue
-            start = tuple(a + b for a, b in zip(origin, item.storage_offsets, strict=True))
-            target = planner.resolve_tensor(item).detach()
-            read_into(target, (start, tuple(item.lengths)), self.path / file, wanted)
-            planner.commit_tensor(item, target)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is a path of this machine."""
-        return "://" not in str(checkpoint_id)
-
-
-def _put(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
-    """Put a value where the default planner's `load_bytes` puts what it unpickles."""
-    if not isinstance(planner, DefaultLoadPlanner):
-        raise TypeError(f"{type(planner).__name__} cannot take a value that is not pickled")
-    name = item.dest_index.fqn
-    if not planner.flatten_state_dict:
-        planner.state_dict[name] = value
-        return
-    *way, last = planner.mappings[name]
-    place: Any = planner.original_state_dict
-    for step in way:
-        place = place[step]
-    place[last] = value

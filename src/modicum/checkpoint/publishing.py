@@ -55,7 +55,7 @@ def write_part(
     with disk_errors(part.parent):
         try:
             part.mkdir(parents=True, exist_ok=True)
-            return {"bytes": size, "sha256": write_file(path, content, direct=direct)}
+            return {"bytes": size, "crc32": write_file(path, content, direct=direct)}
         except BaseException:
             path.unlink(missing_ok=True)
             raise

@@ -25,6 +25,9 @@ from modicum.core.errors import InputError
 from modicum.core.ranks import Ranks
 from modicum.core.state import StateRegistry
 
+# Of the thread that writes: training comes first, and the write still ends in some steps where
+# training keeps every core busy. With 19 it takes several times as long and costs the same.
+NICE = 10
 State = StateRegistry | Mapping[str, Mapping[str, Any]]
 
 
@@ -144,7 +147,7 @@ class Work:
 
     def _in_background(self) -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         self.run()
 
     def run(self) -> None:

@@ -1,15 +1,19 @@
-"""One rank's file of tensors: safetensors, laid out before it is written, and hashed as it is.
+"""One rank's file of tensors: safetensors, laid out before it is written, summed up as it is.
 
 The header is padded so that tensors begin at a page. A staging buffer that holds the file byte for
 byte can then be written without a copy, past the system's page cache.
+
+The checksum is a CRC-32, which finds what disks and wires do to a file. A SHA-256 takes the
+processor more than twice as long even with instructions for it, and the thread that writes takes
+that time from training.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +26,8 @@ from torch import Tensor
 from modicum.checkpoint.pieces import DTYPES, Box, Piece, overlap
 
 PAGE = 4096
-# Written and hashed at a time. Larger ones let the thread that does it ask less often for Python's
-# lock, which training wants as well; smaller ones are still in the processor's cache when written.
+# Written and summed up at a time: the fewer, the less often does the thread that does it ask for
+# Python's lock, which training wants as well.
 CHUNK = 4 << 20
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
@@ -83,19 +87,19 @@ def chunks(content: memoryview) -> Iterator[memoryview]:
 
 
 def write_file(path: Path, content: Iterable[memoryview], *, direct: bool = False) -> str:
-    """Write a new file, push it to the disk, and return its SHA-256 in hexadecimal.
+    """Write a new file, push it to the disk, and return its checksum.
 
     Args:
-        content: in order; hashed as it is written.
+        content: in order; summed up as it is written.
         direct: go past the page cache where the file system lets one: `content` begins at a page
             of memory, and all its chunks but the last are whole pages.
     """
-    digest = hashlib.sha256()
+    checksum = 0
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         direct = direct and _set_direct(handle, True)
         for chunk in content:
-            digest.update(chunk)
+            checksum = zlib.crc32(chunk, checksum)
             if direct and len(chunk) % PAGE:
                 direct = _set_direct(handle, False)
             while chunk:
@@ -104,7 +108,16 @@ def write_file(path: Path, content: Iterable[memoryview], *, direct: bool = Fals
         os.fsync(handle)
     finally:
         os.close(handle)
-    return digest.hexdigest()
+    return f"{checksum:08x}"
+
+
+def file_checksum(path: Path) -> str:
+    """The checksum of a file that is there."""
+    checksum = 0
+    with open(path, "rb") as handle:
+        while chunk := handle.read(CHUNK):
+            checksum = zlib.crc32(chunk, checksum)
+    return f"{checksum:08x}"
 
 
 def _write(handle: int, chunk: memoryview, direct: bool) -> tuple[int, bool]:

@@ -64,9 +64,8 @@ def generate(
     count = min(max_tokens, context - length)
     states = model.new_states(1, length + count)
     for _ in range(count):
-        hidden, states = model.hidden(input_ids, states=states)
-        logits = model.logits(hidden[:, -1])[0].cpu()
-        token = agreed(sample(logits, temperature, top_p, generator))
+        logits, states = model.continued(input_ids, states)
+        token = agreed(sample(logits[0].cpu(), temperature, top_p, generator))
         if token in ends:
             return
         yield token

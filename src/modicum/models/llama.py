@@ -161,6 +161,11 @@ class Llama(nn.Module):
             return F.linear(hidden, self.model.embed_tokens.weight)
         return self.lm_head(hidden)
 
+    def continued(self, input_ids: Tensor, states: States) -> tuple[Tensor, States]:
+        """Logits [B, vocabulary] of what follows the last of these tokens, and new states."""
+        hidden, states = self.hidden(input_ids, states=states)
+        return self.logits(hidden[:, -1]), states
+
     def new_states(self, batch: int, capacity: int | None = None) -> States:
         """Empty states for `batch` rows of up to `capacity` tokens (default: the context)."""
         weight = self.model.embed_tokens.weight

@@ -30,8 +30,19 @@ class Strategy:
     def __init__(self, ranks: Ranks | None = None, layout: Layout | None = None) -> None:
         self.ranks, self.layout = ranks or Ranks(), layout or Layout()
 
-    def cut(self, model: nn.Module, blocks: Iterable[nn.Module], device: torch.device) -> None:
-        """Cut a model on meta into what each rank holds; `blocks` are gathered one at a time."""
+    def cut(
+        self,
+        model: nn.Module,
+        blocks: Iterable[nn.Module],
+        device: torch.device,
+        methods: Iterable[str] = (),
+    ) -> None:
+        """Cut a model on meta into what each rank holds.
+
+        Args:
+            blocks: parts of the model that are gathered one at a time.
+            methods: of the model, beside `forward`, that are called from outside and use weights.
+        """
 
     def start(self, model: nn.Module) -> None:
         """Begin with a loaded model."""

@@ -198,7 +198,7 @@ def sharded(
     # In the last block's backward pass its gradients come beside the weights; in the one before it
     # those are on the wire, where the last block's activations were.
     sent = max(0, _COPIES * gradients - kept.bytes("activation", "backward"))
-    made = own + 2 * block + root + gradients + sent
+    made = own + 2 * block + gradients + sent
     return kept + Ledger.of(
         Entry("weight", parts.weights, what="model, this rank's part"),
         Entry("gradient", 4 * parts.trained, phases, "gradients, this rank's part"),
@@ -220,11 +220,10 @@ def _traffic(parts: Parts, micro_batches: int, gathers: int) -> list[Wire]:
     """What a rank sends in an update; `gathers` of blocks a micro-batch."""
     shards, replicas = parts.layout.shards, parts.layout.replicas
     blocks = sum(group.gathered(shards) for group in parts.blocks)
-    # The root's weights are gathered for the forward pass, and again for the blocks' backward.
-    gathered = 2 * parts.root.gathered(shards) + gathers * blocks
+    gathered = parts.root.gathered(shards) + gathers * blocks
     trained = 4 * parts.trained
     learning = sum(bool(group.trained) for group in parts.groups)
-    around = (2 + gathers * len(parts.blocks)) * micro_batches
+    around = (1 + gathers * len(parts.blocks)) * micro_batches
     wires = [
         Wire("all_gather", _passed_on(gathered, shards) * micro_batches, SHARD, around),
         Wire(

@@ -20,6 +20,7 @@ from modicum.core.errors import InputError
 SUPERVISOR = "MODICUM_SUPERVISOR"
 # What a supervised rank ends with when another one is gone: a consequence, never the reason.
 LOST = 76
+_TORCHRUN = "TORCHELASTIC_RUN_ID"  # torchrun sets it, and is its ranks' parent
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's <sys/prctl.h>
 
 
@@ -81,15 +82,15 @@ def _number(environment: Mapping[str, str], name: str, default: str = "") -> int
 
 
 def end_with_supervisor() -> None:
-    """Let the system end this process when its supervisor ends, however that comes about.
+    """Let the system end this process when whoever started it as a rank ends, however that happens.
 
-    A supervisor that is killed can tell nobody, and ranks without one would hold the run folder
-    and the machine's memory. Without a supervisor in the environment this does nothing.
+    A supervisor that is killed can tell nobody (nor can torchrun), and ranks without one would hold
+    the run folder and the machine's memory. A process that is no rank is left alone.
     """
     name = os.environ.get(SUPERVISOR, "")
-    if not name.isdigit():
+    if not name.isdigit() and _TORCHRUN not in os.environ:
         return
-    parent = int(name)
+    parent = int(name) if name.isdigit() else os.getppid()
     if sys.platform == "linux":
         # The kernel does it, also while the interpreter is busy in a call that does not return.
         ctypes.CDLL(None, use_errno=True).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))

@@ -34,7 +34,13 @@ class Sharded(Strategy):
         super().__init__(ranks, layout)
         self.reshard_after_forward = reshard_after_forward
 
-    def cut(self, model: nn.Module, blocks: Iterable[nn.Module], device: torch.device) -> None:
+    def cut(
+        self,
+        model: nn.Module,
+        blocks: Iterable[nn.Module],
+        device: torch.device,
+        methods: Iterable[str] = (),
+    ) -> None:
         """Cut every parameter along dimension 0; the model itself holds what no block does."""
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -47,9 +53,8 @@ class Sharded(Strategy):
             module.set_gradient_divide_factor(1.0)
             # Else a factor is applied to the gradients before they are summed.
             module.set_force_sum_reduction_for_comms(True)
-        for name in ("hidden", "logits"):
-            if hasattr(model, name):
-                register_fsdp_forward_method(model, name)
+        for name in methods:
+            register_fsdp_forward_method(model, name)
 
     def rest(self, model: nn.Module) -> None:
         """Give gathered weights back, so that parameters are the sharded ones again."""

@@ -29,6 +29,7 @@ from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded
 from modicum.planner import Plan
 from modicum.trainer.alike import model_files
+from modicum.trainer.compiled import compile_blocks
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -132,26 +133,36 @@ def same_inputs(
     return lambda: identity, check
 
 
-def build_model(
-    plan: Plan, tokenizer: Tokenizer, strategy: Strategy
+def wrapped(
+    plan: Plan, config: ModelConfig, *, adapted: bool = True
 ) -> tuple[Llama, AttachedAdapter | None]:
-    """The model on its device, in the dtype the recipe asks for, wearing its adapter if any.
-
-    Everything that changes its structure is done before it has memory: so no rank ever holds more
-    than its part of it.
-    """
-    recipe, device = plan.recipe, torch.device(plan.device)
-    method = recipe.method("adapter")
+    """A model of this shape without memory, in the recipe's dtype, wearing its adapter if any."""
+    recipe = plan.recipe
+    method = recipe.method("adapter") if adapted else None
     half = recipe.training.precision == "bf16" and method is not None
-    config = replace(model_config(plan, tokenizer), linear=recipe.model.linear)
     with on_meta(torch.bfloat16 if half else torch.float32):
-        model = Llama(config)
+        model = Llama(replace(config, linear=recipe.model.linear))
         adapter = None
         if method is not None:
             assert isinstance(method, Adapter)
             adapter = method.bind(Context(model, recipe.training.seed))
     model.recompute = plan.prediction.choice.recompute
-    strategy.cut(model, model.model.layers, device)
+    return model, adapter
+
+
+def build_model(
+    plan: Plan, tokenizer: Tokenizer, strategy: Strategy, *, compiled: bool = False
+) -> tuple[Llama, AttachedAdapter | None]:
+    """The model on its device.
+
+    Everything that changes its structure is done before it has memory: so no rank ever holds more
+    than its part of it.
+    """
+    recipe, device = plan.recipe, torch.device(plan.device)
+    model, adapter = wrapped(plan, model_config(plan, tokenizer))
+    if compiled:
+        compile_blocks(model)
+    strategy.cut(model, model.model.layers, device, methods=("continued",))
     materialise(model, device)
     if plan.inputs.model_folder is None:
         model.initialise(recipe.training.seed)

@@ -56,6 +56,11 @@ class Decision:
     failed: bool = False
 
     @property
+    def told(self) -> str:
+        """The decision as a sentence for people."""
+        return f"blocks run {'compiled' if self.compile else 'eagerly'}: {self.why}"
+
+    @property
     def value(self) -> str:
         """`blocks` or `none`."""
         return "blocks" if self.compile else "none"
@@ -138,7 +143,7 @@ def _attempt(
     try:
         with untouched(model):
             model.train()
-            trial = _Trial(model, worst, precision)
+            trial = Trial(model, worst, precision)
             decision = trial.judged(passes, mode, rounds)
     except Exception as error:
         check()  # a stop that was asked for may look like the compiler's failure
@@ -148,7 +153,7 @@ def _attempt(
     return decision
 
 
-class _Trial:
+class Trial:
     """The first block with the input that it gets, run eagerly and compiled."""
 
     def __init__(self, model: Llama, worst: Batch, precision: str) -> None:

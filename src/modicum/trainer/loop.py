@@ -80,7 +80,8 @@ def train(
         try:
             with record.running(), peer_errors():
                 folder.write_recipe(plan.recipe)
-                if not folder.rows(PLAN):
+                written = folder.rows(PLAN)
+                if not written or plan.revision > written[-1]["revision"]:
                     folder.append(PLAN, plan.row())
                 listener({"event": "plan", **plan.row()})
                 session = begin(plan, folder, listener, signals, record, ranks)

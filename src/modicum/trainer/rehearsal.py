@@ -74,11 +74,12 @@ def rehearse(
     Args:
         run_step: forward and backward of one micro-batch; gradients may add up in `.grad`.
         run_evaluation: forward in evaluation mode, without gradients.
-        steps: micro-batches for `run_step`, the worst first. More than one where compiled blocks
-            should meet every shape before the first update.
+        steps: micro-batches for `run_step`, the worst first, which comes last once more. Others
+            where compiled blocks should meet every shape before the first update.
         evaluation: the micro-batch for `run_evaluation`; None where nothing is evaluated.
         ballast_bytes: what will be allocated later and stay: the optimizer's state where there is
-            none yet. It is held, and written to, while the passes run.
+            none yet. It is held, and written to, while the passes run. Gaps in the allocator's
+            memory come and go: what fits by a hair now may not later, so ask for some more.
 
     Raises:
         Exception: whatever the passes raise; `is_out_of_memory` tells whether memory ran out.
@@ -87,12 +88,17 @@ def rehearse(
         ballast = _ballast(ballast_bytes, torch.device(device))
         try:
             model.train()
-            for batch in steps:
+            micro_batches = list(steps)
+            for batch in micro_batches:
                 run_step(batch)
             if run_evaluation is not None and evaluation is not None:
                 model.eval()
                 with torch.no_grad():
                     run_evaluation(evaluation)
+                model.train()
+            # Once more, among the gaps that the first passes left in the allocator's memory.
+            for batch in micro_batches[:1]:
+                run_step(batch)
         finally:
             ballast.clear()
     release()

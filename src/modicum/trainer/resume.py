@@ -7,6 +7,7 @@ from pathlib import Path
 from modicum.core.ranks import Ranks
 from modicum.planner import Plan, carried, plan, same_start
 from modicum.recipe import Recipe
+from modicum.trainer.alike import same_setup
 from modicum.trainer.folder import PLAN, RunFolder
 
 
@@ -20,6 +21,8 @@ def continued(recipe: Recipe, out: str | Path, *, ranks: Ranks | int = 1) -> Pla
         InputError: the run there has another recipe, with the difference; or as `plan`.
         DoesNotFit: as `plan`.
     """
+    if isinstance(ranks, Ranks):
+        same_setup(recipe, ranks)
     folder = RunFolder(Path(out))
     rows = []
     if not folder.may_begin(recipe):

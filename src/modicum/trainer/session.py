@@ -13,14 +13,16 @@ import torch
 
 from modicum.adapters import AttachedAdapter
 from modicum.checkpoint import Checkpoint, CheckpointStore
-from modicum.core.errors import InputError
+from modicum.core.errors import InputError, Interrupted, Restart
 from modicum.core.memory import TensorMeter, bytes_by_kind, used_bytes
+from modicum.core.out_of_memory import halved, ran_out
 from modicum.core.ranks import Ranks
 from modicum.core.state import StateRegistry
 from modicum.data.shares import micro_batches, trained_tokens
 from modicum.models import huggingface
 from modicum.models.llama import Llama
 from modicum.planner import Plan
+from modicum.planner.choose import MICRO
 from modicum.trainer.build import Data
 from modicum.trainer.evaluate import evaluate, prompts, write_samples
 from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
@@ -110,19 +112,7 @@ class Session:
         """Update number `step + 1`, and its row in the metrics."""
         training, start = self.plan.recipe.training, time.perf_counter()
         rate = set_learning_rate(self.optimizer, factor(self.step, training))
-        generators = self.registry.views["random"]
-        random_before = generators.read()
-        size = self.plan.prediction.choice.micro_batch_size
-        try:
-            outcome = self.step_program(
-                self.step + 1,
-                list(micro_batches(self.data.train, update.rows, size, self.ranks)),
-                update.tokens,
-                self.check,
-            )
-        except StopRequested:
-            generators.write(random_before)  # the update did not happen
-            raise
+        outcome = self._try(update)
         self.step += 1
         seconds = time.perf_counter() - start
         row: dict[str, Any] = {
@@ -144,6 +134,52 @@ class Session:
         )
         self._guard(outcome)
         return outcome
+
+    def _try(self, update: Update) -> Outcome:
+        """The update; in smaller micro-batches where memory runs out.
+
+        Raises:
+            StopRequested: between micro-batches; the update did not happen.
+            Restart: memory ran out, and there are other ranks.
+            Interrupted: memory ran out when weights were half new.
+        """
+        generators, program = self.registry.views["random"], self.step_program
+        random_before = generators.read()
+        outcomes: list[Outcome] = []
+
+        def once() -> None:
+            size = self.plan.prediction.choice.micro_batch_size
+            batches = list(micro_batches(self.data.train, update.rows, size, self.ranks))
+            outcomes.append(program(self.step + 1, batches, update.tokens, self.check))
+
+        try:
+            while (said := ran_out(once)) is not None:
+                if program.updating:
+                    raise Interrupted(
+                        f"memory ran out in the middle of the optimizer's step ({said}); the same "
+                        "command goes on from the last checkpoint, and needs more memory"
+                    )
+                generators.write(random_before)
+                size = self.plan.prediction.choice.micro_batch_size
+                self.shrink(halved(size), said)
+                if not self.ranks.alone:
+                    raise Restart(f"memory ran out on {self.ranks.name} at step {self.step + 1}")
+        except StopRequested:
+            generators.write(random_before)
+            raise
+        return outcomes[-1]
+
+    def shrink(self, size: int, said: str) -> None:
+        """Go on with micro-batches of `size` rows: more of them, in the same updates."""
+        before = self.plan.prediction.choice.micro_batch_size
+        why = f"memory ran out with {before} at a time, before step {self.step + 1} was done"
+        self.revise(self.plan.chosen(MICRO, size, f"{why} ({said})"))
+        self.tell("memory", message=f"{why}; {size} at a time from here on")
+
+    def revise(self, plan: Plan) -> None:
+        """Go on by another revision of the plan; whichever rank knows writes it down."""
+        self.plan = plan
+        RunFolder(self.folder.path).append(PLAN, plan.row())
 
     def _guard(self, outcome: Outcome) -> None:
         """Let a few updates be skipped, then stop with the last good state on disk."""

@@ -22,11 +22,12 @@ from modicum.trainer.build import (
     build_tokenizer,
     same_inputs,
 )
-from modicum.trainer.folder import EVALUATIONS, METRICS, SAMPLES, RunFolder
+from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
 from modicum.trainer.record import Record
 from modicum.trainer.session import Listener, Session
 from modicum.trainer.step import StandardStep
 from modicum.trainer.stop import StopSignals
+from modicum.trainer.warm_up import is_compiled, rehearse_run, with_compile_decided
 
 
 def begin(
@@ -59,10 +60,15 @@ def begin(
     )
     release()
     progress("building", 0, None)
+    with signals.at_once():
+        plan, decision = with_compile_decided(plan, data, ranks)
+    if decision is not None:
+        folder.append(PLAN, plan.row())
+        listener({"event": "compile", "message": decision.told})
     strategy = build_strategy(plan, ranks)
     recipe = plan.recipe
     torch.manual_seed(_first_seed(recipe.training.seed, ranks))
-    model, adapter = build_model(plan, tokenizer, strategy)
+    model, adapter = build_model(plan, tokenizer, strategy, compiled=is_compiled(plan))
     release()
     model.train()
     optimizer = build_optimizer(plan, model)
@@ -91,6 +97,8 @@ def begin(
         registry, store, TensorMeter(plan.device),
     )  # fmt: skip
     _take_up(session)
+    progress("rehearsing the largest batch", 0, None)
+    rehearse_run(session)
     return session
 
 

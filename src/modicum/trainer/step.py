@@ -50,6 +50,8 @@ class StandardStep:
     events: Events
     precision: str
     clip_norm: float | None
+    updating: bool = False
+    """Whether the optimizer is at work, so that weights may be half new."""
 
     def __call__(
         self, step: int, micro_batches: list[Batch], tokens: int, check: Callable[[], None]
@@ -73,7 +75,9 @@ class StandardStep:
             skipped = not (math.isfinite(mean) and math.isfinite(size))
             if not skipped:
                 self.events.publish("before_optimizer", step=step)
+                self.updating = True
                 self.optimizer.step()
+                self.updating = False
         finally:
             # Whatever happened, no gradient of half an update is left for the next.
             self.optimizer.zero_grad(set_to_none=True)

@@ -58,6 +58,7 @@ class StopSignals:
         try:
             self.check()
             yield
+            self.check()  # who swallows errors has swallowed this one too
         finally:
             self._at_once = False
 

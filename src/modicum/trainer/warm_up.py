@@ -1,0 +1,149 @@
+"""What is tried before a process's first update: compiling, and whether the worst case fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from modicum.core.errors import InputError, Restart
+from modicum.core.meta import materialise
+from modicum.core.ranks import Ranks
+from modicum.data.batch import Batch
+from modicum.models.llama import Llama
+from modicum.planner import Plan
+from modicum.planner.choose import COMPILE
+from modicum.trainer.build import Data, wrapped
+from modicum.trainer.compiled import CompilingFails, eager_blocks, variants
+from modicum.trainer.compiling import Decision, decide
+from modicum.trainer.rehearsal import first_that_fits, rehearse, worst_batch
+from modicum.trainer.session import Session
+
+# The trial's model has few tokens: their embedding has no part in a block's time.
+_TRIAL_VOCABULARY = 257
+
+
+def with_compile_decided(plan: Plan, data: Data, ranks: Ranks) -> tuple[Plan, Decision | None]:
+    """The plan with `training.compile` decided, and the decision where it was made now.
+
+    A run that goes on keeps what it began with. A new one tries compiling on a block of a model of
+    one layer, since its own may be cut over ranks by the time it has memory.
+
+    Raises:
+        StopRequested: a signal came in the middle of it.
+    """
+    decided = any(row["field"] == COMPILE for row in plan.choices)
+    if decided or plan.recipe.training.compile == "none":
+        return plan, None
+    choice = plan.prediction.choice
+    passes = plan.inputs.config.layers * choice.micro_batches * plan.recipe.training.steps
+    worst = worst_batch(data.train, choice.micro_batch_size)
+    few = Batch(worst.input_ids % _TRIAL_VOCABULARY, worst.labels, worst.documents)
+    decision = decide(
+        _trial_model(plan), plan.recipe, few, passes=passes, seconds=plan.seconds, ranks=ranks
+    )
+    return plan.chosen(COMPILE, decision.value, decision.why), decision
+
+
+def _trial_model(plan: Plan) -> Llama:
+    """A model whose one block is like those of the run, adapters and all."""
+    config = replace(
+        plan.inputs.config,
+        layers=1,
+        vocabulary_size=_TRIAL_VOCABULARY,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    try:
+        model, adapter = wrapped(plan, config)
+    except InputError:  # the recipe names layers that this model does not have
+        model, adapter = wrapped(plan, config, adapted=False)
+    materialise(model, torch.device(plan.device))
+    model.initialise(plan.recipe.training.seed)
+    if adapter is not None:
+        adapter.initialise()
+    return model
+
+
+def is_compiled(plan: Plan) -> bool:
+    """Whether the plan says that blocks are compiled."""
+    told = {row["field"]: row["value"] for row in plan.choices}
+    return bool(told.get(COMPILE, plan.recipe.training.compile) == "blocks")
+
+
+def rehearse_run(session: Session) -> None:
+    """Run the worst micro-batch and the evaluation once; with less at a time where memory runs out.
+
+    Compiled blocks meet every shape of the run here.
+
+    Raises:
+        DoesNotFit: not even one row at a time fits.
+        Restart: memory ran out on some rank, or compiling failed, and the plan says less now.
+        InputError: this run's blocks are compiled, and compiling fails now.
+        StopRequested: a signal came in the middle of it.
+    """
+    with session.signals.at_once():
+        size = session.plan.prediction.choice.micro_batch_size
+        try:
+            first_that_fits(
+                lambda size: _rehearse(session, size),
+                size,
+                smaller=session.shrink,
+                ranks=session.ranks,
+            )
+        except CompilingFails as error:
+            if session.step:
+                raise
+            _give_up_compiling(session, error.reason)
+            rehearse_run(session)
+
+
+def _rehearse(session: Session, size: int) -> None:
+    program, data, recipe = session.step_program, session.data, session.plan.recipe
+    device = torch.device(session.plan.device)
+    worst = worst_batch(data.train, size)
+    shapes = [worst]
+    if is_compiled(session.plan):
+        shapes = variants(worst, _rows(recipe.training.batch_size, session.ranks, size))
+
+    def run_step(batch: Batch) -> None:
+        program.strategy.before_backward(last=False)
+        program.loss(batch.to(device), size * recipe.data.sequence_length).backward()
+
+    def run_evaluation(batch: Batch) -> None:
+        program.task.evaluate(session.model, batch.to(device))
+        program.strategy.rest(session.model)
+
+    ledger, vocabulary = session.plan.prediction.ledger, session.model.config.vocabulary_size
+    # Logits are the largest tensors: room for one more makes up for gaps between those of a step.
+    spare = 4 * size * recipe.data.sequence_length * vocabulary
+    held = any(session.optimizer.state.values())
+    rehearse(
+        session.model,
+        run_step=run_step,
+        run_evaluation=run_evaluation,
+        steps=shapes,
+        evaluation=worst if data.validation is not None else None,
+        ballast_bytes=spare + (0 if held else ledger.bytes("optimizer")),
+        device=device,
+    )
+
+
+def _rows(batch_size: int, ranks: Ranks, size: int) -> set[int]:
+    """The numbers of rows that this run's micro-batches have, on any rank."""
+    shares = {batch_size // ranks.size, -(-batch_size // ranks.size)}
+    found = {size for share in shares if share >= size} | {share % size for share in shares}
+    if len(shares) > 1:
+        found.add(1)  # a rank that has no rows left
+    return found - {0}
+
+
+def _give_up_compiling(session: Session, reason: str) -> None:
+    """Go on eagerly; nothing was computed with compiled blocks yet."""
+    why = f"compiling does not work here: {reason}"
+    session.revise(session.plan.chosen(COMPILE, "none", why))
+    session.tell("compile", message=f"blocks run eagerly: {why}")
+    if not session.ranks.alone:
+        raise Restart(f"compiling failed on {session.ranks.name}; all begin anew without it")
+    eager_blocks(session.model)
