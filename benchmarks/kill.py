@@ -101,8 +101,8 @@ class Attempt:
         """Wait for all processes to end; seconds, and how many had to be killed for it."""
         began = time.monotonic()
         while time.monotonic() < began + PATIENCE_SECONDS:
-            self.process.poll()
             if not self.processes():
+                self.process.wait()
                 return time.monotonic() - began, 0
             time.sleep(0.02)
         return time.monotonic() - began, self.clear()
