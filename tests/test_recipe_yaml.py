@@ -129,7 +129,7 @@ def test_the_last_override_holds(recipe_file):
         (
             "trainig.steps=3",
             "--set trainig.steps=3: trainig: unknown key; allowed: adapter, budget, checkpoint, "
-            "data, evaluation, model, optimizer, plugins, samples, training. "
+            "data, evaluation, model, optimizer, parallel, plugins, samples, training. "
             "Did you mean 'training'?",
         ),
         (

@@ -9,12 +9,14 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, write_json, write_text
-from modicum.core.ranks import Ranks
 from modicum.recipe import Recipe, differences
+
+if TYPE_CHECKING:
+    from modicum.core.ranks import Ranks
 
 RECIPE, PLAN, RUN = "recipe.yaml", "plan.jsonl", "run.json"
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
