@@ -128,24 +128,30 @@ class Theirs:
 def measured(
     training: Training, save: Callable[[], Done], calm: int, least: int
 ) -> dict[str, float]:
-    """Stall and slowdown of one save: `calm` steps before it, at least `least` after it."""
-    undisturbed = median(training.step() for _ in range(calm))
+    """Stall and slowdown of one save.
+
+    `calm` steps before it and as many after the write is done tell what a step takes when nothing
+    disturbs it, so that a machine that becomes slower or faster meanwhile does little harm. At
+    least `least` steps after the save count as those that it may have slowed.
+    """
+    before = [training.step() for _ in range(calm)]
     start = time.perf_counter()
     done = save()
     stall = time.perf_counter() - start
-    steps, first = [training.step()], None
-    while len(steps) < least or first is None:
-        if first is None and done():
-            first = len(steps)
-        if len(steps) >= least and first is not None:
-            break
+    steps = [training.step()]
+    written = 1 if done() else 0
+    while len(steps) < least or not written:
         steps.append(training.step())
+        if not written and done():
+            written = len(steps)
+    after = [training.step() for _ in range(calm)]
+    undisturbed = (median(before) + median(after)) / 2
     slowdown = sum(steps) - len(steps) * undisturbed
     return {
         "stall": stall,
         "slowdown": slowdown,
         "total": stall + slowdown,
-        "steps_until_written": float(first),
+        "steps_until_written": float(written),
         "undisturbed_step": undisturbed,
     }
 
@@ -157,7 +163,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="full-size")
     parser.add_argument("--sequences", type=int, default=2)
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--calm", type=int, default=4, help="steps before each save")
+    parser.add_argument("--calm", type=int, default=4, help="steps before each save and after it")
     parser.add_argument("--least", type=int, default=4, help="steps measured after each save")
     parser.add_argument("--threads", type=int, default=2)
     kinds = [kind.value for kind in AsyncCheckpointerType]

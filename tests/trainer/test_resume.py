@@ -138,7 +138,7 @@ def test_asked_to_stop_in_the_middle_of_an_accumulation(
     def counted(tensor: torch.Tensor) -> None:
         backward(tensor)
         calls.append(tensor)
-        if len(calls) == 13:  # the first of two micro-batches of step 7
+        if len(calls) == 15:  # two of the rehearsal, then the first of two of step 7
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patched:
