@@ -281,6 +281,8 @@ def summed(tallies: list[Tally]) -> dict[str, Any]:
         "differing_weights": sum(tally.differing_weights for tally in tallies),
         "lost_steps": sum(tally.missing_steps for tally in tallies),
         "failed_starts": len(every("failed_starts")),
+        "lost_steps_and_failed_starts": sum(tally.missing_steps for tally in tallies)
+        + len(every("failed_starts")),
         "runs_with_failed_starts": sum(bool(tally.failed_starts) for tally in tallies),
         "kinds_of_failed_starts": Counter(line[:160] for line in every("failed_starts")),
         "steps_logged_again": sum(tally.steps_logged_again for tally in tallies),
