@@ -1,0 +1,167 @@
+"""`modicum train --ranks`, stopped and killed over and over, from the first moment to the last."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+PATIENCE = 60.0  # seconds until a test that waits fails
+
+
+class Running:
+    """The command in a process of its own, followed by what it tells."""
+
+    def __init__(self, recipe: Path, folder: Path, ranks: int) -> None:
+        command = [sys.executable, "-m", "modicum", "train", str(recipe), "--out", str(folder)]
+        self.process = subprocess.Popen(
+            [*command, "--ranks", str(ranks), "--progress", "json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+
+    def wait_for(self, event: str, step: int | None = None) -> None:
+        """Read until an event, or a phase of this name, is told."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            told = json.loads(line)
+            name = told["name"] if told["event"] == "phase" else told["event"]
+            if name == event and step in (None, told.get("step")):
+                return
+        raise AssertionError(f"it ended before {event}: {self.ended()}")
+
+    def rank(self, number: int) -> int:
+        """The process of a rank."""
+        for pid in self.everybody():
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if f"RANK={number}".encode() in environment:
+                return pid
+        raise AssertionError(f"no process is rank {number}")
+
+    def everybody(self) -> list[int]:
+        """The processes of all ranks."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+    def ended(self) -> tuple[int, str]:
+        """Its exit code, and what it said."""
+        _, said = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, said
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether no such process runs any more, waiting a while for it."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if not any(_runs(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All of a run folder that is a function of recipe and ranks, to the bit."""
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+    return {
+        "losses": [(r["step"], r["loss"], r["gradient_norm"]) for r in rows("metrics.jsonl")],
+        "evaluations": [(r["step"], r["loss"]) for r in rows("evaluations.jsonl")],
+        "samples": rows("samples.jsonl"),
+        "weights": (folder / "model/model.safetensors").read_bytes(),
+    }
+
+
+@pytest.fixture
+def recipe(dataset: Path, tmp_path: Path) -> Path:
+    """12 updates of 7 rows, with evaluations, samples and checkpoints in between."""
+    values = {
+        "data": {"path": str(dataset), "sequence_length": 32, "validation_fraction": 0.1},
+        "model": {"layers": 2, "width": 32, "heads": 2, "vocabulary_size": 300},
+        "training": {"steps": 12, "batch_size": 7, "micro_batch_size": 2, "learning_rate": 1e-2},
+        "evaluation": {"every": 5, "rows": 8},
+        "checkpoint": {"every": 4},
+        "samples": {"prompts": ["the cat"], "tokens": 4},
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def test_sigterm_in_every_phase_saves_and_the_run_goes_on(recipe: Path, tmp_path: Path) -> None:
+    calm, stopped = tmp_path / "calm", tmp_path / "stopped"
+    assert Running(recipe, calm, 2).ended() == (0, "")
+    for event, step in [
+        ("training tokenizer", None),
+        ("tokenizing", None),
+        ("building", None),
+        ("rehearsing the largest batch", None),
+        ("sample", None),
+        ("step", 3),
+        ("evaluation", 5),
+        ("step", 8),  # whose checkpoint is being written then
+        ("exporting", None),
+    ]:
+        run = Running(recipe, stopped, 2)
+        run.wait_for(event, step)
+        ranks = run.everybody()
+        run.process.send_signal(signal.SIGTERM)
+        code, said = run.ended()
+        assert gone(ranks)
+        status = json.loads((stopped / "run.json").read_text())["status"]
+        if event == "exporting":  # a request so late may find the run finished
+            assert (code, status) in [(0, "finished"), (4, "finished"), (4, "interrupted")], said
+        else:
+            assert (code, status) == (4, "interrupted"), (event, said)
+    code, said = Running(recipe, stopped, 2).ended()
+    assert code == 0, said
+    assert outcome(stopped) == outcome(calm)
+
+
+def test_any_of_three_ranks_may_be_killed_at_any_moment(recipe: Path, tmp_path: Path) -> None:
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    assert Running(recipe, calm, 3).ended()[0] == 0
+    for victim, event, step in [
+        (1, "tokenizing", None),
+        (0, "building", None),
+        (2, "rehearsing the largest batch", None),
+        (2, "step", 2),
+        (0, "evaluation", 5),
+        (1, "step", 8),  # whose checkpoint is being written then
+        (1, "step", 9),
+    ]:
+        run = Running(recipe, killed, 3)
+        run.wait_for(event, step)
+        ranks = run.everybody()
+        os.kill(run.rank(victim), signal.SIGKILL)
+        code, said = run.ended()
+        assert code == 4, (event, said)
+        assert f"rank {victim} was killed by SIGKILL" in said
+        assert gone(ranks)
+    run = Running(recipe, killed, 3)
+    run.wait_for("resumed")
+    ranks = run.everybody()
+    run.process.kill()  # the supervisor: its ranks end with it
+    assert run.ended()[0] == -signal.SIGKILL
+    assert gone(ranks)
+    assert Running(recipe, killed, 3).ended()[0] == 0
+    assert outcome(killed) == outcome(calm)
