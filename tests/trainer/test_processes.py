@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from modicum.checkpoint import CheckpointStore
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 PATIENCE = 60.0  # seconds until a test that waits fails
@@ -91,8 +96,8 @@ def outcome(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def recipe(dataset: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def recipe(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 updates of 7 rows, with evaluations, samples and checkpoints in between."""
     values = {
         "data": {"path": str(dataset), "sequence_length": 32, "validation_fraction": 0.1},
@@ -102,14 +107,27 @@ def recipe(dataset: Path, tmp_path: Path) -> Path:
         "checkpoint": {"every": 4},
         "samples": {"prompts": ["the cat"], "tokens": 4},
     }
-    path = tmp_path / "recipe.yaml"
+    path = tmp_path_factory.mktemp("recipe") / "recipe.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
 
 
-def test_sigterm_in_every_phase_saves_and_the_run_goes_on(recipe: Path, tmp_path: Path) -> None:
-    calm, stopped = tmp_path / "calm", tmp_path / "stopped"
-    assert Running(recipe, calm, 2).ended() == (0, "")
+@pytest.fixture(scope="module")
+def calm(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
+    """The outcome of a run of so many ranks that nobody disturbed."""
+
+    @cache
+    def outcome_of(ranks: int) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("calm") / "run"
+        code, said = Running(recipe, folder, ranks).ended()
+        assert code == 0, said
+        return outcome(folder)
+
+    return outcome_of
+
+
+def test_sigterm_in_every_phase_saves_and_the_run_goes_on(recipe, calm, tmp_path) -> None:
+    stopped = tmp_path / "stopped"
     for event, step in [
         ("training tokenizer", None),
         ("tokenizing", None),
@@ -134,12 +152,11 @@ def test_sigterm_in_every_phase_saves_and_the_run_goes_on(recipe: Path, tmp_path
             assert (code, status) == (4, "interrupted"), (event, said)
     code, said = Running(recipe, stopped, 2).ended()
     assert code == 0, said
-    assert outcome(stopped) == outcome(calm)
+    assert outcome(stopped) == calm(2)
 
 
-def test_any_of_three_ranks_may_be_killed_at_any_moment(recipe: Path, tmp_path: Path) -> None:
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
-    assert Running(recipe, calm, 3).ended()[0] == 0
+def test_any_of_three_ranks_may_be_killed_at_any_moment(recipe, calm, tmp_path) -> None:
+    killed = tmp_path / "killed"
     for victim, event, step in [
         (1, "tokenizing", None),
         (0, "building", None),
@@ -164,4 +181,26 @@ def test_any_of_three_ranks_may_be_killed_at_any_moment(recipe: Path, tmp_path: 
     assert run.ended()[0] == -signal.SIGKILL
     assert gone(ranks)
     assert Running(recipe, killed, 3).ended()[0] == 0
-    assert outcome(killed) == outcome(calm)
+    assert outcome(killed) == calm(3)
+
+
+def test_a_full_disk_ends_all_ranks_and_room_lets_them_go_on(recipe, calm, tmp_path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1100k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        code, said = Running(recipe, disk / "run", 2).ended()
+        assert code == 2
+        assert "the disk is full" in said
+        left = CheckpointStore(disk / "run/checkpoints")
+        newest = left.newest()
+        assert newest is not None
+        assert newest.step in (4, 8)
+        assert list(left.folder.glob(".*")) == []
+        subprocess.run(["mount", "-o", "remount,size=16m", str(disk)], check=True)
+        assert Running(recipe, disk / "run", 2).ended()[0] == 0
+        assert outcome(disk / "run") == calm(2)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -84,9 +84,9 @@ class Session:
         Raises:
             StopRequested: a signal came to some rank.
         """
-        if not self.ranks.alone and self.ranks.most(self.signals.requested is not None)[0]:
+        # Only what was exchanged counts: a signal that comes after it is for the next time.
+        if self.ranks.most(self.signals.requested is not None)[0]:
             raise StopRequested(self.signals.requested or "a signal to another rank")
-        self.signals.check()
 
     # One update
 
