@@ -46,7 +46,9 @@ def modicum(*arguments: str | Path) -> Ended:
     out, err, code = io.StringIO(), io.StringIO(), 0
     before = signal.getsignal(signal.SIGTERM)
     argv = ["modicum", *map(str, arguments)]
-    with mock.patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
+    # A rank leaves its process at once, which here is the tests'.
+    leaving = mock.patch("modicum.cli.main.os._exit", sys.exit)
+    with leaving, mock.patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
         try:
             run()
         except SystemExit as end:
