@@ -36,13 +36,13 @@ class Running:
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
 
-    def wait_for(self, event: str, step: int | None = None) -> None:
-        """Read until an event, or a phase of this name, is told."""
+    def wait_for(self, event: str) -> None:
+        """Read until an event, or a phase of this name, is told; `a or b` is either."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             told = json.loads(line)
             name = told["name"] if told["event"] == "phase" else told["event"]
-            if name == event and step in (None, told.get("step")):
+            if name in event.split(" or "):
                 return
         raise AssertionError(f"it ended before {event}: {self.ended()}")
 
@@ -98,11 +98,11 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def recipe(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """12 updates of 7 rows, with evaluations, samples and checkpoints in between."""
+    """60 updates of 7 rows, with evaluations, samples and checkpoints in between."""
     values = {
         "data": {"path": str(dataset), "sequence_length": 32, "validation_fraction": 0.1},
         "model": {"layers": 2, "width": 32, "heads": 2, "vocabulary_size": 300},
-        "training": {"steps": 12, "batch_size": 7, "micro_batch_size": 2, "learning_rate": 1e-2},
+        "training": {"steps": 60, "batch_size": 7, "micro_batch_size": 2, "learning_rate": 1e-2},
         "evaluation": {"every": 5, "rows": 8},
         "checkpoint": {"every": 4},
         "samples": {"prompts": ["the cat"], "tokens": 4},
@@ -128,19 +128,19 @@ def calm(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[in
 
 def test_sigterm_in_every_phase_saves_and_the_run_goes_on(recipe, calm, tmp_path) -> None:
     stopped = tmp_path / "stopped"
-    for event, step in [
-        ("training tokenizer", None),
-        ("tokenizing", None),
-        ("building", None),
-        ("rehearsing the largest batch", None),
-        ("sample", None),
-        ("step", 3),
-        ("evaluation", 5),
-        ("step", 8),  # whose checkpoint is being written then
-        ("exporting", None),
+    for event in [
+        "training tokenizer",
+        "tokenizing or building",  # a stop that comes late finds the tokens written
+        "building",
+        "rehearsing the largest batch",
+        "sample",
+        "step",
+        "evaluation",
+        "checkpoint",
+        "exporting",
     ]:
         run = Running(recipe, stopped, 2)
-        run.wait_for(event, step)
+        run.wait_for(event)
         ranks = run.everybody()
         run.process.send_signal(signal.SIGTERM)
         code, said = run.ended()
@@ -157,17 +157,17 @@ def test_sigterm_in_every_phase_saves_and_the_run_goes_on(recipe, calm, tmp_path
 
 def test_any_of_three_ranks_may_be_killed_at_any_moment(recipe, calm, tmp_path) -> None:
     killed = tmp_path / "killed"
-    for victim, event, step in [
-        (1, "tokenizing", None),
-        (0, "building", None),
-        (2, "rehearsing the largest batch", None),
-        (2, "step", 2),
-        (0, "evaluation", 5),
-        (1, "step", 8),  # whose checkpoint is being written then
-        (1, "step", 9),
+    for victim, event in [
+        (1, "tokenizing"),
+        (0, "building"),
+        (2, "rehearsing the largest batch"),
+        (2, "step"),
+        (0, "evaluation"),
+        (1, "checkpoint"),
+        (1, "step"),
     ]:
         run = Running(recipe, killed, 3)
-        run.wait_for(event, step)
+        run.wait_for(event)
         ranks = run.everybody()
         os.kill(run.rank(victim), signal.SIGKILL)
         code, said = run.ended()
