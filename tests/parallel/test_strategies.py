@@ -14,10 +14,10 @@ from modicum.core.layout import Layout
 from modicum.core.meta import materialise, on_meta
 from modicum.core.ranks import Ranks
 from modicum.core.sharding import own_part, whole
+from modicum.core.strategy import Strategy
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
-from modicum.parallel.base import Strategy
 from modicum.parallel.replicated import Replicated, cut_buckets
 from modicum.parallel.sharded import Sharded
 from modicum.tasks import CausalLM

@@ -7,10 +7,10 @@ import torch
 
 from modicum.core.events import Events
 from modicum.core.parameters import optimizer_groups
+from modicum.core.strategy import Strategy
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama, create
-from modicum.parallel.base import Strategy
 from modicum.tasks import CausalLM
 from modicum.trainer.step import StandardStep
 

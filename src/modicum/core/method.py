@@ -45,6 +45,7 @@ class Info:
         paper: authors' title and arXiv id.
         claim: the paper's headline, in one sentence.
         traits: words of `modicum.core.traits.TRAITS`; they decide what it combines with.
+        slot: the recipe's section in which it stands, where that is not its room's own.
         evidence: how the implementation was checked.
         holds: what the proof said here; `reason` says why, where it does not hold.
         run_on_gpu: whether it has been run on an accelerator.
@@ -60,6 +61,7 @@ class Info:
     holds: Verdict = "not proven yet"
     reason: str = ""
     run_on_gpu: bool = False
+    slot: str = ""
 
     def __post_init__(self) -> None:
         unknown = set(self.traits) - TRAITS.keys()

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from modicum.linears.base import FORMS, LinearForm, linear_form, make_linear, register
-from modicum.linears.dense import DENSE
+from modicum.core.linear_forms import (
+    DENSE,
+    FORMS,
+    LinearForm,
+    linear_form,
+    make_linear,
+    register,
+)
 
 __all__ = ["DENSE", "FORMS", "LinearForm", "linear_form", "make_linear", "register"]

@@ -6,7 +6,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from modicum.parallel.base import Strategy
     from modicum.parallel.launch import Supervisor
     from modicum.parallel.place import Place
     from modicum.parallel.replicated import Replicated
@@ -16,10 +15,9 @@ _HOMES = {
     "Place": "place",
     "Replicated": "replicated",
     "Sharded": "sharded",
-    "Strategy": "base",
     "Supervisor": "launch",
 }
-__all__ = ["Place", "Replicated", "Sharded", "Strategy", "Supervisor"]
+__all__ = ["Place", "Replicated", "Sharded", "Supervisor"]
 
 
 def __getattr__(name: str) -> object:

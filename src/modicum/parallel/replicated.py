@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from modicum.core.layout import Layout
 from modicum.core.parameters import trainable
 from modicum.core.ranks import Ranks, peer_errors
-from modicum.parallel.base import Strategy
+from modicum.core.strategy import Ready, Strategy
 
 
 class Bucket:
@@ -110,8 +110,8 @@ class Replicated(Strategy):
         super().__init__(ranks, layout)
         self.bucket_bytes = bucket_bytes
         self.buckets: list[Bucket] = []
-        self._summing = False
-        self._next = 0
+        self._next = self._landed = 0
+        self._handlers: list[Ready] = []
 
     def start(self, model: nn.Module) -> None:
         """Give all ranks rank 0's weights, and listen for gradients."""
@@ -122,28 +122,47 @@ class Replicated(Strategy):
                 ready = partial(self._ready, bucket, index)
                 parameter.register_post_accumulate_grad_hook(ready)
 
+    def when_ready(self, model: nn.Module, handler: Ready) -> None:
+        """Tell of a bucket's gradients once the next bucket is on its way."""
+        self._handlers.append(handler)
+
     def before_backward(self, *, last: bool) -> None:
         """Sum in the last backward pass of an update only: those before it add up here."""
-        self._summing, self._next = last, 0
+        super().before_backward(last=last)
+        self._next = self._landed = 0
         for bucket in self.buckets:
             bucket.clear()
 
     def _ready(self, bucket: Bucket, index: int, parameter: Tensor) -> None:
-        if not self._summing:
+        if not self._last:
             return
         bucket.fill(index)
         while self._next < len(self.buckets) and self.buckets[self._next].complete:
-            self.buckets[self._next].launch()
-            self._next += 1
+            self._launch()
+        if self._handlers:
+            self._land(self._next - 1)
 
     def after_backward(self) -> None:
         """Launch what is left, and wait for all sums."""
         for bucket in self.buckets[self._next :]:
             bucket.fill_left()
-            bucket.launch()
-        for bucket in self.buckets:
+            self._launch()
+        self._land(len(self.buckets))
+        super().after_backward()
+
+    def _launch(self) -> None:
+        self.buckets[self._next].launch()
+        self._next += 1
+
+    def _land(self, end: int) -> None:
+        """Wait for the sums of the buckets before number `end`, and tell of their gradients."""
+        for bucket in self.buckets[self._landed : end]:
             bucket.land()
-        self._summing = False
+            self._landed += 1
+            for handler in self._handlers:
+                for parameter in bucket.parameters:
+                    if parameter.grad is not None:
+                        handler(parameter)
 
 
 def cut_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[Bucket]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from modicum.core.layout import Layout
 from modicum.core.ranks import Ranks
-from modicum.parallel.base import Strategy
+from modicum.core.strategy import Strategy
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

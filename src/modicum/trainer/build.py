@@ -17,6 +17,7 @@ from modicum.core.meta import materialise, on_meta
 from modicum.core.method import Context
 from modicum.core.parameters import optimizer_groups
 from modicum.core.ranks import Ranks
+from modicum.core.strategy import Strategy
 from modicum.data.packing import Packed
 from modicum.data.sampler import Sampler
 from modicum.data.store import Prepared, prepare
@@ -24,7 +25,6 @@ from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
-from modicum.parallel.base import Strategy
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded
 from modicum.planner import Plan

@@ -16,9 +16,9 @@ import torch
 
 from modicum.core.events import Events
 from modicum.core.sharding import whole
+from modicum.core.strategy import Strategy
 from modicum.data.batch import Batch
 from modicum.models.llama import Llama
-from modicum.parallel.base import Strategy
 from modicum.tasks import CausalLM
 
 
@@ -68,16 +68,18 @@ class StandardStep:
         try:
             mean = self._accumulate(micro_batches, tokens, check)
             self.events.publish("gradients_ready", step=step)
-            norm = torch.nn.utils.clip_grad_norm_(
-                parameters, math.inf if self.clip_norm is None else self.clip_norm
-            )
-            size = float(whole(norm))
+            norm = whole(self.strategy.norm(parameters))
+            if self.clip_norm is not None:
+                self.strategy.clip(parameters, self.clip_norm, norm)
+            size = float(norm)
             skipped = not (math.isfinite(mean) and math.isfinite(size))
             if not skipped:
                 self.events.publish("before_optimizer", step=step)
                 self.updating = True
-                self.optimizer.step()
+                self.strategy.update(self.optimizer)
                 self.updating = False
+            else:
+                self.strategy.discard()
         finally:
             # Whatever happened, no gradient of half an update is left for the next.
             self.optimizer.zero_grad(set_to_none=True)
