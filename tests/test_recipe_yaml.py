@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modicum.core.errors import InputError
-from modicum.recipe import Recipe
+from modicum.recipe import Recipe, methods_for
 from modicum.recipe_yaml import dump, load, locate, parse, shipped
+
+ADAPTERS = ", ".join(sorted(methods_for("adapter")))
 
 
 @pytest.fixture
@@ -129,7 +131,8 @@ def test_the_last_override_holds(recipe_file):
         (
             "trainig.steps=3",
             "--set trainig.steps=3: trainig: unknown key; allowed: adapter, budget, checkpoint, "
-            "data, evaluation, model, optimizer, parallel, plugins, samples, training. "
+            "comm, compress, data, evaluation, memory, model, optimizer, parallel, plugins, "
+            "samples, task, training, transform. "
             "Did you mean 'training'?",
         ),
         (
@@ -144,7 +147,7 @@ def test_the_last_override_holds(recipe_file):
         (
             "adapter.method=lorra",
             "--set adapter.method=lorra: adapter.method: unknown method in the room 'adapters' "
-            "(found: 'lorra'); allowed: lora. Did you mean 'lora'?",
+            f"(found: 'lorra'); allowed: {ADAPTERS}. Did you mean 'lora'?",
         ),
     ],
 )

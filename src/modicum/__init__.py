@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from modicum import adapters as adapters
     from modicum import checkpoint as checkpoint
+    from modicum import comm as comm
+    from modicum import compress as compress
     from modicum import data as data
     from modicum import linears as linears
+    from modicum import memory as memory
     from modicum import models as models
+    from modicum import optim as optim
     from modicum import parallel as parallel
     from modicum import serve as serve
     from modicum.planner import Plan as Plan
@@ -30,7 +34,19 @@ _HOMES = {
     "plan": "modicum.planner",
     "train": "modicum.trainer",
 }
-_ROOMS = ("adapters", "checkpoint", "data", "linears", "models", "parallel", "serve")
+_ROOMS = (
+    "adapters",
+    "checkpoint",
+    "comm",
+    "compress",
+    "data",
+    "linears",
+    "memory",
+    "models",
+    "optim",
+    "parallel",
+    "serve",
+)
 
 __all__ = [
     "Plan",
@@ -38,9 +54,13 @@ __all__ = [
     "__version__",
     "adapters",
     "checkpoint",
+    "comm",
+    "compress",
     "data",
     "linears",
+    "memory",
     "models",
+    "optim",
     "parallel",
     "plan",
     "serve",

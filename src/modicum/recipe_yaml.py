@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from modicum.core.catalog import catalog
 from modicum.core.errors import InputError
-from modicum.recipe import SLOTS, Recipe, assign
+from modicum.recipe import SLOTS, Recipe, assign, methods_for
+from modicum.recipe.slots import DEFAULTS
 
 SHIPPED = (
     Path(__file__).resolve().parent / "recipes",  # in an installed wheel
@@ -253,19 +253,24 @@ def _loader() -> Any:
 def json_schema() -> dict[str, Any]:
     """The recipe's JSON schema, for editors: with every method of the catalog in its slot."""
     schema = Recipe.model_json_schema()
-    for slot, room in SLOTS.items():
+    for slot in SLOTS:
         choices = []
-        for record in catalog().values():
-            if record.room == room:
-                choice = record.model.model_json_schema()
-                choice["properties"] = {"method": {"const": record.name}} | choice["properties"]
-                choice |= {"required": ["method"], "title": record.name}
-                choice["description"] = record.title
-                choices.append(choice)
-        described = schema["properties"][slot].get("description", "")
+        for record in methods_for(slot).values():
+            choice = record.model.model_json_schema()
+            choice["properties"] = {"method": {"const": record.name}} | choice["properties"]
+            choice |= {"required": _required(slot, record.name), "title": record.name}
+            choice["description"] = record.title
+            choices.append(choice)
+        section = schema["properties"][slot]
+        needed = slot in DEFAULTS
         schema["properties"][slot] = {
-            "anyOf": [*choices, {"type": "null"}],
-            "default": None,
-            "description": described,
+            "anyOf": choices if needed else [*choices, {"type": "null"}],
+            "default": section["default"] if needed else None,
+            "description": section.get("description", ""),
         }
     return schema
+
+
+def _required(slot: str, name: str) -> list[str]:
+    """What a section must say to mean this method."""
+    return [] if DEFAULTS.get(slot) == name else ["method"]

@@ -3,13 +3,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from modicum.core.ledger import Trained
 from modicum.core.parameters import (
     ParameterMetadata,
     count,
     describe_parameter,
+    matrices,
     metadata,
     optimizer_groups,
     trainable,
+    trained_shapes,
 )
 
 
@@ -44,3 +47,40 @@ def test_vectors_have_no_weight_decay_unless_told():
         ("norm.bias",): (0.1, 0.1, 0.0),
     }
     torch.optim.AdamW(groups)
+
+
+class Headed(nn.Module):
+    def __init__(self, name: str, tied: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.inner = nn.Linear(4, 4)
+        self.table = nn.Parameter(torch.ones(3, 4))
+        setattr(self, name, nn.Linear(4, 5, bias=False))
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        if tied:
+            getattr(self, name).weight = self.embed.weight
+
+
+def test_matrices_are_neither_embeddings_nor_heads() -> None:
+    assert matrices(Headed("lm_head")) == {"inner.weight", "table"}
+    assert matrices(Headed("out", tied=True)) == {"inner.weight", "table"}
+    model = Headed("out")
+    assert matrices(model) == {"inner.weight", "table", "out.weight"}
+    model.get_output_embeddings = lambda: model.out
+    assert matrices(model) == {"inner.weight", "table"}
+    describe_parameter(model.table, ParameterMetadata(matrix=False))
+    describe_parameter(model.embed.weight, ParameterMetadata(matrix=True))
+    assert matrices(model) == {"inner.weight", "embed.weight"}
+
+
+def test_groups_and_ledgers_are_told_of_matrices() -> None:
+    model = Headed("lm_head").to(torch.bfloat16)
+    groups = optimizer_groups(model, learning_rate=0.1, weight_decay=0.4)
+    found = {name: group["matrix"] for group in groups for name in group["names"]}
+    shapes = trained_shapes(model)
+    assert found == {parameter.name: parameter.matrix for parameter in shapes}
+    assert {name for name, matrix in found.items() if matrix} == matrices(model)
+    known = {parameter.name: parameter for parameter in shapes}
+    assert known["embed.weight"] == Trained("embed.weight", (5, 4), False, 2)
+    assert known["embed.weight"].bytes == 40
+    assert [known["embed.weight"].rows(rank, 4) for rank in range(4)] == [2, 2, 1, 0]

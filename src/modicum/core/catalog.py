@@ -1,9 +1,9 @@
 """The catalog: every method that is there, read from syntax trees, without importing its file.
 
 Importing torch takes seconds; a list of methods, or a message about a typo in a recipe, must not.
-So `info`, fields, defaults and annotated bounds of a method are read from its source. Names in
-them are looked up in the few modules of `READABLE`, which import nothing heavy. A test checks that
-what is read is what importing the file gives.
+So `info`, fields, defaults and annotated bounds of a method are read from its source; those of an
+optimizer are the keywords of its `__init__`. A test checks that what is read is what importing the
+file gives.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from modicum.core.errors import InputError, ModicumError
+from modicum.core import reading
+from modicum.core.errors import InputError
 from modicum.core.method import Info, Method, describe
+from modicum.core.optimizers import value_class
 
 ROOMS = (
     "linears",
@@ -39,15 +41,11 @@ ROOMS = (
     "graphs",
     "simulate",
     "models",
+    "tasks",
     "serve",
     "federated",
 )
 ENTRY_POINTS = "modicum.methods"
-READABLE = {"typing", "pydantic", "annotated_types", "modicum.core.method"}
-_SOURCES = Path(__file__).resolve().parents[1]
-_PLAIN: dict[str, Any] = {"__builtins__": {}} | {
-    kind.__name__: kind for kind in (int, float, str, bool, tuple, list, dict)
-}
 
 
 @dataclass(frozen=True)
@@ -100,11 +98,20 @@ class Record:
             raise describe(error, self.fields, prefix=prefix, **where) from None
 
     def load(self) -> type[Method]:
-        """Import the method's file and return its class."""
+        """Import the method's file and return the class of its values.
+
+        That is the method's own; for an optimizer, one derived from its signature.
+        """
         if not self._loaded:
             module = importlib.import_module(self.module) if self.module else _import(self.file)
-            self._loaded.append(getattr(module, self.class_name))
+            found = getattr(module, self.class_name)
+            self._loaded.append(found if issubclass(found, Method) else value_class(found))
         return self._loaded[0]
+
+    def traits(self, values: Mapping[str, Any]) -> frozenset[str]:
+        """The traits of the method with these hyper-parameters, and defaults for the rest."""
+        defaults = {name: default for name, (_, default) in self.fields.items()}
+        return self.info.traits_of(defaults | dict(values))
 
     def as_json(self) -> dict[str, Any]:
         """What `modicum methods --json` prints of the method."""
@@ -116,6 +123,7 @@ class Record:
             "paper": self.info.paper,
             "claim": self.info.claim,
             "traits": list(self.info.traits),
+            "traits_if": [list(triple) for triple in self.info.traits_if],
             "fields": {name: default for name, (_, default) in self.fields.items()},
         }
 
@@ -183,7 +191,7 @@ def of_value(method: Method) -> Record:
 def _built_in() -> dict[str, Record]:
     records: dict[str, Record] = {}
     for room in ROOMS:
-        for file in sorted((_SOURCES / room).glob("*.py")):
+        for file in sorted((reading.SOURCES / room).glob("*.py")):
             if b"Info(" in file.read_bytes():
                 for record in read_file(file, module=f"modicum.{room}.{file.stem}"):
                     records[record.name] = record
@@ -226,99 +234,18 @@ def read_file(path: str | Path, module: str | None = None) -> list[Record]:
         raise InputError("no such plugin file", file=file)
     return [
         _record(file, node, module)
-        for node in _parse(file).body
-        if isinstance(node, ast.ClassDef) and _assigned(node, "info") is not None
+        for node in reading.parse(file).body
+        if isinstance(node, ast.ClassDef) and reading.assigned(node, "info") is not None
     ]
 
 
-def _parse(file: Path) -> ast.Module:
-    try:
-        return ast.parse(file.read_bytes(), filename=str(file))
-    except SyntaxError as error:
-        problem = f"not valid Python: {error.msg}"
-        raise InputError(problem, file=file, line=error.lineno) from None
-
-
 def _record(file: Path, node: ast.ClassDef, module: str | None) -> Record:
-    names = _names(_parse(file))
-    info = _evaluate(_assigned(node, "info"), names, file)
+    known = reading.names(reading.parse(file))
+    info = reading.evaluate(reading.assigned(node, "info"), known, file)
     if not isinstance(info, Info):
         raise InputError("`info` must be an Info(...) of literals", file=file, line=node.lineno)
     summary = (ast.get_docstring(node) or "").strip().split("\n")[0]
-    return Record(info, file, node.name, _fields(file, node), summary, module)
-
-
-def _fields(file: Path, node: ast.ClassDef) -> dict[str, tuple[Any, Any]]:
-    """The annotated fields of a class and, first, of its bases within modicum or the file."""
-    tree = _parse(file)
-    names = _names(tree)
-    fields: dict[str, tuple[Any, Any]] = {}
-    for base in node.bases:
-        if isinstance(base, ast.Name) and base.id != "Method":
-            found = _find_class(base.id, file, tree)
-            if found is not None:
-                fields |= _fields(*found)
-    for item in node.body:
-        if not (isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)):
-            continue
-        if ast.unparse(item.annotation).startswith("ClassVar"):
-            continue
-        kind = _evaluate(item.annotation, names, file)
-        default = ... if item.value is None else _evaluate(item.value, names, file)
-        fields[item.target.id] = (kind, default)
-    return fields
-
-
-def _find_class(name: str, file: Path, tree: ast.Module) -> tuple[Path, ast.ClassDef] | None:
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return file, node
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("modicum."):
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    parts = (node.module or "").split(".")[1:]
-                    target = _SOURCES.joinpath(*parts).with_suffix(".py")
-                    if not target.exists():
-                        target = _SOURCES.joinpath(*parts, "base.py")
-                    return _find_class(alias.name, target, _parse(target))
-    return None
-
-
-def _names(tree: ast.Module) -> dict[str, Any]:
-    """What annotations and literals may refer to: imports from the readable modules."""
-    names = dict(_PLAIN)
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module in READABLE:
-            source = importlib.import_module(node.module)
-            names |= {a.asname or a.name: getattr(source, a.name) for a in node.names}
-    return names
-
-
-def _assigned(node: ast.ClassDef, name: str) -> ast.expr | None:
-    for item in node.body:
-        if not isinstance(item, ast.Assign | ast.AnnAssign):
-            continue
-        targets = item.targets if isinstance(item, ast.Assign) else [item.target]
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return item.value
-    return None
-
-
-def _evaluate(node: ast.expr | None, names: dict[str, Any], file: Path) -> Any:
-    if node is None:
-        return None
-    try:
-        return eval(compile(ast.Expression(node), str(file), "eval"), names)
-    except ModicumError as error:
-        raise InputError(str(error), file=file, line=node.lineno) from None
-    except Exception as error:
-        readable = ", ".join(sorted(READABLE))
-        raise InputError(
-            f"cannot be read without running the file ({error}); use literals, and types from "
-            f"{readable}",
-            file=file,
-            line=node.lineno,
-        ) from None
+    return Record(info, file, node.name, reading.fields(file, node), summary, module)
 
 
 def _import(file: Path) -> Any:

@@ -7,6 +7,7 @@ the phases. Nothing here imports torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -161,3 +162,51 @@ class Shape:
     def positions(self) -> int:
         """Tokens in a micro-batch."""
         return self.sequences * self.tokens
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A parameter that an optimizer trains.
+
+    Args:
+        name: the model's.
+        shape: of the whole parameter, whatever a rank holds of it.
+        matrix: whether optimizers that work on matrices take it for one: it is the weight of a
+            layer that is neither an embedding nor the output head.
+        element_bytes: bytes of an element of the parameter and of its gradient.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    matrix: bool
+    element_bytes: int = 4
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole parameter, and of its gradient."""
+        return math.prod(self.shape) * self.element_bytes
+
+    def rows(self, rank: int, shards: int) -> int:
+        """Rows (of dimension 0) that one of so many ranks holds.
+
+        >>> [Trained("w", (5, 2), True).rows(rank, 3) for rank in range(3)]
+        [2, 2, 1]
+        """
+        rows = self.shape[0] if self.shape else 1
+        each = -(-rows // shards)
+        return max(0, min(each, rows - rank * each))
+
+
+@dataclass(frozen=True)
+class Training:
+    """What an optimizer's ledger is asked at.
+
+    Args:
+        parameters: all that it trains, in the model's order.
+        shards: ranks that hold one copy of the weights between them, cut along dimension 0.
+        micro_batches: in an update.
+    """
+
+    parameters: tuple[Trained, ...]
+    shards: int = 1
+    micro_batches: int = 1

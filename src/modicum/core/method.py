@@ -29,7 +29,9 @@ Verdict = Literal["holds", "does not hold", "not proven yet"]
 # converted: a method's value is what the user wrote.
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Betas = Annotated[tuple[Probability, Probability], Field(strict=False)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
@@ -45,6 +47,7 @@ class Info:
         paper: authors' title and arXiv id.
         claim: the paper's headline, in one sentence.
         traits: words of `modicum.core.traits.TRAITS`; they decide what it combines with.
+        traits_if: triples (field, value, trait): traits that it has where a field has a value.
         slot: the recipe's section in which it stands, where that is not its room's own.
         evidence: how the implementation was checked.
         holds: what the proof said here; `reason` says why, where it does not hold.
@@ -62,12 +65,23 @@ class Info:
     reason: str = ""
     run_on_gpu: bool = False
     slot: str = ""
+    traits_if: tuple[tuple[str, Any, str], ...] = ()
 
     def __post_init__(self) -> None:
-        unknown = set(self.traits) - TRAITS.keys()
+        unknown = {*self.traits, *(trait for _, _, trait in self.traits_if)} - TRAITS.keys()
         if unknown:
             word = min(unknown)
             raise InputError("unknown trait", field="traits", value=word, candidates=TRAITS)
+
+    def traits_of(self, fields: Mapping[str, Any]) -> frozenset[str]:
+        """The traits of a value whose fields these are.
+
+        >>> info = Info("a", "A", "optim", "", "", traits_if=(("deep", True, "defers_update"),))
+        >>> sorted(info.traits_of({"deep": True})), sorted(info.traits_of({"deep": False}))
+        (['defers_update'], [])
+        """
+        there = (trait for name, value, trait in self.traits_if if fields.get(name) == value)
+        return frozenset((*self.traits, *there))
 
     @property
     def status(self) -> str:
@@ -110,6 +124,11 @@ class Method(BaseModel):
             super().__init__(**fields)
         except ValidationError as error:
             raise describe(error, type(self).model_fields, prefix="") from None
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What this value does to a run, in words of `modicum.core.traits.TRAITS`."""
+        return self.info.traits_of({name: getattr(self, name) for name in type(self).model_fields})
 
     def bind(self, context: Any) -> Runtime:
         """Make the runtime object that does the work; `context` is the room's."""

@@ -19,6 +19,16 @@ TRAITS = {
     "needs_whole_matrix": "needs a matrix parameter whole, on one rank",
     "frees_gradient_in_backward": "consumes a gradient as soon as it is computed",
     "captures_activations": "reads layer inputs or output gradients during training",
+    "transforms_gradients": "changes gradients between their reduction and clipping",
+    "works_on_base": "works on the model's own weights, which must be trained",
+    "needs_trained_base": "begins with weights that mean something",
+    "needs_convolutions": "has to do with convolutions alone",
+    "follows_optimizer": "reads the optimizer's momentum after an update",
+    "needs_eager": "looks into what blocks compute",
+    "needs_whole_gradients": "sums whole gradients over the ranks",
+    "codes_cut_weights": "codes the exchanges of weights that are cut over ranks",
+    "crosses_wire": "is about what ranks exchange",
+    "quantized_base": "holds the base weight in few bits, frozen",
     "needs_global_norm_first": "needs the norm of all gradients before the first update",
     "changes_shapes": "changes the shapes of parameters during training",
     "unequal_batches": "trains on batches whose sizes differ between ranks",
@@ -28,6 +38,16 @@ TRAITS = {
     "run_clips": "the recipe sets training.clip_norm",
     "run_accumulates": "a training batch is cut into several micro-batches",
     "run_random_base": "the model starts from random weights",
+    "run_trains_base": "the recipe has no adapter, so all weights are trained",
+    "run_compiles": "the recipe sets training.compile to blocks",
+    "run_without_convolutions": "the model has no convolutions",
+    "run_alone": "there is one rank",
+    "run_whole_weights": "every rank holds all weights",
+    "run_cuts_weights": "ranks hold parts of the weights",
+    "run_masters": "the optimizer trains masters of the model's weights",
+    "run_gathers_frozen": "fsdp gathers weights that are not trained",
+    "run_hybrid": "several groups of ranks hold a copy of the weights each",
+    "run_gathers_again": "weights are given back between forward and backward",
 }
 
 
@@ -68,6 +88,104 @@ RULES = (
         "run_accumulates",
         "gradients are used up during the backward pass, so none are left to accumulate; "
         "set training.micro_batch_size equal to training.batch_size",
+    ),
+    Rule(
+        "frees_gradient_in_backward",
+        "transforms_gradients",
+        "one uses gradients up during the backward pass, the other needs them all together first",
+    ),
+    Rule(
+        "defers_update",
+        "frees_gradient_in_backward",
+        "weights are updated in the next forward pass, so no gradient is whole in the backward one",
+    ),
+    Rule(
+        "defers_update",
+        "transforms_gradients",
+        "weights are updated in the next forward pass, and whole gradients are never together "
+        "before it",
+    ),
+    Rule(
+        "follows_optimizer",
+        "defers_update",
+        "it reads the optimizer's momentum after an update, and updates are put off into the next "
+        "forward pass",
+    ),
+    Rule(
+        "follows_optimizer",
+        "frees_gradient_in_backward",
+        "it reads what an update was made of, and that is used up during the backward pass",
+    ),
+    Rule(
+        "follows_optimizer",
+        "run_masters",
+        "it reads the momentum of the weights that it sees, and zero's optimizer trains others; "
+        "set parallel.strategy to ddp or fsdp",
+    ),
+    Rule(
+        "works_on_base",
+        "adapts_base",
+        "an adapter freezes the weights that it works on; leave one of them out",
+    ),
+    Rule(
+        "needs_trained_base",
+        "run_random_base",
+        "it needs trained weights, and this model starts from random ones; give model.path a "
+        "trained model",
+    ),
+    Rule(
+        "needs_trained_base",
+        "quantized_base",
+        "it begins with full-precision weights; set model.linear to dense",
+    ),
+    Rule(
+        "quantized_base",
+        "run_trains_base",
+        "a quantized weight is not trained; add an adapter, or set model.linear to dense",
+    ),
+    Rule(
+        "needs_convolutions",
+        "run_without_convolutions",
+        "it compresses what convolutions keep, and this model has none",
+    ),
+    Rule(
+        "needs_eager",
+        "run_compiles",
+        "it looks into what blocks compute, which compiled blocks do not show; set "
+        "training.compile to none",
+    ),
+    Rule(
+        "crosses_wire",
+        "run_alone",
+        "there is one rank, so nothing crosses a wire; start more with --ranks, or leave it out",
+    ),
+    Rule(
+        "needs_whole_gradients",
+        "run_cuts_weights",
+        "it sums whole gradients, and fsdp cuts them as it sums; set parallel.strategy to ddp",
+    ),
+    Rule(
+        "codes_cut_weights",
+        "run_whole_weights",
+        "it codes the exchanges of weights that are cut over ranks; set parallel.strategy to zero, "
+        "or to fsdp with parallel.reshard_after_forward false",
+    ),
+    Rule(
+        "codes_cut_weights",
+        "run_gathers_frozen",
+        "on fsdp it would send the frozen weights too; set parallel.strategy to zero, and only "
+        "what is trained is sent",
+    ),
+    Rule(
+        "codes_cut_weights",
+        "run_hybrid",
+        "it sums over all ranks at once; set parallel.shard to null",
+    ),
+    Rule(
+        "codes_cut_weights",
+        "run_gathers_again",
+        "differences are taken from a copy of the weights, which must stay gathered; set "
+        "parallel.reshard_after_forward to false",
     ),
     Rule(
         "frees_gradient_in_backward",

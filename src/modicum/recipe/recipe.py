@@ -1,0 +1,276 @@
+"""Everything that a run can be told: one strict, typed value, the same in Python and in YAML.
+
+Nothing here imports torch: a typo is reported in a fraction of a second. What needs the disk (do
+the paths exist, does the data parse) is checked by `modicum.plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError, model_validator
+
+from modicum.core.catalog import Record, catalog
+from modicum.core.errors import InputError
+from modicum.core.method import Method, Strings, describe
+from modicum.core.traits import Part, clashes
+from modicum.recipe.sections import (
+    BudgetSection,
+    CheckpointSection,
+    DataSection,
+    EvaluationSection,
+    ModelSection,
+    ParallelSection,
+    SamplesSection,
+    Section,
+    TrainingSection,
+)
+from modicum.recipe.slots import DEFAULTS, SLOTS, filled, find_in, spelled
+
+# What the model section may say of a model that comes from a path.
+_OF_A_PATH = ("path", "linear")
+
+
+class Recipe(Section):
+    """A run, as its user states it.
+
+    Raises:
+        InputError: names the field, its value, what is allowed, and the nearest match.
+
+    >>> from modicum.recipe import Recipe
+    >>> recipe = Recipe(training={"steps": 10}, budget={"memory": "2GB"})
+    >>> recipe.budget.memory
+    2000000000
+    """
+
+    task: dict[str, Any] | None = None
+    """A method of the room `tasks`: another model, data and loss than those of text. null: text, by
+    the sections `model` and `data`, which are of no use to other tasks."""
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    adapter: dict[str, Any] | None = None
+    """A method of the room `adapters` and its fields; null trains every weight."""
+    compress: dict[str, Any] | None = None
+    """A method of the room `compress`: the model is made smaller first, and then trained."""
+    optimizer: dict[str, Any] = {"method": DEFAULTS["optimizer"]}  # noqa: RUF012 - pydantic copies
+    """A method of the room `optim` and its fields."""
+    transform: dict[str, Any] | None = None
+    """What changes gradients before the optimizer sees them: a method of the room `optim`."""
+    memory: dict[str, Any] | None = None
+    """How saved activations are kept: a method of the room `memory`."""
+    comm: dict[str, Any] | None = None
+    """How several ranks exchange gradients and weights: a method of the room `comm`."""
+    training: TrainingSection = TrainingSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    samples: SamplesSection = SamplesSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    parallel: ParallelSection = ParallelSection()
+    budget: BudgetSection = BudgetSection()
+    plugins: Strings = ()
+    """Python files that define methods of your own."""
+
+    def __init__(self, **fields: Any) -> None:
+        for slot in SLOTS:
+            if isinstance(fields.get(slot), Method):
+                fields[slot] = spelled(fields[slot])
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            siblings = _siblings(error.errors()[0]["loc"])
+            raise describe(error, siblings, prefix="") from None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        # These raise InputError, which pydantic passes through as it is.
+        for index, plugin in enumerate(self.plugins):
+            if not Path(plugin).is_file():
+                problem = "there is no such plugin file"
+                raise InputError(problem, field=f"plugins.{index}", value=plugin)
+        try:
+            catalog(self.plugins)
+        except InputError as error:
+            raise error.located(field="plugins") from None
+        for slot, record in self.methods().items():
+            record.validate(self.fields(slot), prefix=f"{slot}.")
+        self._check_model()
+        self._check_training()
+        self.refuse_clashes()
+        return self
+
+    def refuse_clashes(self, more: Iterable[str] = ()) -> None:
+        """Refuse what does not combine.
+
+        Args:
+            more: traits of the run that the recipe does not know: how many ranks there are, and how
+                they share the work.
+
+        Raises:
+            InputError: two parts of the run do not combine; with the reason.
+        """
+        for clash in clashes(self.parts(more)):
+            field, _, name = clash.one.name.partition(" ")
+            raise InputError(
+                f"{name} does not combine with {clash.other.name}: {clash.why}", field=field
+            )
+
+    def __eq__(self, other: object) -> bool:
+        # A default that is spelled out is no other recipe.
+        return isinstance(other, Recipe) and self.plain() == other.plain()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def methods(self) -> dict[str, Record]:
+        """The record of the method in each section that has one."""
+        return {
+            slot: find_in(slot, value, self.plugins)
+            for slot in SLOTS
+            if (value := getattr(self, slot)) is not None
+        }
+
+    def fields(self, slot: str) -> dict[str, Any]:
+        """What the recipe says of the method in a section, without its name."""
+        return {key: value for key, value in getattr(self, slot).items() if key != "method"}
+
+    def method(self, slot: str) -> Method | None:
+        """The value of the method in a section; imports its file."""
+        if getattr(self, slot) is None:
+            return None
+        return self.methods()[slot].load()(**self.fields(slot))
+
+    def parts(self, more: Iterable[str] = ()) -> list[Part]:
+        """The parts of the run that have traits: its methods, and what the recipe asks of it."""
+        training, micro = self.training, self.training.micro_batch_size
+        asked = {
+            "run_clips": training.clip_norm is not None,
+            "run_accumulates": isinstance(micro, int) and micro < training.batch_size,
+            "run_compiles": training.compile == "blocks",
+            "run_random_base": self.model.path is None,
+            "run_trains_base": self.adapter is None,
+            "run_without_convolutions": self.task is None,
+        }
+        parts = [
+            Part(f"{slot}.method {record.name}", record.traits(self.fields(slot)))
+            for slot, record in self.methods().items()
+        ]
+        if self.model.linear != "dense":
+            parts.append(Part(f"model.linear {self.model.linear}", frozenset({"quantized_base"})))
+        run = frozenset(more) | {trait for trait, is_so in asked.items() if is_so}
+        return [*parts, Part("the rest of the recipe", run)]
+
+    def _check_model(self) -> None:
+        model = self.model
+        if model.path is not None:
+            own = sorted(model.model_fields_set.difference(_OF_A_PATH))
+            if own:
+                raise InputError(
+                    "the model in model.path decides this; leave it out", field=f"model.{own[0]}"
+                )
+            return
+        if model.width % model.heads and "heads" in model.model_fields_set:
+            raise InputError(
+                f"must divide model.width ({model.width})", field="model.heads", value=model.heads
+            )
+        if model.width % model.heads:
+            raise InputError(
+                f"must be a multiple of model.heads ({model.heads})",
+                field="model.width",
+                value=model.width,
+            )
+        if model.width // model.heads % 2:
+            raise InputError(
+                "width / heads must be even, for rotary positions",
+                field="model.width",
+                value=model.width,
+            )
+        if model.kv_heads is not None and model.heads % model.kv_heads:
+            raise InputError(
+                f"must divide model.heads ({model.heads})",
+                field="model.kv_heads",
+                value=model.kv_heads,
+            )
+        length = self.data.sequence_length
+        if model.context is not None and model.context < length:
+            if "sequence_length" in self.data.model_fields_set:
+                problem = f"longer than the model's context ({model.context})"
+                raise InputError(problem, field="data.sequence_length", value=length)
+            problem = f"shorter than data.sequence_length ({length})"
+            raise InputError(problem, field="model.context", value=model.context)
+
+    def _check_training(self) -> None:
+        training = self.training
+        micro = training.micro_batch_size
+        if isinstance(micro, int) and micro > training.batch_size:
+            raise InputError(
+                f"larger than training.batch_size ({training.batch_size})",
+                field="training.micro_batch_size",
+                value=micro,
+            )
+        if self.parallel.shard is not None and self.parallel.strategy in ("ddp", "zero"):
+            raise InputError(
+                "only fsdp has groups of ranks that share a copy of the weights",
+                field="parallel.shard",
+                value=self.parallel.shard,
+            )
+
+    def plain(self) -> dict[str, Any]:
+        """The recipe as plain values, every field spelled out: what YAML and JSON hold.
+
+        A model from a path has no shape of its own, so none is spelled out.
+        """
+        values = self.model_dump(mode="json")
+        if self.model.path is not None:
+            values["model"] = {key: values["model"][key] for key in _OF_A_PATH}
+        for slot, record in self.methods().items():
+            values[slot] = filled(record, self.fields(slot))
+        return values
+
+    def changed(self, **paths: Any) -> Recipe:
+        """A recipe with fields changed, dots written as double underscores, checked again.
+
+        >>> Recipe().changed(training__steps=5).training.steps
+        5
+        """
+        values = self.model_dump(mode="json", exclude_unset=True)
+        for path, value in paths.items():
+            assign(values, path.replace("__", "."), value)
+        return Recipe(**values)
+
+
+def assign(values: dict[str, Any], path: str, value: Any) -> None:
+    """Set a dotted path in nested dictionaries, making the sections on its way.
+
+    Raises:
+        InputError: the path goes through something that is no section.
+    """
+    *sections, last = path.split(".")
+    place: Any = values
+    for depth, name in enumerate(sections):
+        if place.get(name) is None:
+            place[name] = {}
+        place = place[name]
+        if not isinstance(place, dict):
+            raise InputError("is a value, not a section", field=".".join(sections[: depth + 1]))
+    place[last] = value
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """What changed between two plain recipes, one line a field: `training.steps: 10 -> 20`."""
+    lines = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            lines += differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            lines.append(f"{prefix}{key}: {before!r} -> {after!r}")
+    return lines
+
+
+def _siblings(location: tuple[int | str, ...]) -> list[str]:
+    """The fields of the section in which an error is."""
+    section: Any = Recipe
+    for name in location[:-1]:
+        field = section.model_fields.get(name) if hasattr(section, "model_fields") else None
+        section = field.annotation if field is not None else None
+    return list(getattr(section, "model_fields", {}))

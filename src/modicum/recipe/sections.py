@@ -1,0 +1,200 @@
+"""The sections of a recipe: what can be told of model, data, training and the rest.
+
+Fields, bounds and what they mean stand here; what they have to do with each other, in `recipe`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from modicum.core.method import PositiveFloat, PositiveInt, Probability, Strings
+from modicum.core.units import BYTES_FORMAT, DURATION_FORMAT, Every, parse_bytes
+
+Size = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    WithJsonSchema({"type": ["integer", "string"], "description": BYTES_FORMAT}),
+]
+
+
+def _check_every(value: Any) -> Any:
+    Every.parse(value)
+    return value
+
+
+Interval = Annotated[
+    int | str,
+    BeforeValidator(_check_every),
+    WithJsonSchema(
+        {"type": ["integer", "string"], "description": f"a number of steps, or {DURATION_FORMAT}"}
+    ),
+]
+Auto = Literal["auto"]
+
+
+class Section(BaseModel):
+    """A part of a recipe: frozen, no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class ModelSection(Section):
+    """The model: trained weights from a folder, or a new one of a given shape."""
+
+    path: str | None = None
+    """A Hugging Face folder, or the run folder of a full training. The fields below are then the
+    model's own and must be left out."""
+    layers: PositiveInt = 4
+    """Decoder blocks."""
+    width: PositiveInt = 256
+    """Width of the residual stream."""
+    heads: PositiveInt = 4
+    """Attention heads."""
+    kv_heads: PositiveInt | None = None
+    """Heads of keys and values (grouped-query attention); null means as many as `heads`."""
+    mlp_width: PositiveInt | None = None
+    """Inner width of the MLP; null means 8/3 of `width`, rounded up to a multiple of 32."""
+    context: PositiveInt | None = None
+    """Longest sequence, in tokens; null means `data.sequence_length`."""
+    vocabulary_size: Annotated[int, Field(ge=257)] = 4096
+    """Tokens of the tokenizer that is trained on the data: 256 bytes, one end, and merges."""
+    tied_embeddings: bool = True
+    """Whether input and output embeddings are one matrix."""
+    mixer: Literal["attention"] = "attention"
+    """The sequence mixer, by name."""
+    mlp: Literal["swiglu"] = "swiglu"
+    """The MLP, by name."""
+    linear: Literal["dense", "nf4", "int8"] = "dense"
+    """The form of the linear layers, by name."""
+
+
+class DataSection(Section):
+    """The data: text files or JSONL."""
+
+    path: str | None = None
+    """A folder of text files, one text file, or a .jsonl file; null means the source files of the
+    Python standard library on this machine."""
+    include: Strings = ()
+    """Of a folder, the files to read, as patterns (`**/*.md`); empty means its JSONL files or, when
+    it has none, its text files."""
+    exclude: Strings = ()
+    """Of those, the files to leave out."""
+    column: str = "text"
+    """The column of a JSONL file that holds the text to learn."""
+    prompt_column: str | None = None
+    """A column that holds what comes before the text and is not learned."""
+    validation_path: str | None = None
+    """Data to evaluate on, read like `path`; null means a part of `path`'s documents."""
+    validation_fraction: Probability = 0.05
+    """That part of the documents; 0 for no evaluation."""
+    sequence_length: Annotated[int, Field(ge=2)] = 256
+    """Tokens in a row; documents are packed into rows and cut at their ends."""
+    boundaries: bool = True
+    """Whether attention stops at the documents' boundaries within a row."""
+    tokenizer: str | None = None
+    """A folder with tokenizer.json; null means the model's, or one trained on the data."""
+    limit: Size | None = None
+    """Read no more than this much text."""
+
+
+class TrainingSection(Section):
+    """How long, how fast, how much at a time."""
+
+    steps: PositiveInt = 1000
+    """Updates of the weights."""
+    learning_rate: PositiveFloat = 1e-3
+    """The peak of the schedule."""
+    batch_size: PositiveInt = 32
+    """Sequences in an update, over all ranks."""
+    micro_batch_size: PositiveInt | Auto = "auto"
+    """Sequences in a forward pass; an update accumulates as many as it takes."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Reaches initial weights, data order, dropout and samples."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: products in bfloat16, frozen weights stored in it, trained ones in fp32."""
+    recompute: Literal["auto", "none", "blocks"] = "auto"
+    """Whether blocks forget their activations and compute them again in the backward pass."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Updates over which it rises from zero; a run of fewer steps ends while it rises."""
+    final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """The learning rate at the end, as a part of its peak."""
+    clip_norm: PositiveFloat | None = 1.0
+    """The largest norm of all gradients together; null for no clipping."""
+    skip_limit: Annotated[int, Field(ge=0)] = 3
+    """Updates in a row that may be skipped for a loss or gradient that is not finite; one more
+    stops the run."""
+    compile: Literal["auto", "none", "blocks"] = "auto"
+    """Whether blocks are compiled, where that works and makes them faster; auto: tried where the
+    run is long enough to win back the time."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: CUDA where it is there."""
+
+
+class EvaluationSection(Section):
+    """Loss on data that is not trained on; before the first step and after the last in any case."""
+
+    every: Interval = 200
+    """Steps, or a duration."""
+    rows: PositiveInt = 64
+    """At most so many rows of the validation data."""
+
+
+class SamplesSection(Section):
+    """Text that the model writes, before training and after."""
+
+    prompts: Strings = ()
+    """What to continue; empty means the beginnings of `count` validation documents."""
+    count: Annotated[int, Field(ge=0)] = 2
+    tokens: PositiveInt = 64
+    """Tokens to write."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 takes the most likely token every time."""
+
+
+class CheckpointSection(Section):
+    """What is kept so that a run that dies goes on."""
+
+    every: Interval = "5m"
+    """Steps, or a duration."""
+    keep: PositiveInt = 2
+    """The newest so many."""
+    asynchronous: bool | Auto = "auto"
+    """Whether the state is copied in memory and written while training goes on; auto: where the
+    copy fits into the budget."""
+
+
+class ParallelSection(Section):
+    """How several ranks share the work; nothing of it changes what is computed.
+
+    A run that goes on may have other values here, and another number of ranks.
+    """
+
+    strategy: Literal["auto", "ddp", "fsdp", "zero"] = "auto"
+    """ddp: every rank holds all weights. fsdp: ranks hold a part of them each (PyTorch's FSDP2).
+    zero: every rank computes with a whole copy, and holds a part of the weights that are trained
+    and of their optimizer's state. auto: ddp where it fits, else fsdp."""
+    shard: PositiveInt | None = None
+    """With fsdp, how many ranks hold one copy of the weights between them (fewer than there are:
+    hybrid sharding); null means all."""
+    reshard_after_forward: bool = True
+    """With fsdp, whether blocks give their gathered weights back between forward and backward."""
+    bucket: Size = 25_000_000
+    """With ddp, bytes of gradients that are summed over the ranks at a time."""
+
+
+class BudgetSection(Section):
+    """What the run may spend."""
+
+    memory: Size | None = None
+    """Bytes on the accelerator, or the process's resident size on a CPU; of each rank. null: no
+    limit."""

@@ -1,0 +1,76 @@
+"""The sections of a recipe in which a method stands: which ones go where, and their spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from modicum.core.catalog import Record, catalog, find, of_value
+from modicum.core.errors import InputError
+from modicum.core.method import Method
+
+# Each section and the room that its methods come from. A room's first section is the place of all
+# its methods whose `info` names no other.
+SLOTS: dict[str, str] = {
+    "task": "tasks",
+    "adapter": "adapters",
+    "optimizer": "optim",
+    "transform": "optim",
+    "memory": "memory",
+    "comm": "comm",
+    "compress": "compress",
+}
+# Sections that always have a method, and which one where none is named.
+DEFAULTS = {"optimizer": "adamw"}
+
+
+def slot_of(record: Record) -> str | None:
+    """The section that a method stands in; None where no recipe has a place for its room."""
+    own = (slot for slot, room in SLOTS.items() if room == record.room)
+    return record.info.slot or next(own, None)
+
+
+def methods_for(slot: str, plugins: Iterable[str | Path] = ()) -> dict[str, Record]:
+    """The methods that can stand in a section, by name."""
+    return {name: r for name, r in catalog(plugins).items() if slot_of(r) == slot}
+
+
+def find_in(slot: str, value: Mapping[str, Any], plugins: Iterable[str | Path] = ()) -> Record:
+    """The record of the method that a section names.
+
+    Raises:
+        InputError: it names none, or one that does not belong there.
+    """
+    there = methods_for(slot, plugins)
+    name = value.get("method", DEFAULTS.get(slot))
+    if not isinstance(name, str):
+        raise InputError(
+            "names no method" if "method" not in value else "expected a method's name",
+            field=f"{slot}.method",
+            allowed=", ".join(there),
+        )
+    if name in there:
+        return there[name]
+    try:
+        known = find(name, plugins, SLOTS[slot])
+    except InputError as error:
+        raise error.located(field=f"{slot}.method") from None
+    raise InputError(
+        f"stands in the section {slot_of(known)!r}",
+        field=f"{slot}.method",
+        value=name,
+        allowed=", ".join(there),
+    )
+
+
+def spelled(value: Method) -> dict[str, Any]:
+    """A method's value as a section holds it."""
+    fields = value.model_dump(mode="json", exclude_unset=True)
+    return {"method": of_value(value).name, **fields}
+
+
+def filled(record: Record, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A section with every field spelled out."""
+    values = record.model.model_validate(dict(fields)).model_dump(mode="json")
+    return {"method": record.name, **values}
