@@ -5,7 +5,16 @@ import torch
 from torch import nn
 
 from modicum.core.errors import InputError
-from modicum.linears import FORMS, LinearForm, linear_form, make_linear, register
+from modicum.core.linear_forms import form_of
+from modicum.linears import (
+    FORMS,
+    NF4,
+    LinearForm,
+    NF4Linear,
+    linear_form,
+    make_linear,
+    register,
+)
 
 
 def test_dense_is_nn_linear_itself() -> None:
@@ -25,6 +34,35 @@ def test_every_form_stands_for_the_weight_it_was_made_from(bias: bool) -> None:
         expected = nn.functional.linear(x, form.to_dense(layer), offset)
         assert torch.allclose(layer(x), expected, atol=1e-6)
         assert torch.equal(form.to_dense(layer), weight) == (form.name == "dense")
+
+
+@pytest.mark.parametrize("name", sorted(FORMS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(6, 4, True), (129, 33, False), (1, 1, True)])
+def test_every_form_says_what_its_layers_take(
+    name: str, dtype: torch.dtype, sizes: tuple[int, int, bool]
+) -> None:
+    form, (columns, rows, bias) = linear_form(name), sizes
+    layer = make_linear(name, columns, rows, bias, dtype=dtype)
+    taken = sum(parameter.nbytes for parameter in layer.parameters())
+    assert form.weight_bytes(columns, rows, bias, dtype.itemsize) == taken
+    trained = [p for n, p in layer.named_parameters() if n != "bias" and p.requires_grad]
+    assert bool(trained) == form.trains
+
+
+def test_a_round_trip_copies_what_a_form_keeps_whole() -> None:
+    weight = torch.randn(4, 6)
+    assert torch.equal(linear_form("dense").round_trip(weight), weight)
+    assert not torch.equal(linear_form("nf4").round_trip(weight), weight)
+
+
+def test_a_layer_of_a_derived_class_has_the_form_of_its_base() -> None:
+    class Derived(NF4Linear):
+        pass
+
+    assert form_of(Derived(4, 2)) is NF4
+    assert form_of(nn.modules.linear.NonDynamicallyQuantizableLinear(4, 2)) is linear_form("dense")
+    assert form_of(nn.Embedding(4, 2)) is None
 
 
 def test_dense_copies_nothing() -> None:

@@ -86,6 +86,26 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
+def publish_file(target: Path) -> Iterator[Path]:
+    """Write a hidden file beside `target`; when the block ends well it becomes `target`.
+
+    Folders that are missing are made.
+
+    Raises:
+        InputError: the disk is full or cannot be written.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
 def publish_folder(target: Path) -> Iterator[Path]:
     """Fill a hidden folder beside `target`; when the block ends well it becomes `target`.
 

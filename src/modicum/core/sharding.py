@@ -6,6 +6,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, TypeGuard
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -52,3 +53,25 @@ def elements_before(tensor: Tensor) -> int:
 def whole(tensor: Tensor) -> Tensor:
     """The whole tensor; of a sharded one every rank calls this, and they gather it."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def cut_alike(part: Tensor, like: Tensor, columns: int) -> Tensor:
+    """The matrix of which `part` is this rank's rows, cut over ranks as `like` is: a DTensor.
+
+    Where `like` is whole, so is `part`.
+
+    >>> import torch
+    >>> cut_alike(torch.ones(2, 5), torch.ones(2, 3), 5).shape
+    torch.Size([2, 5])
+    """
+    if not is_sharded(like):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        shape=torch.Size((like.shape[0], columns)),
+        stride=(columns, 1),
+    )

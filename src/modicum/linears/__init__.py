@@ -6,9 +6,29 @@ from modicum.core.linear_forms import (
     DENSE,
     FORMS,
     LinearForm,
+    full_weight,
     linear_form,
     make_linear,
     register,
+    write_weight,
 )
+from modicum.linears.int8 import INT8, Int8Linear
+from modicum.linears.low_rank import LOW_RANK, LowRankLinear
+from modicum.linears.nf4 import NF4, NF4Linear
 
-__all__ = ["DENSE", "FORMS", "LinearForm", "linear_form", "make_linear", "register"]
+__all__ = [
+    "DENSE",
+    "FORMS",
+    "INT8",
+    "LOW_RANK",
+    "NF4",
+    "Int8Linear",
+    "LinearForm",
+    "LowRankLinear",
+    "NF4Linear",
+    "full_weight",
+    "linear_form",
+    "make_linear",
+    "register",
+    "write_weight",
+]

@@ -36,6 +36,7 @@ _SPELLING: dict[str, tuple[str, type]] = {
     "attention_bias": ("attention_bias", bool),
     "mlp_bias": ("mlp_bias", bool),
 }
+_LOW_RANK = "low_rank_"  # what the model type begins with where layers are held as factors
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _REQUIRED = (
     *("vocabulary_size", "width", "layers", "heads", "mlp_width"),
@@ -55,6 +56,8 @@ class ModelConfig:
         context: the longest sequence, in tokens.
         rope_scaling: None, or Hugging Face's entry with `rope_type` "linear" or "llama3".
         attention_bias: biases on q, k, v and, in all model types but qwen2, on the output too.
+        low_rank: the ranks of the projections that are held as two factors each, by full name
+            (`model.layers.0.mlp.up_proj`); the others are of the form `linear`.
         hf_extra: what else stood in config.json, kept for a faithful save.
 
     Raises:
@@ -79,6 +82,7 @@ class ModelConfig:
     mixer: str = "attention"
     mlp: str = "swiglu"
     linear: str = "dense"
+    low_rank: dict[str, int] = field(default_factory=dict)
     bos_token_id: TokenIds = None
     eos_token_id: TokenIds = None
     pad_token_id: TokenIds = None
@@ -119,6 +123,18 @@ class ModelConfig:
         if self.norm_epsilon < 0 or self.rope_theta <= 0:
             name = "norm_epsilon" if self.norm_epsilon < 0 else "rope_theta"
             raise InputError("must be above zero", field=name, value=getattr(self, name))
+        self._check_low_rank()
+
+    def _check_low_rank(self) -> None:
+        if self.linear == "low_rank":
+            problem = "low-rank layers have a rank each; compress a trained model"
+            raise InputError(problem, field="linear")
+        known = {prefix + name for prefix in self.block_prefixes() for name in self._projections()}
+        for name, rank in self.low_rank.items():
+            if name not in known or rank < 1:
+                problem = "maps names of projections to ranks of at least 1"
+                field = f"low_rank.{name}"
+                raise InputError(problem, field=field, value=rank, candidates=known, word=name)
 
     @property
     def output_bias(self) -> bool:
@@ -135,7 +151,11 @@ class ModelConfig:
         if not isinstance(raw, Mapping):
             raise InputError("must be a JSON object", file=file)
         _refuse_unsupported(raw, file)
-        values: dict[str, Any] = {"model_type": raw["model_type"]}
+        ranks = _read(raw, "low_rank", dict, file) if "low_rank" in raw else {}
+        values: dict[str, Any] = {
+            "model_type": raw["model_type"].removeprefix(_LOW_RANK),
+            "low_rank": {name: _read(raw["low_rank"], name, int, file) for name in ranks},
+        }
         for name, (key, kind) in _SPELLING.items():
             if raw.get(key) is not None:
                 values[name] = _read(raw, key, kind, file)
@@ -149,6 +169,7 @@ class ModelConfig:
         values["rope_theta"], values["rope_scaling"] = rope_from_hf(raw, file)
         known = {key for key, _ in _SPELLING.values()} | set(_TOKENS)
         known |= {"rope_theta", "rope_scaling", "rope_parameters", "model_type", "hidden_act"}
+        known.add("low_rank")
         values["hf_extra"] = {key: value for key, value in raw.items() if key not in known}
         try:
             return cls(**values)
@@ -170,12 +191,21 @@ class ModelConfig:
         for key in _TOKENS:
             token = getattr(self, key)
             raw[key] = list(token) if isinstance(token, tuple) else token
+        if self.low_rank:
+            # Another model type, since a library that knows dense layers alone would start those
+            # that it does not find from random numbers.
+            raw |= {"model_type": _LOW_RANK + self.model_type, "low_rank": self.low_rank}
+            raw["architectures"] = ["LowRank" + name for name in raw["architectures"]]
         return raw | rope_to_hf(self.rope_theta, self.rope_scaling)
 
-    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every parameter's name and shape with dense linears, in the order of the model's own."""
+    def block_prefixes(self) -> list[str]:
+        """How the names of each block's parameters begin."""
+        return [f"model.layers.{layer}." for layer in range(self.layers)]
+
+    def _projections(self) -> dict[str, tuple[int, int, bool]]:
+        """Rows, columns and bias of every linear layer in a block."""
         queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
-        linears = {
+        return {
             "self_attn.q_proj": (queries, self.width, self.attention_bias),
             "self_attn.k_proj": (keys, self.width, self.attention_bias),
             "self_attn.v_proj": (keys, self.width, self.attention_bias),
@@ -184,17 +214,23 @@ class ModelConfig:
             "mlp.up_proj": (self.mlp_width, self.width, self.mlp_bias),
             "mlp.down_proj": (self.width, self.mlp_width, self.mlp_bias),
         }
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every parameter's name and shape: dense linear layers, but for those of `low_rank`."""
         shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self.vocabulary_size, self.width)
         }
-        for layer in range(self.layers):
-            block = f"model.layers.{layer}"
-            for name, (rows, columns, bias) in linears.items():
-                shapes[f"{block}.{name}.weight"] = (rows, columns)
+        for block in self.block_prefixes():
+            for suffix, (rows, columns, bias) in self._projections().items():
+                name = block + suffix
+                if rank := self.low_rank.get(name):
+                    shapes[f"{name}.down"], shapes[f"{name}.up"] = (rank, columns), (rows, rank)
+                else:
+                    shapes[f"{name}.weight"] = (rows, columns)
                 if bias:
-                    shapes[f"{block}.{name}.bias"] = (rows,)
-            shapes[f"{block}.input_layernorm.weight"] = (self.width,)
-            shapes[f"{block}.post_attention_layernorm.weight"] = (self.width,)
+                    shapes[f"{name}.bias"] = (rows,)
+            shapes[f"{block}input_layernorm.weight"] = (self.width,)
+            shapes[f"{block}post_attention_layernorm.weight"] = (self.width,)
         shapes["model.norm.weight"] = (self.width,)
         if not self.tied_embeddings:
             shapes["lm_head.weight"] = (self.vocabulary_size, self.width)
@@ -216,7 +252,7 @@ def _read(raw: Mapping[str, Any], key: str, kind: type, file: str | Path | None)
 def _refuse_unsupported(raw: Mapping[str, Any], file: str | Path | None) -> None:
     """Say which feature of the file's model the built-in decoder does not have."""
     model_type = raw.get("model_type")
-    if model_type not in MODEL_TYPES:
+    if str(model_type).removeprefix(_LOW_RANK if "low_rank" in raw else "") not in MODEL_TYPES:
         raise InputError(
             "this kind of model is not supported",
             file=file,

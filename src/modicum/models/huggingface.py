@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,25 +150,24 @@ def load(
         InputError: as `read_header`, or no linear form has that name.
     """
     import torch
-    from safetensors import safe_open
 
+    from modicum.core.linear_forms import linear_form
     from modicum.core.meta import on_meta
-    from modicum.linears import linear_form
     from modicum.models.llama import Llama
 
     header, form = read_header(folder), linear_form(linear)
 
-    def read(name: str) -> torch.Tensor:
-        # Opened for each tensor alone: a file's pages count as resident as long as it is mapped,
-        # and the whole file's would double the peak.
-        with safe_open(header.tensors[name].file, framework="pt") as file:
-            return file.get_tensor(name).to(device=device, dtype=dtype, copy=True)
+    def read(path: str, leaf: str) -> torch.Tensor:
+        # A quantized weight is made of the full-precision one.
+        coded = not form.trains and path.endswith("_proj") and leaf == "weight"
+        tensor = _read_rows(header, f"{path}.{leaf}")
+        return tensor.to(device=device, dtype=None if coded else dtype, copy=True)
 
     with on_meta():
         model = Llama(header.config)
     for path, module in list(model.named_modules()):
-        own = {leaf: read(f"{path}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)}
-        if path.endswith("_proj"):
+        own = {leaf: read(path, leaf) for leaf, _ in module.named_parameters(recurse=False)}
+        if path.endswith("_proj") and "weight" in own:
             model.set_submodule(path, form.from_dense(own["weight"], own.get("bias")))
         else:
             for leaf, tensor in own.items():
@@ -181,28 +180,53 @@ def fill(model: Llama, folder: str | Path) -> None:
     """Copy a folder's weights into a model that has memory, cast to the dtypes that it has.
 
     The model may wear adapters, which are left as they are, and may be cut over ranks: each reads
-    its own rows alone.
+    its own rows alone. Layers of a frozen form, such as `nf4`, are made of the file's weights.
 
     Raises:
         InputError: as `read_header`.
     """
     import torch
-    from safetensors import safe_open
 
     from modicum.adapters.sites import base_name
+    from modicum.core.linear_forms import frozen_linears, own_rows, write_weight
     from modicum.core.sharding import own_part
 
     header = read_header(folder)
     with torch.no_grad():
         for full, parameter in model.named_parameters():
             name = base_name(full)
-            if name not in header.tensors:
-                continue
-            part, before = own_part(parameter)
-            # Opened for each tensor alone: a file's pages count as resident as long as it is
-            # mapped, and the whole file's would double the peak.
-            with safe_open(header.tensors[name].file, framework="pt") as file:
-                part.copy_(file.get_slice(name)[before : before + part.shape[0]])
+            if name in header.tensors:
+                part, before = own_part(parameter)
+                part.copy_(_read_rows(header, name, before, part.shape[0]))
+        for path, layer in frozen_linears(model).items():
+            rows, before = own_rows(layer)
+            write_weight(layer, _read_rows(header, base_name(f"{path}.weight"), before, rows))
+
+
+def reader(folder: str | Path) -> Callable[[str], torch.Tensor]:
+    """A function that reads the weight of one layer, by the layer's name, as the file stores it.
+
+    For what begins with full-precision weights where the model holds others, as PiSSA does on a
+    quantized base. Of a linear layer that is [out_features, in_features].
+
+    Raises:
+        InputError: as `read_header`; or, when it is called, the file has no such layer.
+    """
+    header = read_header(folder)
+
+    def read(layer: str) -> torch.Tensor:
+        name = f"{layer}.weight"
+        if name not in header.tensors:
+            layers = [known.removesuffix(".weight") for known in header.tensors]
+            raise InputError(
+                "the model's file has no weight of this layer",
+                file=header.folder,
+                value=layer,
+                candidates=layers,
+            )
+        return _read_rows(header, name).clone()
+
+    return read
 
 
 def save(
@@ -212,29 +236,32 @@ def save(
     files: Iterable[str | Path] = (),
     shard_bytes: int = SHARD_BYTES,
     write: bool = True,
+    dense: bool = True,
 ) -> Path:
     """Write `model` to `folder` as transformers reads it; whole or not at all.
 
     A folder that is already there is replaced. Linear forms are written as the dense weights
-    that they stand for, tied embeddings once.
+    that they stand for, quantized ones in the embedding's dtype; tied embeddings once.
 
     Args:
         files: more files to stand in the folder, such as tokenizer.json.
         shard_bytes: a larger model is split into files of about this size.
         write: of a model that is cut over ranks every rank calls this, so that its tensors can be
             gathered, one after the other, and one rank writes.
+        dense: false keeps layers that are low-rank factors as they are: a folder as small as the
+            model, which modicum alone reads.
 
     Raises:
         InputError: the disk is full or cannot be written.
     """
-    target = Path(folder)
+    target, config = Path(folder), replace(model.config, low_rank={} if dense else ranks_of(model))
     if not write:
-        for name in model.config.parameter_shapes():
+        for name in config.parameter_shapes():
             _dense_tensor(model, name)
         return target
     with publish_folder(target) as temporary:
-        dtype = _write_weights(model, temporary, shard_bytes)
-        raw = model.config.to_hf()
+        dtype = _write_weights(model, config, temporary, shard_bytes)
+        raw = config.to_hf()
         raw.pop("dtype", None)  # transformers 5's name for what both 4 and 5 read as torch_dtype
         write_json(temporary / CONFIG, raw | {"torch_dtype": dtype})
         tokens = {name: raw[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -272,14 +299,23 @@ def _find_tensors(folder: Path) -> dict[str, TensorEntry]:
     return found
 
 
-def _write_weights(model: Llama, folder: Path, shard_bytes: int) -> str:
+def ranks_of(model: torch.nn.Module) -> dict[str, int]:
+    """The ranks of the layers that are held as low-rank factors, by their names."""
+    from modicum.adapters.sites import base_name
+    from modicum.linears import LowRankLinear
+
+    named = ((base_name(f"{name}."), module) for name, module in model.named_modules())
+    return {name[:-1]: m.rank for name, m in named if isinstance(m, LowRankLinear)}
+
+
+def _write_weights(model: Llama, config: ModelConfig, folder: Path, shard_bytes: int) -> str:
     """Write the tensors in shards, one at a time, and the index; the name of their dtype."""
     from safetensors.torch import save_file
 
     dtype = next(model.parameters()).dtype
     shards: list[list[str]] = [[]]
     sizes = [0]
-    for name, shape in model.config.parameter_shapes().items():
+    for name, shape in config.parameter_shapes().items():
         size = math.prod(shape) * dtype.itemsize
         if shards[-1] and sizes[-1] + size > shard_bytes:
             shards.append([])
@@ -299,13 +335,33 @@ def _write_weights(model: Llama, folder: Path, shard_bytes: int) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _read_rows(
+    header: ModelHeader, name: str, before: int = 0, rows: int | None = None
+) -> torch.Tensor:
+    """A tensor of the folder, on the CPU, or `rows` of its rows after the first `before`.
+
+    It lies in the file's own pages: copy it, and let go of it.
+    """
+    from safetensors import safe_open
+
+    # Opened for each tensor alone: a file's pages count as resident as long as it is mapped, and
+    # the whole file's would double the peak.
+    with safe_open(header.tensors[name].file, framework="pt") as file:
+        end = None if rows is None else before + rows
+        tensor: torch.Tensor = file.get_slice(name)[before:end]
+        return tensor
+
+
 def _dense_tensor(model: Llama, name: str) -> torch.Tensor:
     """The whole parameter of this Hugging Face name; of a projection, the dense weight it holds."""
+    from modicum.adapters.sites import base_of
+    from modicum.core.linear_forms import form_of
     from modicum.core.sharding import whole
-    from modicum.linears import linear_form
 
     path, _, leaf = name.rpartition(".")
-    module = model.get_submodule(path)
-    if path.endswith("_proj") and leaf == "weight":
-        return whole(linear_form(model.config.linear).to_dense(module).detach())
-    return whole(module.get_parameter(leaf).detach())
+    module = base_of(model, path)
+    form = form_of(module) if leaf == "weight" else None
+    if form is None:
+        return whole(module.get_parameter(leaf).detach())
+    weight = whole(form.to_dense(module).detach())
+    return weight if form.trains else weight.to(next(model.parameters()).dtype)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from modicum.core.ledger import ALWAYS, Entry, Ledger, Phase, Shape, Work
 from modicum.models.config import ModelConfig
-from modicum.models.ledger_parts import Adapted, Block, Head, parts
+from modicum.models.ledger_parts import Adapted, Block, Head, held, parts, weight_bytes
 
-__all__ = ["Adapted", "ledger", "optimizer_ledger"]
+__all__ = ["Adapted", "held", "ledger", "slack", "weight_bytes"]
 
 _SAVED: tuple[Phase, ...] = ("forward", "loss")
 _GENERATOR_BYTES = 5056  # the state of torch's generator, which a recomputed block restores
@@ -27,6 +27,9 @@ def ledger(
     Args:
         adapted: the adapters of the frozen decoder; None where every weight is trained.
         recompute: whether blocks keep their input alone and run again in the backward pass.
+
+    Raises:
+        InputError: all weights are trained, and the linear layers' form takes no gradients.
     """
     blocks, head = parts(config, shape, adapted)
     again = {block.prefix for block in blocks if recompute and block.saved}
@@ -51,7 +54,7 @@ def ledger(
     ]
     at_end = max(live + first.work - head.gradients_to_come(first), head.embedding_work, 0)
     return Ledger.of(
-        Entry("weight", config.parameter_count() * shape.weight_bytes, what="model"),
+        Entry("weight", weight_bytes(config, shape.weight_bytes), what="model"),
         Entry("activation", sum(kept) + head.saved, _SAVED, "activations"),
         Entry("activation", min(live, at_end), ("backward",), "activations of one block"),
         Entry("workspace", max(scoring, inner, building), ("evaluation",), "logits"),
@@ -69,6 +72,19 @@ def ledger(
         Entry("buffer", _batch_bytes(shape), ALWAYS, "tokens"),
         *_work(blocks, head, recompute),
     )
+
+
+def slack(
+    config: ModelConfig, shape: Shape, *, adapted: Adapted | None = None, recompute: bool = False
+) -> int:
+    """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
+    blocks, head = parts(config, shape, adapted)
+    last = blocks[-1]
+    there = last.work + head.gradient_held - head.saved - head.casts
+    if recompute:
+        there += last.saved + last.casts
+    whole = ledger(config, shape, adapted=adapted, recompute=recompute)
+    return whole.bytes("workspace", "loss") - max(there, 0)
 
 
 def _rotary_bytes(config: ModelConfig, shape: Shape) -> int:
@@ -98,18 +114,3 @@ def _work(blocks: list[Block], head: Head, recompute: bool) -> list[Work]:
         Work(forward, dtype=dtype, phase="forward"),
         Work(backward, dtype=dtype, phase="backward"),
     ]
-
-
-def optimizer_ledger(trained: int, shape: Shape) -> Ledger:
-    """Gradients and AdamW's two moments for `trained` fp32 elements.
-
-    With one micro-batch gradients come as the backward pass goes; with several they stay in
-    between.
-    """
-    phases: tuple[Phase, ...] = ("backward", "step")
-    if shape.micro_batches > 1:
-        phases = ("forward", "loss", *phases)
-    return Ledger.of(
-        Entry("gradient", 4 * trained, phases, "gradients"),
-        Entry("optimizer", 8 * trained, ALWAYS, "AdamW moments"),
-    )

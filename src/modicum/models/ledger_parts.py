@@ -6,11 +6,14 @@ block before all that learns keeps nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from modicum.core.errors import InputError
 from modicum.core.ledger import Shape
+from modicum.core.linear_forms import Rows, linear_form
 from modicum.models.config import ModelConfig
 
 
@@ -127,13 +130,15 @@ class Block(Part):
         # silu keeps gate, the product up for gate's sake and silu(gate) for up's.
         inner = 2 * self.gate + self.up + self.inputs("mlp.down_proj")
         each += self.config.mlp_width * compute * inner
+        if self.trained:  # what lies between low-rank factors
+            each += sum(self.ranks.values()) * compute
         return each * self.shape.positions + self.adapters
 
     @property
     def inner(self) -> int:
         """Bytes of what the forward pass holds at a time when nothing is kept."""
-        inner = 3 * self.config.mlp_width * self.shape.compute_bytes
-        return inner * self.shape.positions + 2 * self.stream
+        # Both factors and their product; or both factors as the second one is made.
+        return 2 * self.stream + max(3 * self.factor, 2 * self.factor + self.workspace)
 
     @property
     def work(self) -> int:
@@ -142,20 +147,40 @@ class Block(Part):
             return 0
         # down_proj's input is given free as its gradient comes; then come those of both factors.
         made = 3 - self.inputs("mlp.down_proj")
-        inner = made * self.config.mlp_width * self.shape.compute_bytes * self.shape.positions
-        return inner + self.stream + self.gradient_of(self.config.width * self.config.mlp_width)
+        gradient = self.gradient_of(self.linears["mlp.down_proj"])
+        undone = made * self.factor + gradient
+        return self.stream + max(undone, (made - 1) * self.factor + self.workspace)
+
+    @property
+    def factor(self) -> int:
+        """Bytes of one factor of the MLP's product."""
+        return self.config.mlp_width * self.shape.compute_bytes * self.shape.positions
 
     def gradient_of(self, elements: int) -> int:
         """Bytes of a weight's gradient as it is made: where bf16, beside its fp32 copy."""
         return elements * (4 + 2 * self.half) if self.trained else 0
 
     @property
+    def workspace(self) -> int:
+        """Bytes that one of the MLP's layers takes for its product, such as its dense weight."""
+        compute, width = self.shape.compute_bytes, self.config.width
+        return linear_form(self.config.linear).workspace(width, self.config.mlp_width, compute)
+
+    @property
     def linears(self) -> dict[str, int]:
-        """Elements of the linear layers' weights."""
+        """Elements of the linear layers' weights, or of the two factors that stand for one."""
         width, inner = self.config.width, self.config.mlp_width
         attention = {"q": self.queries, "k": self.keys, "v": self.keys, "o": self.queries}
-        mixer = {f"self_attn.{name}_proj": width * rows for name, rows in attention.items()}
-        return mixer | {f"mlp.{name}_proj": width * inner for name in ("gate", "up", "down")}
+        other = {f"self_attn.{name}_proj": rows for name, rows in attention.items()}
+        other |= {f"mlp.{name}_proj": inner for name in ("gate", "up", "down")}
+        dense = {name: width * side for name, side in other.items()}
+        return dense | {name: rank * (width + other[name]) for name, rank in self.ranks.items()}
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Of the layers that are low-rank factors."""
+        found, known = self.config.low_rank, len(self.prefix)
+        return {name[known:]: found[name] for name in found if name.startswith(self.prefix)}
 
     @property
     def casts(self) -> int:
@@ -184,6 +209,8 @@ class Block(Part):
     def again(self) -> int:
         """FLOPs of running it again: down to down_proj's input, the last thing that was kept."""
         last = self.linears["mlp.down_proj"] if self.trained else 0
+        if self.trained and (rank := self.ranks.get("mlp.down_proj")):
+            last = rank * self.config.width  # what is kept last lies between the two factors
         return self.forward - 2 * self.shape.positions * last
 
     @property
@@ -260,8 +287,39 @@ class Head(Part):
         return self.forward * (self.flows + self.trained)
 
 
+def held(config: ModelConfig, item_bytes: int) -> dict[str, Rows]:
+    """Of each parameter of the dense decoder, the tensors that stand for it in this one.
+
+    Each is given by how many rows it has, by which ranks cut it, and the bytes of a row; those that
+    are no codes have `item_bytes` an element.
+    """
+    form = linear_form(config.linear)
+
+    def tensors(name: str, shape: tuple[int, ...]) -> Rows:
+        if name.endswith("_proj.weight"):
+            return form.rows(shape[1], shape[0], item_bytes)
+        return ((shape[0], math.prod(shape[1:]) * item_bytes),)
+
+    return {name: tensors(name, shape) for name, shape in config.parameter_shapes().items()}
+
+
+def weight_bytes(config: ModelConfig, item_bytes: int) -> int:
+    """Bytes of all weights; those that are no codes have `item_bytes` an element."""
+    return sum(rows * each for part in held(config, item_bytes).values() for rows, each in part)
+
+
 def parts(config: ModelConfig, shape: Shape, adapted: Adapted | None) -> tuple[list[Block], Head]:
-    """Every block, told whether something before it learns, and the head."""
+    """Every block, told whether something before it learns, and the head.
+
+    Raises:
+        InputError: weights are to be trained that take no gradients.
+    """
+    if adapted is None and not linear_form(config.linear).trains:
+        raise InputError(
+            "weights in this form are not trained; add an adapter, or take the form dense",
+            field="linear",
+            value=config.linear,
+        )
     embedding = "model.embed_tokens"
     flows = adapted is None or embedding in adapted.sites
     blocks = []

@@ -17,9 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from modicum.adapters.sites import base_name
 from modicum.core.errors import InputError
+from modicum.core.linear_forms import frozen_linears, own_rows, write_weight
 from modicum.core.meta import materialise, on_meta
 from modicum.core.random import normal_
 from modicum.core.sharding import elements_before, own_part
+from modicum.linears import LowRankLinear
 from modicum.models.config import ModelConfig
 from modicum.models.mixers import MIXERS
 from modicum.models.mlps import MLPS
@@ -101,6 +103,15 @@ class Llama(nn.Module):
         self.lm_head: nn.Linear | None = None
         if not config.tied_embeddings:
             self.lm_head = nn.Linear(config.width, config.vocabulary_size, bias=False)
+        for name, rank in config.low_rank.items():
+            known = cast(nn.Linear, self.get_submodule(name))
+            sizes = known.in_features, known.out_features, known.bias is not None
+            self.set_submodule(name, LowRankLinear(*sizes, rank=rank))
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The decoder blocks, in order."""
+        return self.model.layers
 
     @overload
     def forward(self, input_ids: Tensor, documents: Tensor | None = None) -> Tensor: ...
@@ -179,27 +190,42 @@ class Llama(nn.Module):
 
         std is `initializer_range`, and that over sqrt(2 * layers) for the projections that add to
         the residual stream (GPT-2's rule, Radford et al. 2019, section 2.3). A rank that holds a
-        part of a parameter fills that part, with the values that it has in the whole.
+        part of a parameter fills that part, with the values that it has in the whole. Layers of a
+        frozen form hold what becomes of the weight that a dense layer would have.
 
         Raises:
             ValueError: the model is still on the meta device.
         """
-        std = self.config.initializer_range
+        frozen = frozen_linears(self)
         for name, parameter in self.named_parameters():
             if parameter.is_meta:
                 raise ValueError(f"{name} has no memory yet; call to_empty(device=...) first")
             part, _ = own_part(parameter)
-            name = base_name(name)
-            if name.endswith("norm.weight"):
+            path, _, leaf = name.rpartition(".")
+            if base_name(name).endswith("norm.weight"):
                 part.fill_(1.0)
-            elif name.endswith(".bias"):
+            elif leaf == "bias":
                 part.zero_()
-            else:
-                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                scale = math.sqrt(2 * self.config.layers) if residual else 1.0
-                before = elements_before(parameter)
-                normal_(part, seed=seed, name=name, std=std / scale, offset=before)
+            elif path not in frozen:
+                self._draw(part, name, seed, elements_before(parameter))
+        for path, layer in frozen.items():
+            rows, before = own_rows(layer)
+            columns = cast(int, layer.in_features)
+            device = next(layer.parameters()).device
+            weight = torch.empty(rows, columns, dtype=torch.float32, device=device)
+            self._draw(weight, f"{path}.weight", seed, before * columns)
+            write_weight(layer, weight)
         return self
+
+    def _draw(self, part: Tensor, name: str, seed: int, before: int) -> None:
+        """Fill the part of a weight that follows its first `before` elements."""
+        name, std = base_name(name), self.config.initializer_range
+        layer = name.rpartition(".")[0]
+        if layer.endswith(("o_proj", "down_proj")):
+            std /= math.sqrt(2 * self.config.layers)
+        if rank := self.config.low_rank.get(layer):
+            std = math.sqrt(std / math.sqrt(rank))  # of a factor, so that the product has std
+        normal_(part, seed=seed, name=name, std=std, offset=before)
 
 
 def create(

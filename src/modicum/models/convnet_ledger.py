@@ -1,0 +1,197 @@
+"""What the convolutional classifier spends, by arithmetic: weights, activations, work.
+
+The counts follow `convnet.py` line by line; tests hold them against the tensors that autograd
+really saves, the peak that the meter sees and PyTorch's own FLOP counter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modicum.core.ledger import ALWAYS, Entry, Ledger, Phase, Shape, Work
+from modicum.core.saved import Shares
+from modicum.models.convnet import ConvNetConfig
+
+_PLAIN = Shares()
+_PATCH = 9  # elements of a kernel
+_GENERATOR_BYTES = 5056  # the state of torch's generator, which a recomputed block restores
+_SAVED: tuple[Phase, ...] = ("forward", "loss")
+CONVOLUTION_INPUTS = "convolution inputs"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block at the shape of a micro-batch: bytes of what it makes and saves, all rows together.
+
+    Args:
+        config, shape: of the whole.
+        number: which block, from 0.
+    """
+
+    config: ConvNetConfig
+    shape: Shape
+    number: int
+
+    @property
+    def _area(self) -> int:
+        """Places in height and width, of all rows."""
+        return self.shape.positions * self.config.side(self.number) ** 2
+
+    @property
+    def reads(self) -> int:
+        """What the convolution reads."""
+        return self._area * self.config.inputs(self.number) * self.shape.compute_bytes
+
+    @property
+    def makes(self) -> int:
+        """What the convolution makes; norm and ReLU make as much."""
+        return self._area * self.config.widths[self.number] * self.shape.compute_bytes
+
+    @property
+    def _weights(self) -> int:
+        return self.config.widths[self.number] * self.config.inputs(self.number) * _PATCH
+
+    @property
+    def casts(self) -> int:
+        """The weight in bf16, and of the first block the images."""
+        if self.shape.compute_bytes == 4:
+            return 0
+        return 2 * self._weights + (0 if self.number else self.reads)
+
+    @property
+    def values(self) -> int:
+        """Saved for the weight gradient of the next convolution."""
+        if self.number + 1 == len(self.config.widths):
+            return 0
+        return self.makes // 4 if self.config.pools(self.number) else self.makes
+
+    @property
+    def signs(self) -> int:
+        """Saved by a ReLU whose output no convolution reads: it is pooled, or the last."""
+        last = self.number + 1 == len(self.config.widths)
+        return self.makes if last or self.config.pools(self.number) else 0
+
+    @property
+    def indices(self) -> int:
+        """Saved by pooling: where the maxima were."""
+        pooled = self._area * self.config.widths[self.number] // 4
+        return 8 * pooled if self.config.pools(self.number) else 0
+
+    @property
+    def rest(self) -> int:
+        """Saved beside these: casts, and a norm's input and statistics."""
+        statistics = 8 * self.shape.positions * self.config.groups
+        return self.casts + (self.makes + statistics if self.config.norm == "group" else 0)
+
+    def saved(self, shares: Shares) -> int:
+        """What is kept of it until its backward pass."""
+        kept = round(shares.values * self.values) + round(shares.signs * self.signs)
+        return self.rest + self.indices + kept
+
+    def forward_peak(self, shares: Shares) -> int:
+        """What it holds at its worst moment forward, beside what blocks before it saved."""
+        # What was made smaller is there in full until the next convolution has read it.
+        stream = self.makes if shares.signs < 1 else 0
+        relu = self.saved(shares) + stream + max(self.makes, self._workspace(self.makes, shares))
+        return max(relu, self.casts + self.makes + self._copies)
+
+    def backward_peak(self, shares: Shares) -> int:
+        """The same backward: when pooling, ReLU or convolution are differentiated."""
+        through = 0 if self.number == 0 else self.reads
+        # What was made smaller is there in full again when it is used.
+        restored = through if shares.values < 1 else 0
+        inner = max(through + self._copies, self._workspace(through, shares))
+        convolution = self.casts + self.makes + restored + inner + 4 * self._weights
+        relu = self.makes if shares.signs < 1 else 0
+        if not self.signs:
+            return max(relu + self.saved(shares) + 2 * self.makes, convolution)
+        signs = self.rest + round(shares.signs * self.signs)
+        pooling = signs + self.indices + self.makes + self.makes // 4
+        return max(relu + signs + 2 * self.makes, pooling, convolution)
+
+    def _workspace(self, size: int, shares: Shares) -> int:
+        return shares.workspace(size // self.shape.compute_bytes)
+
+    @property
+    def _copies(self) -> int:
+        """Input and output once more, as CPUs' convolutions lay them out: channels in sixteens."""
+        widths = (self.config.inputs(self.number), self.config.widths[self.number])
+        return self._area * self.shape.compute_bytes * sum(-(-width // 16) * 16 for width in widths)
+
+    @property
+    def flops(self) -> int:
+        """Of the forward convolution."""
+        return 2 * self._area * self._weights
+
+
+def ledger(
+    config: ConvNetConfig, shape: Shape, *, recompute: bool = False, shares: Shares = _PLAIN
+) -> Ledger:
+    """The classifier's ledger at the shape of a micro-batch; gradients that stay are not in it.
+
+    Args:
+        shape: `sequences` images of one token each.
+        recompute: whether blocks keep their input alone and run again in the backward pass.
+        shares: what a policy on saved tensors leaves of them; blocks that run again save tensors of
+            their own, which no policy sees.
+    """
+    parts = [Block(config, shape, number) for number in range(len(config.widths))]
+    inside = _PLAIN if recompute else shares
+    kept = [_GENERATOR_BYTES + _stream(part) if recompute else part.saved(shares) for part in parts]
+    before = [sum(kept[:number]) for number in range(len(parts))]
+    total = sum(kept) + _head_bytes(config, shape)
+    forward = max(
+        there + part.forward_peak(inside) for there, part in zip(before, parts, strict=True)
+    )
+    # A block that runs again finds what it kept of itself: its input.
+    backward = [
+        there + (own if recompute else 0) + part.backward_peak(inside)
+        for there, own, part in zip(before, kept, parts, strict=True)
+    ]
+    if recompute:
+        backward = [max(b, t + k + p.forward_peak(inside)) for b, t, k, p in
+                    zip(backward, before, kept, parts, strict=True)]  # fmt: skip
+    worst = max(range(len(parts)), key=lambda number: backward[number])
+    live = before[worst] + kept[worst]
+    values = sum(round(shares.values * part.values) for part in parts) if not recompute else 0
+    images = 4 * shape.positions * config.channels * config.size**2 * shape.micro_batches
+    labels = 8 * shape.positions * shape.micro_batches
+    inner = max(part.reads + part.forward_peak(Shares(0, 0)) for part in parts)
+    return Ledger.of(
+        Entry("weight", 4 * config.parameter_count(), what="model"),
+        Entry("activation", values, _SAVED, CONVOLUTION_INPUTS),
+        Entry("activation", total - values, _SAVED, "activations"),
+        Entry("activation", live, ("backward",), "activations up to a block"),
+        Entry("workspace", max(0, backward[worst] - live), ("backward",), "gradients of a block"),
+        Entry("workspace", inner, ("evaluation",), "a block"),
+        Entry("workspace", max(0, forward - total), ("forward",), "a block"),
+        Entry("buffer", images + labels, ALWAYS, "images"),
+        *_work(config, shape, parts, recompute),
+    )
+
+
+def _stream(block: Block) -> int:
+    """A block's input, where that is not the images, which the batch keeps."""
+    return block.reads if block.number else 0
+
+
+def _head_bytes(config: ConvNetConfig, shape: Shape) -> int:
+    """The means, the logits' logarithms and a count, and the weight in bf16."""
+    half = shape.compute_bytes < 4
+    weight = 2 * config.classes * config.widths[-1] if half else 0
+    means = shape.positions * config.widths[-1] * shape.compute_bytes
+    return weight + means + 4 * shape.positions * config.classes + 4
+
+
+def _work(
+    config: ConvNetConfig, shape: Shape, parts: list[Block], recompute: bool
+) -> tuple[Work, Work]:
+    dtype = "bfloat16" if shape.compute_bytes < 4 else "float32"
+    head = 2 * shape.positions * config.classes * config.widths[-1]
+    forward = sum(part.flops for part in parts)
+    # The first convolution's input takes no gradient.
+    backward = 2 * forward - parts[0].flops + (forward if recompute else 0)
+    return (
+        Work(forward + head, dtype=dtype),
+        Work(backward + 2 * head, dtype=dtype, phase="backward"),
+    )
