@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,21 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Mapping[str, Any]: ...
     def load_state_dict(self, state: Any) -> Any: ...
+
+
+@runtime_checkable
+class WholeState(Protocol):
+    """An optimizer that keeps whole tensors for some parameters, be they sharded or not.
+
+    Of a sharded parameter one of the ranks has them, its owner: it alone gives them to a checkpoint
+    and takes them out of one. Optimizers without these methods lay all state out as parameters are.
+    """
+
+    def keeps_whole(self, parameter: Tensor) -> bool:
+        """Whether the state of a parameter is of whole tensors."""
+
+    def holds(self, parameter: Tensor) -> bool:
+        """Whether this rank keeps the state of a parameter."""
 
 
 def _whole(key: str) -> None:
@@ -141,17 +156,25 @@ class StateRegistry:
             raise InputError(f"the checkpoint does not match this run: it {problem}")
 
 
-def trained_state(model: nn.Module) -> tuple[Callable[[], dict[str, Tensor]], Callable[..., None]]:
+def trained_state(
+    model: nn.Module, masters: Mapping[str, Tensor] | None = None
+) -> tuple[Callable[[], dict[str, Tensor]], Callable[..., None]]:
     """Reader and writer of what training changes in a model: trained parameters and buffers.
 
     Frozen parameters are the base model's and stay where they came from. Parameters may be DTensors
     or whole, and so may be what is written into them.
+
+    Args:
+        masters: what is trained in the place of the parameters of these names.
     """
 
     def tensors() -> dict[str, Tensor]:
         # First, as this makes FSDP put its sharded parameters back into the modules.
         persistent = set(model.state_dict(keep_vars=True))
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        parameters: dict[str, Tensor] = {
+            n: p for n, p in model.named_parameters() if p.requires_grad
+        }
+        parameters |= masters or {}
         return parameters | {name: b for name, b in model.named_buffers() if name in persistent}
 
     def read() -> dict[str, Tensor]:
@@ -180,7 +203,8 @@ def optimizer_state(
 ) -> tuple[Callable[[], dict[str, Any]], Callable[..., None]]:
     """Reader and writer of an optimizer's state by parameter *name* (`names` of its groups).
 
-    Names survive a change in the order or the grouping of parameters; indices do not.
+    Names survive a change in the order or the grouping of parameters; indices do not. What another
+    rank keeps (see `WholeState`) is passed over without being read.
     """
 
     def named() -> dict[str, nn.Parameter]:
@@ -200,17 +224,27 @@ def optimizer_state(
     def write(state: Mapping[str, Any]) -> None:
         own = named()
         optimizer.state.clear()
-        for full, value in state.items():
+        for full in state:
             name, key = full.rsplit("/", 1)
             if name not in own:
                 raise InputError(f"the checkpoint has optimizer state for {name!r}, unknown here")
+            keeper = _keeper(optimizer, own[name])
+            if keeper is not None and not keeper.holds(own[name]):
+                continue
+            value = state[full]
             if isinstance(value, Tensor) and key != "step":
                 value = value.to(own[name].device)
-                if value.shape == own[name].shape:
+                if keeper is None and value.shape == own[name].shape:
                     value = _laid_out(value, own[name])
             optimizer.state[own[name]][key] = value.clone() if isinstance(value, Tensor) else value
 
     return read, write
+
+
+def _keeper(optimizer: Any, parameter: Tensor) -> WholeState | None:
+    """The optimizer, if it keeps whole tensors for this parameter."""
+    known = isinstance(optimizer, WholeState)
+    return optimizer if known and optimizer.keeps_whole(parameter) else None
 
 
 def _laid_out(value: Tensor, like: Tensor) -> Tensor:
@@ -245,10 +279,14 @@ def random_state() -> tuple[Callable[[], dict[str, Any]], Callable[..., None]]:
     return read, write
 
 
-def model_view(model: nn.Module, name: str = "model") -> View:
+def model_view(
+    model: nn.Module, name: str = "model", masters: Mapping[str, Tensor] | None = None
+) -> View:
     """What training changes in a model, as a view: see `trained_state`."""
 
     def like(key: str) -> Tensor | None:
+        if masters is not None and key in masters:
+            return masters[key]
         owner, _, last = key.rpartition(".")
         try:
             tensor = getattr(model.get_submodule(owner), last)
@@ -256,11 +294,14 @@ def model_view(model: nn.Module, name: str = "model") -> View:
             return None
         return tensor if isinstance(tensor, Tensor) else None
 
-    return View(name, *trained_state(model), like=like)
+    return View(name, *trained_state(model, masters), like=like)
 
 
 def optimizer_view(optimizer: torch.optim.Optimizer, name: str = "optimizer") -> View:
-    """An optimizer's state as a view: see `optimizer_state`; it is laid out as its parameters."""
+    """An optimizer's state as a view: see `optimizer_state`.
+
+    It is laid out as its parameters, but for what `WholeState` is about.
+    """
     known: dict[str, Tensor] = {}
 
     def like(key: str) -> Tensor | None:
@@ -268,7 +309,8 @@ def optimizer_view(optimizer: torch.optim.Optimizer, name: str = "optimizer") ->
         if parameter not in known:
             for group in optimizer.param_groups:
                 known.update(zip(group["names"], group["params"], strict=True))
-        return known.get(parameter)
+        found = known.get(parameter)
+        return None if found is None or _keeper(optimizer, found) is not None else found
 
     return View(name, *optimizer_state(optimizer), like=like)
 

@@ -20,7 +20,13 @@ from modicum.core.errors import InputError
 from modicum.core.method import Method
 
 # The rooms that have a battery, and the package in which importing it registers its checks.
-BATTERIES = {"adapters": "modicum.proofs.contracts.adapters"}
+BATTERIES = {
+    "adapters": "modicum.proofs.contracts.adapters",
+    "comm": "modicum.proofs.contracts.comm",
+    "compress": "modicum.proofs.contracts.compress",
+    "memory": "modicum.proofs.contracts.memory",
+    "optim": "modicum.proofs.contracts.optim",
+}
 
 _CHECKS: dict[str, list[Check]] = {room: [] for room in BATTERIES}
 
@@ -31,12 +37,16 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """One promise of a room: `sentence` for people, `dear` when it takes seconds."""
+    """One promise of a room: `sentence` for people, `dear` when it takes seconds.
+
+    `slot` is that of the methods that it is for, where a room has methods of several.
+    """
 
     name: str
     sentence: str
     run: Callable[[Any], None]
     dear: bool
+    slot: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,20 +65,22 @@ class CheckResult:
     skipped: bool = False
 
 
-def check(room: str, *, dear: bool = False) -> Callable[[Callable[[Any], None]], Any]:
+def check(
+    room: str, *, slot: str = "", dear: bool = False
+) -> Callable[[Callable[[Any], None]], Any]:
     """Enter a function into a room's battery; its docstring's first line is the promise."""
 
     def enter(function: Callable[[Any], None]) -> Callable[[Any], None]:
         sentence = (function.__doc__ or "").strip().split("\n")[0]
         name = function.__name__.removeprefix("check_")
-        _CHECKS[room].append(Check(name, sentence, function, dear))
+        _CHECKS[room].append(Check(name, sentence, function, dear, slot))
         return function
 
     return enter
 
 
-def checks(room: str, *, cheap_only: bool = False) -> list[Check]:
-    """The battery of a room, in the order in which it is written.
+def checks(room: str, *, slot: str = "", cheap_only: bool = False) -> list[Check]:
+    """The battery of a room, for its methods of one slot, in the order in which it is written.
 
     Raises:
         InputError: the room has no battery.
@@ -78,7 +90,8 @@ def checks(room: str, *, cheap_only: bool = False) -> list[Check]:
             "this room has no battery of checks yet", value=room, allowed=", ".join(BATTERIES)
         )
     importlib.import_module(BATTERIES[room])
-    return [entry for entry in _CHECKS[room] if not (cheap_only and entry.dear)]
+    ours = [entry for entry in _CHECKS[room] if entry.slot == slot]
+    return [entry for entry in ours if not (cheap_only and entry.dear)]
 
 
 def run_battery(
@@ -94,7 +107,8 @@ def run_battery(
     """
     subject = method.load() if isinstance(method, Record) else method
     results = []
-    for entry in checks(subject.info.room, cheap_only=cheap_only):
+    info = subject.info
+    for entry in checks(info.room, slot=info.slot, cheap_only=cheap_only):
         results.append(_run(entry, subject))
         if listener is not None:
             listener(results[-1])

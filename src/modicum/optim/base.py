@@ -1,0 +1,283 @@
+"""The base of optimizers that work on matrices: a projector, an inner rule and a rest rule.
+
+A method says which projector it has and which rules. From here come: which parameters are matrices
+and what the others get instead, moments in 8 bits, an owner for each matrix where parameters are
+sharded, fp32 arithmetic for parameters in bf16, state that survives by name on any number of ranks,
+and the ledger.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
+
+from modicum.core.errors import InputError
+from modicum.core.ledger import Ledger, Training
+from modicum.core.optimizers import OptimizerMethod, Valued
+from modicum.core.ranks import peer_errors
+from modicum.core.sharding import own_part
+from modicum.optim.owners import Owners, Place
+from modicum.optim.projectors import Projector, Shape
+from modicum.optim.quantized import moment_bytes, opened
+from modicum.optim.rules import Rule
+from modicum.optim.spending import COUNTER, of_matrices
+
+OnRefresh = Literal["keep", "reset", "rotate"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a matrix optimizer is made of.
+
+    Args:
+        projector: of a matrix's gradient.
+        inner: the rule in the projector's subspace.
+        rest: the rule of all other parameters, whose moments are fp32.
+        scale: alpha, a factor on the inner rule's update.
+        update_gap: T, steps between two refreshes of the projector.
+        on_refresh: what becomes of moments in the old basis: `keep` leaves the numbers as they
+            are, `reset` begins anew, `rotate` turns them into the new basis.
+        stagger: whether matrices are refreshed one after the other, spread over the T steps.
+        bits: of an element of the inner rule's moments, 32 or 8.
+        exclude: names of parameters that are no matrices; patterns, or a name's last parts.
+    """
+
+    projector: Projector
+    inner: Rule
+    rest: Rule
+    scale: float = 1.0
+    update_gap: int = 200
+    on_refresh: OnRefresh = "keep"
+    stagger: bool = False
+    bits: int = 32
+    exclude: tuple[str, ...] = ()
+
+    def takes(self, name: str | None, shape: Sequence[int], matrix: bool) -> bool:
+        """Whether a parameter is a matrix for the projector; else it gets the rest rule."""
+        excluded = name is not None and any(
+            fnmatchcase(name, pattern) or name.endswith(f".{pattern}") for pattern in self.exclude
+        )
+        return matrix and not excluded and self.projector.fits(tuple(shape))
+
+    def kept_bytes(self, shape: Shape) -> int:
+        """Bytes that are kept for a matrix, exactly."""
+        rows, columns = self.projector.inner(shape)
+        moments = len(self.inner.moments) * moment_bytes(rows * columns, self.bits)
+        bases = sum(a * b for a, b in self.projector.bases(shape).values())
+        return COUNTER + self.projector.element_bytes * bases + moments
+
+
+class MatrixOptimizer(Valued, torch.optim.Optimizer):
+    """The base class; a method gives its fields, and says which parts they mean (`parts_of`).
+
+    Parameters that are no matrices (embeddings and output heads, vectors, those too small or
+    excluded) follow the rest rule. Which are which stands in the groups: a group that holds both
+    is split, and each has `matrix`. Groups of `optimizer_groups` know it from the layers; of
+    `model.named_parameters()` the names are matched with `exclude`; of bare parameters all that
+    fit are matrices. Weight decay is decoupled, acts on W after the update and takes
+    lr weight_decay W off it.
+
+    Sharded matrices (DTensors cut along dimension 0) are updated by their owners; all ranks step
+    the same parameters in the same order. Ranks with whole parameters all do the same; an SVD may
+    differ between hosts of different kinds, so set `replicas` to their process group, and they take
+    the first one's bases.
+
+    Args:
+        params, lr: as of any optimizer; groups may have their own `lr` and `weight_decay`.
+        fields: the method's hyper-parameters, `weight_decay` among them.
+
+    Raises:
+        InputError: a hyper-parameter is of the wrong type or out of bounds.
+    """
+
+    def __init__(self, params: ParamsT, lr: float, **fields: Any) -> None:
+        self.method = self.value(**fields)
+        self.parts = self.parts_of(self.method)
+        self.owners = Owners(self.parts.kept_bytes)
+        self.replicas: dist.ProcessGroup | None = None
+        super().__init__(params, {"lr": lr, "weight_decay": fields["weight_decay"], "matrix": True})
+
+    @classmethod
+    @abstractmethod
+    def parts_of(cls, value: Any) -> Parts:
+        """What the method is made of, by its value."""
+
+    @classmethod
+    def spends(cls, value: OptimizerMethod, at: Training) -> Ledger:
+        """Gradients, state, and what a step takes beside, of the rank that has most."""
+        return of_matrices(cls.parts_of(value), at, in_backward=value.fields()["in_backward"])
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether each parameter is to be updated as soon as its gradient is known."""
+        return bool(self.method.fields()["in_backward"])
+
+    # Routing
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, split in two where some of its parameters are matrices and some are not."""
+        super().add_param_group(param_group)
+        group = self.param_groups.pop()
+        names = group.get("names") or group.get("param_names") or [None] * len(group["params"])
+        flags = [
+            self.parts.takes(name, parameter.shape, group["matrix"])
+            for name, parameter in zip(names, group["params"], strict=True)
+        ]
+        listed = [key for key in ("params", "names", "param_names") if key in group]
+        for matrix in sorted(set(flags), reverse=True):
+            chosen = [index for index, flag in enumerate(flags) if flag is matrix]
+            lists: dict[str, list[Any]] = {
+                key: [group[key][index] for index in chosen] for key in listed
+            }
+            self.param_groups.append({**group, **lists, "matrix": matrix})
+            if matrix:
+                self.owners.add(lists["params"])
+
+    # Stepping
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient.
+
+        Raises:
+            InputError: a gradient is sparse, or one to find a subspace of is not finite.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups: dict[nn.Parameter, dict[str, Any]] = {}
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if parameter.grad.is_sparse:
+                    raise InputError("sparse gradients cannot be projected; use dense ones")
+                if group["matrix"]:
+                    groups[parameter] = group
+                else:
+                    self._step_rest(parameter, group)
+        for turn in self.owners.rounds(list(groups)):
+            gradient, mine, update = turn.gather(), turn.mine, None
+            if mine is not None and gradient is not None:
+                update = self._update(mine, gradient.float()).mul_(groups[mine]["lr"])
+                del gradient
+            for parameter, rows in turn.scatter(update):
+                self._apply(parameter, rows, groups[parameter])
+        return loss
+
+    def _update(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+        """What a whole matrix is to lose, without the learning rate: fp32, a tensor of its own."""
+        parts, state, place = self.parts, self.state[parameter], self.owners[parameter]
+        if "step" not in state:
+            state["step"] = torch.zeros(())
+        step = int(state["step"])
+        since = self._since_refresh(step, place)
+        if since == 0:
+            self._refresh(state, gradient, place, step)
+        state["step"] += 1
+        age = since + 1 if parts.on_refresh == "reset" else step + 1
+        inside = parts.projector.down(gradient, state)
+        with self._moments(state, inside.shape, inside.device) as moments:
+            direction, factor = parts.inner.direction(inside, moments, age)
+        return parts.projector.up(direction, state).mul_(factor * parts.scale)
+
+    def _step_rest(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        """The rest rule, on this rank's part of a parameter."""
+        state, rule = self.state[parameter], self.parts.rest
+        if "step" not in state:
+            state["step"] = torch.zeros(())
+            for name in rule.moments:
+                state[name] = torch.zeros_like(parameter, dtype=torch.float32)
+        state["step"] += 1
+        assert parameter.grad is not None
+        gradient = own_part(parameter.grad)[0].float()
+        moments = {name: own_part(state[name])[0] for name in rule.moments}
+        direction, factor = rule.direction(gradient, moments, int(state["step"]))
+        self._apply(parameter, direction, group, group["lr"] * factor)
+
+    def _apply(
+        self, parameter: Tensor, update: Tensor, group: dict[str, Any], factor: float = 1.0
+    ) -> None:
+        """Take an update (fp32) off this rank's part of a parameter, then decay it; in fp32."""
+        weight = own_part(parameter)[0]
+        new = weight.float().sub_(update, alpha=factor)
+        if group["weight_decay"]:
+            new.mul_(1 - group["lr"] * group["weight_decay"])
+        if new is not weight:
+            weight.copy_(new)
+
+    # The projector
+
+    def _since_refresh(self, step: int, place: Place) -> int:
+        """Steps since the projector's last refresh, which is due at 0."""
+        gap = self.parts.update_gap
+        early = place.number * gap // len(self.owners) if self.parts.stagger else 0
+        return min(step, (step + early) % gap)
+
+    def _refresh(self, state: dict[str, Any], gradient: Tensor, place: Place, step: int) -> None:
+        parts = self.parts
+        if not bool(gradient.isfinite().all()):
+            raise InputError(
+                "a gradient is not finite, so it has no subspace; a lower learning rate may help, "
+                "or clipping",
+                value=tuple(gradient.shape),
+            )
+        bases = parts.projector.find(gradient, step, place.number)
+        same = place.cut.replicas or self.replicas
+        if same is not None:
+            with peer_errors():
+                for basis in bases.values():
+                    dist.broadcast(basis, dist.get_global_rank(same, 0), group=same)
+        old = {name: state[name] for name in bases if name in state}
+        state.update(bases)
+        if old and parts.on_refresh == "reset":
+            for name in parts.inner.moments:
+                del state[name]
+                state.pop(f"{name}_scale", None)
+        elif old and parts.on_refresh == "rotate":
+            rows, columns = gradient.shape
+            inside = torch.Size(parts.projector.inner((rows, columns)))
+            with self._moments(state, inside, gradient.device) as moments:
+                for name, moment in moments.items():
+                    squared = name in parts.inner.squared
+                    moment.copy_(parts.projector.turn(moment, old, bases, squared=squared))
+
+    def _moments(
+        self, state: dict[str, Any], shape: torch.Size, device: torch.device
+    ) -> AbstractContextManager[dict[str, Tensor]]:
+        return opened(state, self.parts.inner.moments, shape, device, self.parts.bits)
+
+    # State
+
+    def keeps_whole(self, parameter: Tensor) -> bool:
+        """Whether the state of a parameter is of whole tensors, not laid out as the parameter."""
+        return parameter in self.owners
+
+    def holds(self, parameter: Tensor) -> bool:
+        """Whether this rank keeps the state of a parameter."""
+        return parameter not in self.owners or self.owners[parameter].here
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave; tensors keep the dtypes in which they were saved.
+
+        PyTorch would cast them all to the parameter's: codes to floats, fp32 moments to bf16.
+        """
+        super().load_state_dict({**state_dict, "state": {}})
+        numbers = (number for g in state_dict["param_groups"] for number in g["params"])
+        for number, parameter in zip(numbers, self._parameters(), strict=True):
+            for key, value in state_dict["state"].get(number, {}).items():
+                device = "cpu" if key == "step" else own_part(parameter)[0].device
+                self.state[parameter][key] = value.to(device, copy=True)
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        return (parameter for group in self.param_groups for parameter in group["params"])

@@ -1,0 +1,133 @@
+"""Moments of an optimizer in 8 bits: blocks of 256 with a scale each, on a dynamic map.
+
+The codes and scales are plain tensors in `optimizer.state`, `NAME` and `NAME_scale`, so they are
+saved and loaded like any other. A moment of fewer than 4096 elements stays fp32: it takes little,
+and is often that of a layer which needs its precision.
+
+Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861, sections
+2 and 3; the map is that of bitsandbytes, as are the block of 256 and the smallest size.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK, SMALLEST = 256, 4096
+# Elements that are looked up at a time, which bounds the scratch memory.
+CHUNK = 4096 * BLOCK
+_EXPONENTS = 7
+
+
+@functools.cache
+def dynamic_map(signed: bool) -> Tensor:
+    """The 256 values in [-1, 1], or [0, 1], that a code stands for, in order: fp32 [256].
+
+    A value has one of seven powers of ten, and the larger the power the finer its fraction.
+
+    >>> values = dynamic_map(signed=False)
+    >>> len(values), f"{values[1]:.3g}", f"{values[-2]:.3g}", values[-1].item()
+    (256, '3.25e-07', '0.996', 1.0)
+    """
+    values = [0.0, 1.0]
+    for place in range(_EXPONENTS):
+        fractions = 2 ** (place + (0 if signed else 1))
+        edges = torch.linspace(0.1, 1.0, fractions + 1, dtype=torch.float64)
+        found = ((edges[:-1] + edges[1:]) / 2 * 10.0 ** (place - _EXPONENTS + 1)).tolist()
+        values += found + ([-value for value in found] if signed else [])
+    return torch.tensor(sorted(values), dtype=torch.float32)
+
+
+@functools.cache
+def _lookup(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The map on a device, and the 255 borders between its values."""
+    values = dynamic_map(signed).to(device)
+    return values, (values[:-1] + values[1:]) / 2
+
+
+def scales(elements: int) -> int:
+    """How many scales so many codes have."""
+    return -(-elements // BLOCK)
+
+
+def quantize_(codes: Tensor, scale: Tensor, values: Tensor, *, signed: bool) -> None:
+    """Put `values` (fp32, of the shape of `codes`) into uint8 `codes` and fp32 `scale` [blocks]."""
+    _, borders = _lookup(signed, values.device)
+    flat, out = values.reshape(-1), codes.view(-1)
+    for start in range(0, flat.numel(), CHUNK):
+        part = flat[start : start + CHUNK]
+        whole = torch.nn.functional.pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)
+        largest = whole.abs().amax(dim=1)
+        scale[start // BLOCK : start // BLOCK + len(largest)] = largest
+        # A block of zeros has the scale zero, and any positive one in its place gives the code 0.
+        scaled = whole / largest.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+        found = torch.bucketize(scaled.view(-1)[: part.numel()], borders, out_int32=True)
+        out[start : start + CHUNK] = found
+
+
+def dequantize(codes: Tensor, scale: Tensor, *, signed: bool) -> Tensor:
+    """The values that codes and scales stand for: fp32, of the shape of `codes`."""
+    values, _ = _lookup(signed, codes.device)
+    result = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+    flat, out = codes.view(-1), result.view(-1)
+    for start in range(0, flat.numel(), CHUNK):
+        part = flat[start : start + CHUNK]
+        found = torch.nn.functional.pad(values[part.int()], (0, -part.numel() % BLOCK))
+        found = found.view(-1, BLOCK)
+        found *= scale[start // BLOCK : start // BLOCK + len(found), None]
+        out[start : start + CHUNK] = found.view(-1)[: part.numel()]
+    return result
+
+
+def moment_bytes(elements: int, bits: int) -> int:
+    """Bytes that a moment of so many elements takes."""
+    if bits == 32 or elements < SMALLEST:
+        return 4 * elements
+    return elements + 4 * scales(elements)
+
+
+@contextmanager
+def opened(
+    state: dict[str, Any],
+    moments: Mapping[str, bool],
+    shape: torch.Size,
+    device: torch.device,
+    bits: int,
+) -> Iterator[dict[str, Tensor]]:
+    """The moments in `state` as fp32 tensors that may be changed in place, zeros where new.
+
+    Args:
+        moments: their names, and whether they have a sign.
+        bits: 32, or 8 for those that are large enough; these are quantized again at the end.
+
+    >>> state = {}
+    >>> for _ in range(2):
+    ...     with opened(state, {"m": True}, torch.Size([64, 64]), torch.device("cpu"), 8) as found:
+    ...         _ = found["m"].add_(1.0)
+    >>> state["m"].dtype, dequantize(state["m"], state["m_scale"], signed=True)[0, 0].item()
+    (torch.uint8, 2.0)
+    """
+    elements = shape.numel()
+    small = bits == 32 or elements < SMALLEST
+    found: dict[str, Tensor] = {}
+    for name, signed in moments.items():
+        if name not in state:
+            found[name] = torch.zeros(shape, device=device)
+        elif small:
+            found[name] = state[name]
+        else:
+            found[name] = dequantize(state[name], state[f"{name}_scale"], signed=signed)
+    yield found
+    for name, signed in moments.items():
+        if small:
+            state[name] = found[name]
+            continue
+        if name not in state:
+            state[name] = torch.empty(shape, dtype=torch.uint8, device=device)
+            state[f"{name}_scale"] = torch.empty(scales(elements), device=device)
+        quantize_(state[name], state[f"{name}_scale"], found.pop(name), signed=signed)

@@ -1,0 +1,1 @@
+"""Proofs of the optimizers and of what stands before them."""

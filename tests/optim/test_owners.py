@@ -1,0 +1,159 @@
+"""Owners: who has what, and that an owner's update is the whole one, to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from pool import Pool
+from torch import Tensor, nn
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from modicum.core.errors import InputError
+from modicum.core.layout import Layout
+from modicum.core.ledger import Trained
+from modicum.core.ledger import Training as At
+from modicum.core.memory import tensor_bytes
+from modicum.core.ranks import Ranks
+from modicum.core.sharding import whole
+from modicum.optim import GaLore
+from modicum.optim.owners import Owners, Round, assign
+
+# Of three ranks or four the last ones hold no row of the first and the fifth.
+SHAPES = ((2, 9), (13, 5), (5, 13), (8, 8), (3, 70), (70, 65), (7,), (1,), (6, 2, 3))
+
+
+@given(st.dictionaries(st.integers(), st.integers(1, 100), max_size=20), st.integers(1, 5))
+def test_every_matrix_has_one_owner_and_loads_are_even(costs: dict[int, int], ranks: int) -> None:
+    owners = assign(costs, ranks)
+    assert owners.keys() == costs.keys()
+    loads = [sum(costs[key] for key in costs if owners[key] == rank) for rank in range(ranks)]
+    # No rank has more than another by more than its last matrix, which is no dearer than all.
+    assert max(loads) - min(loads) <= max(costs.values(), default=0)
+    again = assign(dict(reversed(costs.items())), ranks)
+    assert sorted(loads) == sorted(
+        sum(costs[key] for key in costs if again[key] == rank) for rank in range(ranks)
+    )
+
+
+def test_matrices_that_come_later_leave_the_others_where_they_are() -> None:
+    owners = Owners(lambda shape: shape[0] * shape[1])
+    first, second = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(4, 4))
+    owners.add([first])
+    place = owners[first]
+    owners.add([second])
+    assert (owners[first], owners[second].number) == (place, 1)
+    assert place.here
+    assert torch.ones(2) not in owners
+
+
+def start(number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def stepped(ranks: Ranks, shards: int, dtype: torch.dtype, fields: dict[str, Any]) -> Any:
+    """Parameters after four steps by given gradients; bytes of state, and sent in a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        return _stepped(ranks, shards, dtype, fields, patch)
+
+
+def _stepped(
+    ranks: Ranks,
+    shards: int,
+    dtype: torch.dtype,
+    fields: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+
+    def laid_out(tensor: Tensor) -> Tensor:
+        if ranks.alone:
+            return tensor
+        placements = [Shard(0)] if mesh.ndim == 1 else [Replicate(), Shard(0)]
+        return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+
+    from torch.distributed.tensor import Replicate
+
+    if not ranks.alone:
+        mesh = Layout.of(ranks.size, shards).mesh("cpu")
+    parameters = [
+        nn.Parameter(laid_out(start(number, shape, dtype))) for number, shape in enumerate(SHAPES)
+    ]
+    optimizer, sent, exchange = GaLore(parameters, lr=0.1, **fields), [0], Round._exchange
+
+    def counted(turn: Round, parts: dict[int, Tensor], *others: Any) -> Tensor:
+        sent[-1] += sum(t.nbytes for rank, t in parts.items() if rank != turn.cut.rank)
+        return exchange(turn, parts, *others)
+
+    monkeypatch.setattr(Round, "_exchange", counted)
+    for step in range(4):
+        for number, parameter in enumerate(parameters):
+            idle = number == 3 and step == 1  # nobody has a gradient of it
+            gradient = start(1000 * step + number, SHAPES[number], dtype)
+            parameter.grad = None if idle else laid_out(gradient)
+        optimizer.step()
+        sent.append(0)
+    state = [v for s in optimizer.state.values() for v in s.values()]
+    weights = [whole(parameter.detach()) for parameter in parameters]
+    return weights, tensor_bytes(state), sent[0]
+
+
+FIELDS: list[dict[str, Any]] = [
+    {"rank": 2, "update_gap": 2, "weight_decay": 0.1},
+    {"rank": 64, "update_gap": 3, "state_bits": 8, "projector_bits": 16},
+    {"rank": 3, "update_gap": 2, "svd": "randomized", "stagger": True, "on_refresh": "rotate"},
+]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("fields", FIELDS, ids=["fp32", "8-bit", "randomized"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("ranks", "shards"), [(2, 2), (3, 3), (4, 4), (4, 2)])
+def test_by_the_same_gradients_ranks_do_what_one_process_does(
+    pool: Pool, ranks: int, shards: int, dtype: torch.dtype, fields: dict[str, Any]
+) -> None:
+    expected, alone, _ = stepped(Ranks(), 1, dtype, fields)
+    results = pool.run(stepped, shards, dtype, fields, ranks=ranks)
+    for found, _, _ in results:
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other), one.shape
+    width = torch.empty((), dtype=dtype).element_size()
+    shapes = tuple(Trained(f"{shape}", shape, True, width) for shape in SHAPES)
+    value = GaLore.value(**fields)
+    assert value.ledger(At(shapes)).bytes("optimizer") == alone
+    said = value.ledger(At(shapes, shards=shards))
+    assert said.bytes("optimizer") == max(kept for _, kept, _ in results)
+    assert [wire.bytes for wire in said.wire] == [max(sent for _, _, sent in results)]
+
+
+def cut_along_columns(ranks: Ranks) -> None:
+    mesh = Layout.of(ranks.size, ranks.size).mesh("cpu")
+    weight = distribute_tensor(torch.ones(4, 4), mesh, [Shard(1)], src_data_rank=None)
+    parameter = nn.Parameter(weight)
+    optimizer = GaLore([parameter], rank=2)
+    parameter.grad = weight.clone()
+    with pytest.raises(NotImplementedError, match="along dimension 0"):
+        optimizer.step()
+
+
+@pytest.mark.ranks
+def test_other_cuts_are_refused(pool: Pool) -> None:
+    pool.run(cut_along_columns)
+
+
+def test_gradients_without_a_subspace_are_refused() -> None:
+    weight = nn.Parameter(torch.ones(4, 4))
+    weight.grad = torch.full((4, 4), torch.nan)
+    with pytest.raises(InputError, match="not finite"):
+        GaLore([weight], rank=2).step()
+
+
+def test_sparse_gradients_are_refused() -> None:
+    table = nn.Embedding(5, 4, sparse=True)
+    optimizer = GaLore(table.parameters(), rank=2)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(InputError, match="sparse"):
+        optimizer.step()

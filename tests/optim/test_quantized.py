@@ -1,0 +1,112 @@
+"""8-bit moments: the map, the blocks, and how near they come."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+from modicum.core.random import normal_
+from modicum.optim.quantized import (
+    BLOCK,
+    CHUNK,
+    SMALLEST,
+    dequantize,
+    dynamic_map,
+    moment_bytes,
+    opened,
+    quantize_,
+    scales,
+)
+
+
+def stored(values: Tensor, signed: bool = True) -> tuple[Tensor, Tensor]:
+    codes = torch.empty(values.shape, dtype=torch.uint8)
+    scale = torch.empty(scales(values.numel()))
+    quantize_(codes, scale, values, signed=signed)
+    return codes, scale
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_map_is_that_of_the_paper(signed: bool) -> None:
+    values = dynamic_map(signed)
+    assert len(values) == len(values.unique()) == 256
+    assert torch.equal(values, values.sort().values)
+    assert (values[-1], 0.0 in values) == (1.0, True)
+    # Every power of ten has twice the fractions of the one below, in the middle of even steps.
+    positive = values[values > 0][:-1]
+    counts = [
+        int(((positive >= 10.0**e) & (positive < 10.0 ** (e + 1))).sum()) for e in range(-7, 0)
+    ]
+    assert counts == [(1 if signed else 2) * 2**place for place in range(7)]
+    assert positive[-1] == pytest.approx(1 - 0.9 / (64 if signed else 128) / 2, abs=1e-6)
+    assert (values < 0).sum() == (127 if signed else 0)
+
+
+@given(st.integers(1, 3 * BLOCK), st.integers(0, 99), st.booleans(), st.floats(1e-20, 1e20))
+def test_values_come_back_to_half_a_step(
+    elements: int, seed: int, signed: bool, size: float
+) -> None:
+    values = normal_(torch.empty(elements), seed=seed, name="values") * size
+    values = values if signed else values.abs()
+    codes, scale = stored(values, signed)
+    found = dequantize(codes, scale, signed=signed)
+    table = dynamic_map(signed)
+    for block, (part, back) in enumerate(zip(values.split(BLOCK), found.split(BLOCK), strict=True)):
+        largest = part.abs().max()
+        assert scale[block] == largest
+        nearest = (part[:, None] / largest - table).abs().amin(dim=1)
+        torch.testing.assert_close((part - back).abs() / largest, nearest, rtol=1e-4, atol=1e-6)
+
+
+def test_zeros_stay_zeros_and_the_largest_stays() -> None:
+    values = torch.zeros(4, BLOCK)
+    values[1, 3], values[2] = 7.5, torch.linspace(0, 1, BLOCK)
+    found = dequantize(*stored(values), signed=True)
+    assert torch.equal(found[[0, 3]], torch.zeros(2, BLOCK))
+    assert (found[1, 3], found[2, -1]) == (7.5, 1.0)
+
+
+def test_chunks_are_no_seams() -> None:
+    values = normal_(torch.empty(CHUNK + 3 * BLOCK + 5), seed=0, name="values")
+    codes, scale = stored(values)
+    for start in (0, CHUNK - BLOCK, CHUNK, CHUNK + 3 * BLOCK):
+        part = values[start : start + BLOCK]
+        again, largest = stored(part)
+        assert torch.equal(codes[start : start + BLOCK], again)
+        assert torch.equal(scale[start // BLOCK : start // BLOCK + 1], largest)
+    found = dequantize(codes, scale, signed=True)
+    assert (found - values).abs().max() <= 0.5 * 0.9 / 64 * values.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("elements", "bits", "expected"),
+    [
+        (SMALLEST, 32, 4 * SMALLEST),
+        (SMALLEST - 1, 8, 4 * (SMALLEST - 1)),
+        (SMALLEST, 8, SMALLEST + 4 * SMALLEST // BLOCK),
+        (SMALLEST + 1, 8, SMALLEST + 1 + 4 * (SMALLEST // BLOCK + 1)),
+    ],
+)
+def test_bytes_are_those_of_the_tensors(elements: int, bits: int, expected: int) -> None:
+    state: dict[str, Tensor] = {}
+    with opened(state, {"m": True}, torch.Size([elements]), torch.device("cpu"), bits) as found:
+        found["m"].fill_(2.0)
+    assert moment_bytes(elements, bits) == expected
+    assert sum(tensor.nbytes for tensor in state.values()) == expected
+    assert len(state) == (2 if expected < 4 * elements else 1)
+
+
+def test_fp32_moments_are_changed_in_place() -> None:
+    state: dict[str, Tensor] = {}
+    shape = torch.Size([3, 2])
+    with opened(state, {"m": True, "v": False}, shape, torch.device("cpu"), 8) as found:
+        found["m"].fill_(1.0)
+    first = state["m"]
+    with opened(state, {"m": True, "v": False}, shape, torch.device("cpu"), 8) as found:
+        found["m"].add_(1.0)
+    assert state["m"] is first
+    assert torch.equal(first, torch.full(shape, 2.0))
+    assert torch.equal(state["v"], torch.zeros(shape))

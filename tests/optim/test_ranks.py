@@ -1,0 +1,235 @@
+"""GaLore on several ranks: replicas, sharded matrices with owners, and checkpoints between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool
+from torch import Tensor, nn
+
+from modicum.checkpoint import CheckpointStore
+from modicum.core.layout import Layout
+from modicum.core.ledger import Training as At
+from modicum.core.memory import bytes_by_kind
+from modicum.core.meta import materialise, on_meta
+from modicum.core.parameters import optimizer_groups, trained_shapes
+from modicum.core.ranks import Ranks
+from modicum.core.sharding import whole
+from modicum.core.state import StateRegistry, model_view, optimizer_view
+from modicum.core.stepping import Stepper
+from modicum.core.strategy import Strategy
+from modicum.models.config import ModelConfig
+from modicum.models.llama import Llama
+from modicum.optim import GaLore
+from modicum.parallel.replicated import Replicated
+from modicum.parallel.sharded import Sharded
+from modicum.proofs.contracts.optim.subjects import loss, tokens
+
+pytestmark = pytest.mark.ranks
+# Widths that no number of ranks divides. One head gives a matrix k of two rows, so that with three
+# ranks or four some hold none of it.
+CONFIG = ModelConfig(
+    vocabulary_size=29, width=6, layers=2, heads=3, kv_heads=1, mlp_width=13, initializer_range=0.3
+)
+# name: (ranks, ranks that share one copy of the weights)
+LAYOUTS = {
+    "alone": (1, 1),
+    "ddp 2": (2, 1),
+    "fsdp 2": (2, 2),
+    "fsdp 3": (3, 3),
+    "fsdp 4": (4, 4),
+    "hybrid 4": (4, 2),
+}
+SMALL: dict[str, Any] = {"rank": 2, "update_gap": 3, "weight_decay": 0.1}
+# Twelve rows for the batch, which all numbers of ranks here divide.
+BATCH = 12
+
+
+def strategy_of(ranks: Ranks, layout: str) -> Strategy:
+    count, shard = LAYOUTS[layout]
+    assert count == ranks.size
+    if count == 1:
+        return Strategy(ranks)
+    if shard == 1:
+        return Replicated(ranks, Layout.of(count), bucket_bytes=1000)
+    return Sharded(ranks, Layout.of(count, shard))
+
+
+class Training:
+    """The decoder, GaLore and a strategy, as the trainer puts them together."""
+
+    def __init__(self, ranks: Ranks, layout: str, **fields: Any) -> None:
+        self.ranks, self.strategy = ranks, strategy_of(ranks, layout)
+        with on_meta():
+            self.model = Llama(CONFIG)
+        blocks = self.model.model.layers
+        self.strategy.cut(self.model, blocks, torch.device("cpu"))
+        materialise(self.model, "cpu")
+        self.model.initialise(0)
+        self.strategy.start(self.model)
+        value = GaLore.value(**(SMALL | fields))
+        groups = optimizer_groups(
+            self.model, learning_rate=1e-2, weight_decay=value.fields()["weight_decay"]
+        )
+        self.optimizer = value.bind(groups)
+        assert isinstance(self.optimizer, GaLore)
+        if LAYOUTS[layout] == (2, 1):
+            self.optimizer.replicas = torch.distributed.group.WORLD
+        self.registry = StateRegistry()
+        self.registry.add_view(model_view(self.model))
+        self.registry.add_view(optimizer_view(self.optimizer))
+        if self.optimizer.in_backward:
+            stepper = Stepper(self.optimizer)
+
+            def update(parameter: nn.Parameter) -> None:
+                stepper.step([parameter])
+                parameter.grad = None
+
+            self.strategy.when_ready(self.model, update)
+
+    def steps(self, first: int, last: int) -> None:
+        for step in range(first, last):
+            mine = tokens(BATCH, seed=step).split(BATCH // self.ranks.size)[self.ranks.rank]
+            self.strategy.before_backward(last=True)
+            (loss(self.model, mine) / self.ranks.size).backward()
+            self.strategy.after_backward()
+            if self.optimizer.in_backward:
+                assert all(parameter.grad is None for parameter in self.model.parameters())
+            self.strategy.update(self.optimizer)
+            self.optimizer.zero_grad()
+
+    def weights(self) -> dict[str, Tensor]:
+        self.strategy.rest(self.model)
+        return {n: whole(p.detach()).clone() for n, p in self.model.named_parameters()}
+
+    def owned(self) -> set[str]:
+        """Names of the matrices whose state is here."""
+        return {
+            name
+            for group in self.optimizer.param_groups
+            for name, parameter in zip(group["names"], group["params"], strict=True)
+            if group["matrix"] and self.optimizer.state.get(parameter)
+        }
+
+
+def trained(ranks: Ranks, layout: str, fields: dict[str, Any]) -> Any:
+    training = Training(ranks, layout, **fields)
+    training.steps(0, 5)
+    kept = bytes_by_kind(training.model, training.optimizer)["optimizer"]
+    return training.weights(), training.owned(), kept
+
+
+def close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "alone"])
+def test_updates_are_those_of_one_process(pool: Pool, layout: str) -> None:
+    weights, matrices, _ = trained(Ranks(), "alone", {})
+    assert len(matrices) == 2 * 7
+    count, shards = LAYOUTS[layout]
+    results = pool.run(trained, layout, {}, ranks=count)
+    for found, _, _ in results:
+        close(found, weights)
+        assert all(torch.equal(found[name], results[0][0][name]) for name in found)
+    owned = [names for _, names, _ in results]
+    for replica in range(count // shards):
+        group = owned[replica * shards :][:shards]
+        # Each matrix has one owner among the ranks that hold one copy of the weights.
+        assert sorted(name for names in group for name in names) == sorted(matrices)
+    with on_meta():
+        shapes = trained_shapes(Llama(CONFIG))
+    said = GaLore.value(**SMALL).ledger(At(shapes, shards=shards)).bytes("optimizer")
+    assert said == max(kept for _, _, kept in results)
+
+
+@pytest.mark.parametrize("layout", ["ddp 2", "fsdp 2", "fsdp 3", "hybrid 4"])
+def test_in_the_backward_pass_it_is_the_same_to_the_bit(pool: Pool, layout: str) -> None:
+    count = LAYOUTS[layout][0]
+    later = pool.run(trained, layout, {}, ranks=count)
+    early = pool.run(trained, layout, {"in_backward": True}, ranks=count)
+    for (one, owned, kept), (other, owned_too, kept_too) in zip(later, early, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+        assert (owned, kept) == (owned_too, kept_too)
+
+
+def saved(ranks: Ranks, layout: str, folder: Path, fields: dict[str, Any]) -> dict[str, Tensor]:
+    training = Training(ranks, layout, **fields)
+    training.steps(0, 4)  # in the middle between two refreshes
+    CheckpointStore(folder, ranks=ranks).save(4, training.registry)
+    training.steps(4, 8)
+    return training.weights()
+
+
+def resumed(ranks: Ranks, layout: str, folder: Path, fields: dict[str, Any]) -> Any:
+    training = Training(ranks, layout, **fields)
+    training.steps(20, 21)
+    checkpoint = CheckpointStore(folder, ranks=ranks).newest()
+    assert checkpoint is not None
+    checkpoint.load(training.registry)
+    owned = training.owned()
+    training.steps(4, 8)
+    assert owned == training.owned()
+    return training.weights(), owned
+
+
+@pytest.mark.dear
+@pytest.mark.parametrize("fields", [{}, {"on_refresh": "rotate", "stagger": True}], ids=str)
+@pytest.mark.parametrize("layout", ["ddp 2", "fsdp 3", "hybrid 4"])
+def test_a_run_resumes_to_the_bit(
+    pool: Pool, layout: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    count = LAYOUTS[layout][0]
+    straight = pool.run(saved, layout, tmp_path, fields, ranks=count)
+    for found, (again, _) in zip(
+        straight, pool.run(resumed, layout, tmp_path, fields, ranks=count), strict=True
+    ):
+        assert all(torch.equal(found[name], again[name]) for name in found)
+
+
+@pytest.mark.dear
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("alone", "fsdp 3"),
+        ("fsdp 3", "alone"),
+        ("fsdp 2", "fsdp 3"),
+        ("ddp 2", "fsdp 2"),
+        ("fsdp 4", "ddp 2"),
+        ("hybrid 4", "fsdp 4"),
+    ],
+)
+def test_a_run_resumes_on_another_layout(
+    pool: Pool, before: str, after: str, tmp_path: Path
+) -> None:
+    straight = pool.run(saved, before, tmp_path, {}, ranks=LAYOUTS[before][0])[0]
+    results = pool.run(resumed, after, tmp_path, {}, ranks=LAYOUTS[after][0])
+    for found, _ in results:
+        close(found, straight)
+    shards = LAYOUTS[after][1]
+    names = [name for _, owned in results[:shards] for name in owned]
+    assert len(names) == len(set(names)) == 2 * 7
+
+
+def with_other_gradients(ranks: Ranks, shared: bool) -> Tensor:
+    """Ranks whose gradients differ, as SVDs on hosts of different kinds may."""
+    weight = nn.Parameter(torch.ones(5, 4))
+    optimizer = GaLore([weight], rank=2)
+    if shared:
+        optimizer.replicas = torch.distributed.group.WORLD
+    weight.grad = torch.randn(5, 4, generator=torch.Generator().manual_seed(ranks.rank))
+    optimizer.step()
+    return optimizer.state[weight]["right"]
+
+
+def test_replicas_take_the_first_ones_bases(pool: Pool) -> None:
+    one, other = pool.run(with_other_gradients, False)
+    assert not torch.equal(one, other)
+    shared, too = pool.run(with_other_gradients, True)
+    assert torch.equal(shared, one)
+    assert torch.equal(too, one)
