@@ -14,12 +14,11 @@ from modicum.parallel.replicated import cut_buckets
 shapes = st.lists(
     st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), min_size=1, max_size=4
 ).map(tuple)
-groups = st.builds(Group, trained=shapes, frozen=shapes, frozen_bytes=st.sampled_from([2, 4]))
+rows = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 99)), max_size=4).map(tuple)
+groups = st.builds(Group, trained=shapes, frozen=rows)
 
 ONE = Ledger.of(
     Entry("weight", 4000, what="model"),
-    Entry("gradient", 4000, ("backward", "step")),
-    Entry("optimizer", 8000),
     Entry("activation", 900, ("forward", "loss")),
     Entry("workspace", 50, ("forward",)),
     Entry("workspace", 300, ("loss",)),
@@ -28,25 +27,23 @@ ONE = Ledger.of(
 MODEL = Group(trained=((40, 10),)), (Group(trained=((30, 10),)),) * 2
 
 
-def persistent(ledger: Ledger) -> int:
-    return ledger.bytes("weight") + ledger.bytes("optimizer")
+def trained_of(group: Group) -> int:
+    return sum(map(math.prod, group.trained))
 
 
-def sizes(group: Group) -> tuple[int, int]:
-    return tuple(sum(map(math.prod, held)) for held in (group.trained, group.frozen))
+def bytes_of(group: Group) -> int:
+    return 4 * trained_of(group) + sum(count * each for count, each in group.frozen)
 
 
 @given(st.lists(groups, min_size=1, max_size=4), st.integers(1, 8))
 def test_parts_make_the_whole_and_the_largest_counts(found, shards):
     parts = Parts(found[0], tuple(found[1:]), Layout(shards=shards))
-    trained = sum(sizes(group)[0] for group in found)
-    weights = sum(4 * sizes(g)[0] + g.frozen_bytes * sizes(g)[1] for g in found)
+    trained, weights = sum(map(trained_of, found)), sum(map(bytes_of, found))
     assert parts.trained * shards >= trained
     assert parts.weights * shards >= weights
     # A part has at most one row more than an even share of a parameter.
-    row = sum(
-        4 * math.prod(shape[1:]) for group in found for shape in (*group.trained, *group.frozen)
-    )
+    row = sum(4 * math.prod(shape[1:]) for group in found for shape in group.trained)
+    row += sum(each for group in found for _, each in group.frozen)
     assert parts.weights * shards < weights + shards * row
     assert parts.frozen_bytes == parts.weights - 4 * parts.trained
     if shards == 1:
@@ -56,25 +53,22 @@ def test_parts_make_the_whole_and_the_largest_counts(found, shards):
 @given(st.lists(groups, min_size=1, max_size=3), st.integers(2, 6), st.integers(1, 3))
 def test_what_persists_is_divided_and_what_is_gathered_comes_on_top(found, shards, micro_batches):
     parts = Parts(found[0], tuple(found[1:]), Layout(shards=shards))
-    weights = sum(4 * sizes(g)[0] + g.frozen_bytes * sizes(g)[1] for g in found)
-    trained = sum(sizes(group)[0] for group in found)
     cut = sharded(Ledger(), parts, micro_batches=micro_batches)
-    assert shards * persistent(cut) >= weights + 8 * trained
-    assert cut.bytes("gradient", "step") == 4 * parts.trained
+    assert shards * cut.bytes("weight") >= sum(map(bytes_of, found))
+    assert cut.bytes("gradient", "step") == 0
     assert cut.bytes("buffer", "step") == 0
     assert cut.bytes("buffer", "forward") >= parts.root.gathered(shards) + parts.block
 
 
 def test_a_model_cut_in_two():
     cut = sharded(ONE, Parts(*MODEL, Layout(shards=2)), micro_batches=1, slack=250)
-    assert persistent(cut) == (4000 + 8000) // 2
-    assert cut.bytes("gradient", "step") == 2000
+    assert cut.bytes("weight") == 4000 // 2
     # Root and a block's buffer; gathering takes two more, of which 50 are free anyway later.
     assert cut.bytes("buffer", "forward") == 1600 + 1200 + (2 * 1200 - 50)
     # In the backward pass: weights of two blocks and a buffer, a block's gradients as they are made
     # and three times on the wire, less what is free by then.
     assert cut.bytes("buffer", "loss") == 1600 + 3 * 1200 + 1200 + 3 * 1200 - 250
-    assert cut.bytes("gradient", "backward") == 2000 + 1600 + 4 * 1200
+    assert cut.bytes("gradient", "backward") == 1600 + 4 * 1200
     assert cut.bytes("activation", "forward") == 900
     wires = {wire.collective: wire for wire in cut.wire}
     assert wires["all_gather"].bytes == (1600 + 2 * 2400) // 2
@@ -103,12 +97,11 @@ def test_replicas_of_shards_sum_a_part_each():
 
 
 def test_frozen_weights_are_gathered_and_have_no_gradients():
-    root = Group(frozen=((40, 10),), frozen_bytes=2)
-    block = Group(trained=((5, 4),), frozen=((30, 10),), frozen_bytes=2)
+    root = Group(frozen=((40, 20),))
+    block = Group(trained=((5, 4),), frozen=((30, 20),))
     parts = Parts(root, (block, block), Layout(shards=2))
     cut = sharded(Ledger(), parts, micro_batches=1)
     assert cut.bytes("weight") == 400 + 2 * (3 * 4 * 4 + 300)  # five rows: three, and two
-    assert cut.bytes("gradient", "step") == 2 * 3 * 4 * 4
     assert parts.block == 2 * (3 * 4 * 4 + 300)
     assert [wire.count for wire in cut.wire] == [5, 2]
 
@@ -116,8 +109,8 @@ def test_frozen_weights_are_gathered_and_have_no_gradients():
 def test_replicas_hold_everything_and_a_bucket():
     whole = replicated(ONE, [400, 300, 300], 1000, 2, late=2000, slack=500)
     assert bucket_sizes([400, 300, 300], 1000) == [1200, 1200, 1600]
-    assert persistent(whole) == persistent(ONE)
-    assert whole.bytes("gradient", "step") == 4000 + 3 * 4
+    assert whole.bytes("weight") == ONE.bytes("weight")
+    assert whole.bytes("gradient", "step") == 3 * 4
     assert whole.bytes("workspace", "loss") == 300 + 1200 - 500
     assert whole.bytes("workspace", "backward") == 1600
     (wire,) = whole.wire
@@ -136,7 +129,7 @@ def test_buckets_are_those_that_are_cut(elements, bucket_bytes):
 
 
 def test_a_staged_checkpoint_lies_on_the_host():
-    staged = ONE + staging([900, 100])
+    staged = ONE + staging([900, 100], 8000)
     assert staged.peak() == ONE.peak()
     (row,) = [row for row in staged.table() if row["kind"] == "host"]
     assert row["bytes"] == 12_000
@@ -144,7 +137,7 @@ def test_a_staged_checkpoint_lies_on_the_host():
 
 def test_of_what_several_hold_each_stages_some():
     def bytes_of(*elements: int, replicas: int) -> int:
-        return staging(elements, replicas).entries[0].bytes
+        return staging(elements, 8 * sum(elements), replicas).entries[0].bytes
 
     assert bytes_of(100, 100, replicas=2) == 3 * 400
     assert bytes_of(100, 10, replicas=2) == 2 * 400  # one has two of the large ones
@@ -153,6 +146,6 @@ def test_of_what_several_hold_each_stages_some():
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=9), st.integers(1, 5))
 def test_staged_parts_make_the_whole(elements, replicas):
-    each = staging(elements, replicas).entries[0].bytes
+    each = staging(elements, 8 * sum(elements), replicas).entries[0].bytes
     assert 12 * sum(elements) <= each * replicas
     assert each <= 12 * sum(elements) / replicas + 4 * max(elements)

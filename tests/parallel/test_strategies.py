@@ -74,7 +74,7 @@ def trained(strategy: Strategy, **options: Any) -> tuple[list[float], list[float
     for step in range(STEPS):
         batch = rows(step)
         mine = Batch(batch.input_ids, batch.labels).split(share)[ranks.rank].split(MICRO)
-        tokens = ranks.sum(sum(part.trained_tokens for part in mine))[0]
+        tokens = ranks.sum(sum(part.count for part in mine))[0]
         total = 0.0
         for place, part in enumerate(mine):
             loss = task.loss_sum(model, part) / tokens

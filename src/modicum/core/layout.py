@@ -21,14 +21,16 @@ class Layout:
     >>> Layout(replicas=2, shards=4).ranks
     8
     >>> Layout.of(8, shard=4), Layout.of(8)
-    (Layout(replicas=2, shards=4), Layout(replicas=8, shards=1))
+    (Layout(replicas=2, shards=4, copies=False), Layout(replicas=8, shards=1, copies=False))
     """
 
     replicas: int = 1
     shards: int = 1
+    copies: bool = False
+    """Whether every rank computes with a whole copy of the weights, all the same."""
 
     @classmethod
-    def of(cls, ranks: int, shard: int = 1) -> Layout:
+    def of(cls, ranks: int, shard: int = 1, *, copies: bool = False) -> Layout:
         """The layout of so many ranks, `shard` of them to a copy of the weights.
 
         Raises:
@@ -36,7 +38,7 @@ class Layout:
         """
         if ranks % shard:
             raise ValueError(f"{ranks} ranks cannot be cut into groups of {shard}")
-        return cls(ranks // shard, shard)
+        return cls(ranks // shard, shard, copies)
 
     @property
     def ranks(self) -> int:
@@ -45,9 +47,11 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """For people: `one process`, `ddp`, `fsdp` or `hybrid`."""
+        """For people: `one process`, `ddp`, `fsdp`, `hybrid` or `zero`."""
         if self.ranks == 1:
             return "one process"
+        if self.copies:
+            return "zero"
         if self.shards == 1:
             return "ddp"
         return "fsdp" if self.replicas == 1 else "hybrid"

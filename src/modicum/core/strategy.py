@@ -115,6 +115,10 @@ class Strategy:
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Update the weights by their gradients, now or when they are next used."""
         optimizer.step()
+        self.updated()
+
+    def updated(self) -> None:
+        """What `trained` gave has new values: whoever computes with copies brings these up."""
 
     def discard(self) -> None:
         """Forget the gradients of an update that is not to be."""

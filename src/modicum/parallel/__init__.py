@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from modicum.parallel.place import Place
     from modicum.parallel.replicated import Replicated
     from modicum.parallel.sharded import Sharded
+    from modicum.parallel.zero import Zero
 
 _HOMES = {
     "Place": "place",
     "Replicated": "replicated",
     "Sharded": "sharded",
     "Supervisor": "launch",
+    "Zero": "zero",
 }
-__all__ = ["Place", "Replicated", "Sharded", "Supervisor"]
+__all__ = ["Place", "Replicated", "Sharded", "Supervisor", "Zero"]
 
 
 def __getattr__(name: str) -> object:

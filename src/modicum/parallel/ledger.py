@@ -30,13 +30,11 @@ class Group:
 
     Args:
         trained: shapes of those that are trained, in fp32.
-        frozen: shapes of the others.
-        frozen_bytes: bytes an element of the others.
+        frozen: of each of the others, how many rows it has and the bytes of one.
     """
 
     trained: Shapes = ()
-    frozen: Shapes = ()
-    frozen_bytes: int = 4
+    frozen: tuple[tuple[int, int], ...] = ()
 
     @property
     def gradients(self) -> int:
@@ -49,8 +47,8 @@ class Group:
 
     def part(self, shards: int) -> int:
         """Bytes of the weights' largest part, of so many."""
-        frozen = sum(_rows(shape, shards) for shape in self.frozen)
-        return 4 * sum(self.trained_parts(shards)) + self.frozen_bytes * frozen
+        frozen = sum(-(-rows // shards) * each for rows, each in self.frozen)
+        return 4 * sum(self.trained_parts(shards)) + frozen
 
     def gathered(self, shards: int) -> int:
         """Bytes of the whole weights as they are gathered: every part as large as the largest."""
@@ -168,25 +166,22 @@ def sharded(
 ) -> Ledger:
     """The ledger where weights, gradients and optimizer state are cut over ranks (FSDP2).
 
+    What stays of gradients and the optimizer's state are the optimizer's to tell.
+
     Ranks cut every parameter by rows; the rank with the largest part counts. A block's weights are
     gathered into one buffer, by way of another of gloo's, and copied out of it, while the next
     block's are gathered; its gradients are copied into a buffer, summed and cut while the next
     block's are made.
 
     Args:
-        ledger: of one process that does the same work, its gradients those of one micro-batch.
+        ledger: of one process that does the same work, without gradients that stay.
         micro_batches: in an update; gradients are summed and cut after each.
         reshard_after_forward: whether blocks are gathered a second time for the backward pass.
         slack: how far the ledger is below its phase `loss` when the last block's backward begins.
     """
     shards = parts.layout.shards
     block, gradients = parts.block, parts.block_gradients
-    kept = ledger.map_entries(
-        lambda entry: None if entry.kind in ("weight", "gradient", "optimizer") else entry
-    )
-    phases: tuple[Phase, ...] = ("backward", "step")
-    if micro_batches > 1:
-        phases = ("forward", "loss", *phases)
+    kept = ledger.map_entries(lambda entry: None if entry.kind == "weight" else entry)
     root = parts.root.gathered(shards)
     everything = 0 if reshard_after_forward else sum(b.gathered(shards) for b in parts.blocks)
     own = block if reshard_after_forward else 0  # not yet among everything
@@ -201,8 +196,6 @@ def sharded(
     made = own + 2 * block + gradients + sent
     return kept + Ledger.of(
         Entry("weight", parts.weights, what="model, this rank's part"),
-        Entry("gradient", 4 * parts.trained, phases, "gradients, this rank's part"),
-        Entry("optimizer", 8 * parts.trained, what="AdamW moments, this rank's part"),
         Entry("buffer", root, _RUNNING, "gathered: embedding and head"),
         Entry("buffer", everything, _RUNNING, "gathered: blocks"),
         Entry("buffer", block, ("evaluation", "forward"), "gathered: a block"),
@@ -242,19 +235,21 @@ def _traffic(parts: Parts, micro_batches: int, gathers: int) -> list[Wire]:
     return [wire for wire in wires if wire.bytes]
 
 
-def staging(trained: Sequence[int], replicas: int = 1) -> Ledger:
-    """The copy of the trained state that is written while training goes on: fp32 and two moments.
+def staging(trained: Sequence[int], state_bytes: int, replicas: int = 1) -> Ledger:
+    """The copy of the trained state that is written while training goes on.
 
     Of the ranks that hold the same, each copies some tensors, as evenly by bytes as they go.
 
     Args:
         trained: elements that a rank holds of each trained parameter.
+        state_bytes: of the optimizer's state, taken to be spread as two tensors a parameter.
         replicas: how many ranks hold the same.
     """
-    loads = [0] * replicas
-    for elements in sorted(trained, reverse=True):
-        for _ in range(3):
-            heapq.heapreplace(loads, loads[0] + 4 * elements)
+    loads, elements = [0] * replicas, max(1, sum(trained))
+    for own in sorted(trained, reverse=True):
+        moment = state_bytes * own // (2 * elements)
+        for size in (_GRADIENT * own, moment, moment):
+            heapq.heapreplace(loads, loads[0] + size)
     return Ledger.of(Entry("host", max(loads), what="checkpoint staging", place="host"))
 
 

@@ -140,7 +140,7 @@ class Replicated(Strategy):
         while self._next < len(self.buckets) and self.buckets[self._next].complete:
             self._launch()
         if self._handlers:
-            self._land(self._next - 1)
+            self._land(max(0, self._next - 1))
 
     def after_backward(self) -> None:
         """Launch what is left, and wait for all sums."""

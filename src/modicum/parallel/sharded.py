@@ -2,21 +2,33 @@
 
 Blocks gather their weights when they compute; gradients are summed and cut in one exchange. With
 several replicas of the shards (hybrid sharding) that sum is then added up over the replicas.
+
+An exchange of the room `comm` may do both its own way. It sends how weights differ from a copy that
+every rank holds, so that each rank holds all weights beside its part of them, and a gather moves
+bytes only where the weights are newer than the copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from modicum.core.errors import InputError
+from modicum.core.exchange import ShardExchange
 from modicum.core.layout import Layout
 from modicum.core.ranks import Ranks
+from modicum.core.sharding import whole
+from modicum.core.state import StateRegistry, View, model_view
 from modicum.core.strategy import Strategy
+from modicum.parallel.rows import EXCHANGE, Rows, laid_out
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
 
@@ -26,13 +38,41 @@ class Sharded(Strategy):
     Args:
         reshard_after_forward: whether a block gives its gathered weights back before its backward
             pass and gathers them again; if not, memory is taken for time.
+        exchange: how gradients and weights are sent; None: as FSDP2 does.
 
     Source: Zhao et al., "PyTorch FSDP", VLDB 2023 (arXiv 2304.11277); `fully_shard`.
+
+    Raises:
+        InputError: the exchange cannot be used so.
     """
 
-    def __init__(self, ranks: Ranks, layout: Layout, reshard_after_forward: bool = True) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        layout: Layout,
+        reshard_after_forward: bool = True,
+        exchange: ShardExchange | None = None,
+    ) -> None:
         super().__init__(ranks, layout)
-        self.reshard_after_forward = reshard_after_forward
+        self.reshard_after_forward, self.exchange = reshard_after_forward, exchange
+        self._groups: list[_Group] = []
+        self._trained: list[nn.Parameter] = []
+        self._micro_batch = 0
+        if exchange is not None and reshard_after_forward:
+            raise InputError(
+                "an exchange that codes weights keeps a copy of all of them, so giving gathered "
+                "ones back before the backward pass saves nothing; set it to false",
+                field="parallel.reshard_after_forward",
+                value=True,
+            )
+        if exchange is not None and layout.replicas > 1:
+            raise InputError(
+                "an exchange that codes gradients sums them over all ranks at once; "
+                "cut the weights over all of them",
+                field="parallel.shard",
+                value=layout.shards,
+                allowed=str(ranks.size),
+            )
 
     def cut(
         self,
@@ -55,11 +95,186 @@ class Sharded(Strategy):
             module.set_force_sum_reduction_for_comms(True)
         for name in methods:
             register_fsdp_forward_method(model, name)
+        if self.exchange is not None and not self.ranks.alone:
+            self._connect(model, self.exchange)
+
+    def _connect(self, model: nn.Module, exchange: ShardExchange) -> None:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        for number, module in enumerate(_sharded_modules(model)):
+            if not hasattr(module, "set_custom_all_gather"):
+                raise InputError(
+                    "an exchange on FSDP2 needs a newer PyTorch", value=torch.__version__
+                )
+            shapes = {names[id(p)]: tuple(p.shape) for p in _own(cast(nn.Module, module))}
+            if not shapes:
+                continue
+            group = _Group(f"group {number}", shapes, exchange)
+            self._groups.append(group)
+            reduced = partial(self._reduced, group)
+            module.set_custom_all_gather(cast(Any, _Wire(group.gather)))
+            module.set_custom_reduce_scatter(cast(Any, _Wire(reduced)))
+
+    def start(self, model: nn.Module) -> None:
+        """Begin with a loaded model.
+
+        Raises:
+            InputError: there is an exchange, and parameters that are not trained.
+        """
+        frozen = next((n for n, p in model.named_parameters() if not p.requires_grad), None)
+        if self._groups and frozen is not None:
+            raise InputError(
+                "an exchange on FSDP2 would send frozen weights too; cut the optimizer's state "
+                "alone, and only what is trained is sent",
+                field="parallel.shard",
+                value=frozen,
+            )
+        super().start(model)
+        if self.exchange is not None:
+            self.exchange.connect()
+        self._trained = [parameter for _, parameter in self.trained(model)]
+
+    def register(self, registry: StateRegistry, model: nn.Module) -> None:
+        """Register the weights; where an exchange sends differences, its copies too.
+
+        These are the view `exchange`. Without it they begin at the weights.
+        """
+        view = model_view(model)
+
+        def write(state: Mapping[str, Any]) -> None:
+            view.write(state)
+            for group in self._groups:
+                group.copy = None
+
+        registry.add_view(replace(view, write=write))
+        if self._groups and self.exchange is not None and self.exchange.incremental:
+            device = next(model.parameters()).device
+            registry.add_view(self._exchange_view(self.exchange, device))
+
+    def _exchange_view(self, exchange: ShardExchange, device: torch.device) -> View:
+        mesh = self.layout.mesh(device.type)
+
+        def read() -> dict[str, Any]:
+            stale = [group.name for group in self._groups if group.stale]
+            state = exchange.state_dict() | {"stale": stale}
+            for group in self._groups:
+                state |= group.read(mesh)
+            return state
+
+        def write(state: Mapping[str, Any]) -> None:
+            exchange.load_state_dict(state)
+            for group in self._groups:
+                group.write(state, device)
+
+        return View(EXCHANGE, read, write)
+
+    # Gradients
+
+    def before_backward(self, *, last: bool) -> None:
+        """Count the backward passes of an update, in each of which gradients are summed."""
+        super().before_backward(last=last)
+        first = all(parameter.grad is None for parameter in self._trained)
+        self._micro_batch = 0 if first else self._micro_batch + 1
+
+    def _reduced(self, group: _Group, gradients: Tensor) -> Tensor:
+        """This rank's part of the sum, rounded anew in each pass."""
+        rows = gradients.view(self.ranks.size, -1)
+        return group.exchange.reduce_scatter(rows, f"{group.name}/{self._micro_batch}")()
+
+    # Updates
+
+    def updated(self) -> None:
+        """Weights are new, which the next gather of each finds."""
+        if self.exchange is not None:
+            self.exchange.advance()
+        for group in self._groups:
+            group.stale = True
 
     def rest(self, model: nn.Module) -> None:
         """Give gathered weights back, so that parameters are the sharded ones again."""
         for module in _sharded_modules(model):
             module.reshard()
+
+
+class _Group:
+    """What FSDP2 gathers at once, and the copy of it that every rank holds.
+
+    Args:
+        shapes: of its parameters by name, in FSDP2's order.
+    """
+
+    def __init__(
+        self, name: str, shapes: Mapping[str, tuple[int, ...]], exchange: ShardExchange
+    ) -> None:
+        self.name, self.exchange = name, exchange
+        self._names, self._rows = list(shapes), Rows(shapes.values(), exchange.ranks.size)
+        self.copy: Tensor | None = None
+        self.stale = False
+
+    def gather(self, shard: Tensor) -> Tensor:
+        """The copy [W, n], brought to this rank's row [n] of the weights, and the others', if new.
+
+        The first time they are sent as they are.
+        """
+        if self.copy is None:
+            assert len(shard) == self._rows.width, f"FSDP2 orders {self.name} in another way"
+            self.copy = shard.new_empty(self._rows.shards, self._rows.width)
+            self.exchange.spread(self.copy, shard)()
+        elif self.stale:
+            self.exchange.refresh(self.copy, shard, self.name)()
+        self.stale = False
+        return self.copy
+
+    def read(self, mesh: DeviceMesh) -> dict[str, Any]:
+        """The copy by parameter, of which each rank gives the rows that it owns."""
+        if self.copy is None:
+            return {}
+        rank = self.exchange.ranks.rank
+        return {
+            f"copy/{name}": laid_out(
+                self._rows.part(self.copy[rank], index, rank), self._rows.shapes[index], mesh
+            )
+            for index, name in enumerate(self._names)
+        }
+
+    def write(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Take the copy up, if there is one."""
+        self.copy, self.stale = None, self.name in state.get("stale", ())
+        if f"copy/{self._names[0]}" not in state:
+            return
+        for index, name in enumerate(self._names):
+            value = whole(state[f"copy/{name}"])
+            if self.copy is None:
+                size = self._rows.shards, self._rows.width
+                self.copy = torch.zeros(size, dtype=value.dtype, device=device)
+            self._rows.put(self.copy, index, value)
+
+
+class _Wire:
+    """What FSDP2 calls to gather a group's weights, and to sum its gradients."""
+
+    def __init__(self, run: Callable[[Tensor], Tensor]) -> None:
+        self._run = run
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A buffer to send from, or to receive into."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_: Any) -> None:
+        """Fill the output; it is there when this returns."""
+        output_tensor.copy_(self._run(input_tensor).view(-1))
+
+
+def _own(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters that FSDP2 gathers with a module, in its order: those of what is in it first.
+
+    What is in a module that is gathered by itself is left out; a shared parameter comes twice.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    for child in module.children():
+        if not isinstance(child, FSDPModule):
+            yield from _own(child)
+    yield from module.parameters(recurse=False)
 
 
 def _sharded_modules(model: nn.Module) -> list[FSDPModule]:

@@ -1,0 +1,127 @@
+"""What schedules of exchanges share: the value, its ledger's question, and use in any loop.
+
+A schedule says when gradients and weights of data parallelism travel, not what they are: the bytes
+are those of an all-reduce, and so are the weights that come of it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from modicum.core.collectives import Link
+from modicum.core.layout import Layout
+from modicum.core.ledger import Ledger
+from modicum.core.method import Method
+from modicum.core.ranks import Ranks
+from modicum.core.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What a schedule's ledger is asked at.
+
+    Args:
+        layers: elements of the trained parameters of each module that holds some, in the order in
+            which a forward pass comes to them; a parameter of several modules is the first's.
+        ranks: how many ranks sum their gradients.
+        element_bytes: bytes an element of a gradient.
+    """
+
+    layers: tuple[tuple[int, ...], ...]
+    ranks: int
+    element_bytes: int = 4
+
+
+class Schedule(Method):
+    """When the exchanges of data parallelism happen; the value of every method that decides it."""
+
+    @abstractmethod
+    def strategy(
+        self,
+        ranks: Ranks,
+        layout: Layout,
+        *,
+        reduction: Literal["sum", "mean"] = "sum",
+        link: Link | None = None,
+    ) -> Strategy:
+        """How ranks share a model under this schedule; its `collectives` meter what is sent.
+
+        Args:
+            reduction: `sum` where losses are scaled by the count of all ranks, `mean` where each
+                rank took the mean over its own samples.
+            link: a slower link to pretend, for experiments.
+        """
+
+    @abstractmethod
+    def ledger(self, at: Exchanged) -> Ledger:
+        """Wire traffic and buffers of an update, beyond those of one process alone."""
+
+    def wrap(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        reduction: Literal["sum", "mean"] = "mean",
+        link: Link | None = None,
+    ) -> Wrapped:
+        """Train `model` with the ranks of the default process group in a loop of your own.
+
+        All ranks get rank 0's weights. Without a process group this process is the only rank.
+
+        Raises:
+            InputError: the schedule cannot be used so.
+        """
+        ranks = Ranks()
+        if dist.is_available() and dist.is_initialized():
+            ranks = Ranks(dist.get_rank(), dist.get_world_size())
+        strategy = self.strategy(ranks, Layout.of(ranks.size), reduction=reduction, link=link)
+        strategy.start(model)
+        return Wrapped(strategy, optimizer)
+
+
+class Wrapped:
+    """A strategy and an optimizer for a loop that is not the trainer's; see `Schedule.wrap`."""
+
+    def __init__(self, strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
+        self.strategy, self.optimizer = strategy, optimizer
+
+    def backward(self, loss: Tensor, *, last: bool = True) -> None:
+        """`loss.backward()`, while gradients travel; before the update's `last` they add up."""
+        self.strategy.before_backward(last=last)
+        loss.backward()
+
+    def step(self, clip_norm: float | None = None) -> Tensor | None:
+        """Update the weights, in place of `optimizer.step()` and `optimizer.zero_grad()`.
+
+        Args:
+            clip_norm: scale the gradients to this norm at most, and pass the update over when
+                they are not finite.
+
+        Returns:
+            The norm before clipping, where `clip_norm` is given.
+        """
+        self.strategy.after_backward()
+        norm = None
+        if clip_norm is not None:
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            norm = self.strategy.norm(parameters)
+            self.strategy.clip(parameters, clip_norm, norm)
+        if norm is None or math.isfinite(norm):
+            self.strategy.update(self.optimizer)
+        else:
+            self.strategy.discard()
+        # A learning rate's scheduler looks there for the call that stands in the place of `step`.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def flush(self) -> None:
+        """Finish the update: call it before weights or the optimizer's state are read or saved."""
+        self.strategy.flush()

@@ -1,0 +1,98 @@
+"""What ranks spend where an exchange of the room `comm` carries their gradients and weights.
+
+Policies on the ledger of one process, as those of `modicum.parallel.ledger`; the exchange's own
+part is its `ledger`, asked at an `ExchangeSite`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from modicum.core.exchange import ExchangeSite
+from modicum.core.ledger import Entry, Ledger, Phase, Trained
+from modicum.parallel.ledger import Parts
+
+ExchangeLedger = Callable[[ExchangeSite], Ledger]
+_FP32 = 4
+
+
+def row_widths(trained: Sequence[Trained], ranks: int, bucket_bytes: int) -> list[int]:
+    """Elements of a rank's row in each bucket of `Zero`, from the last layer to the first.
+
+    >>> shapes = [Trained(name, (rows, 2), True) for name, rows in (("a", 100), ("b", 3), ("c", 3))]
+    >>> row_widths(shapes, 2, 40)
+    [8, 100]
+    """
+    widths: list[int] = []
+    size, kind = 0, 0
+    for parameter in reversed(trained):
+        if not widths or size >= bucket_bytes or kind != parameter.element_bytes:
+            widths.append(0)
+            size, kind = 0, parameter.element_bytes
+        widths[-1] += parameter.rows(0, ranks) * math.prod(parameter.shape[1:])
+        size += parameter.bytes
+    return widths
+
+
+def zero(
+    ledger: Ledger,
+    trained: Sequence[Trained],
+    *,
+    ranks: int,
+    ranks_per_node: int,
+    bucket_bytes: int,
+    micro_batches: int = 1,
+    exchange: ExchangeLedger,
+) -> Ledger:
+    """The ledger where each rank has a whole model, and optimizer state is cut over the ranks.
+
+    What stays of gradients and the optimizer's state are the optimizer's to tell, asked for
+    `ranks` shards. The rank with the largest part counts. Gradients leave for a bucket as they are
+    made, where they need not add up. After the update two buckets of weights are on their way.
+
+    Args:
+        ledger: of one process that does the same work, without gradients that stay.
+        trained: what is trained, in the model's order.
+        micro_batches: in an update, of which the last sums.
+        exchange: the ledger of what carries them.
+    """
+    widths = row_widths(trained, ranks, bucket_bytes)
+    most, whole = max(widths, default=0), sum(math.prod(p.shape) for p in trained)
+    copy_bytes = max((parameter.element_bytes for parameter in trained), default=_FP32)
+    phases: tuple[Phase, ...] = ("forward", "loss") if micro_batches > 1 else ()
+    site = ExchangeSite(tuple(widths), ranks, ranks_per_node, copy_bytes=copy_bytes)
+    own = Ledger.of(
+        Entry("weight", _FP32 * sum(widths), what="masters, this rank's part"),
+        Entry("gradient", _FP32 * whole, phases, "gradients that add up"),
+        Entry("gradient", _FP32 * ranks * most, ("backward",), "a bucket of gradients"),
+        Entry("buffer", 2 * copy_bytes * ranks * most, ("step",), "buckets of weights"),
+    )
+    return ledger + own + exchange(site)
+
+
+def on_sharded(
+    ledger: Ledger,
+    parts: Parts,
+    *,
+    micro_batches: int,
+    ranks_per_node: int,
+    exchange: ExchangeLedger,
+) -> Ledger:
+    """The ledger of FSDP2 where an exchange carries what its groups send.
+
+    Args:
+        ledger: of FSDP2 that does not gather blocks a second time.
+        parts: the groups; what is in them is fp32 and trained.
+        exchange: the ledger of what carries them.
+    """
+    shards = parts.layout.shards
+    widths = tuple(group.part(shards) // _FP32 for group in parts.groups)
+    site = ExchangeSite(widths, shards, ranks_per_node, reductions=micro_batches)
+    copies = _FP32 * shards * sum(widths)
+    return (
+        replace(ledger, wire=())
+        + Ledger.of(Entry("weight", copies, what="copies of all weights"))
+        + exchange(site)
+    )

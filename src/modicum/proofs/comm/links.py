@@ -1,0 +1,128 @@
+"""Links that are really slow: every rank in a network namespace, joined by ports that are shaped.
+
+A bridge joins the namespaces, and tbf shapes each port in both directions. All of it is made inside
+user namespaces, so it needs no privileges where the kernel allows these, touches no interface of
+the machine, and is gone when the process that made it ends. Where it cannot be made, proofs pretend
+a link instead (`modicum.core.collectives.Link`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from modicum.core.errors import InputError
+from modicum.core.ranks import Ranks
+from modicum.proofs.ranks import RanksFailed, at_ranks
+
+# A burst that is large beside a message lets it pass at memory speed; 100 ms of queue lose nothing.
+_SHAPE = "root tbf rate {rate} burst 32kb latency 100ms"
+_INSIDE = (
+    "exec ip netns exec md$((RANK / {local})) "
+    'env MASTER_ADDR=10.77.0.1 GLOO_SOCKET_IFNAME=eth0 "$@"'
+)
+
+
+def shaped(
+    ranks: int,
+    rates: list[str],
+    function: str,
+    arguments: list[Mapping[str, Any]],
+    *,
+    local: int = 1,
+) -> list[Any]:
+    """What `function(Ranks, **arguments[i])` gives at rank 0, over ports shaped to `rates[i]`.
+
+    Args:
+        rates: as tc spells them, such as `200mbit`.
+        local: ranks that share a namespace, and with it a port, as those of one host do.
+
+    Raises:
+        InputError: such a network cannot be made here, or a rank failed.
+    """
+    missing = [name for name in ("unshare", "ip", "tc") if not shutil.which(name)]
+    if missing:
+        raise InputError(f"the full proof shapes links, for which it needs {', '.join(missing)}")
+    with tempfile.TemporaryDirectory() as folder:
+        task, result = Path(folder) / "task.json", Path(folder) / "result.json"
+        told = {"ranks": ranks, "rates": rates, "function": function, "arguments": arguments}
+        told["local"] = local
+        task.write_text(json.dumps(told), encoding="utf-8")
+        command = f"exec {sys.executable} -m {__name__} {task} {result}"
+        inside = f"mount -t tmpfs none /run && mkdir /run/netns && {command}"
+        own = ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", inside]
+        done = subprocess.run(own, stderr=subprocess.PIPE, text=True, check=False)
+        if not result.exists():
+            raise InputError(f"links could not be shaped here: {done.stderr.strip()[-2000:]}")
+        return list(json.loads(result.read_bytes()))
+
+
+def all_reduce_seconds(ranks: Ranks, elements: int, repeats: int = 3) -> float:
+    """Seconds that an all-reduce of so many fp32 takes, the median after a first one."""
+    buffer, times = torch.ones(elements), []
+    for _ in range(repeats + 1):
+        dist.barrier()
+        started = time.perf_counter()
+        dist.all_reduce(buffer)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def sent() -> int:
+    """Bytes that this namespace's eth0 has sent; 0 where there is none."""
+    devices = Path("/proc/net/dev")
+    for line in devices.read_text(encoding="ascii").splitlines() if devices.exists() else ():
+        name, _, rest = line.partition(":")
+        if name.strip() == "eth0":
+            return int(rest.split()[8])
+    return 0
+
+
+def _serve(task: Path, result: Path) -> None:
+    """Make the network in the namespaces that this process was started in, and do the task."""
+    told = json.loads(task.read_bytes())
+    hosts = told["ranks"] // told["local"]
+    _make(hosts)
+    results = []
+    for rate, arguments in zip(told["rates"], told["arguments"], strict=True):
+        for host in range(hosts):
+            for where, device in ((f"md{host}", "eth0"), ("mdsw", f"mdp{host}")):
+                _run(f"tc -n {where} qdisc replace dev {device} {_SHAPE.format(rate=rate)}")
+        within = ("sh", "-c", _INSIDE.format(local=told["local"]), "sh")
+        results.append(at_ranks(told["function"], told["ranks"], arguments, within=within)[0])
+    result.write_text(json.dumps(results), encoding="utf-8")
+
+
+def _make(hosts: int) -> None:
+    _run("ip netns add mdsw")
+    _run("ip -n mdsw link add br0 type bridge")
+    _run("ip -n mdsw link set br0 up")
+    for host in range(hosts):
+        _run(f"ip netns add md{host}")
+        _run(f"ip link add mdp{host} netns mdsw type veth peer name eth0 netns md{host}")
+        _run(f"ip -n mdsw link set mdp{host} master br0 up")
+        _run(f"ip -n md{host} addr add 10.77.0.{host + 1}/24 dev eth0")
+        _run(f"ip -n md{host} link set lo up")
+        _run(f"ip -n md{host} link set eth0 up")
+
+
+def _run(command: str) -> None:
+    subprocess.run(command.split(), check=True)
+
+
+if __name__ == "__main__":
+    try:
+        _serve(Path(sys.argv[1]), Path(sys.argv[2]))
+    except (RanksFailed, subprocess.CalledProcessError) as error:
+        sys.exit(str(error))

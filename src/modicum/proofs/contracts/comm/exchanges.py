@@ -1,0 +1,169 @@
+"""What an exchange of sharded data parallelism promises: sums, copies that agree, its bytes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from modicum.comm.base import Schedule
+from modicum.core.catalog import of_value, read_file
+from modicum.core.exchange import ExchangeContext, ExchangeSite, ShardExchange
+from modicum.core.method import Method
+from modicum.core.ranks import Ranks
+from modicum.proofs.contracts.base import NotApplicable
+from modicum.proofs.contracts.comm.subjects import Subject, comm_check
+from modicum.proofs.ranks import at_ranks
+
+WIDTHS, UPDATES, NEAR = (37, 4000), 30, 0.25
+
+
+def exchange(subject: Subject) -> Method:
+    """The value to be checked.
+
+    Raises:
+        NotApplicable: the method is a schedule.
+    """
+    value = subject if isinstance(subject, Method) else subject()
+    if isinstance(value, Schedule):
+        raise NotApplicable(f"{value.info.name} is a schedule, and this is a check of exchanges")
+    return value
+
+
+@comm_check()
+def check_exchange_alone(subject: Subject) -> None:
+    """One process alone exchanges nothing: sums are its own rows, weights arrive as they are."""
+    value = exchange(subject)
+    bound = cast(ShardExchange, value.bind(ExchangeContext()))
+    rows, copy = torch.randn(1, 100), torch.zeros(1, 100)
+    assert torch.equal(bound.reduce_scatter(rows.clone(), "rows")(), rows[0]), (
+        "alone, the sum of a row is another than the row"
+    )
+    bound.spread(copy, rows[0])()
+    assert torch.equal(copy, rows), "alone, spread weights are other than what was spread"
+    sent = sum(wire.bytes for wire in value.ledger(ExchangeSite((100,), 1, 1)).wire)
+    assert sent == 0, f"the ledger says {sent} bytes of traffic of one process"
+
+
+@comm_check(dear=True)
+def check_exchange_sums(subject: Subject) -> None:
+    """At two ranks each gets the sum of its own row, as near as the codec allows."""
+    for rank, found in enumerate(on_two_ranks(exchange(subject))):
+        assert found["far"] <= NEAR, (
+            f"rank {rank}'s sum is off by {found['far']:.3g} of its norm, and {NEAR} is allowed"
+        )
+
+
+@comm_check(dear=True)
+def check_exchange_copies(subject: Subject) -> None:
+    """Copies are the same on all ranks after every update, and follow the weights."""
+    ranks = on_two_ranks(exchange(subject))
+    assert all(found["copies"] == ranks[0]["copies"] for found in ranks), "ranks' copies differ"
+    for found in ranks:
+        assert found["apart"] <= NEAR, (
+            f"copies are {found['apart']:.3g} of an update from their weights, after {UPDATES}"
+        )
+
+
+@comm_check(dear=True)
+def check_exchange_traffic(subject: Subject) -> None:
+    """The ledger's bytes of an update are those that the meter counts at two ranks."""
+    value = exchange(subject)
+    said: dict[str, int] = {}
+    for wire in value.ledger(ExchangeSite(WIDTHS, 2, 2)).wire:
+        name = f"{wire.collective} along {wire.axis}"
+        said[name] = said.get(name, 0) + UPDATES * wire.bytes
+    for found in on_two_ranks(value):
+        assert found["sent"] == said, f"the meter counts {found['sent']}, the ledger says {said}"
+
+
+@comm_check(dear=True)
+def check_exchange_resumes(subject: Subject) -> None:
+    """With the state of one that ran on, another exchange goes on to the same bits."""
+    for found in on_two_ranks(exchange(subject)):
+        assert found["resumed"], "a second exchange with the first one's state rounds otherwise"
+
+
+@comm_check(dear=True)
+def check_exchange_not_finite(subject: Subject) -> None:
+    """A gradient that is not finite on one rank is not finite where its sum arrives."""
+    for found in on_two_ranks(exchange(subject)):
+        assert found["spoiled"], "a NaN was summed to a finite number"
+
+
+def on_two_ranks(value: Method) -> list[dict[str, Any]]:
+    """What `two_ranks` finds at each of two ranks; they are started once for all checks."""
+    record = of_value(value)
+    where = {"file": str(record.file), "module": record.module, "kind": record.class_name}
+    return _on_two_ranks(json.dumps(where | {"fields": value.model_dump()}))
+
+
+@functools.lru_cache(maxsize=8)
+def _on_two_ranks(arguments: str) -> list[dict[str, Any]]:
+    return at_ranks(f"{__name__}:two_ranks", 2, json.loads(arguments))
+
+
+def two_ranks(
+    ranks: Ranks, file: str, module: str | None, kind: str, fields: dict[str, Any]
+) -> dict[str, Any]:
+    """What an exchange does to sums and copies, sends, and remembers."""
+    (record,) = (each for each in read_file(file, module=module) if each.class_name == kind)
+
+    def bind() -> ShardExchange:
+        return cast(ShardExchange, record.load()(**fields).bind(ExchangeContext(ranks, seed=5)))
+
+    first, far, apart = bind(), 0.0, 0.0
+    copies = [torch.zeros(ranks.size, width) for width in WIDTHS]
+    shards = [torch.zeros(width) for width in WIDTHS]
+    for update in range(UPDATES):
+        for number, width in enumerate(WIDTHS):
+            total = first.reduce_scatter(_gradients(ranks.rank, update, width), f"{number}")()
+            expected = sum(_gradients(rank, update, width) for rank in range(ranks.size))
+            far = max(far, _distance(total, cast(Tensor, expected)[ranks.rank]))
+            shards[number] += 1e-3 * total
+            first.refresh(copies[number], shards[number], f"{number}")()
+            apart = float((copies[number][ranks.rank] - shards[number]).norm()) / float(
+                (1e-3 * total).norm()
+            )
+        first.advance()
+    second = bind()
+    second.load_state_dict(json.loads(json.dumps(dict(first.state_dict()))))
+    return {
+        "far": far,
+        "apart": apart,
+        "copies": [float(copy.double().sum()) for copy in copies],
+        "sent": {f"{name} along {axis}": n for (name, axis), n in first.sent().items()},
+        "resumed": _once(first, copies, shards) == _once(second, copies, shards),
+        "spoiled": not math.isfinite(_spoiled(bind(), ranks)),
+    }
+
+
+def _gradients(rank: int, update: int, width: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * update + 10 * width + rank)
+    return torch.randn(2, width, generator=generator)
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / other.norm())
+
+
+def _once(bound: ShardExchange, copies: list[Tensor], shards: list[Tensor]) -> list[float]:
+    """Sums of what one more update would bring."""
+    results = []
+    for number, width in enumerate(WIDTHS):
+        total = bound.reduce_scatter(_gradients(bound.ranks.rank, -1, width), f"{number}")()
+        copy = bound.refresh(copies[number].clone(), shards[number] + 0.1, f"{number}")()
+        results += [float(total.double().sum()), float(copy.double().sum())]
+    return results
+
+
+def _spoiled(bound: ShardExchange, ranks: Ranks) -> float:
+    """The sum of a row in which one rank has a NaN."""
+    rows = torch.ones(ranks.size, 200)
+    if ranks.rank == 0:
+        rows[:, 70] = math.nan
+    return float(bound.reduce_scatter(rows, "spoiled")().sum())

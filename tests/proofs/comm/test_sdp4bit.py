@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modicum.core.exchange import ExchangeContext, ShardExchange
+from modicum.core.ranks import Ranks
+from modicum.proofs import prove
+from modicum.proofs.comm.sdp4bit import BENCH, BFLOAT16, DIRECT, HOST, RANKS, SDP4BIT
+from modicum.proofs.comm.sharded_training import between_hosts, floor
+from modicum.proofs.ranks import at_ranks
+
+pytestmark = pytest.mark.ranks
+
+
+def test_the_floor_is_the_sources_entropy() -> None:
+    follows = torch.full((24,), 0.1 / 24)
+    follows[5] += 0.9
+    assert floor(24) == pytest.approx(float(torch.distributions.Categorical(follows).entropy()))
+
+
+def test_bytes_between_hosts_are_those_that_leave_one() -> None:
+    exchange = ShardExchange(ExchangeContext(Ranks(0, 4, 0, 2)))
+    assert between_hosts(exchange) == 0
+    assert exchange.nodes.local == HOST["ranks_per_node"]
+
+
+@pytest.mark.dear
+def test_every_arm_trains_and_counts_its_bytes() -> None:
+    arms = {"bf16": BFLOAT16, "method": SDP4BIT, "direct": DIRECT}
+    told = {"size": {"steps": 2, "blocks": 1}, "seeds": [0], "arms": arms}
+    found = at_ranks(f"{BENCH}:trained", RANKS, told)
+    assert len(found) == RANKS
+    for rank in found:
+        assert {label: arm["losses"] for label, arm in rank.items()} == {
+            label: arm["losses"] for label, arm in found[0].items()
+        }
+        bytes_ = {label: arm["between_hosts"] for label, arm in rank.items()}
+        assert 0.25 < bytes_["method"] / bytes_["bf16"] < 0.3  # the rest is the last groups'
+        assert bytes_["method"] < bytes_["direct"] < bytes_["bf16"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("null", "verdict"), [(False, "holds"), (True, "does not hold")])
+def test_the_proof_of_sdp4bit(null: bool, verdict: str) -> None:
+    proof = prove("sdp4bit", null=null)
+    assert proof.verdict == verdict, proof.reason
+    if null:
+        assert not any(criterion.passed for criterion in proof.criteria)
