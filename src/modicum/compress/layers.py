@@ -1,0 +1,132 @@
+"""Which layers of a model are compressed: its dense linear layers, and how names choose them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+
+from modicum.core.errors import InputError
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A dense layer with a weight W [out_features, in_features].
+
+    Args:
+        name: in the model.
+        transposed: whether it stores W^T, as the `Conv1D` of GPT-2 does.
+        names: all names that the model has for it, where a block is used more than once.
+    """
+
+    name: str
+    in_features: int
+    out_features: int
+    transposed: bool = False
+    names: tuple[str, ...] = ()
+
+    @property
+    def elements(self) -> int:
+        """Of the weight."""
+        return self.in_features * self.out_features
+
+    @property
+    def suffix(self) -> str:
+        """The last part of the name, by which recipes choose layers."""
+        return self.name.rsplit(".", 1)[-1]
+
+
+def layer_of(name: str, module: nn.Module, names: tuple[str, ...] = ()) -> Layer | None:
+    """The layer that a module is; None for what is no dense linear layer.
+
+    A subclass of `nn.Linear` may use its weight in a way of its own, so it counts as none.
+    """
+    if type(module) is nn.Linear:
+        return Layer(name, module.in_features, module.out_features, False, names)
+    if type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int):
+        rows, columns = module.get_parameter("weight").shape
+        return Layer(name, rows, columns, True, names)
+    return None
+
+
+def all_layers(model: nn.Module) -> dict[str, Layer]:
+    """Every dense linear layer of a model by its name."""
+    named: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        named.setdefault(id(module), []).append(name)
+    found = (layer_of(n, module, tuple(named[id(module)])) for n, module in model.named_modules())
+    return {layer.name: layer for layer in found if layer is not None}
+
+
+def choose(model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()) -> list[Layer]:
+    """The layers that `targets` name: a full name, its last parts, a pattern, or `all-linear`.
+
+    `all-linear` is every linear layer but the output head. Nothing is read but shapes.
+
+    Raises:
+        InputError: a target matches no layer, or one whose weight is used elsewhere too (tied
+            embeddings), where factors would stand in one place and not in the other.
+
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> [layer.name for layer in choose(model, ["all-linear"], exclude=["2"])]
+    ['0']
+    """
+    layers = all_layers(model)
+    head = _output_head(model)
+    chosen: set[str] = set()
+    for target in targets:
+        matched = [name for name in layers if _matches(name, target, head)]
+        if not matched:
+            names = sorted({layer.suffix for layer in layers.values()})
+            raise InputError(
+                "no dense linear layer of the model has this name",
+                field="targets",
+                value=target,
+                allowed=", ".join([ALL_LINEAR, *names]),
+                candidates=[ALL_LINEAR, *names],
+            )
+        chosen.update(matched)
+    kept = [n for n in layers if n in chosen and not any(_matches(n, w, None) for w in exclude)]
+    if not kept:
+        raise InputError("every layer that `targets` names is excluded again", field="exclude")
+    return untied(model, [layers[name] for name in kept])
+
+
+def untied(model: nn.Module, layers: list[Layer]) -> list[Layer]:
+    """The same layers, whose weights no other module uses.
+
+    Raises:
+        InputError: one does.
+    """
+    users: dict[int, int] = {}
+    for module in model.modules():
+        if isinstance(weight := module._parameters.get("weight"), Tensor):
+            users[id(weight)] = users.get(id(weight), 0) + 1
+    for layer in layers:
+        if users[id(model.get_submodule(layer.name).weight)] > 1:
+            raise InputError(
+                "its weight is used by another layer too; untie the weights, or exclude this layer",
+                field="targets",
+                value=layer.name,
+            )
+    return layers
+
+
+def _matches(name: str, target: str, head: str | None) -> bool:
+    if target == ALL_LINEAR:
+        return name != head
+    return name == target or name.endswith(f".{target}") or fnmatchcase(name, target)
+
+
+def _output_head(model: nn.Module) -> str | None:
+    """The name of the layer that makes logits: what the model says, else one named lm_head."""
+    getter = getattr(model, "get_output_embeddings", None)
+    head = getter() if callable(getter) else None
+    for name, module in model.named_modules():
+        if (head is not None and module is head) or name.rsplit(".", 1)[-1] == "lm_head":
+            return name
+    return None

@@ -1,0 +1,125 @@
+"""Which layers a compressor takes, and what survives in files and state dictionaries."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from modicum.compress.files import load
+from modicum.core.calibration import Calibration
+from modicum.core.errors import InputError
+from modicum.proofs.contracts.compress.subjects import (
+    Subject,
+    calibrated,
+    compress_check,
+    compressed,
+    factored,
+    llama,
+    small,
+    tokens,
+)
+
+
+@compress_check()
+def check_targets(subject: Subject) -> None:
+    """It takes what `targets` names and `exclude` leaves; head, embeddings and biases stay."""
+    model = llama(attention_bias=True)
+    others = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not name.endswith("_proj.weight")
+    }
+    everything = compressed(small(subject), model)
+    assert len(everything.ranks) == 14, f"it takes {len(everything.ranks)} of 14 projections"
+    now = dict(model.named_parameters())
+    changed = [name for name in others if now.get(name) is not others[name]]
+    assert not changed, f"{changed[0]} was replaced"
+    some = small(subject, targets=("*.mlp.*",), exclude=("up_proj",)).ranks(llama())
+    assert {name.rsplit(".", 1)[-1] for name in some} == {"gate_proj", "down_proj"}
+    for wrong in ({"targets": ("qproj",)}, {"exclude": ("all-linear",)}):
+        try:
+            small(subject, **wrong).ranks(llama())
+        except InputError:
+            continue
+        raise AssertionError(f"{wrong} was not refused")
+
+
+@compress_check()
+def check_layers_that_save_nothing_stay_dense(subject: Subject) -> None:
+    """At a rank at which factors are no smaller than the weight, a layer is left alone."""
+    value = small(subject, rank=6)  # 16 to 8: 144 elements in the place of 128
+    model = llama()
+    handle = compressed(value, model)
+    assert set(factored(model)) == set(handle.ranks)
+    for name, module in model.named_modules():
+        if name.endswith(("k_proj", "v_proj")):
+            assert type(module) is nn.Linear, f"{name} has factors that are larger than it was"
+        elif name.endswith("_proj"):
+            assert handle.ranks[name] == 6, f"{name} has no factors"
+    try:
+        small(subject, rank=1000).ranks(llama())
+    except InputError:
+        return
+    raise AssertionError("a rank at which nothing becomes smaller was not refused")
+
+
+@compress_check()
+def check_wrapped_without_memory(subject: Subject) -> None:
+    """On meta, shapes and names are those of the fitted model, and its factors fit in."""
+    handle, ids = compressed(small(subject)), tokens()
+    bare = llama("meta")
+    small(subject).wrap(bare)
+    shapes = {name: tuple(p.shape) for name, p in bare.named_parameters()}
+    expected = {name: tuple(p.shape) for name, p in handle.model.named_parameters()}
+    assert shapes == expected, "wrapping on meta makes other parameters than fitting"
+    assert all(parameter.is_meta for parameter in bare.parameters()), "wrapping takes memory"
+    other = llama()
+    twin = small(subject).wrap(other)
+    twin.load_state_dict(handle.state_dict())
+    assert torch.equal(other(ids), handle.model(ids)), "the same factors give other outputs"
+    state = twin.state_dict()
+    name = next(iter(state))
+    for wrong in ({name: state[name]}, state | {name: state[name].flatten()[:1]}):
+        try:
+            twin.load_state_dict(wrong)
+        except InputError:
+            continue
+        raise AssertionError("factors with a wrong name or shape were not refused")
+
+
+@compress_check()
+def check_file_round_trip(subject: Subject) -> None:
+    """Saved and loaded, outputs are the same to the bit, and the file is as small as the model."""
+    handle, ids = compressed(small(subject)), tokens()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = handle.save(Path(temporary) / "model")
+        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        other = llama(initializer_range=0.1)
+        load(other, folder)
+        try:
+            load(llama(width=24), folder)
+        except InputError:
+            refused = True
+        else:
+            refused = False
+    assert torch.equal(other(ids), handle.model(ids)), "the loaded model computes something else"
+    weights = sum(p.numel() * p.element_size() for p in handle.model.parameters())
+    assert weights <= size <= weights + 16_000, f"the file has {size} bytes, the model {weights}"
+    assert refused, "a folder of another model was not refused"
+
+
+@compress_check()
+def check_calibrations_travel(subject: Subject) -> None:
+    """A calibration that was saved and loaded gives the same factors, at another share too."""
+    value, model = small(subject), llama()
+    found = calibrated(value, model)
+    with tempfile.TemporaryDirectory() as temporary:
+        again = Calibration.load(found.save(Path(temporary) / "calibration.safetensors"))
+    for share in (0.3, 0.6):
+        given = small(subject, share=share, rank=None)
+        one, other = (given.fit(llama(), each).state_dict() for each in (found, again))
+        for name, tensor in one.items():
+            assert torch.equal(tensor, other[name]), f"{name} differs at share {share}"

@@ -1,0 +1,147 @@
+"""Compressed models are trained on: in plain loops, after an interruption, by other trainers."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+
+import torch
+from torch import nn
+
+from modicum.compress.compressed import Compressed
+from modicum.core.parameters import optimizer_groups
+from modicum.core.state import optimizer_state, trained_state
+from modicum.proofs.contracts.base import NotApplicable
+from modicum.proofs.contracts.compress.subjects import (
+    Subject,
+    compress_check,
+    compressed,
+    factored,
+    llama,
+    next_token,
+    small,
+    tokens,
+)
+
+
+@compress_check()
+def check_recovers_in_a_plain_loop(subject: Subject) -> None:
+    """Fitted, then an optimizer of torch's: the loss falls by a fifth, and every factor moves."""
+    handle, ids = compressed(small(subject)), tokens(8)
+    before = {name: value.clone() for name, value in handle.state_dict().items()}
+    optimizer = torch.optim.AdamW(handle.model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        loss = next_token(handle.model, ids)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0], f"the loss goes from {losses[0]:.2f} to {losses[-1]:.2f}"
+    after = handle.state_dict()
+    stuck = [name for name in before if torch.equal(before[name], after[name])]
+    assert not stuck, f"{stuck[0]} is stuck"
+
+
+@compress_check()
+def check_resumes_to_the_bit(subject: Subject) -> None:
+    """Stopped after two steps and continued in a wrapped model, training ends in the same bits."""
+    if "exact_resume" not in subject.info.traits:
+        raise NotApplicable("the method does not claim `exact_resume`")
+    whole = _Training(compressed(small(subject)))
+    whole.steps(0, 4)
+    begun = _Training(compressed(small(subject)))
+    begun.steps(0, 2)
+    saved = {
+        name: {key: value.clone() for key, value in read().items()}
+        for name, (read, _) in begun.state.items()
+    }
+    continued = _Training(small(subject).wrap(llama(initializer_range=0.1)))
+    for name, (_, put) in continued.state.items():
+        put(saved[name])
+    continued.steps(2, 4)
+    one, other = (dict(each.model.named_parameters()) for each in (whole, continued))
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), f"{name} differs after the interruption"
+
+
+@compress_check()
+def check_frozen_layers_stay_frozen(subject: Subject) -> None:
+    """Factors of a weight that takes no gradients take none either."""
+    model = llama()
+    model.requires_grad_(False)
+    compressed(small(subject), model)
+    assert factored(model), "no layer was replaced"
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@compress_check(dear=True)
+def check_trains_under_transformers(subject: Subject) -> None:
+    """`transformers.Trainer` trains the factors; merged, a model is saved and read as ever."""
+    missing = [
+        name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise NotApplicable(f"{missing[0]} is not installed")
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=29,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=False,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    value = small(subject)
+
+    def loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        return next_token(lambda ids: model(ids).logits, ids)  # type: ignore[arg-type]
+
+    handle = value.fit(model, value.calibrate(model, [tokens(4)], loss))
+    before = {name: value.clone() for name, value in handle.state_dict().items()}
+    assert len(before) == 14, f"it holds {sorted(before)}"
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            folder,
+            max_steps=3,
+            learning_rate=1e-2,
+            per_device_train_batch_size=4,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        rows = [{"input_ids": row, "labels": row} for row in tokens(8)]
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows)
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        after = handle.state_dict()
+        stuck = [name for name in before if torch.equal(before[name], after[name])]
+        assert not stuck, f"the trainer leaves {stuck[0]} as it was"
+        beside = model(tokens()).logits
+        handle.merge()
+        model.save_pretrained(folder)
+        again = transformers.LlamaForCausalLM.from_pretrained(folder)
+        gap = (again(tokens()).logits - beside).abs().max().item()
+    assert gap < 1e-4, f"the saved model's logits differ by {gap:.3g}"
+
+
+class _Training:
+    """A few steps of AdamW on the small decoder, and the state that a checkpoint holds."""
+
+    def __init__(self, handle: Compressed) -> None:
+        self.model = handle.model
+        groups = optimizer_groups(self.model, learning_rate=1e-2, weight_decay=0.1)
+        self.optimizer = torch.optim.AdamW(groups)
+        self.state = {
+            "model": trained_state(self.model),
+            "optimizer": optimizer_state(self.optimizer),
+        }
+
+    def steps(self, first: int, last: int) -> None:
+        for step in range(first, last):
+            next_token(self.model, tokens(length=4 + step)).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
