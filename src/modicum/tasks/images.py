@@ -1,0 +1,220 @@
+"""The task of telling images apart, with modicum's convolutional classifier."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from modicum.core.errors import InputError
+from modicum.core.ledger import Ledger, Shape
+from modicum.core.method import Info, Method, PositiveInt
+from modicum.core.ranks import Ranks
+from modicum.core.saved import Shares
+from modicum.data.batch import IGNORED
+from modicum.data.images import DIGIT_CLASSES, SIDE, ImageBatch, Images, Textures, digits
+from modicum.data.sampler import Sampler
+from modicum.models import convnet
+from modicum.models.convnet import ConvNet, ConvNetConfig
+from modicum.models.convnet_ledger import Block
+from modicum.models.convnet_ledger import ledger as model_ledger
+from modicum.recipe import Recipe
+from modicum.tasks.base import Data, Inputs, Progress, Task, Trial
+
+
+class ImageClasses(Method):
+    """Images of 32x32 pixels into classes, by a small convolutional network without batch norm.
+
+    Args:
+        data: `textures` are made as they are asked for; `digits` are scikit-learn's.
+        classes: of textures; digits have ten.
+        images: how many textures to train on; of digits, all that are not held out.
+        held_out: how many to evaluate on.
+        path: a folder of trained weights to start from, whose shape the model then has.
+        widths: channels that each convolution makes.
+        pool_every: after so many convolutions height and width are halved.
+        norm: what follows each convolution.
+
+    >>> task = ImageClasses(images=256, widths=(8, 8)).bind(None)
+    >>> batch = task.rows(seed=0)[0].batch([0, 1])
+    >>> model = convnet.create(task.look(Recipe()).config, seed=0)
+    >>> sorted(task.evaluate(model, batch))
+    ['accuracy', 'loss']
+    """
+
+    info = Info(
+        name="images",
+        title="Classes of images, with a small convolutional network",
+        room="tasks",
+        paper="Very Deep Convolutional Networks for Large-Scale Image Recognition, arXiv 1409.1556",
+        claim="a task for methods that work on convolutions",
+        traits=("exact_resume", "compiles"),
+    )
+
+    data: Literal["textures", "digits"] = "textures"
+    classes: Annotated[int, Field(ge=2)] = 10
+    images: PositiveInt = 16384
+    held_out: Annotated[int, Field(ge=0)] = 512
+    path: str | None = None
+    widths: Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)] = (
+        32,
+        32,
+        64,
+        64,
+        128,
+        128,
+    )
+    pool_every: PositiveInt = 2
+    norm: Literal["none", "group"] = "none"
+
+    def bind(self, context: Any) -> ImageTask:  # type: ignore[override]
+        """The task; it asks nothing of a context."""
+        return ImageTask(self)
+
+
+class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
+    """Cross-entropy of an image's class, in nats, and the share of right answers."""
+
+    name = "images"
+    unit = "images"
+    metrics = ("loss", "accuracy")
+
+    def __init__(self, asked: ImageClasses) -> None:
+        self.asked = asked
+
+    # Planning
+
+    def look(self, recipe: Recipe) -> Inputs:
+        """The shape of model and data; nothing is read but the configuration of trained weights.
+
+        Raises:
+            InputError: the folder is no such model, or of other images.
+        """
+        asked = self.asked
+        classes = DIGIT_CLASSES if asked.data == "digits" else asked.classes
+        channels = 1 if asked.data == "digits" else 3
+        folder = None if asked.path is None else Path(asked.path)
+        if folder is not None:
+            inner = folder / "model"  # a run folder keeps its weights there
+            folder = inner if (inner / convnet.CONFIG).is_file() else folder
+            config = convnet.read_config(folder)
+            if (config.classes, config.channels, config.size) != (classes, channels, SIDE):
+                raise InputError(
+                    f"this model is for {config.classes} classes of images of "
+                    f"{config.channels}x{config.size}x{config.size}, and {asked.data} have "
+                    f"{classes} of {channels}x{SIDE}x{SIDE}",
+                    field="task.path",
+                    value=asked.path,
+                )
+        else:
+            try:
+                config = ConvNetConfig(
+                    classes, channels, SIDE, asked.widths, asked.pool_every, asked.norm
+                )
+            except InputError as error:
+                raise error.within("task") from None
+        count = "1797" if asked.data == "digits" else str(asked.images + asked.held_out)
+        return Inputs(config, folder, f"{count} {asked.data} of {SIDE}x{SIDE} pixels")
+
+    def row(self, recipe: Recipe) -> Shape:
+        """One image; the ledger counts images as sequences of one token."""
+        return Shape(1, 1)
+
+    def ledger(
+        self,
+        config: ConvNetConfig,
+        shape: Shape,
+        *,
+        adapted: Any = None,
+        recompute: bool = False,
+        shares: Shares | None = None,
+    ) -> Ledger:
+        """What the classifier spends at the shape of a micro-batch.
+
+        Args:
+            shares: what a policy on saved tensors leaves of them.
+
+        Raises:
+            InputError: an adapter is asked for; the classifier is trained whole.
+        """
+        if adapted is not None:
+            raise InputError(
+                "images are trained without an adapter; leave it out", field="adapter.method"
+            )
+        return model_ledger(config, shape, recompute=recompute, shares=shares or Shares())
+
+    def largest_bytes(self, config: ConvNetConfig, shape: Shape) -> int:
+        """Of what a convolution makes."""
+        return max(Block(config, shape, number).makes for number in range(len(config.widths)))
+
+    # Building
+
+    def model(self, config: ConvNetConfig) -> ConvNet:
+        """The classifier."""
+        return ConvNet(config)
+
+    def fill(self, model: ConvNet, inputs: Inputs) -> None:
+        """Read the folder's weights into a model that has memory."""
+        assert inputs.model_folder is not None
+        convnet.fill(model, inputs.model_folder)
+
+    def rows(self, seed: int) -> tuple[Images, Images | None]:
+        """The images to train on and those to evaluate on, as functions of the seed.
+
+        Raises:
+            InputError: scikit-learn is asked for its digits and is not there, or all are held out.
+        """
+        asked = self.asked
+        if asked.data == "digits":
+            return digits(seed, asked.held_out)
+        train = Textures(asked.images, asked.classes, seed)
+        held = Textures(asked.held_out, asked.classes, seed, first=asked.images)
+        return train, held if asked.held_out else None
+
+    def prepare(
+        self, recipe: Recipe, inputs: Inputs, folder: Path, progress: Progress, ranks: Ranks
+    ) -> Data[ImageBatch]:
+        """Nothing is written: every rank makes its own images."""
+        training = recipe.training
+        try:
+            train, validation = self.rows(training.seed)
+        except InputError as error:
+            raise error.within("task") from None
+        sampler = Sampler(len(train), training.batch_size, training.seed)
+        what = ("data", "classes", "images", "held_out")
+        identity = {"images": self.asked.model_dump(include=set(what)), "seed": training.seed}
+        return Data(train, validation, sampler, identity)
+
+    def trial(self, config: ConvNetConfig, batch: ImageBatch) -> Trial[ImageBatch]:
+        """A classifier of the first block alone."""
+        return Trial(replace(config, widths=config.widths[:1]), batch)
+
+    # In a step
+
+    def loss_sum(self, model: ConvNet, batch: ImageBatch) -> Tensor:
+        """The sum of -log p(label) over the trained labels: fp32, one element."""
+        return _loss_sum(model(batch.images), batch)
+
+    @torch.no_grad()
+    def evaluate(self, model: ConvNet, batch: ImageBatch) -> dict[str, float]:
+        """The sum of losses, and how many answers are right."""
+        logits = model(batch.images)
+        right = (logits.argmax(1) == batch.labels).sum()
+        return {"loss": float(_loss_sum(logits, batch)), "accuracy": float(right)}
+
+    # Afterwards
+
+    def export(
+        self, model: ConvNet, data: Data[ImageBatch], folder: Path, *, write: bool = True
+    ) -> None:
+        """Write config.json and model.safetensors, which `models.convnet.load` reads."""
+        convnet.save(model, folder, write=write)
+
+
+def _loss_sum(logits: Tensor, batch: ImageBatch) -> Tensor:
+    return F.cross_entropy(logits.float(), batch.labels, ignore_index=IGNORED, reduction="sum")

@@ -1,0 +1,80 @@
+"""Every policy on activations of the catalog against every check of the room."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from torch import Tensor
+
+from modicum.core.catalog import Record, catalog
+from modicum.core.dual_quantization import DualQuantization
+from modicum.core.error_bounded import Compressed
+from modicum.memory import COMET
+from modicum.proofs import run_battery
+from modicum.proofs.contracts.base import Check, NotApplicable, checks
+
+POLICIES = [record for record in catalog().values() if record.room == "memory"]
+CASES = [
+    pytest.param(
+        record,
+        entry,
+        id=f"{record.name}-{entry.name}",
+        marks=[pytest.mark.dear] if entry.dear else [],
+    )
+    for record in POLICIES
+    for entry in checks("memory")
+]
+
+
+@pytest.mark.parametrize(("record", "entry"), CASES)
+def test_policy(record: Record, entry: Check) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            entry.run(record.load())
+        except NotApplicable as reason:
+            pytest.skip(str(reason))
+
+
+def test_the_catalog_has_policies_and_checks() -> None:
+    assert "comet" in {record.name for record in POLICIES}
+    battery = checks("memory")
+    assert len(battery) == len({entry.name for entry in battery}) >= 10
+
+
+def test_values_pass_too_also_when_bounds_change_soon() -> None:
+    results = run_battery(COMET(warmup=2, every=2), cheap_only=True)
+    assert [(result.name, result.message) for result in results if not result.passed] == []
+
+
+class Coarse(COMET):
+    """Begins with a bound of half of the largest element."""
+
+    def first_bound(self, largest: float) -> float:
+        return largest / 2
+
+
+def wanting(value: COMET) -> set[str]:
+    results = run_battery(value, cheap_only=True)
+    return {result.name for result in results if not result.passed}
+
+
+def test_what_is_too_coarse_is_found_wanting() -> None:
+    assert wanting(Coarse()) == {"weight_gradients_are_near"}
+
+
+def test_masks_from_values_are_found_wanting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small elements are zeros then, and a ReLU's gradient stops where it should not."""
+
+    def nonzero(self: DualQuantization, record: Compressed) -> Tensor:
+        values = self.decompress(record)
+        return values > 0.1 * values.max()
+
+    monkeypatch.setattr(DualQuantization, "nonzero", nonzero)
+    assert "errors_stay_in_their_layer" in wanting(COMET())
+
+
+def test_storages_that_a_relu_keeps_are_found_wanting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modicum.core.saved._RELUS", set())
+    assert wanting(COMET()) >= {"storages_are_let_go", "bytes_are_fewer_and_given_back"}
