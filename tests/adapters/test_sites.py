@@ -8,6 +8,7 @@ from torch import nn
 from modicum.adapters import LoRA
 from modicum.adapters.sites import all_sites, choose
 from modicum.core.errors import InputError
+from modicum.linears import NF4Linear
 from modicum.proofs.contracts.adapters.subjects import llama, odd_model
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -85,3 +86,22 @@ def test_a_tied_head_is_named_with_its_twin() -> None:
     with pytest.raises(InputError, match=r"shared with model\.embed_tokens"):
         LoRA(targets=("lm_head",)).attach(model)
     assert len(LoRA().attach(model).sites) == 14
+
+
+def test_layers_of_every_linear_form_are_sites() -> None:
+    model = nn.Sequential(NF4Linear(8, 6), nn.ReLU(), nn.Linear(6, 4), nn.LayerNorm(4))
+    assert [(s.name, s.in_features, s.out_features) for s in all_sites(model)] == [
+        ("0", 8, 6),
+        ("2", 6, 4),
+    ]
+    assert type(LoRA(rank=1).attach(model).model[0].adapted_base) is NF4Linear
+
+
+def test_shared_codes_are_shared_weights() -> None:
+    model = nn.Sequential(NF4Linear(6, 6, bias=False), NF4Linear(6, 6, bias=False))
+    model[1].codes = model[0].codes
+    with pytest.raises(InputError, match="shared with 1"):
+        LoRA().attach(model)
+    biased = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    biased[1].bias = biased[0].bias  # which no adapter changes
+    assert len(LoRA(rank=1).attach(biased).sites) == 2

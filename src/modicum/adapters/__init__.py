@@ -8,17 +8,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from modicum.adapters.attached import AttachedAdapter
     from modicum.adapters.base import Adapter, AdapterLayer
+    from modicum.adapters.files import load
     from modicum.adapters.lora import LoRA
-    from modicum.adapters.peft_files import load
+    from modicum.adapters.mos import MoS
+    from modicum.adapters.own_files import base_model_of
+    from modicum.adapters.pissa import PiSSA
 
 _HOMES = {
     "Adapter": "base",
     "AdapterLayer": "base",
     "AttachedAdapter": "attached",
     "LoRA": "lora",
-    "load": "peft_files",
+    "MoS": "mos",
+    "PiSSA": "pissa",
+    "base_model_of": "own_files",
+    "load": "files",
 }
-__all__ = ["Adapter", "AdapterLayer", "AttachedAdapter", "LoRA", "load"]
+__all__ = [
+    "Adapter",
+    "AdapterLayer",
+    "AttachedAdapter",
+    "LoRA",
+    "MoS",
+    "PiSSA",
+    "base_model_of",
+    "load",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""An adapter that sits on a model: the runtime that owns its factors.
+"""An adapter that sits on a model: the runtime that owns its tensors.
 
 Merging, switching, detaching and files work alike for every method, because a method's layer says
 which change of the weight it amounts to (`delta`).
@@ -6,48 +6,35 @@ which change of the weight it amounts to (`delta`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
-from modicum.adapters.base import AdapterLayer
-from modicum.adapters.sites import Site, base_name, base_of, choose
+from modicum.adapters.base import AdapterLayer, SharedFactors, Weights, check_state
+from modicum.adapters.merging import Merged, merge, unmerge
+from modicum.adapters.rewriting import check_base, differs, restore, rewrite
+from modicum.adapters.sites import Site, base_name, choose, replace
+from modicum.adapters.wearing import (
+    AdaptedLayer,
+    device_of,
+    shared_name,
+    train_active,
+    wear,
+    wearers,
+    worn,
+)
 from modicum.core.errors import InputError
+from modicum.core.ranks import Ranks
 
 if TYPE_CHECKING:
     from modicum.adapters.base import Adapter
 
 
-class AdaptedLayer(nn.Module):
-    """A layer that wears adapters: `adapted_base` is the layer, frozen, under its own weights.
-
-    Active adapters apply one after the other, each to what the ones before it make of the layer.
-    """
-
-    def __init__(self, base: nn.Module) -> None:
-        super().__init__()
-        self.adapted_base = base
-        self.layers_by_adapter = nn.ModuleDict()
-        self.active: tuple[str, ...] = ()
-        self.train(base.training)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        run: Callable[[Tensor], Tensor] = self.adapted_base
-        for name in self.active:
-            run = partial(self.layers_by_adapter[name], base=run)
-        return run(inputs)
-
-    def __getattr__(self, name: str) -> Any:
-        # Code around the model asks a linear layer for `weight`, `in_features` and the like.
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("adapted_base"), name)
+Form = Literal["peft", "peft-rest", "modicum"]
 
 
 class AttachedAdapter:
@@ -65,29 +52,52 @@ class AttachedAdapter:
     ['Linear', 'ReLU', 'Linear']
     """
 
-    def __init__(self, model: nn.Module, method: Adapter, *, name: str, seed: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Adapter,
+        *,
+        name: str,
+        seed: int,
+        weights: Weights | None = None,
+        start: bool = True,
+    ) -> None:
         if not name or "." in name:
             raise InputError("an adapter's name must not be empty or have a dot", value=name)
-        if name in _names(model):
+        if name in worn(model):
             raise InputError("an adapter of this name is attached already", value=name)
         self.model, self.method, self.name, self.seed = model, method, name, seed
+        self.weights = weights
         sites = choose(model, method.targets, method.exclude)
-        first = not _names(model)
+        # Before anything is changed: sizes that do not fit are refused here.
+        device = device_of(model, sites[0])
+        self.shared = SharedFactors(method, sites, device)
+        layers = [method.layer(method, site, self.shared, device_of(model, site)) for site in sites]
+        start = start and device.type != "meta"
+        check_base(model, layers, readable=weights is not None or not start)
+        first = not worn(model)
         self._frozen = {n for n, p in model.named_parameters() if p.requires_grad and first}
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         self.sites: dict[str, Site] = {site.name: site for site in sites}
-        self._originals: dict[str, Tensor] = {}
-        self.merged = False
-        for site in sites:
-            wearer = _wear(model, site.name)
-            device = next(wearer.adapted_base.parameters()).device
-            layer = method.layer(method, site, device=device)
-            if device.type != "meta":
-                layer.initialise(seed=seed, name=name)
-            layer.train(wearer.training)
-            wearer.layers_by_adapter[name] = layer
+        self._merged: Merged | None = None
+        for layer in layers:
+            wearer = wear(model, layer.site.name)
+            wearer.layers_by_adapter[name] = layer.train(wearer.training)
+        if next(self.shared.parameters(), None) is not None:
+            model.add_module(shared_name(self.name), self.shared.train(model.training))
+        try:
+            if start:
+                self.initialise(weights)
+        except InputError:
+            self.detach()
+            raise
         self.activate()
+
+    @property
+    def merged(self) -> bool:
+        """Whether the adapter is folded into the base weights."""
+        return self._merged is not None
 
     # Parameters and state
 
@@ -103,123 +113,151 @@ class AttachedAdapter:
         assert isinstance(wearer, AdaptedLayer)
         return wearer
 
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What is trained, by `site.factor`, and `shared.factor` for what sites share."""
+        for site, layer in self.layers():
+            yield from ((f"{site}.{key}", value) for key, value in layer.named_parameters())
+        for key, value in self.shared.named_parameters():
+            yield f"shared.{key}", value
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """The adapter's trained tensors, for an optimizer."""
-        for _, layer in self.layers():
-            yield from layer.parameters()
+        return (parameter for _, parameter in self.named_parameters())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The factors by `site.factor`."""
-        return {
-            f"{site}.{key}": parameter.detach()
-            for site, layer in self.layers()
-            for key, parameter in layer.named_parameters()
-        }
+        """Every tensor of the adapter: the trained ones, and by `site.name` those that are not."""
+        state = {name: parameter.detach() for name, parameter in self.named_parameters()}
+        for site, layer in self.layers():
+            state |= {f"{site}.{key}": value for key, value in layer.named_buffers()}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Put factors back.
+        """Put tensors back; what was taken out of the base weights is taken out anew if it differs.
 
         Raises:
             InputError: names or shapes are others than this adapter's.
         """
         own = self.state_dict()
-        if own.keys() != state.keys():
-            different = sorted(own.keys() ^ state.keys())[:3]
-            raise InputError(f"these are not this adapter's factors; they differ in {different}")
-        for name, tensor in own.items():
-            if tensor.shape != state[name].shape:
-                raise InputError(
-                    f"has shape {tuple(state[name].shape)}, this adapter's {tuple(tensor.shape)}",
-                    field=name,
-                )
-            tensor.copy_(state[name])
+        check_state(own, state)
+        if differs(self, state):
+            restore(self)
+            rewrite(self, {self.model_name(name): value for name, value in state.items()}, None)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state[name])
 
-    def initialise(self) -> None:
-        """Start the factors anew: for a model that was wrapped on meta and then materialised."""
+    def model_name(self, name: str) -> str:
+        """The model's name of a tensor of `state_dict`."""
+        owner, _, key = name.rpartition(".")
+        if owner == "shared":
+            return f"{shared_name(self.name)}.{key}"
+        return f"{owner}.layers_by_adapter.{self.name}.{key}"
+
+    def initialise(
+        self,
+        weights: Weights | None = None,
+        kept: Mapping[str, Tensor] | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Start everything: for a model that was wrapped on meta and then got its weights.
+
+        Args:
+            weights: gives the full-precision weight of a layer by its name, as the model's file
+                stores it; None: the base layer's own.
+            kept: a checkpoint of this model: by the model's names, at least what this adapter keeps
+                and does not train. From it the base is rewritten as it was at the first start.
+            ranks: share the work among these; None: every process does all of it.
+
+        Raises:
+            InputError: the base is quantized, and the method needs the full-precision weight.
+        """
+        restore(self)
+        self.weights = weights or self.weights
+        self.shared.initialise(seed=self.seed, name=self.name)
         for _, layer in self.layers():
-            layer.initialise(seed=self.seed, name=self.name)
+            device = device_of(self.model, layer.site)
+            layer.initialise(seed=self.seed, name=self.name, device=device)
+        rewrite(self, kept, ranks)
 
     # Switching
 
     def activate(self, *, alone: bool = True) -> None:
         """Use and train this adapter; with `alone`, and no other on the same model."""
-        for module in _wearers(self.model):
+        for module in wearers(self.model):
             kept = () if alone else tuple(name for name in module.active if name != self.name)
-            worn = (self.name,) if self.name in module.layers_by_adapter else ()
-            module.active = kept + (() if self.merged else worn)
-            for name, layer in module.layers_by_adapter.items():
-                layer.requires_grad_(name in module.active)
+            own = (self.name,) if self.name in module.layers_by_adapter else ()
+            module.active = kept + (() if self.merged else own)
+        train_active(self.model)
 
     def deactivate(self) -> None:
         """Leave the adapter on the model, unused and untrained."""
-        for name, layer in self.layers():
+        for name in self.sites:
             wearer = self._wearer(name)
             wearer.active = tuple(other for other in wearer.active if other != self.name)
-            layer.requires_grad_(False)
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """The model without this adapter, for the length of a `with` block."""
-        wearers = [self._wearer(name) for name in self.sites]
-        before = [wearer.active for wearer in wearers]
-        for wearer in wearers:
-            wearer.active = tuple(other for other in wearer.active if other != self.name)
+        before = {name: self._wearer(name).active for name in self.sites}
+        for name, active in before.items():
+            self._wearer(name).active = tuple(other for other in active if other != self.name)
         try:
             yield
         finally:
-            for wearer, active in zip(wearers, before, strict=True):
-                wearer.active = active
+            for name, active in before.items():
+                self._wearer(name).active = active
 
     # Merging
 
-    @torch.no_grad()
-    def merge(self) -> None:
+    def merge(self, dense: torch.dtype | None = None) -> None:
         """Fold the adapter into the base weights; summed in fp32, then cast to their dtype.
 
+        Args:
+            dense: layers of a form that would lose a part of the sum, quantized ones, become
+                `nn.Linear` of this dtype.
+
         Raises:
-            InputError: it is merged already.
+            InputError: it is merged already; layers would lose a part and `dense` is not given; or
+                another adapter has rewritten the base and is neither merged nor detached.
         """
         if self.merged:
             raise InputError("the adapter is merged already", value=self.name)
-        for name, layer in self.layers():
-            weight = base_of(self.model, name).weight
-            assert isinstance(weight, Tensor)
-            if weight.dtype != torch.float32:
-                # In low precision w + d - d is not w, so unmerging needs the weight as it was.
-                self._originals[name] = weight.detach().to("cpu", copy=True)
-            weight.copy_(weight.float() + _oriented(layer))
+        merged = merge(self, dense)
         self.deactivate()
-        self.merged = True
+        self._merged = merged
 
-    @torch.no_grad()
     def unmerge(self) -> None:
         """Take a merged adapter out of the base weights and use it beside them again.
 
         Raises:
             InputError: it is not merged.
         """
-        if not self.merged:
+        if self._merged is None:
             raise InputError("the adapter is not merged", value=self.name)
-        for name, layer in self.layers():
-            weight = base_of(self.model, name).weight
-            assert isinstance(weight, Tensor)
-            original = self._originals.pop(name, None)
-            weight.copy_(weight - _oriented(layer) if original is None else original)
-        self.merged = False
+        unmerge(self, self._merged)
+        self._merged = None
         self.activate(alone=False)
 
     def detach(self) -> None:
         """Take the adapter off the model; layers without adapters become what they were.
 
-        A merged adapter leaves its change in the weights. When the last adapter goes, the
-        parameters that were trainable before the first came are trainable again.
+        A merged adapter leaves its change in the weights. One that took its start out of the
+        weights puts it back: exactly where it was given a reader of them, else to rounding. When
+        the last adapter goes, the parameters that were trainable before the first came are
+        trainable again.
         """
+        if not self.merged:
+            restore(self)
         for name in self.sites:
             wearer = self._wearer(name)
             wearer.active = tuple(other for other in wearer.active if other != self.name)
             del wearer.layers_by_adapter[self.name]
             if not wearer.layers_by_adapter:
-                _replace(self.model, name, wearer.adapted_base)
+                replace(self.model, name, wearer.adapted_base)
+        if shared_name(self.name) in dict(self.model.named_children()):
+            delattr(self.model, shared_name(self.name))
         for name, parameter in self.model.named_parameters():
             if base_name(name) in self._frozen:
                 parameter.requires_grad_(True)
@@ -230,42 +268,33 @@ class AttachedAdapter:
     # Files
 
     def save(
-        self, folder: str | Path, *, base_model: str | None = None, write: bool = True
+        self,
+        folder: str | Path,
+        *,
+        base_model: str | None = None,
+        form: Form | None = None,
+        write: bool = True,
     ) -> None:
-        """Write a PEFT folder (`adapter_config.json`, `adapter_model.safetensors`).
+        """Write the adapter to a folder, from which `modicum.adapters.load` reads it.
 
-        Factors that are cut over ranks are gathered for it: every rank calls this, and one writes.
+        Tensors that are cut over ranks are gathered for it: every rank calls this, and one writes.
+
+        Args:
+            base_model: what the folder says of the model that the adapter is for.
+            form: `peft`: a PEFT LoRA (`adapter_config.json`, `adapter_model.safetensors`) for the
+                model as it was before the adapter came. `peft-rest`: a PEFT LoRA for the base
+                weights as they are now, which must be saved too: another one for methods that
+                rewrite them alone. `modicum`: the method's own tensors, and, where they were
+                rewritten, quantized base weights. None: `peft` where that is exact.
 
         Raises:
-            InputError: the method is no exact LoRA, so PEFT's LoRA format cannot hold it.
+            InputError: the form cannot hold the adapter exactly.
         """
-        from modicum.adapters.peft_files import save
+        from modicum.adapters import own_files, peft_files
 
-        save(self, Path(folder), base_model=base_model, write=write)
-
-
-def _names(model: nn.Module) -> set[str]:
-    return {name for module in _wearers(model) for name in module.layers_by_adapter}
-
-
-def _wearers(model: nn.Module) -> Iterator[AdaptedLayer]:
-    return (module for module in model.modules() if isinstance(module, AdaptedLayer))
-
-
-def _wear(model: nn.Module, name: str) -> AdaptedLayer:
-    module = model.get_submodule(name)
-    if not isinstance(module, AdaptedLayer):
-        module = AdaptedLayer(module)
-        _replace(model, name, module)
-    return module
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)
-
-
-def _oriented(layer: AdapterLayer) -> Tensor:
-    """The layer's delta in the orientation in which the base stores its weight."""
-    delta = layer.delta()
-    return delta.T if layer.site.transposed else delta
+        form = form or peft_files.exact_form(self)
+        if form == "modicum":
+            own_files.save(self, Path(folder), base_model=base_model, write=write)
+        else:
+            rest = form == "peft-rest"
+            peft_files.save(self, Path(folder), base_model=base_model, rest=rest, write=write)

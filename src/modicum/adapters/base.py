@@ -1,15 +1,16 @@
 """What all adapters share: the value, the layer with its factors, and the ledger of both.
 
 A method says which factors it has at a site, what they do to the layer's output, and which change
-of the weight that amounts to. Targets, freezing, several adapters, merging, files and switching
-come from here, `sites`, `attached` and `peft_files`.
+of the weight that amounts to. Some have tensors beside them that are not trained, or train tensors
+that many sites use. Targets, freezing, several adapters, merging, files and switching come from the
+other modules of the room.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.adapters.sites import Site
+from modicum.core.errors import InputError
 from modicum.core.ledger import Entry, Ledger, Phase, Shape, Work
 from modicum.core.method import Context, Method, Names, Probability, Strings
 from modicum.core.random import normal_, uniform_
@@ -26,11 +28,12 @@ if TYPE_CHECKING:
     from modicum.adapters.attached import AttachedAdapter
 
 SAVED: tuple[Phase, ...] = ("forward", "loss", "backward")
+Weights = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A trained tensor of an adapter at one site, and how it starts.
+    """A tensor of an adapter, and how it starts.
 
     `bound` b starts it as U(-b, b), `std` s as N(0, s^2); neither, as zeros.
     """
@@ -38,6 +41,21 @@ class Factor:
     shape: tuple[int, ...]
     bound: float = 0.0
     std: float = 0.0
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes, of the whole tensor."""
+        return self.numel * self.dtype.itemsize
+
+    def empty(self, device: torch.device | str | None) -> Tensor:
+        """Memory for it."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
 
     def fill(self, tensor: Tensor, *, seed: int, name: str) -> None:
         """Start `tensor` in place, as a function of (seed, name) alone; a rank, its part of it."""
@@ -60,25 +78,65 @@ class Placement:
     shape: Shape
 
 
-class AdapterLayer(nn.Module):
-    """An adapter at one site. Subclasses give `forward` and `delta`; factors are parameters.
+class SharedFactors(nn.Module):
+    """The trained tensors of an adapter that many sites use, owned once, by the model itself.
 
-    Factors are fp32 whatever the base weight is stored in, and compute in the input's dtype.
+    So optimizers, clipping, checkpoints and gradient buckets see each once, and FSDP2's root group
+    keeps it gathered from the first block's forward to the last one's backward. Layers read them
+    here at each forward pass, as FSDP2 puts other tensors in their place.
     """
 
     def __init__(
-        self, method: Adapter, site: Site, device: torch.device | str | None = None
+        self, method: Adapter, sites: Sequence[Site], device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        self.method, self.sites = method, tuple(sites)
+        for name, factor in method.shared(sites).items():
+            self.register_parameter(name, nn.Parameter(factor.empty(device)))
+
+    def initialise(self, *, seed: int, name: str) -> None:
+        """Start every tensor; the same seed and names give the same values anywhere."""
+        for key, factor in self.method.shared(self.sites).items():
+            factor.fill(self.get_parameter(key), seed=seed, name=f"{name}/{key}")
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The inputs: an `nn.Sequential` that owns this runs it as its last layer."""
+        return inputs
+
+
+class AdapterLayer(nn.Module):
+    """An adapter at one site. Subclasses give `forward` and `delta`.
+
+    Factors are parameters, what is not trained is a buffer. Factors are fp32 whatever the base
+    weight is stored in, and compute in the input's dtype.
+    """
+
+    def __init__(
+        self,
+        method: Adapter,
+        site: Site,
+        shared: SharedFactors,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.method, self.site = method, site
+        self._shared = (shared,)  # in a tuple it is no submodule: the model owns it
         for name, factor in method.factors(site).items():
-            value = torch.empty(factor.shape, dtype=torch.float32, device=device)
-            self.register_parameter(name, nn.Parameter(value))
+            self.register_parameter(name, nn.Parameter(factor.empty(device)))
+        for name, factor in method.frozen(site).items():
+            self.register_buffer(name, factor.empty(device))
 
-    def initialise(self, *, seed: int, name: str) -> None:
-        """Start every factor; the same seed and names give the same values anywhere."""
+    @property
+    def shared(self) -> SharedFactors:
+        """What this adapter's layers share."""
+        return self._shared[0]
+
+    def initialise(self, *, seed: int, name: str, device: torch.device | str) -> None:
+        """Start every tensor; the same seed and names give the same values anywhere."""
         for key, factor in self.method.factors(self.site).items():
             factor.fill(self.get_parameter(key), seed=seed, name=f"{name}/{self.site.name}/{key}")
+        for key, factor in self.method.frozen(self.site).items():
+            setattr(self, key, factor.empty(device).zero_())
 
     @abstractmethod
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
@@ -93,6 +151,23 @@ class AdapterLayer(nn.Module):
         return None
 
 
+def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Make sure that a state is of the adapter whose own this is.
+
+    Raises:
+        InputError: names or shapes differ.
+    """
+    if own.keys() != state.keys():
+        different = sorted(own.keys() ^ state.keys())[:3]
+        raise InputError(f"these are not this adapter's factors; they differ in {different}")
+    for name, tensor in own.items():
+        if tensor.shape != state[name].shape:
+            raise InputError(
+                f"has shape {tuple(state[name].shape)}, this adapter's {tuple(tensor.shape)}",
+                field=name,
+            )
+
+
 class Adapter(Method):
     """The fields and services of every adapter.
 
@@ -103,6 +178,10 @@ class Adapter(Method):
     """
 
     layer: ClassVar[type[AdapterLayer]]
+    # Fields with which layers of any width can wear it: checks of all methods use them.
+    fits_any_width: ClassVar[Mapping[str, Any]] = {}
+    # Whether gradients of its factors need the layer's input, as LoRA's A does.
+    needs_input: ClassVar[bool] = True
 
     targets: Names = ("all-linear",)
     exclude: Strings = ()
@@ -110,44 +189,94 @@ class Adapter(Method):
 
     @abstractmethod
     def factors(self, site: Site) -> Mapping[str, Factor]:
-        """The trained tensors at a site, by name."""
-
-    def attach(self, model: nn.Module, *, name: str = "default", seed: int = 0) -> AttachedAdapter:
-        """Freeze `model`, put this adapter on its target layers, and return the handle to it.
+        """The trained tensors at a site, by name.
 
         Raises:
-            InputError: a target matches no layer, or a tied one; or the name is taken.
+            InputError: the method's sizes do not fit the site.
+        """
+
+    def frozen(self, site: Site) -> Mapping[str, Factor]:
+        """What is kept at a site beside them, in checkpoints too, and not trained."""
+        return {}
+
+    def shared(self, sites: Sequence[Site]) -> Mapping[str, Factor]:
+        """The trained tensors that the sites have in common, by name.
+
+        Raises:
+            InputError: the method's sizes do not fit the sites.
+        """
+        return {}
+
+    def attach(
+        self,
+        model: nn.Module,
+        *,
+        name: str = "default",
+        seed: int = 0,
+        weights: Weights | None = None,
+    ) -> AttachedAdapter:
+        """Freeze `model`, put this adapter on its target layers, and return the handle to it.
+
+        Args:
+            weights: gives the full-precision weight of a layer by its name, as the model's file
+                stores it; None: the layer's own. A method that rewrites the base asks for it.
+
+        Raises:
+            InputError: a target matches no layer, or a tied one; the name is taken; sizes do not
+                fit; or the method needs weights that a quantized base has lost.
         """
         from modicum.adapters.attached import AttachedAdapter
 
-        return AttachedAdapter(model, self, name=name, seed=seed)
+        return AttachedAdapter(model, self, name=name, seed=seed, weights=weights)
 
     def bind(self, context: Context) -> AttachedAdapter:
         """Attach to the context's model, seeded by the context."""
         return self.attach(context.model, seed=context.seed)
 
     def trained(self, site: Site) -> int:
-        """Trained elements at a site."""
-        return sum(math.prod(factor.shape) for factor in self.factors(site).values())
+        """Trained elements at a site, without what it shares with others."""
+        return sum(factor.numel for factor in self.factors(site).values())
+
+    def trained_shared(self, sites: Sequence[Site]) -> int:
+        """Trained elements that the sites share, each once."""
+        return sum(factor.numel for factor in self.shared(sites).values())
 
     def saves_input(self, site: Site) -> bool:
         """Whether the layer's input is kept for the backward pass: by a linear map, undropped."""
-        return site.kind == "linear" and not self.dropout
+        return self.needs_input and site.kind == "linear" and not self.dropout
 
     def ledger(self, at: Placement) -> Ledger:
-        """Factors, what `layer.forward` saves beyond the layer's input, and the extra work."""
+        """A site's own tensors, what `layer.forward` saves beyond its input, the extra work."""
         compute = at.shape.compute_bytes
         saved = self.saved_elements(at.site) * at.shape.positions
-        # What dropout lets through, and what it multiplied with.
-        dropped = 2 * at.site.in_features * at.shape.positions if self.dropout else 0
-        casts = compute * self.trained(at.site) if compute < 4 else 0
+        # What dropout multiplied with, and what it let through.
+        widths = (1 + self.needs_input) * at.site.in_features if self.dropout else 0
+        frozen = sum(factor.bytes for factor in self.frozen(at.site).values())
         return Ledger.of(
             Entry("weight", 4 * self.trained(at.site), what="adapter factors"),
+            Entry("weight", frozen, what="adapter tensors that are not trained"),
             Entry("activation", saved * compute, SAVED, "adapter activations"),
-            Entry("activation", dropped * compute, SAVED, "dropout"),
-            Entry("activation", casts, SAVED, "factors in bf16"),
+            Entry("activation", widths * at.shape.positions * compute, SAVED, "dropout"),
+            Entry("activation", self.matrices_kept(at) * compute, SAVED, "adapter matrices"),
             *self.work(at),
         )
+
+    def shared_ledger(self, sites: Sequence[Site]) -> Ledger:
+        """What the sites share, once for the model; the ledgers of the sites do not hold it."""
+        shared = self.shared(sites).values()
+        # Each use makes a gradient of the whole tensor, which is added to those before it.
+        gradient = max((factor.bytes for factor in shared), default=0)
+        return Ledger.of(
+            Entry("weight", sum(factor.bytes for factor in shared), what="shared adapter factors"),
+            Entry("workspace", gradient, ("backward",), "a gradient of shared factors"),
+        )
+
+    def matrices_kept(self, at: Placement) -> int:
+        """Elements of matrices that one forward pass makes of factors and keeps for backward.
+
+        By default those are the factors, cast to the dtype of the products where it is not theirs.
+        """
+        return self.trained(at.site) if at.shape.compute_bytes < 4 else 0
 
     @abstractmethod
     def saved_elements(self, site: Site) -> int:

@@ -14,6 +14,7 @@ from modicum.adapters.fused import frozen_linear_plus_low_rank
 from modicum.adapters.sites import Site
 from modicum.core.ledger import Work
 from modicum.core.method import Info, PositiveFloat, PositiveInt
+from modicum.core.sharding import whole
 
 
 class LoRALayer(AdapterLayer):
@@ -24,23 +25,35 @@ class LoRALayer(AdapterLayer):
     B: Tensor
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+        dropout = self.method.dropout if self.training else 0.0
+        return self.beside(base, inputs, *self.matrices(), dropout)
+
+    def matrices(self) -> tuple[Tensor, Tensor]:
+        """A and B, as a forward pass uses them."""
+        return self.A, self.B
+
+    def beside(
+        self, base: Callable[[Tensor], Tensor], inputs: Tensor, a: Tensor, b: Tensor, dropout: float
+    ) -> Tensor:
+        """The base's output and beside it s B (A dropout(x))."""
         scale = self.method.scale
         if self.site.kind == "embedding":
             outputs = base(inputs)
-            update = scale * (F.embedding(inputs, self.A.T) @ self.B.T)
+            update = scale * (F.embedding(inputs, a.T) @ b.T)
             return outputs + update.to(outputs.dtype)
-        dropout = self.method.dropout if self.training else 0.0
         if not dropout and type(base) is nn.Linear and not base.weight.requires_grad:
-            return frozen_linear_plus_low_rank(inputs, base, self.A, self.B, scale)
+            return frozen_linear_plus_low_rank(inputs, base, a, b, scale)
         outputs = base(inputs)
-        thin = F.linear(F.dropout(inputs, dropout), self.A.to(inputs.dtype))
-        return outputs + scale * F.linear(thin, self.B.to(thin.dtype))
+        thin = F.linear(F.dropout(inputs, dropout), a.to(inputs.dtype))
+        return outputs + scale * F.linear(thin, b.to(thin.dtype))
 
     def delta(self) -> Tensor:
-        return self.method.scale * (self.B.float() @ self.A.float())
+        a, b, scale = self.as_lora()
+        return scale * (b.float() @ a.float())
 
     def as_lora(self) -> tuple[Tensor, Tensor, float]:
-        return self.A, self.B, self.method.scale
+        a, b = self.matrices()
+        return whole(a), whole(b), self.method.scale
 
 
 class LoRA(Adapter):

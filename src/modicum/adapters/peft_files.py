@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from modicum.adapters.own_files import read_json, read_tensors
+from modicum.adapters.rewriting import RewritingLayer, rewriting
 from modicum.adapters.sites import Site, all_sites, base_of
+from modicum.adapters.weights import is_exact
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, write_json
 from modicum.core.sharding import whole
@@ -32,22 +33,46 @@ _REFUSED = {
 }
 
 
+def exact_form(attached: AttachedAdapter) -> Literal["peft", "modicum"]:
+    """`peft` where that format holds the adapter exactly, for the model as it was before."""
+    _, first = next(attached.layers())
+    return "peft" if first.as_lora() is not None and _lost(attached) is None else "modicum"
+
+
 def save(
-    attached: AttachedAdapter, folder: Path, *, base_model: str | None, write: bool = True
+    attached: AttachedAdapter,
+    folder: Path,
+    *,
+    base_model: str | None,
+    rest: bool = False,
+    write: bool = True,
 ) -> None:
     """Write the adapter as a PEFT LoRA folder, whole or not at all; without `write`, help only.
 
+    Args:
+        rest: for the base weights as they are now, where the method has rewritten them.
+
     Raises:
-        InputError: the method is no exact LoRA.
+        InputError: the method is no exact LoRA, or its base has lost the weights that one is for.
     """
+    lost = None if rest else _lost(attached)
+    if lost is not None:
+        raise InputError(
+            "its base is quantized and was rewritten, so no LoRA for the original model is exact; "
+            'use form="modicum", which keeps the base, or form="peft-rest" and save the base too, '
+            "or merge(dense=torch.bfloat16) and save the model",
+            value=lost,
+        )
     tensors: dict[str, Tensor] = {}
     scales, ranks = set(), set()
     for name, layer in attached.layers():
         lora = layer.as_lora()
+        if rest and isinstance(layer, RewritingLayer):
+            lora = layer.beside_the_rest()
         if lora is None:
             raise InputError(
                 f"{attached.method.info.name} is no plain LoRA, so PEFT's LoRA format cannot hold "
-                "it; merge it and save the model"
+                'it; use form="modicum", or merge it and save the model'
             )
         a, b, scale = lora
         a_key, b_key = _keys(attached.sites[name])
@@ -80,26 +105,13 @@ def save(
         write_json(temporary / CONFIG, config)
 
 
-def load(
-    model: nn.Module, folder: str | Path, *, name: str = "default", train: bool = False
-) -> AttachedAdapter:
-    """Attach the adapter that a PEFT LoRA folder holds.
-
-    Raises:
-        InputError: no such folder, files that cannot be read or are cut off, a kind of adapter
-            that is not plain LoRA (which, and why), or one of another model.
-    """
+def load(model: nn.Module, folder: Path, *, name: str) -> AttachedAdapter:
+    """Attach the adapter that a PEFT LoRA folder holds; errors are those of `files.load`."""
     from modicum.adapters.lora import LoRA
 
-    folder = Path(folder)
     config = read_config(folder)
     value = LoRA.from_peft(config)
-    try:
-        tensors = load_file(folder / WEIGHTS)
-    except FileNotFoundError:
-        raise InputError("the adapter's weights are missing", file=folder / WEIGHTS) from None
-    except SafetensorError as error:
-        raise InputError(f"cannot be read: {error}", file=folder / WEIGHTS) from None
+    tensors = read_tensors(folder / WEIGHTS)
     tensors = _without_base_copies(model, tensors, folder / WEIGHTS)
     known = {key: site for site in all_sites(model) for key in _keys(site)}
     strange = sorted(tensors.keys() - known.keys())
@@ -122,29 +134,25 @@ def load(
     except InputError as error:
         attached.detach()
         raise InputError(f"does not fit the model: {error}", file=folder / WEIGHTS) from None
-    if not train:
-        for parameter in attached.parameters():
-            parameter.requires_grad_(False)
     return attached
+
+
+def _lost(attached: AttachedAdapter) -> str | None:
+    """A layer whose original weight is not there any more: rewritten, then quantized."""
+    rewritten = (name for name, layer in rewriting(attached).items() if layer.rewrote)
+    return next((n for n in rewritten if not is_exact(base_of(attached.model, n))), None)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """PEFT's configuration of a plain LoRA adapter.
 
     Raises:
-        InputError: it is missing, no JSON, or describes another kind of adapter.
+        InputError: it is no JSON, or describes another kind of adapter.
     """
     path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            "not an adapter: no adapter_config.json in this folder", file=folder
-        ) from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"not valid JSON: {error}", file=path) from None
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        kind = config.get("peft_type") if isinstance(config, dict) else None
+    config = read_json(path)
+    kind = config.get("peft_type")
+    if kind != "LORA":
         raise InputError("not a LoRA adapter", file=path, field="peft_type", value=kind)
     for key, why in _REFUSED.items():
         if config.get(key):

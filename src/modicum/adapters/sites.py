@@ -1,4 +1,4 @@
-"""Where adapters go: the linear and embedding layers of any model, and how names choose them."""
+"""Where adapters go: linear layers of any form, embeddings, and how names choose among them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from modicum.core.errors import InputError
+from modicum.core.linear_forms import form_of
 
 ALL_LINEAR = "all-linear"
 
@@ -36,9 +37,18 @@ class Site:
 
 
 def site_of(name: str, module: nn.Module) -> Site | None:
-    """The site that a module is, or None when it is no layer that can be adapted."""
-    if isinstance(module, nn.Linear):
-        return Site(name, "linear", module.in_features, module.out_features)
+    """The site that a module is, or None when it is no layer that can be adapted.
+
+    Every linear form is a site, a quantized one too, if it says its `in_features` and
+    `out_features` as `nn.Linear` does.
+    """
+    if form_of(module) is not None:
+        inputs, outputs = (
+            getattr(module, "in_features", None),
+            getattr(module, "out_features", None),
+        )
+        if isinstance(inputs, int) and isinstance(outputs, int):
+            return Site(name, "linear", inputs, outputs)
     if isinstance(module, nn.Embedding):
         return Site(name, "embedding", module.num_embeddings, module.embedding_dim, True)
     if type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int):
@@ -114,12 +124,11 @@ def _output_head(model: nn.Module) -> str | None:
 def _refuse_shared(model: nn.Module, sites: Iterable[Site]) -> None:
     users: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        weight = module._parameters.get("weight")
-        if isinstance(weight, Tensor):
+        for weight in _weights(module):
             users.setdefault(id(weight), []).append(name.removesuffix(".adapted_base"))
     for site in sites:
-        weight = base_of(model, site.name).weight
-        others = [name for name in users[id(weight)] if name != site.name]
+        own = _weights(base_of(model, site.name))
+        others = [name for weight in own for name in users[id(weight)] if name != site.name]
         if others:
             raise InputError(
                 f"its weight is shared with {others[0]}, so an adapter would change one use and a "
@@ -127,6 +136,18 @@ def _refuse_shared(model: nn.Module, sites: Iterable[Site]) -> None:
                 field="targets",
                 value=site.name,
             )
+
+
+def _weights(module: nn.Module) -> list[nn.Parameter]:
+    """What a layer itself keeps its weight in: one matrix, or codes and scales."""
+    named = module.named_parameters(recurse=False)
+    return [parameter for name, parameter in named if name != "bias"]
+
+
+def replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put `module` where the layer `name` is."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
 
 
 def base_name(name: str) -> str:

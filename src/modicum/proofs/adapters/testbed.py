@@ -124,12 +124,16 @@ class Best:
 
 
 class Testbed:
-    """The task, quick or full as the proof's run is; the base model is pretrained on first use."""
+    """The task, quick or full as the proof's run is; the base model is pretrained on first use.
+
+    Args:
+        quick: how large a quick experiment is, for methods that need another than the usual.
+    """
 
     __test__ = False  # its name is no invitation to pytest
 
-    def __init__(self, run: ProofRun) -> None:
-        self.size = FULL if run.full else QUICK
+    def __init__(self, run: ProofRun, quick: Size | None = None) -> None:
+        self.size = FULL if run.full else quick or QUICK
         self.seeds = run.seeds = (0, 1, 2) if run.full else (0, 1)
         self.tell = run.tell
         self.old = _permutations(self.size.symbols, seed=0)

@@ -15,6 +15,7 @@ from modicum.proofs.contracts.adapters.subjects import (
     llama,
     numbers,
     odd_model,
+    rewrites,
     small,
     stir,
     tokens,
@@ -31,8 +32,8 @@ def check_starts_as_the_base(subject: Subject) -> None:
     model, ids = llama(), tokens()
     before = model(ids)
     small(subject).attach(model)
-    rewrites = "rewrites_base" in subject.info.traits
-    assert_close(model(ids), before, 1e-5 if rewrites else 0.0, "a fresh adapter changes outputs")
+    tolerance = 1e-5 if rewrites(subject) else 0.0
+    assert_close(model(ids), before, tolerance, "a fresh adapter changes outputs")
 
 
 @adapters_check()
@@ -83,10 +84,18 @@ def check_merging_twice_is_refused(subject: Subject) -> None:
 
 @adapters_check()
 def check_delta_is_the_change_of_the_weight(subject: Subject) -> None:
-    """`delta` is fp32 [out, in]; a method that says it is a LoRA has s B A, of its rank."""
+    """`delta` is fp32 [out, in], what merging adds to the weight as it was before the adapter came.
+
+    A method that says it is a LoRA has s B A, of its rank.
+    """
     model = odd_model()
     adapter = stir(small(subject).attach(model))
+    merged = odd_model()
+    stir(small(subject).attach(merged)).merge()
     for name, layer in adapter.layers():
+        original = odd_model().get_submodule(name).get_parameter("weight")
+        change = base_of(merged, name).get_parameter("weight") - original
+        assert_close(change, layer.delta(), 1e-5, "merging changes the weight by something else")
         site, delta = adapter.sites[name], layer.delta()
         expected = (site.out_features, site.in_features)
         assert delta.dtype == torch.float32, f"delta is {delta.dtype}, it must be float32"
@@ -120,11 +129,8 @@ def check_gradients_are_those_of_the_function(subject: Subject) -> None:
     """Analytic gradients of factors and inputs equal numeric ones, in float64."""
     model = odd_model().double()
     adapter = stir(small(subject).attach(model))
-    factors = []
-    for _, layer in adapter.layers():
-        layer.double()
-        factors += list(layer.parameters())
-    if not factors:
+    model.double()  # the factors too
+    if not list(adapter.parameters()):
         raise NotApplicable("the method trains nothing")
     names = [name for name, value in model.named_parameters() if value.requires_grad]
     inputs = numbers(2, 7, dtype=torch.float64).requires_grad_()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from modicum.adapters.base import Adapter
-from modicum.adapters.peft_files import load
+from modicum.adapters.files import load
+from modicum.core.catalog import of_value
 from modicum.core.errors import InputError
 from modicum.core.parameters import optimizer_groups
 from modicum.core.state import optimizer_state, trained_state
@@ -18,6 +21,7 @@ from modicum.proofs.contracts.adapters.subjects import (
     adapters_check,
     assert_close,
     llama,
+    rewrites,
     small,
     stir,
     tokens,
@@ -51,7 +55,7 @@ def check_state_dict_round_trip(subject: Subject) -> None:
 
 @adapters_check()
 def check_file_round_trip(subject: Subject) -> None:
-    """Saved for PEFT and loaded, outputs are equal to 1e-6; no exact LoRA is not saved as one."""
+    """Saved for PEFT and loaded, outputs are equal to 2e-6; no exact LoRA is not saved as one."""
     model, ids = llama(), tokens()
     adapter = stir(small(subject).attach(model))
     exact = all(layer.as_lora() is not None for _, layer in adapter.layers())
@@ -59,14 +63,33 @@ def check_file_round_trip(subject: Subject) -> None:
         folder = Path(temporary) / "adapter"
         if not exact:
             try:
-                adapter.save(folder)
+                adapter.save(folder, form="peft")
             except InputError:
                 raise NotApplicable("it is no plain LoRA, and says so when saved") from None
             raise AssertionError("it was saved as a LoRA that it is not")
-        adapter.save(folder)
+        adapter.save(folder, form="peft")
         other = llama()
         load(other, folder)
+        # A rewritten weight was rounded once more than the one that it was taken from.
+        tolerance = 1e-5 if rewrites(subject) else 2e-6
+        assert_close(other(ids), model(ids), tolerance, "loaded, it computes something else")
+
+
+@adapters_check()
+def check_own_file_round_trip(subject: Subject) -> None:
+    """In modicum's own format every method can be kept: loaded, outputs are equal to 1e-6."""
+    model, ids = llama(), tokens()
+    adapter = stir(small(subject).attach(model, seed=5))
+    record = of_value(adapter.method)
+    plugins = () if record.module else (record.file,)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "adapter"
+        adapter.save(folder, form="modicum")
+        other = llama()
+        twin = load(other, folder, name="other", plugins=plugins)
         assert_close(other(ids), model(ids), 1e-6, "the loaded adapter computes something else")
+        for name, value in adapter.state_dict().items():
+            assert torch.equal(twin.state_dict()[name], value), f"{name} is not what was saved"
 
 
 @adapters_check()
@@ -82,7 +105,7 @@ def check_resumes_to_the_bit(subject: Subject) -> None:
         name: {key: value.clone() for key, value in read().items()}
         for name, (read, _) in begun.state.items()
     }
-    continued = _Training(small(subject), seed=11)
+    continued = _Training(small(subject), seed=11, kept=saved["model"])
     for name, (_, put) in continued.state.items():
         put(saved[name])
     continued.steps(2, 4)
@@ -94,9 +117,13 @@ def check_resumes_to_the_bit(subject: Subject) -> None:
 class _Training:
     """A few steps of AdamW on the small decoder, and the state that a checkpoint holds."""
 
-    def __init__(self, value: Adapter, seed: int = 0) -> None:
-        self.model: Llama = llama()
+    def __init__(
+        self, value: Adapter, seed: int = 0, kept: Mapping[str, Tensor] | None = None
+    ) -> None:
+        self.model: Llama = llama("meta")
         self.adapter = value.attach(self.model, seed=seed)
+        self.model.to_empty(device="cpu").initialise(0)
+        self.adapter.initialise(kept=kept)
         groups = optimizer_groups(self.model, learning_rate=1e-2, weight_decay=0.1)
         self.optimizer = torch.optim.AdamW(groups)
         self.state = {

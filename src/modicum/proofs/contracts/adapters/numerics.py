@@ -13,6 +13,7 @@ from modicum.proofs.contracts.adapters.subjects import (
     assert_close,
     distance,
     llama,
+    rewrites,
     small,
     stir,
     tokens,
@@ -74,7 +75,7 @@ def check_dropout(subject: Subject) -> None:
     model.eval()
     assert torch.equal(run(1), run(2)), "dropout acts in evaluation"
     assert_close(run(1), plain(ids), 1e-5, "evaluation differs from the adapter without dropout")
-    if "rewrites_base" not in subject.info.traits:
+    if not rewrites(subject):
         # A fresh adapter adds nothing, so what dropout changes here is the base's own part.
         fresh = llama()
         small(subject, dropout=0.5).attach(fresh)

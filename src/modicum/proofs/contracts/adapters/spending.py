@@ -38,10 +38,15 @@ def check_parameters_and_bytes(subject: Subject) -> None:
     """The ledger's trained parameters and persistent bytes are those of the layers, exactly."""
     value, model = small(subject), llama()
     adapter = value.attach(model)
-    predicted = sum(value.trained(site) for site in adapter.sites.values())
+    sites = list(adapter.sites.values())
+    predicted = sum(value.trained(site) for site in sites) + value.trained_shared(sites)
     real = sum(parameter.numel() for parameter in adapter.parameters())
     assert predicted == real, f"trained() says {predicted} parameters, there are {real}"
-    kept = [tensor for _, layer in adapter.layers() for tensor in layer.state_dict().values()]
+    kept = [
+        tensor
+        for module in (adapter.shared, *(layer for _, layer in adapter.layers()))
+        for tensor in (*module.parameters(), *module.buffers())
+    ]
     said, found = _ledger(adapter).bytes("weight"), tensor_bytes(kept)
     assert said == found, f"the ledger says {said} bytes of weights, there are {found}"
 
@@ -77,8 +82,9 @@ def check_activations(subject: Subject) -> None:
 
 
 def _ledger(adapter: AttachedAdapter) -> Ledger:
-    sites = adapter.sites.values()
-    return Ledger.sum(adapter.method.ledger(Placement(site, SHAPE)) for site in sites)
+    method, sites = adapter.method, list(adapter.sites.values())
+    each = [method.ledger(Placement(site, SHAPE)) for site in sites]
+    return Ledger.sum([*each, method.shared_ledger(sites)])
 
 
 def _flops(model: Llama, *, frozen: bool = False) -> tuple[int, int]:

@@ -30,7 +30,12 @@ def small(subject: Subject, **fields: Any) -> Adapter:
     if isinstance(subject, Adapter):
         return subject.with_fields(**fields)
     sizes = {"rank": SMALL_RANK} if "rank" in subject.model_fields else {}
-    return subject(**(sizes | fields))
+    return subject(**(sizes | dict(subject.fits_any_width) | fields))
+
+
+def rewrites(subject: Subject) -> bool:
+    """Whether the method puts another weight into the base when it is attached."""
+    return "rewrites_base" in subject.info.traits
 
 
 def odd_model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -48,10 +53,11 @@ def odd_model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 
 def llama(device: str = "cpu", **fields: Any) -> Llama:
     """modicum's decoder, two blocks of width 16."""
+    config = ModelConfig(**(vars(LLAMA) | {"initializer_range": 0.3} | fields))
     if device == "meta":
         with torch.device("meta"):
-            return Llama(LLAMA)
-    return create(ModelConfig(**(vars(LLAMA) | {"initializer_range": 0.3} | fields)), seed=0)
+            return Llama(config)
+    return create(config, seed=0)
 
 
 def numbers(*shape: int, name: str = "inputs", dtype: torch.dtype = torch.float32) -> Tensor:
@@ -68,7 +74,7 @@ def tokens(rows: int = 3, length: int = 8) -> Tensor:
 def stir(adapter: AttachedAdapter, std: float = 0.2) -> AttachedAdapter:
     """Move every factor off its first value, as training would; the same way every time."""
     with torch.no_grad():
-        for name, value in adapter.state_dict().items():
+        for name, value in adapter.named_parameters():
             value.add_(numbers(*value.shape, name=f"{adapter.name}/{name}").to(value), alpha=std)
     return adapter
 

@@ -1,0 +1,117 @@
+"""Folding an adapter into the base weights, and taking it out again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from modicum.adapters import weights as base_weights
+from modicum.adapters.base import AdapterLayer
+from modicum.adapters.rewriting import RewritingLayer
+from modicum.adapters.sites import base_of, replace
+from modicum.core.errors import InputError
+from modicum.core.linear_forms import DENSE, form_of
+from modicum.core.sharding import is_sharded, own_part, whole
+
+if TYPE_CHECKING:
+    from modicum.adapters.attached import AttachedAdapter
+
+
+@dataclass
+class Merged:
+    """What a merge replaced and sums cannot give back: low-precision weights, whole layers."""
+
+    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    layers: dict[str, nn.Module] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def merge(attached: AttachedAdapter, dense: torch.dtype | None) -> Merged:
+    """Fold an adapter into the base weights; see `AttachedAdapter.merge`."""
+    before = Merged()
+    inexact = [n for n in attached.sites if not base_weights.is_exact(base_of(attached.model, n))]
+    for name in inexact:
+        _check_may_be_dense(name, base_of(attached.model, name), dense)
+    for name, layer in attached.layers():
+        for other in attached.model.get_submodule(name).modules():
+            if isinstance(other, RewritingLayer) and other.rewrote and other is not layer:
+                raise InputError(
+                    f"{other.method.info.name} has taken a part out of the base weight; merge or "
+                    "detach that adapter first",
+                    value=name,
+                )
+    for name, layer in attached.layers():
+        base = base_of(attached.model, name)
+        weight = merged_weight(base, layer)
+        if name in inexact:
+            assert dense is not None
+            before.layers[name] = base
+            replace(attached.model, f"{name}.adapted_base", _dense(base, weight, dense))
+        else:
+            if any(parameter.dtype != torch.float32 for parameter in base.parameters()):
+                # In low precision w + d - d is not w, so unmerging needs the weight as it was.
+                before.tensors[name] = {
+                    key: own_part(value.detach())[0].to("cpu", copy=True)
+                    for key, value in base.named_parameters()
+                }
+            base_weights.write(base, layer.site, weight)
+        if isinstance(layer, RewritingLayer):
+            layer.rewrote = False
+    return before
+
+
+@torch.no_grad()
+def unmerge(attached: AttachedAdapter, before: Merged) -> None:
+    """Take a merged adapter out of the base weights again."""
+    for name, layer in attached.layers():
+        base = base_of(attached.model, name)
+        if name in before.layers:
+            replace(attached.model, f"{name}.adapted_base", before.layers[name])
+        elif name in before.tensors:
+            for key, value in before.tensors[name].items():
+                own_part(base.get_parameter(key).detach())[0].copy_(value)
+        else:
+            rest = base_weights.read(base, layer.site) - whole(layer.delta())
+            if isinstance(layer, RewritingLayer):
+                rest = rest - layer.taken()
+            base_weights.write(base, layer.site, rest)
+        if isinstance(layer, RewritingLayer):
+            layer.rewrote = True
+
+
+@torch.no_grad()
+def merged_weight(base: nn.Module, layer: AdapterLayer) -> Tensor:
+    """The weight that a layer and its adapter stand for together: fp32 [out, in], whole."""
+    weight = base_weights.read(base, layer.site) + whole(layer.delta())
+    if isinstance(layer, RewritingLayer) and layer.rewrote:
+        weight = weight + layer.taken()
+    return weight
+
+
+def _dense(base: nn.Module, weight: Tensor, dtype: torch.dtype) -> nn.Module:
+    """A frozen `nn.Linear` of this weight, with the base layer's bias."""
+    bias = getattr(base, "bias", None)
+    bias = bias.detach().to(dtype) if isinstance(bias, Tensor) else None
+    made = DENSE.from_dense(weight.to(dtype), bias)
+    return made.requires_grad_(False).train(base.training)
+
+
+def _check_may_be_dense(name: str, base: nn.Module, dense: torch.dtype | None) -> None:
+    form = form_of(base)
+    assert form is not None
+    if dense is None:
+        raise InputError(
+            f"a merged weight cannot be kept as {form.name} without losing a part of what was "
+            "learned; merge(dense=torch.bfloat16) makes these layers dense, or leave the adapter "
+            "unmerged and save it",
+            value=name,
+        )
+    if any(is_sharded(parameter) for parameter in base.parameters()):
+        raise InputError(
+            "a layer that is cut over ranks cannot be replaced by a dense one; save the adapter, "
+            "and load and merge it in one process",
+            value=name,
+        )

@@ -1,0 +1,151 @@
+"""Adapters as modicum keeps them: a JSON that says which, and their own tensors in safetensors.
+
+Every method can be kept so. Where a method has rewritten a quantized base, the base's tensors are
+kept too, since the original weight, which could be rewritten again, is not there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from modicum.adapters.base import Adapter, check_state
+from modicum.adapters.rewriting import rewriting
+from modicum.adapters.sites import base_of
+from modicum.adapters.weights import is_exact
+from modicum.core.catalog import find
+from modicum.core.errors import InputError
+from modicum.core.files import publish_folder, write_json
+from modicum.core.sharding import own_part, whole
+
+if TYPE_CHECKING:
+    from modicum.adapters.attached import AttachedAdapter
+
+CONFIG, WEIGHTS = "modicum_adapter.json", "adapter.safetensors"
+_BASE = "base:"  # before the names of a base layer's tensors
+
+
+def save(
+    attached: AttachedAdapter, folder: Path, *, base_model: str | None, write: bool = True
+) -> None:
+    """Write the adapter, whole or not at all; without `write`, help only."""
+    tensors = dict(attached.state_dict())
+    for name, layer in rewriting(attached).items():
+        base = base_of(attached.model, name)
+        if layer.rewrote and not is_exact(base):
+            tensors |= {f"{_BASE}{name}.{key}": p for key, p in base.named_parameters()}
+    gathered = {key: whole(value.detach()).contiguous().cpu() for key, value in tensors.items()}
+    if not write:
+        return
+    config = {
+        "method": attached.method.info.name,
+        "fields": attached.method.model_dump() | {"targets": list(attached.sites), "exclude": []},
+        "seed": attached.seed,
+        "base_model": base_model,
+    }
+    with publish_folder(folder) as temporary:
+        save_file(gathered, temporary / WEIGHTS, metadata={"format": "pt"})
+        write_json(temporary / CONFIG, config)
+
+
+def load(
+    model: nn.Module, folder: Path, *, name: str, plugins: Iterable[str | Path] = ()
+) -> AttachedAdapter:
+    """Attach the adapter that a folder of modicum's holds; errors are those of `files.load`."""
+    from modicum.adapters.attached import AttachedAdapter
+
+    config, tensors = read_json(folder / CONFIG), read_tensors(folder / WEIGHTS)
+    try:
+        value = find(config["method"], plugins, room="adapters").load()(**config["fields"])
+        seed = int(config["seed"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"does not describe an adapter: {error!r}", file=folder / CONFIG) from None
+    except InputError as error:
+        raise error.located(file=folder / CONFIG) from None
+    assert isinstance(value, Adapter)
+    base = {key.removeprefix(_BASE): t for key, t in tensors.items() if key.startswith(_BASE)}
+    state = {key: t for key, t in tensors.items() if not key.startswith(_BASE)}
+    attached = None
+    try:
+        attached = AttachedAdapter(model, value, name=name, seed=seed, start=False)
+        _put(attached, state, base)
+    except InputError as error:
+        if attached is not None:
+            attached.detach()
+        raise InputError(f"does not fit the model: {error}", file=folder / WEIGHTS) from None
+    return attached
+
+
+def _put(attached: AttachedAdapter, state: dict[str, Tensor], base: dict[str, Tensor]) -> None:
+    """The adapter's tensors into it; the base is rewritten by them, or is what the folder holds."""
+    check_state(attached.state_dict(), state)
+    kept = {attached.model_name(key): tensor for key, tensor in state.items()}
+    if not base:
+        attached.initialise(kept=kept)
+    else:
+        layers = rewriting(attached)
+        held = {
+            f"{name}.{key}": parameter
+            for name in layers
+            if not is_exact(base_of(attached.model, name))
+            for key, parameter in base_of(attached.model, name).named_parameters()
+        }
+        if held.keys() != base.keys() or any(held[k].shape != t.shape for k, t in base.items()):
+            raise InputError("its base is quantized, and the model's weights are kept otherwise")
+        for key, parameter in held.items():
+            part, before = own_part(parameter.detach())
+            part.copy_(base[key][before : before + part.shape[0]])
+        for name, layer in layers.items():
+            layer.put({key: state[f"{name}.{key}"] for key, _ in layer.named_buffers()})
+            layer.rewrote = True
+    attached.load_state_dict(state)
+
+
+def base_model_of(folder: str | Path) -> str | None:
+    """What a folder with an adapter, in either format, says of the model that it is for.
+
+    Raises:
+        InputError: there is no adapter in the folder.
+    """
+    path = Path(folder)
+    own = (path / CONFIG).exists()
+    config = read_json(path / (CONFIG if own else "adapter_config.json"))
+    found = config.get("base_model" if own else "base_model_name_or_path")
+    return None if found is None else str(found)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of an adapter's folder.
+
+    Raises:
+        InputError: it is missing, or no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"not an adapter: no {path.name} in this folder", file=path.parent
+        ) from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"not valid JSON: {error}", file=path) from None
+    return content if isinstance(content, dict) else {}
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of an adapter's folder.
+
+    Raises:
+        InputError: the file is missing or cannot be read.
+    """
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise InputError("the adapter's weights are missing", file=path) from None
+    except SafetensorError as error:
+        raise InputError(f"cannot be read: {error}", file=path) from None

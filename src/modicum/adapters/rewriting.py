@@ -1,0 +1,233 @@
+"""Adapters that take their first values out of the frozen weight, so that the rest stands in it.
+
+W stands for the weight as the model's file has it. Whatever happens, W can be had again: read anew
+where a reader was given, and else put together from the rest and what was taken out.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from modicum.adapters import weights as base_weights
+from modicum.adapters.base import AdapterLayer
+from modicum.adapters.sites import base_of
+from modicum.core.errors import InputError
+from modicum.core.linear_forms import form_of
+from modicum.core.ranks import Ranks, peer_errors
+from modicum.core.sharding import own_part
+
+if TYPE_CHECKING:
+    from modicum.adapters.attached import AttachedAdapter
+
+RoundTrip = Callable[[Tensor], Tensor]
+
+
+class RewritingLayer(AdapterLayer):
+    """A layer whose base weight is W less `taken`.
+
+    Its method's `frozen` tensors are the first values of factors: `A_0` is that of `A`. They say
+    what was taken out, so a checkpoint that keeps them keeps the base.
+
+    Attributes:
+        rewrote: whether the base weight is the rest now, not W and not a merged weight.
+    """
+
+    rewrote = False
+
+    @abstractmethod
+    def split(
+        self, weight: Tensor, round_trip: RoundTrip, *, seed: int, name: str
+    ) -> Mapping[str, Tensor]:
+        """The frozen tensors, for a weight fp32 [out, in].
+
+        Args:
+            round_trip: what is left of a weight that is kept in the base layer's form.
+        """
+
+    @abstractmethod
+    def taken(self) -> Tensor:
+        """What the frozen tensors amount to: fp32 [out, in]."""
+
+    @abstractmethod
+    def original(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+        """What the layer gave before it was rewritten, where `base` is the rest."""
+
+    @abstractmethod
+    def beside_the_rest(self) -> tuple[Tensor, Tensor, float]:
+        """(A, B, s) of the LoRA that stands beside the rest; `as_lora` is one beside W."""
+
+    @torch.no_grad()
+    def put(self, frozen: Mapping[str, Tensor]) -> None:
+        """Set the frozen tensors, and start the factors from them; a rank, its part of these."""
+        for key, value in frozen.items():
+            self.get_buffer(key).copy_(value)
+            part, before = own_part(self.get_parameter(key.removesuffix("_0")).detach())
+            part.copy_(value[before : before + part.shape[0]])
+
+
+def check_base(model: nn.Module, layers: Iterable[AdapterLayer], *, readable: bool) -> None:
+    """Make sure that base weights can be rewritten, before layers that do so are put on them.
+
+    Raises:
+        InputError: another adapter has rewritten one; one is of a form that no other weight can be
+            written into; or one is quantized, and `readable` says that nobody gives the
+            full-precision weight.
+    """
+    for layer in layers:
+        if not isinstance(layer, RewritingLayer):
+            continue
+        there = model.get_submodule(layer.site.name)
+        if any(isinstance(module, RewritingLayer) for module in there.modules()):
+            raise InputError(
+                "another adapter has replaced the base weight already, and only one can; save that "
+                "one as a PEFT LoRA for the original model, and load it here",
+                value=layer.site.name,
+            )
+        base = base_of(model, layer.site.name)
+        form = form_of(base)
+        if form is not None and form.write is None:
+            raise InputError(
+                f"its base is {form.name}, which cannot hold the rest of a weight; exclude it",
+                value=layer.site.name,
+            )
+        if not readable:
+            _check_readable(base, layer.site.name)
+
+
+def _check_readable(base: nn.Module, name: str) -> None:
+    if not base_weights.is_exact(base):
+        raise InputError(
+            "its base is quantized, and the adapter starts from the full-precision weight; give "
+            "`weights`, a function from a layer's name to its weight in the model's file",
+            value=name,
+        )
+
+
+@torch.no_grad()
+def rewrite(
+    attached: AttachedAdapter, kept: Mapping[str, Tensor] | None, ranks: Ranks | None
+) -> None:
+    """Split the base weights of all layers that want it, and leave the rest in them.
+
+    Ranks share the splitting, each takes every so many-th layer, and send each other what came out:
+    so they agree to the bit. Without `ranks` each process does all of it, and agrees as far as its
+    arithmetic does.
+
+    Raises:
+        InputError: `kept` is of another adapter; or a base is quantized, and nobody gives the
+            full-precision weight.
+    """
+    ranks = ranks or Ranks()
+    layers = rewriting(attached)
+    for name in layers if attached.weights is None else ():
+        _check_readable(base_of(attached.model, name), name)
+    if kept is not None:
+        for name, layer in layers.items():
+            layer.put(_kept(attached, name, layer, kept))
+    else:
+        names = list(layers)
+        for first in range(0, len(names), ranks.size):
+            _split_together(attached, names[first : first + ranks.size], ranks)
+    for name, layer in layers.items():
+        base = base_of(attached.model, name)
+        base_weights.write(base, layer.site, original_weight(attached, name) - layer.taken())
+        layer.rewrote = True
+
+
+@torch.no_grad()
+def restore(attached: AttachedAdapter) -> None:
+    """Put the original weights back into the base layers."""
+    for name, layer in rewriting(attached).items():
+        if layer.rewrote:
+            base = base_of(attached.model, name)
+            base_weights.write(base, layer.site, original_weight(attached, name))
+            layer.rewrote = False
+
+
+def original_weight(attached: AttachedAdapter, name: str) -> Tensor:
+    """W of a layer: fp32 [out, in], whole; every rank calls this where ranks hold parts of it.
+
+    Raises:
+        InputError: the reader gives another shape.
+    """
+    base, site = base_of(attached.model, name), attached.sites[name]
+    layer = rewriting(attached)[name]
+    if attached.weights is None:
+        rest = base_weights.read(base, site)
+        return rest + layer.taken() if layer.rewrote else rest
+    device = next(layer.buffers()).device
+    weight = base_weights.oriented(attached.weights(name).to(device, torch.float32), site)
+    if weight.shape != (site.out_features, site.in_features):
+        raise InputError(
+            f"the weight to split has shape {tuple(weight.shape)}, the layer's is "
+            f"{(site.out_features, site.in_features)}",
+            field=name,
+        )
+    return weight
+
+
+def differs(attached: AttachedAdapter, state: Mapping[str, Tensor]) -> bool:
+    """Whether a state of the adapter says that something else was taken out of the base weights."""
+    return any(
+        not torch.equal(value, state[f"{name}.{key}"].to(value))
+        for name, layer in rewriting(attached).items()
+        for key, value in layer.named_buffers()
+        if layer.rewrote
+    )
+
+
+def rewriting(attached: AttachedAdapter) -> dict[str, RewritingLayer]:
+    """The layers of an adapter that rewrite their base, by their sites' names."""
+    return {name: layer for name, layer in attached.layers() if isinstance(layer, RewritingLayer)}
+
+
+def _split_together(attached: AttachedAdapter, names: list[str], ranks: Ranks) -> None:
+    """Split as many layers as there are ranks, each on one rank, and tell all what came out."""
+    layers = rewriting(attached)
+    mine: Mapping[str, Tensor] = {}
+    # A weight that is cut over ranks is gathered by all; a reader gives it to who asks.
+    weights = {
+        name: original_weight(attached, name)
+        for owner, name in enumerate(names)
+        if attached.weights is None or owner == ranks.rank
+    }
+    if ranks.rank < len(names):
+        name = names[ranks.rank]
+        mine = layers[name].split(
+            weights[name],
+            partial(base_weights.round_trip, base_of(attached.model, name)),
+            seed=attached.seed,
+            name=f"{attached.name}/{name}",
+        )
+    for owner, name in enumerate(names):
+        layer = layers[name]
+        device = next(layer.buffers()).device
+        values = {
+            key: mine[key].contiguous() if owner == ranks.rank else factor.empty(device)
+            for key, factor in attached.method.frozen(layer.site).items()
+        }
+        if not ranks.alone:
+            with peer_errors():
+                for value in values.values():
+                    dist.broadcast(value, owner)
+        layer.put(values)
+
+
+def _kept(
+    attached: AttachedAdapter, name: str, layer: RewritingLayer, kept: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The frozen tensors of a layer, which a checkpoint keeps under the model's names."""
+    found: dict[str, Tensor] = {}
+    for key, factor in attached.method.frozen(layer.site).items():
+        full = f"{name}.layers_by_adapter.{attached.name}.{key}"
+        if full not in kept or tuple(kept[full].shape) != factor.shape:
+            raise InputError("this adapter's first values are not there", field=full)
+        found[key] = kept[full]
+    return found
