@@ -17,6 +17,7 @@ from common import alone, interleaved, paired_ratio, say, spread, write_result
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import create
+from modicum.tasks import CausalLM
 from modicum.trainer.compiling import Trial
 
 # Width, heads, key heads, rows and tokens; the first is recipes/demo-pretrain.yaml's.
@@ -31,7 +32,7 @@ def trial(shape: tuple[int, ...], precision: str) -> Trial:
     )
     ids = torch.randint(0, 2048, (rows, tokens), generator=torch.Generator().manual_seed(0))
     documents = (torch.arange(tokens) > tokens // 3).int().expand(rows, tokens)
-    return Trial(create(config, seed=0).train(), Batch(ids, ids, documents), precision)
+    return Trial(create(config, seed=0).train(), CausalLM(), Batch(ids, ids, documents), precision)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ def make(documents: bool) -> Batch:
 
 
 def test_trained_tokens_counts_labels():
-    assert make(documents=False).trained_tokens == 11
+    assert make(documents=False).count == 11
 
 
 def test_split_keeps_order_and_loses_nothing():
@@ -20,7 +20,7 @@ def test_split_keeps_order_and_loses_nothing():
         batch = make(documents)
         parts = batch.split(2)
         assert [len(part.input_ids) for part in parts] == [2, 2, 1]
-        assert [part.trained_tokens for part in parts] == [4, 5, 2]
+        assert [part.count for part in parts] == [4, 5, 2]
         assert torch.equal(torch.cat([part.labels for part in parts]), batch.labels)
         assert all((part.documents is not None) == documents for part in parts)
         assert parts[0].input_ids.data_ptr() == batch.input_ids.data_ptr()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modicum.core.errors import InputError
-from modicum.data import IGNORED, Packed
+from modicum.data import IGNORED, Batch, Packed
 
 
 @st.composite
@@ -49,7 +49,7 @@ def test_every_token_that_should_be_is_trained_exactly_once(
     assert trained.tolist() == expected  # in order, each once, never a prompt's
     assert packed.total_trained_tokens == len(expected)
     counts = (batch.labels != IGNORED).sum(1).tolist()
-    assert counts == [packed.trained_tokens(row) for row in range(len(packed))]
+    assert counts == [packed.count(row) for row in range(len(packed))]
     assert min(counts) > 0
     # A label is what comes after its input in the stream of all documents.
     stream = [token for ids, _ in documents for token in ids]
@@ -113,7 +113,7 @@ def test_rows_within_a_prompt_are_dropped(tmp_path, write_store):
     assert packed.batch([0]).input_ids.tolist() == [[17, 18, 19, 20]]
     assert packed.batch([0]).labels.tolist() == [[-100, 19, 20, -100]]
     assert packed.batch([1]).labels.tolist() == [[31, -100, -100, -100]]
-    assert [packed.trained_tokens(row) for row in range(2)] == [2, 1]
+    assert [packed.count(row) for row in range(2)] == [2, 1]
 
 
 def test_large_ids_survive_both_widths(tmp_path, write_store):
@@ -135,3 +135,54 @@ def test_rows_past_the_last_are_an_index_error(tmp_path, write_store):
     packed = Packed(write_store(tmp_path, [([5, 6, 7], 0)]), 8)
     with pytest.raises(IndexError):
         packed.batch([1])
+
+
+class Documents(Packed):
+    """Rows of given documents' lengths, all tokens trained but each document's first."""
+
+    def __init__(self, lengths: list[int], sequence_length: int, boundaries: bool = True) -> None:
+        self.sequence_length, self.boundaries = sequence_length, boundaries
+        owners = [number for number, length in enumerate(lengths) for _ in range(length)]
+        self.owners = torch.tensor(owners).view(-1, sequence_length)
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def count(self, index: int) -> int:
+        edges = (self.owners.flatten().diff(append=torch.tensor([-1])) != 0) & self.boundaries
+        return self.sequence_length - int(edges.view_as(self.owners)[index].sum())
+
+    def batch(self, indices):
+        owners = self.owners[list(indices)]
+        ids = torch.tensor(list(indices))[:, None].expand_as(owners).contiguous()
+        several = bool((owners != owners[:, :1]).any()) and self.boundaries
+        return Batch(ids, ids, (owners - owners[:, :1]).int() if several else None)
+
+
+def test_the_worst_batch_has_documents_if_any_row_has():
+    rows = Documents([8 * 700, 3, 5], sequence_length=8)
+    worst = rows.worst(4)
+    assert worst.input_ids[:, 0].tolist() == [700] * 4
+    assert worst.documents is not None
+    assert worst.documents.tolist() == [[0] * 3 + [1] * 5] * 4
+
+
+@pytest.mark.parametrize(
+    "rows", [Documents([24], 8), Documents([8, 8, 8], 8), Documents([3, 21], 8, boundaries=False)]
+)
+def test_rows_of_one_document_each_have_no_mask_in_the_worst_case_either(rows):
+    worst = rows.worst(5)
+    assert worst.documents is None
+    assert worst.input_ids[:, 0].tolist() == [0, 1, 2, 0, 1]
+
+
+def test_a_batch_of_no_rows_is_refused():
+    with pytest.raises(ValueError, match="0 rows"):
+        Documents([8], 8).worst(0)
+
+
+def test_every_shape_is_there_with_documents_and_without():
+    shapes = Documents([8 * 3, 3, 5], sequence_length=8).shapes([3, 4])
+    assert [(len(b.input_ids), b.documents is None) for b in shapes] == [
+        (4, False), (4, True), (3, False), (3, True)
+    ]  # fmt: skip

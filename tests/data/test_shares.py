@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from modicum.core.ranks import Ranks
 from modicum.data import IGNORED, Packed, TokenStore
-from modicum.data.shares import micro_batches, share, trained_tokens
+from modicum.data.shares import counted, micro_batches, share
 
 
 @given(st.integers(1, 40), st.integers(1, 9))
@@ -35,11 +35,9 @@ def test_micro_batches_of_all_ranks_are_the_update(
     assert len({len(batches) for batches in everybody}) == 1
     found = []
     for rank, batches in enumerate(everybody):
-        trained = [batch for batch in batches if batch.trained_tokens]
+        trained = [batch for batch in batches if batch.count]
         assert all(len(batch.input_ids) <= size for batch in batches)
-        assert sum(batch.trained_tokens for batch in trained) == trained_tokens(
-            packed, rows, Ranks(rank, ranks)
-        )
+        assert sum(batch.count for batch in trained) == counted(packed, rows, Ranks(rank, ranks))
         found += [row for batch in trained for row in batch.labels.tolist()]
     assert found == packed.batch(rows).labels.tolist()
 
@@ -48,4 +46,4 @@ def test_a_rank_without_rows_trains_nothing(packed: Packed) -> None:
     (batch,) = micro_batches(packed, [2], 4, Ranks(0, 2))
     assert (batch.labels == IGNORED).all()
     (other,) = micro_batches(packed, [2], 4, Ranks(1, 2))
-    assert other.trained_tokens == packed.trained_tokens(2) > 0
+    assert other.count == packed.count(2) > 0

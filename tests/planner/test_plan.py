@@ -91,7 +91,8 @@ def test_bytes_of_the_process_are_the_tensors_and_an_allowance(new):
     made = plan(new())
     tensors = made.prediction.peak_bytes
     kept = PROCESS_FACTOR * tensors + FIRST_FACTOR[False, False] * min(tensors, FIRST_BYTES)
-    copied = 12 * made.prediction.trainable  # what is staged for checkpoints, once
+    copied = made.prediction.host_bytes  # what is staged for checkpoints, once
+    assert copied == pytest.approx(12 * made.prediction.trainable, rel=1e-3)
     assert chosen(made, "checkpoint.asynchronous") is True
     assert made.process_bytes == made.process_base + PROCESS_ONCE + copied + round(kept)
     row = made.row()["prediction"]
@@ -100,7 +101,7 @@ def test_bytes_of_the_process_are_the_tensors_and_an_allowance(new):
     weights = sum(r["bytes"] for r in row["table"] if r["kind"] == "weight")
     assert weights == 4 * made.prediction.total
     optimizer = sum(r["bytes"] for r in row["table"] if r["kind"] == "optimizer")
-    assert optimizer == 8 * made.prediction.trainable
+    assert optimizer == pytest.approx(8 * made.prediction.trainable, rel=1e-3)
 
 
 @pytest.mark.parametrize(

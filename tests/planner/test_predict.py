@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from modicum.planner import plan
-from modicum.planner.inputs import new_config
 from modicum.planner.predict import Choice, Predictor, predict
 from modicum.recipe import Recipe
+from modicum.tasks.text import new_config
 from modicum.trainer import train
 
 

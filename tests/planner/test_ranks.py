@@ -152,11 +152,13 @@ def test_cutting_divides_what_persists(new):
     whole = predict(recipe, config, Choice(4, 1, False))
     for shards in (2, 4):
         cut = predict(recipe, config, Choice(4, 1, False, Layout(1, shards)))
-        for kind in ("weight", "optimizer"):
-            assert cut.ledger.bytes(kind) * shards == whole.ledger.bytes(kind)
+        assert cut.ledger.bytes("weight") * shards == whole.ledger.bytes("weight")
+        # Every rank has the steps' counters.
+        cut_state, state = (made.ledger.bytes("optimizer") for made in (cut, whole))
+        assert cut_state * shards == pytest.approx(state, rel=1e-3)
         assert cut.ledger.bytes("gradient", "step") * shards == 4 * whole.trainable
         copied = predict(recipe, config, Choice(4, 1, False, Layout(1, shards), True))
-        assert copied.host_bytes == 12 * whole.trainable // shards
+        assert copied.host_bytes == pytest.approx(12 * whole.trainable / shards, rel=1e-3)
         assert copied.process_bytes(0) - cut.process_bytes(0) == copied.host_bytes
 
 

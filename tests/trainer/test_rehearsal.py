@@ -14,55 +14,10 @@ from modicum.adapters import LoRA
 from modicum.core.errors import DoesNotFit, Restart
 from modicum.core.ranks import Ranks
 from modicum.data.batch import Batch
-from modicum.data.packing import Packed
 from modicum.models.config import ModelConfig
 from modicum.models.llama import create
 from modicum.tasks import CausalLM
-from modicum.trainer.rehearsal import first_that_fits, rehearse, untouched, worst_batch
-
-
-class Rows(Packed):
-    """Rows of given documents' lengths, all tokens trained but each document's first."""
-
-    def __init__(self, lengths: list[int], sequence_length: int, boundaries: bool = True) -> None:
-        self.sequence_length, self.boundaries = sequence_length, boundaries
-        owners = [number for number, length in enumerate(lengths) for _ in range(length)]
-        self.owners = torch.tensor(owners).view(-1, sequence_length)
-
-    def __len__(self) -> int:
-        return len(self.owners)
-
-    def trained_tokens(self, index: int) -> int:
-        edges = (self.owners.flatten().diff(append=torch.tensor([-1])) != 0) & self.boundaries
-        return self.sequence_length - int(edges.view_as(self.owners)[index].sum())
-
-    def batch(self, indices):
-        owners = self.owners[list(indices)]
-        ids = torch.tensor(list(indices))[:, None].expand_as(owners).contiguous()
-        several = bool((owners != owners[:, :1]).any()) and self.boundaries
-        return Batch(ids, ids, (owners - owners[:, :1]).int() if several else None)
-
-
-def test_the_worst_batch_has_documents_if_any_row_has():
-    rows = Rows([8 * 700, 3, 5], sequence_length=8)
-    worst = worst_batch(rows, 4)
-    assert worst.input_ids[:, 0].tolist() == [700] * 4
-    assert worst.documents is not None
-    assert worst.documents.tolist() == [[0] * 3 + [1] * 5] * 4
-
-
-@pytest.mark.parametrize(
-    "rows", [Rows([24], 8), Rows([8, 8, 8], 8), Rows([3, 21], 8, boundaries=False)]
-)
-def test_rows_of_one_document_each_have_no_mask_in_the_worst_case_either(rows):
-    worst = worst_batch(rows, 5)
-    assert worst.documents is None
-    assert worst.input_ids[:, 0].tolist() == [0, 1, 2, 0, 1]
-
-
-def test_a_batch_of_no_rows_is_refused():
-    with pytest.raises(ValueError, match="0 rows"):
-        worst_batch(Rows([8], 8), 0)
+from modicum.trainer.rehearsal import first_that_fits, rehearse, untouched
 
 
 class Counting(nn.Module):

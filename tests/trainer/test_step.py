@@ -37,7 +37,7 @@ def program(net: Llama, clip_norm: float | None = None, rate: float = 0.1) -> St
 
 
 def update(step: StandardStep, batches: list[Batch], check: Callable[[], None] = lambda: None):
-    return step(7, batches, sum(each.trained_tokens for each in batches), check)
+    return step(7, batches, sum(each.count for each in batches), check)
 
 
 def weights(net: Llama) -> torch.Tensor:

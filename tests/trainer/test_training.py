@@ -184,7 +184,7 @@ class Diverging(CausalLM):
 
 
 def test_single_losses_that_are_no_number_are_skipped(dataset, finished, tmp_path, monkeypatch):
-    monkeypatch.setattr("modicum.trainer.setup.CausalLM", Diverging)
+    monkeypatch.setattr("modicum.tasks.CausalLM", Diverging)
     monkeypatch.setattr(Diverging, "calls", [])
     monkeypatch.setattr(Diverging, "bad", range(6, 9))
     told = []
@@ -202,7 +202,7 @@ def test_single_losses_that_are_no_number_are_skipped(dataset, finished, tmp_pat
 def test_a_run_that_diverges_stops_with_its_checkpoints_intact(
     dataset, finished, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("modicum.trainer.setup.CausalLM", Diverging)
+    monkeypatch.setattr("modicum.tasks.CausalLM", Diverging)
     monkeypatch.setattr(Diverging, "calls", [])
     monkeypatch.setattr(Diverging, "bad", range(13, 100))
     values, folder = full(dataset), tmp_path / "run"

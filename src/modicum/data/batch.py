@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ class Batch:
             document, so that plain causal attention is right. Attention never crosses documents.
 
     >>> batch = Batch(torch.tensor([[5, 6, 7]]), torch.tensor([[6, 7, -100]]))
-    >>> batch.trained_tokens
+    >>> batch.count
     2
     """
 
@@ -32,9 +32,19 @@ class Batch:
     documents: Tensor | None = None
 
     @property
-    def trained_tokens(self) -> int:
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.labels)
+
+    @property
+    def count(self) -> int:
         """How many labels are trained; on an accelerator, asking waits for it."""
         return int((self.labels != IGNORED).sum())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.input_ids.device
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The same batch on `device`."""
@@ -53,3 +63,8 @@ class Batch:
             return [Batch(*parts) for parts in zip(inputs, labels, strict=True)]
         documents = self.documents.split(micro_batch_size)
         return [Batch(*parts) for parts in zip(inputs, labels, documents, strict=True)]
+
+    def idle(self) -> Batch:
+        """The first row, in which nothing is trained."""
+        first = self.split(1)[0]
+        return replace(first, labels=torch.full_like(first.labels, IGNORED))

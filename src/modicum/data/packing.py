@@ -6,7 +6,9 @@ should be trained is the target of exactly one position of one row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -15,6 +17,9 @@ from torch import Tensor
 from modicum.core.errors import InputError
 from modicum.data.batch import IGNORED, Batch
 from modicum.data.store import TokenStore
+
+# How long to look for a row that holds several documents: so many rows, so many times.
+_ROWS_AT_A_TIME, _LOOKS = 64, 64
 
 
 class Packed:
@@ -64,7 +69,7 @@ class Packed:
         """Trained tokens of all rows together."""
         return int(self._trained.sum())
 
-    def trained_tokens(self, index: int) -> int:
+    def count(self, index: int) -> int:
         """Trained tokens of one row."""
         return int(self._trained[index])
 
@@ -87,6 +92,44 @@ class Packed:
             return Batch(tokens[:, :-1].contiguous(), labels)
         numbers = (inside - inside[:, :1]).to(torch.int32)
         return Batch(tokens[:, :-1].contiguous(), labels, numbers)
+
+    def worst(self, rows: int) -> Batch:
+        """A batch of `rows` rows that takes as much memory as any: with documents if any has.
+
+        Raises:
+            ValueError: no rows are asked for.
+        """
+        if rows < 1:
+            raise ValueError(f"a batch of {rows} rows")
+        row = self._row_of_several_documents() if self.boundaries else None
+        if row is not None:
+            return self.batch([row] * rows)
+        # The first rows: the last of all may hold padding, and repeated it would be all there is.
+        return self.batch([index % len(self) for index in range(rows)])
+
+    def shapes(self, rows: Iterable[int]) -> list[Batch]:
+        """Batches of every shape that those of so many rows can have, the worst first."""
+        sizes = sorted(set(rows), reverse=True)
+        worst, found = self.worst(sizes[0]), []
+        for size in sizes:
+            part = worst.split(size)[0]
+            found.append(part)
+            if part.documents is not None:
+                found.append(replace(part, documents=None))
+        return found
+
+    def _row_of_several_documents(self) -> int | None:
+        # A document's first token is not trained, so a row in which all are trained is one
+        # document.
+        candidates = (row for row in range(len(self)) if self.count(row) < self.sequence_length)
+        for _ in range(_LOOKS):
+            some = list(islice(candidates, _ROWS_AT_A_TIME))
+            if not some:
+                break
+            documents = self.batch(some).documents
+            if documents is not None:
+                return some[int((documents != documents[:, :1]).any(1).nonzero()[0])]
+        return None
 
     def _document(self, where: Tensor) -> Tensor:
         return torch.searchsorted(self._starts, where, right=True) - 1

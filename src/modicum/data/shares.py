@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from modicum.core.ranks import Ranks
-from modicum.data.batch import IGNORED, Batch
-from modicum.data.packing import Packed
+from modicum.data.rows import B, Rows
 
 
 def share(indices: Sequence[int], ranks: Ranks) -> Sequence[int]:
@@ -22,8 +19,8 @@ def share(indices: Sequence[int], ranks: Ranks) -> Sequence[int]:
 
 
 def micro_batches(
-    data: Packed, indices: Sequence[int], size: int, ranks: Ranks | None = None
-) -> Iterator[Batch]:
+    data: Rows[B], indices: Sequence[int], size: int, ranks: Ranks | None = None
+) -> Iterator[B]:
     """This rank's rows in micro-batches of at most `size` rows, as many on every rank.
 
     All ranks run as many forward passes, because each may be an exchange. One that has no rows left
@@ -40,11 +37,9 @@ def micro_batches(
         if first < len(own):
             yield data.batch(own[first : first + size])
         else:
-            idle = data.batch(indices[:1])
-            nothing = torch.full_like(idle.labels, IGNORED)
-            yield Batch(idle.input_ids, nothing, idle.documents)
+            yield data.batch(indices[:1]).idle()
 
 
-def trained_tokens(data: Packed, indices: Sequence[int], ranks: Ranks | None = None) -> int:
-    """Trained tokens of this rank's rows."""
-    return sum(data.trained_tokens(index) for index in share(indices, ranks or Ranks()))
+def counted(data: Rows[B], indices: Sequence[int], ranks: Ranks | None = None) -> int:
+    """What this rank's rows add to the count of an update."""
+    return sum(data.count(index) for index in share(indices, ranks or Ranks()))

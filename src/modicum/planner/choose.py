@@ -8,14 +8,14 @@ Everything here leaves the arithmetic as it is. Cheapest to lose is the copy of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.layout import Layout
 from modicum.core.machine import Machine
+from modicum.core.saved import Shares
 from modicum.core.units import format_bytes
-from modicum.models.config import ModelConfig
 from modicum.planner.predict import Choice, Prediction, Predictor
 from modicum.recipe import Recipe
 
@@ -27,6 +27,7 @@ Row = dict[str, Any]
 MICRO, RECOMPUTE, DEVICE = "training.micro_batch_size", "training.recompute", "training.device"
 STRATEGY, ASYNCHRONOUS = "parallel.strategy", "checkpoint.asynchronous"
 COMPILE = "training.compile"
+MEMORY = "memory"  # what its policy was seen to leave of saved activations
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,53 @@ def layouts(recipe: Recipe, ranks: int) -> list[Layout]:
             allowed=f"{', '.join(divisors)}, or null for all",
         )
     if ranks == 1:
-        return [Layout()]
+        return _combining(recipe, [Layout()])
     cut = Layout.of(ranks, section.shard or ranks)
-    if section.strategy == "fsdp" or section.shard is not None:
-        return [cut]
-    whole = Layout.of(ranks)
-    return [whole] if section.strategy == "ddp" else [whole, cut]
+    if section.strategy == "zero":
+        allowed = [Layout.of(ranks, ranks, copies=True)]
+    elif section.strategy == "fsdp" or section.shard is not None:
+        allowed = [cut]
+    elif section.strategy == "ddp":
+        allowed = [Layout.of(ranks)]
+    else:
+        allowed = [Layout.of(ranks), cut]
+        if recipe.comm is not None:  # methods that go with neither have whole copies of cut weights
+            allowed.append(Layout.of(ranks, ranks, copies=True))
+    return _combining(recipe, allowed)
+
+
+def _combining(recipe: Recipe, candidates: list[Layout]) -> list[Layout]:
+    """The layouts that go with the recipe's methods.
+
+    Raises:
+        InputError: none does; with the reason of the last.
+    """
+    kept: list[Layout] = []
+    for layout in candidates:
+        try:
+            recipe.refuse_clashes(_traits(recipe, layout))
+        except InputError:
+            if layout is candidates[-1] and not kept:
+                raise
+        else:
+            kept.append(layout)
+    return kept
+
+
+def _traits(recipe: Recipe, layout: Layout) -> set[str]:
+    """What a layout makes of a run, in words of the table of traits."""
+    if layout.ranks == 1:
+        return {"run_alone"}
+    if layout.shards == 1:
+        return {"run_whole_weights"}
+    if layout.copies:
+        return {"run_cuts_weights", "run_masters"}
+    also = {
+        "run_gathers_frozen": recipe.adapter is not None,
+        "run_hybrid": layout.replicas > 1,
+        "run_gathers_again": recipe.parallel.reshard_after_forward,
+    }
+    return {"run_cuts_weights", *(trait for trait, is_so in also.items() if is_so)}
 
 
 def choices(
@@ -152,7 +194,7 @@ def choices(
 def first_that_fits(
     candidates: Iterable[Choice],
     recipe: Recipe,
-    config: ModelConfig,
+    config: Any,
     predictor: Predictor,
     room: Room,
 ) -> Prediction | None:
@@ -164,9 +206,7 @@ def first_that_fits(
     return None
 
 
-def smallest(
-    recipe: Recipe, config: ModelConfig, predictor: Predictor, room: Room, ranks: int
-) -> int:
+def smallest(recipe: Recipe, config: Any, predictor: Predictor, room: Room, ranks: int) -> int:
     """What the most frugal choice needs: of micro-batches, the largest one or the smallest."""
     frugal = list(choices(recipe, room.device, ranks))
     sizes = {choice.micro_batch_size for choice in frugal}
@@ -216,10 +256,20 @@ def _row(field: str, value: Any, why: str) -> Row:
     return {"field": field, "value": value, "why": why}
 
 
+def _strategy_of(layout: Layout) -> str:
+    """What a recipe calls it."""
+    if layout.copies:
+        return "zero"
+    return "ddp" if layout.shards == 1 else "fsdp"
+
+
 def _strategy(recipe: Recipe, choice: Choice, room: Room) -> Row:
     """Whether weights are cut, and why."""
     if (shard := recipe.parallel.shard) is not None:
         return _row(STRATEGY, "fsdp", f"parallel.shard is {shard}")
+    if recipe.comm is not None:
+        goes = _strategy_of(choice.layout)
+        return _row(STRATEGY, goes, f"comm.method {recipe.comm['method']} goes with it")
     if choice.layout.shards == 1:
         return _row(STRATEGY, "ddp", "all weights fit on every rank, and need not cross the wire")
     why = f"with all weights on every rank it does not fit into {room.name}"
@@ -249,5 +299,8 @@ def told(recipe: Recipe, rows: Iterable[Mapping[str, Any]], ranks: int) -> Choic
     recompute = values.get(RECOMPUTE, training.recompute) == "blocks"
     copied = values.get(ASYNCHRONOUS, recipe.checkpoint.asynchronous) is True
     allowed = layouts(recipe, ranks)
-    layout = allowed[-1] if values.get(STRATEGY) == "fsdp" else allowed[0]
-    return Choice.of(training.batch_size, int(size), recompute, layout, copied)
+    named = {_strategy_of(layout): layout for layout in reversed(allowed)}
+    layout = named.get(values.get(STRATEGY, ""), allowed[0])
+    choice = Choice.of(training.batch_size, int(size), recompute, layout, copied)
+    seen = values.get(MEMORY)
+    return choice if seen is None else replace(choice, shares=Shares(**seen))

@@ -19,7 +19,6 @@ from modicum.core.machine import Machine, pick_device, this_machine
 from modicum.core.memory import resident_bytes
 from modicum.core.ranks import Ranks
 from modicum.core.units import format_bytes
-from modicum.models.config import ModelConfig
 from modicum.planner.choose import (
     COMPILE,
     DEVICE,
@@ -34,10 +33,10 @@ from modicum.planner.choose import (
     smallest,
     told,
 )
-from modicum.planner.inputs import Inputs, look, new_config
 from modicum.planner.predict import EFFICIENCY, Prediction, Predictor, predict
 from modicum.planner.remedies import Remedy, more_ranks, remedies
 from modicum.recipe import Recipe
+from modicum.tasks import AnyTask, Inputs, task_of
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,7 @@ class Plan:
     """
 
     recipe: Recipe
+    task: AnyTask
     inputs: Inputs
     machine: Machine
     device: str
@@ -73,7 +73,7 @@ class Plan:
     @property
     def tokens_per_update(self) -> int:
         """Positions in an update; the trained ones are fewer where prompts or ends are not."""
-        return self.recipe.training.batch_size * self.recipe.data.sequence_length
+        return self.recipe.training.batch_size * self.task.row(self.recipe).positions
 
     @property
     def tokens_per_second(self) -> float:
@@ -127,7 +127,7 @@ class Plan:
             },
             "tokens_per_update": self.tokens_per_update,
             "device": self.device,
-            "data": self.inputs.source.describe(),
+            "data": self.inputs.described,
         }
 
     def replaying(self, rows: Sequence[Mapping[str, Any]]) -> Plan:
@@ -215,19 +215,22 @@ def plan(
     live = Ranks() if isinstance(ranks, int) else ranks
     count = ranks if isinstance(ranks, int) else ranks.size
     layouts(recipe, count)  # what does not go with the ranks is told before anything is looked at
-    inputs = look(recipe)
+    task = task_of(recipe)
+    inputs = task.look(recipe)
     device = _device(recipe, keep if replay is None else replay)
     machine, room = _agreed(recipe, device, live, count)
     predictor = Predictor()
     if replay is not None:
         prediction = predictor(recipe, inputs.config, told(recipe, replay, count))
-        return Plan(recipe, inputs, machine, device.type, prediction, tuple(replay), room.base)
+        return Plan(
+            recipe, task, inputs, machine, device.type, prediction, tuple(replay), room.base
+        )
     kept = {row["field"]: row for row in keep}
     open_ones = choices(recipe, device.type, count, kept)
     found = first_that_fits(open_ones, recipe, inputs.config, predictor, room)
     if found is None:
-        raise _does_not_fit(recipe, inputs, predictor, room, count)
-    made = Plan(recipe, inputs, machine, device.type, found, (), room.base)
+        raise _does_not_fit(recipe, task, inputs, predictor, room, count)
+    made = Plan(recipe, task, inputs, machine, device.type, found, (), room.base)
     rows = live.tell(explained(recipe, found, room, kept, made.seconds))
     return made._with(rows)
 
@@ -287,12 +290,12 @@ def _agreed(recipe: Recipe, device: torch.device, live: Ranks, count: int) -> tu
 
 
 def _does_not_fit(
-    recipe: Recipe, inputs: Inputs, predictor: Predictor, room: Room, ranks: int
+    recipe: Recipe, task: AnyTask, inputs: Inputs, predictor: Predictor, room: Room, ranks: int
 ) -> DoesNotFit:
     """The refusal, with the three cheapest changes that would make it fit."""
 
     def needs(changed: Recipe, count: int = ranks) -> int:
-        return smallest(changed, _config(inputs, changed), predictor, room, count)
+        return smallest(changed, task.reconfigured(inputs, changed), predictor, room, count)
 
     needed = needs(recipe)
     found = list(islice(remedies(recipe, needs, room.limit, ranks), 3))
@@ -316,13 +319,3 @@ def _does_not_fit(
         + (". What would make it fit, cheapest first:" if changes else ", and no change is enough"),
         changes,
     )
-
-
-def _config(inputs: Inputs, recipe: Recipe) -> ModelConfig:
-    """The configuration of the model that a changed recipe would have."""
-    if inputs.model_folder is not None:
-        return inputs.config
-    config = new_config(recipe)
-    if inputs.tokenizer is not None:
-        config = replace(config, vocabulary_size=inputs.config.vocabulary_size)
-    return config

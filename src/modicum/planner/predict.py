@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cache
+from typing import Any
 
 from modicum.adapters.base import Adapter
-from modicum.adapters.sites import Site, choose
 from modicum.core.errors import InputError
 from modicum.core.layout import Layout
 from modicum.core.ledger import Ledger, Shape
 from modicum.core.meta import on_meta
-from modicum.models.config import ModelConfig
-from modicum.models.llama import Llama
+from modicum.core.method import Context
+from modicum.core.parameters import trained_shapes
+from modicum.core.saved import Shares
+from modicum.memory.base import ActivationPolicy
 from modicum.parallel.ledger import staging
-from modicum.planner.sharing import Model, shared
+from modicum.planner.sharing import Model, Structure, shared
+from modicum.planner.updates import spent_in_updates
 from modicum.recipe import Recipe
+from modicum.tasks import task_of
 
 # What a process on a CPU holds beyond what it held when the plan was made, as measured by
 # benchmarks/prediction.py. Once: the modules that torch loads for its first optimizer, the
@@ -48,6 +50,7 @@ class Choice:
         recompute: whether blocks run again in the backward pass.
         layout: how the ranks share the work.
         asynchronous: whether checkpoints are copied in memory and written while training goes on.
+        shares: what a policy on saved activations was seen to leave of them; None: not seen yet.
     """
 
     micro_batch_size: int
@@ -55,6 +58,7 @@ class Choice:
     recompute: bool
     layout: Layout = ALONE
     asynchronous: bool = False
+    shares: Shares | None = None
 
     @classmethod
     def of(
@@ -116,7 +120,7 @@ class Prediction:
         return base + PROCESS_ONCE + self.frozen_bytes + self.host_bytes + round(kept)
 
 
-def predict(recipe: Recipe, config: ModelConfig, choice: Choice) -> Prediction:
+def predict(recipe: Recipe, config: Any, choice: Choice) -> Prediction:
     """What a recipe's update takes under a choice."""
     return Predictor()(recipe, config, choice)
 
@@ -125,73 +129,69 @@ class Predictor:
     """Predictions for a recipe and variations of it; what they have in common is done once."""
 
     def __init__(self) -> None:
-        self._adapters: dict[tuple[str, _Key], tuple[Adapter, list[Site]]] = {}
+        self._structures: dict[str, tuple[Any, Structure]] = {}
 
-    def __call__(self, recipe: Recipe, config: ModelConfig, choice: Choice) -> Prediction:
+    def __call__(self, recipe: Recipe, config: Any, choice: Choice) -> Prediction:
         """Add up the ledgers of everything that the recipe puts into a rank's step."""
-        half = recipe.training.precision == "bf16"
+        task, half = task_of(recipe), recipe.training.precision == "bf16"
         frozen_half = half and recipe.adapter is not None
-        shape = Shape(
+        shape = replace(
+            task.row(recipe),
             sequences=choice.micro_batch_size,
-            tokens=recipe.data.sequence_length,
             micro_batches=choice.micro_batches,
             weight_bytes=2 if frozen_half else 4,
             compute_bytes=2 if half else 4,
             residual_bytes=2 if frozen_half else 4,
-            # A batch of rows with one document each has no mask; the worst batch counts.
-            segments=recipe.data.boundaries,
         )
-        adapted = None if recipe.adapter is None else self._adapter(recipe, config)
-        total = trainable = config.parameter_count()
-        frozen = 0
-        if adapted is not None:
-            adapter, sites = adapted
-            alike = Counter(replace(site, name="") for site in sites)
-            trainable = sum(adapter.trained(site) * count for site, count in alike.items())
-            frozen = total * shape.weight_bytes
-            total += trainable
-        model = Model(config, adapted, shape, choice.recompute)
+        structure, shares = (
+            self._structure(recipe, config),
+            choice.shares or _expected_shares(recipe, shape),
+        )
+        model = Model(task, config, structure, shape, choice.recompute, shares)
         parts, ledger = model.parts(choice.layout), model.ledger()
         if choice.layout.ranks > 1:
-            ledger = shared(model, ledger, parts, recipe.parallel)
-        if choice.layout.shards > 1:
-            frozen = parts.frozen_bytes
+            ledger = shared(model, ledger, parts, recipe)
+        state = spent_in_updates(recipe, model, choice.layout)
         if choice.asynchronous:
-            ledger += staging(parts.trained_parts, choice.layout.replicas)
-        return Prediction(choice, ledger, total, trainable, frozen, half)
+            moments = state.bytes("optimizer")
+            ledger += staging(parts.trained_parts, moments, choice.layout.replicas)
+        trainable, total = model.structure.trainable, config.parameter_count()
+        if recipe.adapter is not None:
+            total += trainable
+        frozen = parts.frozen_bytes if recipe.adapter is not None else 0
+        return Prediction(choice, ledger + state, total, trainable, frozen, half)
 
-    def _adapter(self, recipe: Recipe, config: ModelConfig) -> tuple[Adapter, list[Site]]:
-        """The recipe's adapter and the layers that its targets name.
+    def _structure(self, recipe: Recipe, config: Any) -> Structure:
+        """What is trained, and the adapter with the layers that its targets name.
 
         Raises:
             InputError: a target names no layer.
         """
-        key = json.dumps([recipe.adapter, recipe.plugins], sort_keys=True), _Key(config)
-        if key not in self._adapters:
-            adapter = recipe.method("adapter")
-            assert isinstance(adapter, Adapter)
-            try:
-                sites = choose(_on_meta(_Key(config)), adapter.targets, adapter.exclude)
-            except InputError as error:
-                raise error.within("adapter") from None
-            self._adapters[key] = adapter, sites
-        return self._adapters[key]
+        key = json.dumps([recipe.task, recipe.adapter, recipe.plugins], sort_keys=True)
+        known = self._structures.get(key)
+        if known is None or known[0] != config:
+            known = self._structures[key] = config, _structure(recipe, config)
+        return known[1]
 
 
-class _Key:
-    """A configuration as a dictionary key: by what decides the model's modules."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.config = config
-
-    def __hash__(self) -> int:
-        return hash((self.config.layers, self.config.width, self.config.vocabulary_size))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.config == other.config
-
-
-@cache
-def _on_meta(key: _Key) -> Llama:
+def _structure(recipe: Recipe, config: Any) -> Structure:
     with on_meta():
-        return Llama(key.config)
+        model = task_of(recipe).model(config)
+        adapter = recipe.method("adapter")
+        if adapter is None:
+            return Structure(trained_shapes(model))
+        assert isinstance(adapter, Adapter)
+        try:
+            attached = adapter.bind(Context(model))
+        except InputError as error:
+            raise error.within("adapter") from None
+    return Structure(trained_shapes(model), adapter, tuple(attached.sites.values()))
+
+
+def _expected_shares(recipe: Recipe, shape: Shape) -> Shares | None:
+    """What the recipe's policy on saved activations is expected to leave of them."""
+    policy = recipe.method("memory")
+    if policy is None:
+        return None
+    assert isinstance(policy, ActivationPolicy)
+    return policy.shares(shape.compute_bytes).expected

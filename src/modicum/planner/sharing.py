@@ -6,49 +6,74 @@ Brings together what `models` knows of the decoder's bytes and `parallel` of the
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from modicum.adapters.base import Adapter, Placement
 from modicum.adapters.sites import Site
+from modicum.comm.base import Exchanged, Schedule
+from modicum.core.exchange import ShardExchange
 from modicum.core.layout import Layout
-from modicum.core.ledger import Ledger, Shape
-from modicum.models.config import ModelConfig
-from modicum.models.ledger import Adapted, optimizer_ledger
-from modicum.models.ledger import ledger as model_ledger
-from modicum.models.ledger_parts import parts as model_parts
-from modicum.parallel.ledger import Group, Parts, Shapes, replicated, sharded
-from modicum.recipe import ParallelSection
+from modicum.core.ledger import Ledger, Shape, Trained
+from modicum.core.saved import Shares
+from modicum.models.ledger import Adapted
+from modicum.parallel import exchange_ledger
+from modicum.parallel.ledger import Group, Parts, replicated, sharded
+from modicum.recipe import Recipe
+from modicum.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What of a model is trained, and the adapter with the layers that wear it, if any."""
+
+    trained: tuple[Trained, ...]
+    adapter: Adapter | None = None
+    sites: tuple[Site, ...] = ()
+
+    @cached_property
+    def trainable(self) -> int:
+        """Trained elements."""
+        return sum(math.prod(parameter.shape) for parameter in self.trained)
+
+    @cached_property
+    def kinds(self) -> dict[Site, int]:
+        """How many layers there are of each kind; sites that differ in name are alike."""
+        return Counter(replace(site, name="") for site in self.sites)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder, its adapter and the layers that wear it if any, and how it runs a micro-batch."""
+    """A task's model, what of it is trained, and how it runs a micro-batch."""
 
-    config: ModelConfig
-    adapter: tuple[Adapter, list[Site]] | None
+    task: Task[Any, Any, Any]
+    config: Any
+    structure: Structure
     shape: Shape
     recompute: bool
+    shares: Shares | None = None
+    """What a policy on saved activations leaves of them."""
 
     def ledger(self) -> Ledger:
-        """What one process spends: model, adapters, gradients, optimizer."""
-        model = model_ledger(
-            self.config, self.shape, adapted=self.adapted, recompute=self.recompute
+        """What one process spends on the model and its adapters, gradients not counted."""
+        model = self.task.ledger(
+            self.config,
+            self.shape,
+            adapted=self.adapted,
+            recompute=self.recompute,
+            shares=self.shares,
         )
-        if self.adapter is None:
-            trained, rest = self.config.parameter_count(), []
-        else:
-            adapter, sites = self.adapter
-            trained, rest = sum(adapter.trained(site) for site in sites), self._beside_saved
-        return Ledger.sum([model, *rest, optimizer_ledger(trained, self.shape)])
+        return Ledger.sum([model, *self._beside_saved])
 
     @cached_property
     def _adapter_ledgers(self) -> dict[Site, Ledger]:
-        """The ledger of the adapter at each kind of site; sites that differ in name are alike."""
-        assert self.adapter is not None
-        adapter, sites = self.adapter
-        alike = {replace(site, name="") for site in sites}
-        return {site: adapter.ledger(Placement(site, self.shape)) for site in alike}
+        """The ledger of the adapter at each kind of site."""
+        adapter = self.structure.adapter
+        if adapter is None:
+            return {}
+        return {site: adapter.ledger(Placement(site, self.shape)) for site in self.structure.kinds}
 
     @cached_property
     def adapted(self) -> Adapted | None:
@@ -56,9 +81,9 @@ class Model:
 
         It knows which blocks have run, and which are run again.
         """
-        if self.adapter is None:
+        adapter, sites = self.structure.adapter, self.structure.sites
+        if adapter is None:
             return None
-        adapter, sites = self.adapter
         kept = {site: each.bytes("activation") for site, each in self._adapter_ledgers.items()}
         return Adapted(
             sites={site.name: kept[replace(site, name="")] for site in sites},
@@ -67,75 +92,104 @@ class Model:
 
     @property
     def _beside_saved(self) -> list[Ledger]:
-        """The rest of the adapters' ledgers, one a site."""
-        assert self.adapter is not None
-        rest = {
-            site: each.map_entries(lambda entry: None if entry.kind == "activation" else entry)
+        """The rest of the adapters' ledgers: one a site, and what sites share."""
+        adapter = self.structure.adapter
+        if adapter is None:
+            return []
+        rest = [
+            each.map_entries(lambda entry: None if entry.kind == "activation" else entry)
             for site, each in self._adapter_ledgers.items()
-        }
-        return [rest[replace(site, name="")] for site in self.adapter[1]]
+            for _ in range(self.structure.kinds[site])
+        ]
+        return [*rest, adapter.shared_ledger(self.structure.sites)]
 
-    def slack(self, ledger: Ledger) -> int:
+    def slack(self) -> int:
         """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
-        blocks, head = model_parts(self.config, self.shape, self.adapted)
-        last = blocks[-1]
-        there = last.work + head.gradient_held - head.saved - head.casts
-        if self.recompute:
-            there += last.saved + last.casts
-        return ledger.bytes("workspace", "loss") - max(there, 0)
+        return self.task.slack(
+            self.config, self.shape, adapted=self.adapted, recompute=self.recompute
+        )
 
     def parts(self, layout: Layout) -> Parts:
         """The parameters, each block's together."""
-        prefixes = [f"model.layers.{layer}." for layer in range(self.config.layers)]
-        weights: dict[str, list[tuple[int, ...]]] = {prefix: [] for prefix in ["", *prefixes]}
-        factors: dict[str, list[tuple[int, ...]]] = {prefix: [] for prefix in weights}
+        prefixes = self.config.block_prefixes()
+        trained: dict[str, list[tuple[int, ...]]] = {prefix: [] for prefix in ["", *prefixes]}
+        frozen: dict[str, list[tuple[int, int]]] = {prefix: [] for prefix in trained}
 
         def home(name: str) -> str:
-            """The block that a layer is in, or none."""
-            start = ".".join(name.split(".")[:3]) + "."
-            return start if start in weights else ""
+            """The block that a parameter is in, or none."""
+            return next((prefix for prefix in prefixes if name.startswith(prefix)), "")
 
-        for name, size in self.config.parameter_shapes().items():
-            weights[home(name)].append(size)
-        adapter, sites = self.adapter or (None, ())
-        for site in sites:
-            assert adapter is not None
-            factors[home(site.name)] += [f.shape for f in adapter.factors(site).values()]
+        for parameter in self.structure.trained:
+            trained[home(parameter.name)].append(parameter.shape)
+        if self.structure.adapter is not None:
+            for name, rows in self.task.held(self.config, self.shape.weight_bytes).items():
+                frozen[home(name)] += rows
 
         def group(prefix: str) -> Group:
-            held: Shapes = tuple(weights[prefix])
-            if adapter is None:
-                return Group(trained=held)
-            return Group(tuple(factors[prefix]), held, self.shape.weight_bytes)
+            return Group(tuple(trained[prefix]), tuple(frozen[prefix]))
 
         return Parts(group(""), tuple(group(prefix) for prefix in prefixes), layout)
 
 
-def shared(model: Model, ledger: Ledger, parts: Parts, section: ParallelSection) -> Ledger:
+def shared(model: Model, ledger: Ledger, parts: Parts, recipe: Recipe) -> Ledger:
     """A rank's ledger where ranks share the work.
 
     Args:
         ledger: of one process that does what a rank does.
         parts: what a rank holds.
     """
-    layout = parts.layout
+    layout, section, comm = parts.layout, recipe.parallel, recipe.method("comm")
+    if isinstance(comm, Schedule):
+        return ledger + comm.ledger(Exchanged(_by_layer(model.structure), layout.ranks))
+    exchange = ShardExchange.ledger if comm is None else comm.ledger
+    if layout.copies:
+        return exchange_ledger.zero(
+            ledger,
+            model.structure.trained,
+            ranks=layout.shards,
+            ranks_per_node=layout.shards,
+            bucket_bytes=section.bucket,
+            micro_batches=model.shape.micro_batches,
+            exchange=exchange,
+        )
     if layout.shards == 1:
         head = parts.root.trained[1:]
         order = [*parts.root.trained[:1], *(s for b in parts.blocks for s in b.trained), *head]
         sizes = [math.prod(shape) for shape in order]
         late = 4 * max(sizes[:1], default=0) + parts.block_gradients
-        slack = model.slack(ledger)
+        slack = model.slack()
         return replicated(ledger, sizes, section.bucket, layout.replicas, late=late, slack=slack)
+    cut = _cut(model, ledger, parts, reshard_after_forward=section.reshard_after_forward)
+    if comm is None:
+        return cut
+    return exchange_ledger.on_sharded(
+        cut,
+        parts,
+        micro_batches=model.shape.micro_batches,
+        ranks_per_node=layout.shards,
+        exchange=exchange,
+    )
+
+
+def _cut(model: Model, ledger: Ledger, parts: Parts, *, reshard_after_forward: bool) -> Ledger:
     # A micro-batch's gradients are cut before the next one's are made; its tokens wait till then.
     once = replace(model, shape=replace(model.shape, micro_batches=1))
     alone = once.ledger()
-    slack = once.slack(alone)
     buffers = ledger.map_entries(lambda entry: entry if entry.kind == "buffer" else None)
     rest = alone.map_entries(lambda entry: None if entry.kind == "buffer" else entry)
     return sharded(
         replace(rest, entries=rest.entries + buffers.entries),
         parts,
         micro_batches=model.shape.micro_batches,
-        reshard_after_forward=section.reshard_after_forward,
-        slack=slack,
+        reshard_after_forward=reshard_after_forward,
+        slack=once.slack(),
     )
+
+
+def _by_layer(structure: Structure) -> tuple[tuple[int, ...], ...]:
+    """Elements of the trained parameters of each layer that holds some."""
+    layers: dict[str, list[int]] = {}
+    for parameter in structure.trained:
+        owner = parameter.name.rpartition(".")[0]
+        layers.setdefault(owner, []).append(math.prod(parameter.shape))
+    return tuple(map(tuple, layers.values()))

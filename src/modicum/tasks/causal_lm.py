@@ -1,37 +1,208 @@
-"""The task of predicting the next token: its loss, by modicum's one loss convention.
-
-A rank returns the *sum* of its losses and the *count* of what it summed over. Whoever scales by
-the global count gets gradients that add up over micro-batches and ranks of any size; means of
-means are silently wrong as soon as counts differ.
-"""
+"""The task of predicting the next token, with modicum's decoder, on packed text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from modicum.core.ledger import Ledger, Shape
+from modicum.core.random import derive_seed
+from modicum.core.ranks import Ranks
+from modicum.core.saved import Shares
 from modicum.data.batch import Batch
+from modicum.data.packing import Packed
+from modicum.data.tokenizer import Tokenizer
+from modicum.models import huggingface
+from modicum.models.config import ModelConfig
+from modicum.models.generate import generate
+from modicum.models.ledger import Adapted, held, slack
+from modicum.models.ledger import ledger as model_ledger
 from modicum.models.llama import Llama
+from modicum.recipe import Recipe, SamplesSection
+from modicum.tasks import text
+from modicum.tasks.base import Data, Progress, Task, Tensors, Trial, evaluating
+from modicum.tasks.text import TextData, TextInputs
+
+# A trial's model has few tokens: their embedding has no part in a block's time.
+_TRIAL_VOCABULARY = 257
 
 
-@dataclass(frozen=True)
-class CausalLM:
-    """Cross-entropy of the next token, in nats."""
+class CausalLM(Task[Llama, Batch, TextInputs]):
+    """Cross-entropy of the next token, in nats, over the tokens that are trained."""
+
+    name = "causal_lm"
+    unit = "tokens"
+    called = ("continued",)
+
+    # Planning
+
+    def look(self, recipe: Recipe) -> TextInputs:
+        """Check paths, headers and the data's first 1,000 rows."""
+        return text.look(recipe)
+
+    def dense(self, config: ModelConfig) -> ModelConfig:
+        """The decoder with dense layers."""
+        return replace(config, low_rank={})
+
+    def reconfigured(self, inputs: TextInputs, recipe: Recipe) -> ModelConfig:
+        """The configuration of the model that a changed recipe would have."""
+        if inputs.model_folder is not None:
+            return text.compressed(recipe, replace(inputs.config, linear=recipe.model.linear))
+        config = text.new_config(recipe)
+        if inputs.tokenizer is not None:
+            config = replace(config, vocabulary_size=inputs.config.vocabulary_size)
+        return config
+
+    def row(self, recipe: Recipe) -> Shape:
+        """One row: a batch of rows with one document each has no mask; the worst batch counts."""
+        return Shape(1, recipe.data.sequence_length, segments=recipe.data.boundaries)
+
+    def ledger(
+        self,
+        config: ModelConfig,
+        shape: Shape,
+        *,
+        adapted: Adapted | None = None,
+        recompute: bool = False,
+        shares: Shares | None = None,
+    ) -> Ledger:
+        """What the decoder spends at the shape of a micro-batch; no policy works on text."""
+        return model_ledger(config, shape, adapted=adapted, recompute=recompute)
+
+    def slack(
+        self,
+        config: ModelConfig,
+        shape: Shape,
+        *,
+        adapted: Adapted | None = None,
+        recompute: bool = False,
+    ) -> int:
+        """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
+        return slack(config, shape, adapted=adapted, recompute=recompute)
+
+    def held(self, config: ModelConfig, item_bytes: int) -> dict[str, Tensors]:
+        """Of each parameter, the tensors that stand for it: codes and scales, where it is coded."""
+        return held(config, item_bytes)
+
+    def largest_bytes(self, config: ModelConfig, shape: Shape) -> int:
+        """Of the logits."""
+        return 4 * shape.positions * config.vocabulary_size
+
+    # Building
+
+    def model(self, config: ModelConfig) -> Llama:
+        """The decoder."""
+        return Llama(config)
+
+    def fill(self, model: Llama, inputs: TextInputs) -> None:
+        """Read the folder's weights into a model that has memory."""
+        assert inputs.model_folder is not None
+        huggingface.fill(model, inputs.model_folder)
+
+    def weights(self, inputs: TextInputs) -> Callable[[str], Tensor] | None:
+        """The folder's, read when they are asked for."""
+        folder = inputs.model_folder
+        return None if folder is None else huggingface.reader(folder)
+
+    def prepare(
+        self, recipe: Recipe, inputs: TextInputs, folder: Path, progress: Progress, ranks: Ranks
+    ) -> TextData:
+        """Read and check all text, tokenize it once, and pack it."""
+        return text.prepared(recipe, inputs, folder, progress, ranks)
+
+    def config(self, inputs: TextInputs, data: Data[Batch]) -> ModelConfig:
+        """The model's configuration, its special tokens those of the tokenizer where it is new."""
+        config = inputs.config
+        if inputs.model_folder is not None:
+            return config
+        eos = _text(data).tokenizer.eos_id
+        return replace(config, bos_token_id=eos, eos_token_id=eos, pad_token_id=eos)
+
+    def trial(self, config: ModelConfig, batch: Batch) -> Trial[Batch]:
+        """A decoder of one block and few tokens."""
+        first = config.block_prefixes()[0]
+        small = replace(
+            config,
+            layers=1,
+            low_rank={n: rank for n, rank in config.low_rank.items() if n.startswith(first)},
+            vocabulary_size=_TRIAL_VOCABULARY,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
+        )
+        return Trial(small, replace(batch, input_ids=batch.input_ids % _TRIAL_VOCABULARY))
+
+    # In a step
 
     def loss_sum(self, model: Llama, batch: Batch) -> Tensor:
         """The sum, over the batch's trained tokens, of -log p(label): fp32, one element.
 
-        `batch.trained_tokens` is the count that belongs to it.
+        `batch.count` is the count that belongs to it.
         """
         logits = model(batch.input_ids, batch.documents)
         return F.cross_entropy(
             logits.flatten(0, 1).float(), batch.labels.flatten(), ignore_index=-100, reduction="sum"
         )
 
-    @torch.no_grad()
-    def evaluate(self, model: Llama, batch: Batch) -> tuple[float, int]:
-        """The sum as a number, and the count."""
-        return float(self.loss_sum(model, batch)), batch.trained_tokens
+    # Afterwards
+
+    def samples(
+        self, recipe: Recipe, model: Llama, data: Data[Batch], ranks: Ranks
+    ) -> list[dict[str, Any]]:
+        """What the model writes after each prompt; the same weights and seed write the same."""
+        section, tokenizer = recipe.samples, _text(data).tokenizer
+        device = next(model.parameters()).device
+        found = []
+        with evaluating(model):
+            for prompt in prompts(section, tokenizer, _text(data).validation):
+                seed = derive_seed(recipe.training.seed, f"sample/{prompt}")
+                ids = tokenizer.encode_prompt(prompt)[-(model.config.context - 1) :]
+                written = generate(
+                    model,
+                    torch.tensor([ids], device=device),
+                    max_tokens=section.tokens,
+                    temperature=section.temperature,
+                    eos_id=tokenizer.eos_id,
+                    generator=torch.Generator().manual_seed(seed),
+                    agreed=ranks.tell,
+                )
+                found.append({"prompt": prompt, "text": tokenizer.decode(list(written))})
+        return found
+
+    def export(self, model: Llama, data: Data[Batch], folder: Path, *, write: bool = True) -> None:
+        """Write a Hugging Face folder; of low-rank layers the products."""
+        huggingface.save(model, folder, files=data.files, write=write)
+
+    def export_small(
+        self, model: Llama, data: Data[Batch], folder: Path, *, write: bool = True
+    ) -> bool:
+        """Write a folder of the model as it is, if it has low-rank layers."""
+        small = bool(huggingface.ranks_of(model))
+        if small:
+            huggingface.save(model, folder, files=data.files, write=write, dense=False)
+        return small
+
+
+def prompts(section: SamplesSection, tokenizer: Tokenizer, data: Packed | None) -> list[str]:
+    """The recipe's prompts, else the beginnings of validation rows."""
+    if section.prompts:
+        return list(section.prompts)
+    if data is None or not section.count:
+        return []
+    stride = max(1, len(data) // section.count)
+    found = []
+    for row in range(0, min(len(data), stride * section.count), stride):
+        ids = data.batch([row]).input_ids[0]
+        found.append(tokenizer.decode(ids[: min(32, len(ids) // 2)].tolist()))
+    return [prompt for prompt in found if prompt]
+
+
+def _text(data: Data[Batch]) -> TextData:
+    assert isinstance(data, TextData)
+    return data

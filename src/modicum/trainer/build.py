@@ -1,129 +1,70 @@
-"""From a plan to the things that a step needs: model, adapter, optimizer, data."""
+"""From a plan to the things that a step needs: model, adapter, optimizer, how ranks share them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from modicum.adapters import AttachedAdapter
 from modicum.adapters.base import Adapter
+from modicum.comm.base import Schedule
 from modicum.core.errors import InputError
-from modicum.core.files import file_digest
+from modicum.core.exchange import ExchangeContext
 from modicum.core.meta import materialise, on_meta
 from modicum.core.method import Context
+from modicum.core.optimizers import OptimizerMethod
 from modicum.core.parameters import optimizer_groups
 from modicum.core.ranks import Ranks
 from modicum.core.strategy import Strategy
-from modicum.data.packing import Packed
-from modicum.data.sampler import Sampler
-from modicum.data.store import Prepared, prepare
-from modicum.data.tokenizer import Tokenizer
-from modicum.models import huggingface
-from modicum.models.config import ModelConfig
-from modicum.models.llama import Llama
+from modicum.memory.attached import Activations
+from modicum.memory.base import ActivationContext, ActivationPolicy
+from modicum.optim.base import MatrixOptimizer
+from modicum.optim.transform import GradientTransform, TransformContext, TransformRuntime
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded
+from modicum.parallel.zero import Zero
 from modicum.planner import Plan
+from modicum.tasks import Data
 from modicum.trainer.alike import model_files
 from modicum.trainer.compiled import compile_blocks
 
-Progress = Callable[[str, int, int | None], None]
-
-
-@dataclass(frozen=True)
-class Data:
-    """Tokenized data, packed into rows, and the order in which they are taken."""
-
-    tokenizer: Tokenizer
-    prepared: Prepared
-    train: Packed
-    validation: Packed | None
-    sampler: Sampler
-
 
 def build_strategy(plan: Plan, ranks: Ranks) -> Strategy:
-    """How the ranks share the work, by the plan's layout."""
+    """How the ranks share the work, by the plan's layout and the recipe's way to exchange."""
     layout, parallel = plan.prediction.choice.layout, plan.recipe.parallel
     if ranks.alone:
         return Strategy(ranks, layout)
+    method = plan.recipe.method("comm")
+    if isinstance(method, Schedule):
+        return method.strategy(ranks, layout)
+    exchange: Any = None
+    if method is not None:
+        exchange = method.bind(ExchangeContext(ranks, plan.recipe.training.seed))
+    if layout.copies:
+        return Zero(ranks, layout, exchange, parallel.bucket)
     if layout.shards == 1:
         return Replicated(ranks, layout, parallel.bucket)
-    return Sharded(ranks, layout, parallel.reshard_after_forward)
-
-
-def build_tokenizer(plan: Plan, folder: Path, progress: Progress) -> Tokenizer:
-    """The run's tokenizer: the one kept in the run folder, the model's, or one trained now.
-
-    Raises:
-        InputError: what is wrong with the data, with file and line.
-    """
-    kept = folder / "tokenizer"
-    if (kept / "tokenizer.json").exists():
-        return Tokenizer.load(kept)
-    tokenizer = plan.inputs.tokenizer
-    if tokenizer is None:
-        total = plan.inputs.source.total_bytes
-
-        def tell(done: int, _: int | None) -> None:
-            progress("training tokenizer", min(done, total), total)
-
-        texts = (document.text for document in plan.inputs.source.documents())
-        try:
-            tokenizer = Tokenizer.train(texts, plan.inputs.config.vocabulary_size, tell)
-        except InputError as error:
-            raise error.located(field="data.path") from None
-    tokenizer.save(kept)
-    return tokenizer
-
-
-def build_data(plan: Plan, tokenizer: Tokenizer, folder: Path, progress: Progress) -> Data:
-    """Read and check all data, tokenize it once, and pack it.
-
-    Raises:
-        InputError: what is wrong with the data, with file and line.
-    """
-    recipe = plan.recipe
-    try:
-        prepared = prepare(
-            plan.inputs.source,
-            tokenizer,
-            folder / "data",
-            model_vocabulary=plan.inputs.config.vocabulary_size,
-            validation_source=plan.inputs.validation_source,
-            validation_fraction=recipe.data.validation_fraction,
-            seed=recipe.training.seed,
-            progress=lambda done, total: progress("tokenizing", done, total),
-        )
-    except InputError as error:
-        raise error.located(field="data.path") from None
-    length, boundaries = recipe.data.sequence_length, recipe.data.boundaries
-    train = Packed(prepared.train, length, boundaries)
-    held = prepared.validation
-    validation = Packed(held, length, boundaries) if held is not None else None
-    sampler = Sampler(len(train), recipe.training.batch_size, recipe.training.seed)
-    return Data(tokenizer, prepared, train, validation, sampler)
+    return Sharded(ranks, layout, parallel.reshard_after_forward, exchange)
 
 
 def same_inputs(
-    data: Data, model_folder: Path | None
+    data: Data[Any], model_folder: Path | None
 ) -> tuple[Callable[[], dict[str, Any]], Callable[[Mapping[str, Any]], None]]:
     """Reader and checker of what a run was begun with, a part of its state.
 
     A run that goes on with other data or another base model is another run, so that is refused.
     """
-    identity = {
-        "made_from": file_digest(data.prepared.train.folder / "manifest.json"),
-        "model": model_files(model_folder),
-    }
-    what = {"made_from": ("data", "data.path"), "model": ("base model", "model.path")}
+    identity = {**data.identity, "model": model_files(model_folder)}
+    what = {"model": ("base model", "model.path")}
 
     def check(state: Mapping[str, Any]) -> None:
-        for key, (name, field) in what.items():
-            if state.get(key) != identity[key]:
+        for key, value in identity.items():
+            name, field = what.get(key, ("data", "data.path"))
+            if state.get(key) != value:
                 raise InputError(
                     f"the {name} has changed since this run began; put it back as it was, or start "
                     "a new run from this one's state: give --out a new folder and --fork this one",
@@ -133,15 +74,13 @@ def same_inputs(
     return lambda: identity, check
 
 
-def wrapped(
-    plan: Plan, config: ModelConfig, *, adapted: bool = True
-) -> tuple[Llama, AttachedAdapter | None]:
+def wrapped(plan: Plan, config: Any, *, adapted: bool = True) -> tuple[Any, AttachedAdapter | None]:
     """A model of this shape without memory, in the recipe's dtype, wearing its adapter if any."""
     recipe = plan.recipe
     method = recipe.method("adapter") if adapted else None
     half = recipe.training.precision == "bf16" and method is not None
     with on_meta(torch.bfloat16 if half else torch.float32):
-        model = Llama(replace(config, linear=recipe.model.linear))
+        model = plan.task.model(config)
         adapter = None
         if method is not None:
             assert isinstance(method, Adapter)
@@ -151,46 +90,74 @@ def wrapped(
 
 
 def build_model(
-    plan: Plan, tokenizer: Tokenizer, strategy: Strategy, *, compiled: bool = False
-) -> tuple[Llama, AttachedAdapter | None]:
+    plan: Plan,
+    config: Any,
+    strategy: Strategy,
+    *,
+    compiled: bool = False,
+    kept: Mapping[str, torch.Tensor] | None = None,
+) -> tuple[Any, AttachedAdapter | None]:
     """The model on its device.
 
     Everything that changes its structure is done before it has memory: so no rank ever holds more
     than its part of it.
+
+    Args:
+        kept: the model's state in a checkpoint that the run goes on from.
     """
     recipe, device = plan.recipe, torch.device(plan.device)
-    model, adapter = wrapped(plan, model_config(plan, tokenizer))
+    model, adapter = wrapped(plan, config)
     if compiled:
         compile_blocks(model)
-    strategy.cut(model, model.model.layers, device, methods=("continued",))
+    strategy.cut(model, model.blocks, device, methods=plan.task.called)
     materialise(model, device)
     if plan.inputs.model_folder is None:
         model.initialise(recipe.training.seed)
     else:
-        huggingface.fill(model, plan.inputs.model_folder)
+        plan.task.fill(model, plan.inputs)
     if adapter is not None:
-        adapter.initialise()
+        weights = plan.task.weights(plan.inputs)
+        adapter.initialise(weights=weights, kept=kept, ranks=strategy.ranks)
     strategy.start(model)
     return model, adapter
 
 
-def model_config(plan: Plan, tokenizer: Tokenizer) -> ModelConfig:
-    """The model's configuration, its special tokens those of the tokenizer where it is new."""
-    config = plan.inputs.config
-    if plan.inputs.model_folder is not None:
-        return config
-    eos = tokenizer.eos_id
-    return replace(config, bos_token_id=eos, eos_token_id=eos, pad_token_id=eos)
+def build_transform(
+    plan: Plan, model: nn.Module, strategy: Strategy, optimizer: torch.optim.Optimizer
+) -> TransformRuntime | None:
+    """What changes gradients before the optimizer sees them, if the recipe has anything."""
+    method = plan.recipe.method("transform")
+    if method is None:
+        return None
+    assert isinstance(method, GradientTransform)
+    trained = dict(strategy.trained(model))
+    seed = plan.recipe.training.seed
+    context = TransformContext(model, seed, trained, strategy.ranks, optimizer, "sum")
+    return method.bind(context)
 
 
-def build_optimizer(plan: Plan, model: Llama) -> torch.optim.Optimizer:
-    """AdamW over the trained parameters, in PyTorch's fused form, which needs no scratch memory."""
+def build_policy(plan: Plan, model: nn.Module, ranks: Ranks) -> Activations | None:
+    """How saved activations are kept, if the recipe says how."""
+    method = plan.recipe.method("memory")
+    if method is None:
+        return None
+    assert isinstance(method, ActivationPolicy)
+    return method.bind(ActivationContext(model, plan.recipe.training.seed, ranks))
+
+
+def build_optimizer(plan: Plan, model: nn.Module, strategy: Strategy) -> torch.optim.Optimizer:
+    """The recipe's optimizer over what is trained."""
     recipe = plan.recipe
+    method = recipe.method("optimizer")
+    assert isinstance(method, OptimizerMethod)
     groups = optimizer_groups(
         model,
         learning_rate=recipe.training.learning_rate,
-        weight_decay=recipe.optimizer.weight_decay,
+        weight_decay=getattr(method, "weight_decay", 0.0),
+        trained=dict(strategy.trained(model)),
     )
-    return torch.optim.AdamW(
-        groups, betas=recipe.optimizer.betas, eps=recipe.optimizer.epsilon, fused=True
-    )
+    optimizer = method.bind(groups)
+    if isinstance(optimizer, MatrixOptimizer) and strategy.layout.shards == 1 < strategy.ranks.size:
+        # Whole gradients are the same everywhere; what unlike hosts make of them need not be.
+        optimizer.replicas = torch.distributed.group.WORLD
+    return optimizer

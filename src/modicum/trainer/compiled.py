@@ -6,9 +6,8 @@ of the two a block runs is a function of the recipe and of what was decided when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,8 +16,7 @@ from torch import Tensor, nn
 
 from modicum.core.errors import InputError
 from modicum.core.out_of_memory import causes, is_out_of_memory
-from modicum.data.batch import Batch
-from modicum.models.llama import Llama
+from modicum.tasks.base import TaskModel
 from modicum.trainer.stop import StopRequested
 
 Forward = Callable[..., tuple[Tensor, Any]]
@@ -40,37 +38,21 @@ class CompilingFails(InputError):
         )
 
 
-def compile_blocks(model: Llama) -> None:
+def compile_blocks(model: TaskModel) -> None:
     """Compile every block's forward pass from its first use in training on.
 
     Only `forward` is replaced, so hooks of checkpointing and of sharding stay outside, and
     parameters keep their names. To be called before blocks are sharded.
     """
-    for block in model.model.layers:
+    for block in model.blocks:
         eager = eager_forward(block)
         block.forward = _guarded(block, eager, compiled_forward(block))
 
 
-def eager_blocks(model: Llama) -> None:
+def eager_blocks(model: TaskModel) -> None:
     """Undo `compile_blocks`."""
-    for block in model.model.layers:
+    for block in model.blocks:
         block.__dict__.pop("forward", None)
-
-
-def variants(worst: Batch, rows: Iterable[int]) -> list[Batch]:
-    """Micro-batches of every shape that a run meets, for a rehearsal that compiles them all.
-
-    Args:
-        worst: the largest.
-        rows: the numbers of rows that micro-batches have: the full one and the last one's.
-    """
-    found = []
-    for size in sorted(set(rows), reverse=True):
-        part = worst.split(size)[0]
-        found.append(part)
-        if part.documents is not None:
-            found.append(replace(part, documents=None))
-    return found
 
 
 def eager_forward(block: nn.Module) -> Forward:

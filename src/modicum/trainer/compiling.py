@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from modicum.core.ranks import Ranks
 from modicum.core.units import format_duration
-from modicum.data.batch import Batch
-from modicum.models.llama import Llama
+from modicum.data.rows import AnyBatch
 from modicum.recipe import Recipe
+from modicum.tasks import AnyTask, task_of
 from modicum.trainer.compiled import (
     Forward,
     compiled_forward,
@@ -67,9 +67,9 @@ class Decision:
 
 
 def decide(
-    model: Llama,
+    model: Any,
     recipe: Recipe,
-    worst: Batch,
+    worst: AnyBatch,
     *,
     passes: int,
     seconds: float,
@@ -101,7 +101,9 @@ def decide(
         return Decision(False, f"a run of about {told} is too short to win compiling's time back")
 
     def attempt(rounds: int) -> Decision:
-        return _attempt(model, worst, recipe.training.precision, passes, mode, rounds, check)
+        return _attempt(
+            model, task_of(recipe), worst, recipe.training.precision, passes, mode, rounds, check
+        )
 
     # One after the other, so that the second finds in the compiler's cache what the first made.
     decision = ranks.first_alone(lambda: attempt(PAIRS) if ranks.first else None, check)
@@ -131,8 +133,9 @@ def without_trait(recipe: Recipe) -> str | None:
 
 
 def _attempt(
-    model: Llama,
-    worst: Batch,
+    model: Any,
+    task: AnyTask,
+    worst: AnyBatch,
     precision: str,
     passes: int,
     mode: str,
@@ -143,7 +146,7 @@ def _attempt(
     try:
         with untouched(model):
             model.train()
-            trial = Trial(model, worst, precision)
+            trial = Trial(model, task, worst, precision)
             decision = trial.judged(passes, mode, rounds)
     except Exception as error:
         check()  # a stop that was asked for may look like the compiler's failure
@@ -156,11 +159,11 @@ def _attempt(
 class Trial:
     """The first block with the input that it gets, run eagerly and compiled."""
 
-    def __init__(self, model: Llama, worst: Batch, precision: str) -> None:
+    def __init__(self, model: Any, task: AnyTask, worst: AnyBatch, precision: str) -> None:
         self.device = next(model.parameters()).device
         self.precision, self.recompute = precision, model.recompute
-        block = model.model.layers[0]
-        self.x, self.sequence = _input_of(block, model, worst.to(self.device), precision)
+        block = next(iter(model.blocks))
+        self.x, *self.more = _input_of(block, model, task, worst.to(self.device), precision)
         self.parameters = [p for p in block.parameters() if p.requires_grad]
         self.eager, self.compiled = eager_forward(block), compiled_forward(block)
         generator = torch.Generator().manual_seed(0)
@@ -172,9 +175,11 @@ class Trial:
         x = self.x.detach().requires_grad_()
         with autocast(self.device, self.precision):
             if self.recompute:
-                output, _ = checkpoint(forward, x, None, self.sequence, use_reentrant=False)
+                output = checkpoint(forward, x, *self.more, use_reentrant=False)
             else:
-                output, _ = forward(x, None, self.sequence)
+                output = forward(x, *self.more)
+        if isinstance(output, tuple):
+            output = output[0]
         # Not `backward`: it would set gradients, and run the hooks on them.
         wanted = [x, *self.parameters]
         found = torch.autograd.grad(output, wanted, self.gradient.to(output))
@@ -223,26 +228,28 @@ class _Taken(Exception):
 
 
 @torch.no_grad()
-def _input_of(block: nn.Module, model: Llama, batch: Batch, precision: str) -> tuple[Tensor, Any]:
-    """What a block is called with in a forward pass: its hidden states, and the sequence."""
+def _input_of(
+    block: nn.Module, model: nn.Module, task: AnyTask, batch: AnyBatch, precision: str
+) -> list[Any]:
+    """What a block is called with in a forward pass: the stream of activations, and the rest."""
     taken: list[Any] = []
 
-    def take(x: Tensor, state: None, sequence: Any) -> None:
-        taken.extend((x, sequence))
+    def take(*arguments: Any) -> None:
+        taken.extend(arguments)
         raise _Taken
 
     own = block.__dict__.get("forward")
     block.forward = take
     try:
-        with autocast(batch.input_ids.device, precision):
-            model.hidden(batch.input_ids, batch.documents)
+        with autocast(batch.device, precision):
+            task.loss_sum(model, batch)
     except _Taken:
         pass
     finally:
         del block.forward
         if own is not None:
             block.forward = own
-    return taken[0], taken[1]
+    return taken
 
 
 def _distance(found: list[Tensor], expected: list[Tensor]) -> float:

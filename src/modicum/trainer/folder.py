@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from modicum.core.ranks import Ranks
 
 RECIPE, PLAN, RUN = "recipe.yaml", "plan.jsonl", "run.json"
+BASE = "base"  # the model that a run began with, where it made that itself
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
 # What may be another at each start of a run: nothing of it changes what is computed.
 _OF_A_START = ("parallel.", "checkpoint.asynchronous:")
@@ -91,7 +92,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove what a run that made no step has left."""
-        for name in ("data", "tokenizer"):
+        for name in ("data", "tokenizer", BASE):
             shutil.rmtree(self.path / name, ignore_errors=True)
         # The recipe last: without it the others would be a stranger's files.
         for name in (PLAN, RUN, EVALUATIONS, SAMPLES, "report.html", RECIPE):

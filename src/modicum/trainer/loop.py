@@ -142,6 +142,7 @@ def _run(session: Session) -> None:
         session.train_one(update)
         done = session.step - first
         if done == METERED_STEPS or session.step == last:
+            session.revise_by_shares()
             session.stop_meter()
         if done == REVISED_AFTER:
             session.revise_plan(f"speed measured over {REVISED_AFTER} steps")

@@ -125,6 +125,13 @@ class Record:
         peaks["measured"] = max(peak, peaks["measured"] or 0)
         self._write()
 
+    def forecast(self, row: dict[str, Any]) -> None:
+        """Take in what another revision of the plan predicts."""
+        peaks, said = self.content["peak_bytes"], row["prediction"]
+        peaks["predicted"] = said["peak_bytes"]
+        peaks["process_predicted"] = said["process_bytes"]
+        self._write()
+
     def notes(self) -> dict[str, Any]:
         """What stands beside a checkpoint's state, for people."""
         return {"modicum": __version__, "when": _now(), "tokens": self._step_tokens}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,43 +20,11 @@ from modicum.core.memory import release
 from modicum.core.out_of_memory import halved, ran_out
 from modicum.core.ranks import Ranks
 from modicum.core.state import random_state
-from modicum.data.batch import Batch
-from modicum.data.packing import Packed
+from modicum.data.rows import AnyBatch
 
-Run = Callable[[Batch], object]
+Run = Callable[[Any], object]
 # Ballast is held in pieces, as the optimizer's moments will be.
 _PIECE = 32 * 2**20
-_ROWS_AT_A_TIME = 64
-_LOOKS = 64
-
-
-def worst_batch(data: Packed, rows: int) -> Batch:
-    """A micro-batch of `rows` rows that takes as much memory as any: with documents if any has.
-
-    Raises:
-        ValueError: no rows are asked for.
-    """
-    if rows < 1:
-        raise ValueError(f"a batch of {rows} rows")
-    row = _row_of_several_documents(data) if data.boundaries else None
-    if row is not None:
-        return data.batch([row] * rows)
-    # The first rows: the last of all may hold padding, and repeated it would be all there is.
-    return data.batch([index % len(data) for index in range(rows)])
-
-
-def _row_of_several_documents(data: Packed) -> int | None:
-    # A document's first token is not trained, so a row in which all are trained is one document.
-    length = data.sequence_length
-    candidates = (row for row in range(len(data)) if data.trained_tokens(row) < length)
-    for _ in range(_LOOKS):
-        some = list(islice(candidates, _ROWS_AT_A_TIME))
-        if not some:
-            break
-        documents = data.batch(some).documents
-        if documents is not None:
-            return some[int((documents != documents[:, :1]).any(1).nonzero()[0])]
-    return None
 
 
 def rehearse(
@@ -64,8 +32,8 @@ def rehearse(
     *,
     run_step: Run,
     run_evaluation: Run | None = None,
-    steps: Iterable[Batch],
-    evaluation: Batch | None = None,
+    steps: Iterable[AnyBatch],
+    evaluation: AnyBatch | None = None,
     ballast_bytes: int = 0,
     device: torch.device | str = "cpu",
 ) -> None:

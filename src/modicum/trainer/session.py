@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -14,17 +13,16 @@ import torch
 from modicum.adapters import AttachedAdapter
 from modicum.checkpoint import Checkpoint, CheckpointStore
 from modicum.core.errors import InputError, Interrupted, Restart
+from modicum.core.events import Event
 from modicum.core.memory import TensorMeter, bytes_by_kind, used_bytes
 from modicum.core.out_of_memory import halved, ran_out
 from modicum.core.ranks import Ranks
 from modicum.core.state import StateRegistry
-from modicum.data.shares import micro_batches, trained_tokens
-from modicum.models import huggingface
-from modicum.models.llama import Llama
+from modicum.data.shares import counted, micro_batches
 from modicum.planner import Plan
-from modicum.planner.choose import MICRO
-from modicum.trainer.build import Data
-from modicum.trainer.evaluate import evaluate, prompts, write_samples
+from modicum.planner.choose import MEMORY, MICRO
+from modicum.tasks import Data
+from modicum.trainer.evaluate import evaluate
 from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
 from modicum.trainer.record import Record
 from modicum.trainer.schedule import factor, set_learning_rate
@@ -59,8 +57,9 @@ class Session:
     listener: Listener
     signals: StopSignals
     record: Record
-    data: Data
-    model: Llama
+    data: Data[Any]
+    config: Any
+    model: Any
     adapter: AttachedAdapter | None
     optimizer: torch.optim.Optimizer
     step_program: StandardStep
@@ -99,7 +98,7 @@ class Session:
         """
         self.tell_of_checkpoints()
         rows = self.data.sampler.indices(self.step)
-        mine = trained_tokens(self.data.train, rows, self.ranks)
+        mine = counted(self.data.train, rows, self.ranks)
         asked = self.signals.requested is not None
         tokens, stop, evaluates, saves = self.ranks.sum(
             mine, asked, evaluate and self.ranks.first, save and self.ranks.first
@@ -200,12 +199,17 @@ class Session:
 
     # Looking at the model
 
+    def _flush(self, event: Event) -> None:
+        """Finish updates that were put off, and tell those who follow that weights are read."""
+        self.step_program.strategy.flush()
+        self.step_program.events.publish(event, step=self.step)
+
     def evaluate(self) -> None:
         """Validation loss now, as a row."""
         data = self.data.validation
         if data is None or self.step in self.evaluated:
             return
-        self.step_program.events.publish("before_evaluation", step=self.step)
+        self._flush("before_evaluation")
         recipe = self.plan.recipe
         result = evaluate(
             self.step_program.task,
@@ -228,16 +232,8 @@ class Session:
         """What the model writes now, as rows."""
         if self.step in self.sampled:
             return
-        recipe = self.plan.recipe
-        texts = prompts(recipe.samples, self.data.tokenizer, self.data.validation)
-        samples = write_samples(
-            self.model,
-            self.data.tokenizer,
-            recipe.samples,
-            texts,
-            seed=recipe.training.seed,
-            ranks=self.ranks,
-        )
+        self._flush("before_evaluation")
+        samples = self.plan.task.samples(self.plan.recipe, self.model, self.data, self.ranks)
         self.step_program.strategy.rest(self.model)
         self.sampled.add(self.step)
         rows = [{"step": self.step, **sample} for sample in samples]
@@ -251,7 +247,7 @@ class Session:
         """Begin a checkpoint of the state as it is after `step` updates."""
         if self.saved == self.step:
             return
-        self.step_program.events.publish("before_checkpoint", step=self.step)
+        self._flush("before_checkpoint")
         start = time.perf_counter()
         self.store.save(self.step, self.registry, notes=self.record.notes())
         self.saved, self.stalled = self.step, time.perf_counter() - start
@@ -274,21 +270,17 @@ class Session:
                 bytes=saved.bytes,
             )
 
-    def restore(self, checkpoint: Checkpoint, *, fork: bool = False) -> None:
-        """Take up a checkpoint's state; that of another run may have been trained on other data."""
+    def take_up(self, checkpoint: Checkpoint, *, fork: bool = False) -> None:
+        """Go on from a checkpoint's state; that of another run becomes this run's first.
+
+        Another run may have been trained on other data.
+        """
         checkpoint.load(self.registry, skip={"inputs"} if fork else set())
         self.step = checkpoint.step
         self.saved = None if fork else checkpoint.step
-
-    def fork(self, origin: Path, warn: Callable[[str], None]) -> None:
-        """Take up another run's newest checkpoint, and make it this run's first."""
-        found = CheckpointStore(origin / "checkpoints", ranks=self.ranks).newest(warn)
-        if found is None:
-            problem = "holds no whole checkpoint to start from"
-            raise InputError(problem, file=origin, field="--fork")
-        self.restore(found, fork=True)
-        self.save()
-        self.settle()
+        if fork:
+            self.save()
+            self.settle()
 
     # Accounts
 
@@ -307,6 +299,21 @@ class Session:
         if self.meter.running:
             self.record.metered(round(self.ranks.most(self.meter.stop())[0]))
 
+    def revise_by_shares(self) -> None:
+        """A revision with what a policy on saved activations really left of them.
+
+        Data decide that, so the first plan could only expect it.
+        """
+        policy = self.step_program.policy
+        if policy is None or policy.measured is None or self.plan.prediction.choice.shares:
+            return
+        seen = asdict(policy.measured)
+        most = self.ranks.most(*seen.values())  # the rank with the most counts
+        found = {name: type(seen[name])(value) for name, value in zip(seen, most, strict=True)}
+        self.plan = self.plan.chosen(MEMORY, found, "measured in the first updates")
+        self.folder.append(PLAN, self.plan.row())
+        self.record.forecast(self.plan.row())
+
     def revise_plan(self, why: str) -> None:
         """A revision of the plan, with the speed that was measured."""
         measured = self.record.recent_positions_per_second(self.plan.tokens_per_update)
@@ -316,15 +323,19 @@ class Session:
     def export(self) -> dict[str, str]:
         """The trained weights where others read them: a PEFT folder, or a Hugging Face one."""
         self.tell("phase", name="exporting", done=0, total=None)
+        self.step_program.strategy.flush()
         if self.adapter is not None:
             base = str(self.plan.inputs.model_folder)
             target = self.folder.path / "adapter"
             self.adapter.save(target, base_model=base, write=self.ranks.first)
             return {"adapter": "adapter/"}
-        files = sorted((self.folder.path / "tokenizer").glob("*"))
         target = self.folder.path / "model"
-        huggingface.save(self.model, target, files=files, write=self.ranks.first)
-        return {"model": "model/"}
+        task, write = self.plan.task, self.ranks.first
+        task.export(self.model, self.data, target, write=write)
+        outputs = {"model": "model/"}
+        if task.export_small(self.model, self.data, self.folder.path / "compressed", write=write):
+            outputs["compressed"] = "compressed/"
+        return outputs
 
 
 def _finite(value: float) -> float | None:

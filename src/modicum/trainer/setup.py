@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from modicum.checkpoint import CheckpointStore
+from modicum.checkpoint import Checkpoint, CheckpointStore
+from modicum.core.errors import InputError
 from modicum.core.events import Events
 from modicum.core.memory import TensorMeter, release
 from modicum.core.random import derive_seed
 from modicum.core.ranks import Ranks
-from modicum.core.state import StateRegistry, model_view, optimizer_view, random_view
+from modicum.core.state import StateRegistry, optimizer_view, random_view
+from modicum.core.strategy import Strategy
+from modicum.memory.attached import Activations
+from modicum.optim.transform import TransformRuntime
 from modicum.planner import Plan
-from modicum.tasks import CausalLM
 from modicum.trainer.build import (
-    build_data,
     build_model,
     build_optimizer,
+    build_policy,
     build_strategy,
-    build_tokenizer,
+    build_transform,
     same_inputs,
 )
-from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
+from modicum.trainer.compressing import with_base_compressed
+from modicum.trainer.folder import BASE, EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
 from modicum.trainer.record import Record
 from modicum.trainer.session import Listener, Session
-from modicum.trainer.step import StandardStep
+from modicum.trainer.step import InBackwardStep, StandardStep
 from modicum.trainer.stop import StopSignals
 from modicum.trainer.warm_up import is_compiled, rehearse_run, with_compile_decided
 
@@ -51,13 +57,7 @@ def begin(
         signals.check()
         listener({"event": "phase", "name": name, "done": done, "total": total})
 
-    # Rank 0 writes the tokenizer and the tokens; the others find them written.
-    tokenizer = ranks.first_alone(
-        lambda: build_tokenizer(plan, folder.path, progress), signals.check
-    )
-    data = ranks.first_alone(
-        lambda: build_data(plan, tokenizer, folder.path, progress), signals.check
-    )
+    data = plan.task.prepare(plan.recipe, plan.inputs, folder.path, progress, ranks)
     release()
     progress("building", 0, None)
     with signals.at_once():
@@ -65,56 +65,98 @@ def begin(
     if decision is not None:
         folder.append(PLAN, plan.row())
         listener({"event": "compile", "message": decision.told})
-    strategy = build_strategy(plan, ranks)
-    recipe = plan.recipe
-    torch.manual_seed(_first_seed(recipe.training.seed, ranks))
-    model, adapter = build_model(plan, tokenizer, strategy, compiled=is_compiled(plan))
-    release()
-    model.train()
-    optimizer = build_optimizer(plan, model)
-    step = StandardStep(
-        CausalLM(),
-        model,
-        optimizer,
-        strategy,
-        Events(),
-        recipe.training.precision,
-        recipe.training.clip_norm,
-    )
-    registry = StateRegistry()
-    registry.add_view(model_view(model))
-    registry.add_view(optimizer_view(optimizer))
-    registry.add_view(random_view(recipe.training.seed, ranks))
-    registry.add("inputs", *same_inputs(data, plan.inputs.model_folder))
     store = CheckpointStore(
         folder.path / "checkpoints",
-        keep=recipe.checkpoint.keep,
+        keep=plan.recipe.checkpoint.keep,
         ranks=ranks,
         asynchronous=plan.prediction.choice.asynchronous,
     )
+
+    def warn(message: str) -> None:
+        listener({"event": "warning", "message": message})
+
+    origin = ranks.tell(record.content["forked_from"])
+    found, forked = _newest(store, origin, ranks, warn)
+    strategy, recipe = build_strategy(plan, ranks), plan.recipe
+    torch.manual_seed(_first_seed(recipe.training.seed, ranks))
+    config = plan.task.config(plan.inputs, data)
+    began_with = plan.inputs.model_folder
+    plan = with_base_compressed(plan, data, folder.path / BASE, ranks, progress)
+    kept = None if found is None else found.state["model"]
+    model, adapter = build_model(plan, config, strategy, compiled=is_compiled(plan), kept=kept)
+    release()
+    model.train()
+    optimizer = build_optimizer(plan, model, strategy)
+    transform = build_transform(plan, model, strategy, optimizer)
+    policy = build_policy(plan, model, ranks)
+    step = _program(plan, model, optimizer, strategy, transform, policy)
+    registry = StateRegistry()
+    strategy.register(registry, model)
+    registry.add_view(optimizer_view(optimizer))
+    registry.add_view(random_view(recipe.training.seed, ranks))
+    if transform is not None:
+        registry.add_object("transform", transform)
+    if policy is not None:
+        registry.add_object("memory", policy)
+    registry.add("inputs", *same_inputs(data, began_with))
     session = Session(
-        ranks, plan, folder, listener, signals, record, data, model, adapter, optimizer, step,
-        registry, store, TensorMeter(plan.device),
+        ranks, plan, folder, listener, signals, record, data, config, model, adapter, optimizer,
+        step, registry, store, TensorMeter(plan.device),
     )  # fmt: skip
-    _take_up(session)
+    if found is not None:
+        session.take_up(found, fork=forked)
+    _forget_what_came_after(session)
     progress("rehearsing the largest batch", 0, None)
     rehearse_run(session)
     return session
 
 
-def _take_up(session: Session) -> None:
-    """Go on from the newest checkpoint, or that of the run to fork; forget what came after it."""
+def _program(
+    plan: Plan,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    strategy: Strategy,
+    transform: TransformRuntime | None,
+    policy: Activations | None,
+) -> StandardStep:
+    """The step program that the recipe's methods ask for."""
+    training = plan.recipe.training
+    fields = plan.recipe.fields("optimizer")
+    in_backward = "frees_gradient_in_backward" in plan.recipe.methods()["optimizer"].traits(fields)
+    return (InBackwardStep if in_backward else StandardStep)(
+        plan.task,
+        model,
+        optimizer,
+        strategy,
+        Events(),
+        training.precision,
+        training.clip_norm,
+        transform,
+        policy,
+    )
+
+
+def _newest(
+    store: CheckpointStore, origin: str | None, ranks: Ranks, warn: Callable[[str], None]
+) -> tuple[Checkpoint | None, bool]:
+    """The run's newest checkpoint, or that of the run to fork, and whether it is the latter.
+
+    Raises:
+        InputError: the run to fork has none.
+    """
+    found = store.newest(warn)
+    if found is not None or origin is None:
+        return found, False
+    found = CheckpointStore(Path(origin) / "checkpoints", ranks=ranks).newest(warn)
+    if found is None:
+        problem = "holds no whole checkpoint to start from"
+        raise InputError(problem, file=origin, field="--fork")
+    return found, True
+
+
+def _forget_what_came_after(session: Session) -> None:
+    """Cut rows and checkpoints of later steps off, and see which rows there are."""
     ranks, folder, record = session.ranks, session.folder, session.record
-
-    def warn(message: str) -> None:
-        session.tell("warning", message=message)
-
-    checkpoint = session.store.newest(warn)
-    origin = ranks.tell(record.content["forked_from"])
-    if checkpoint is not None:
-        session.restore(checkpoint)
-    elif origin is not None:
-        session.fork(Path(origin), warn)
     if session.step:
         session.tell("resumed", step=session.step)
     if ranks.first:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from modicum.adapters.sites import base_of
 from modicum.core.errors import InputError, Restart
+from modicum.core.linear_forms import full_weight
 from modicum.core.meta import materialise
 from modicum.core.ranks import Ranks
-from modicum.data.batch import Batch
-from modicum.models.llama import Llama
+from modicum.data.rows import AnyBatch
 from modicum.planner import Plan
 from modicum.planner.choose import COMPILE
-from modicum.trainer.build import Data, wrapped
-from modicum.trainer.compiled import CompilingFails, eager_blocks, variants
+from modicum.tasks import Data
+from modicum.trainer.build import wrapped
+from modicum.trainer.compiled import CompilingFails, eager_blocks
 from modicum.trainer.compiling import Decision, decide
-from modicum.trainer.rehearsal import first_that_fits, rehearse, worst_batch
+from modicum.trainer.rehearsal import first_that_fits, rehearse
 from modicum.trainer.session import Session
 
-# The trial's model has few tokens: their embedding has no part in a block's time.
-_TRIAL_VOCABULARY = 257
 
-
-def with_compile_decided(plan: Plan, data: Data, ranks: Ranks) -> tuple[Plan, Decision | None]:
+def with_compile_decided(plan: Plan, data: Data[Any], ranks: Ranks) -> tuple[Plan, Decision | None]:
     """The plan with `training.compile` decided, and the decision where it was made now.
 
     A run that goes on keeps what it began with. A new one tries compiling on a block of a model of
@@ -35,26 +35,22 @@ def with_compile_decided(plan: Plan, data: Data, ranks: Ranks) -> tuple[Plan, De
     decided = any(row["field"] == COMPILE for row in plan.choices)
     if decided or plan.recipe.training.compile == "none":
         return plan, None
-    choice = plan.prediction.choice
-    passes = plan.inputs.config.layers * choice.micro_batches * plan.recipe.training.steps
-    worst = worst_batch(data.train, choice.micro_batch_size)
-    few = Batch(worst.input_ids % _TRIAL_VOCABULARY, worst.labels, worst.documents)
+    choice, config = plan.prediction.choice, plan.inputs.config
+    passes = len(config.block_prefixes()) * choice.micro_batches * plan.recipe.training.steps
+    trial = plan.task.trial(config, data.train.worst(choice.micro_batch_size))
     decision = decide(
-        _trial_model(plan), plan.recipe, few, passes=passes, seconds=plan.seconds, ranks=ranks
+        _trial_model(plan, trial.config),
+        plan.recipe,
+        trial.batch,
+        passes=passes,
+        seconds=plan.seconds,
+        ranks=ranks,
     )
     return plan.chosen(COMPILE, decision.value, decision.why), decision
 
 
-def _trial_model(plan: Plan) -> Llama:
+def _trial_model(plan: Plan, config: Any) -> Any:
     """A model whose one block is like those of the run, adapters and all."""
-    config = replace(
-        plan.inputs.config,
-        layers=1,
-        vocabulary_size=_TRIAL_VOCABULARY,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
     try:
         model, adapter = wrapped(plan, config)
     except InputError:  # the recipe names layers that this model does not have
@@ -62,7 +58,8 @@ def _trial_model(plan: Plan) -> Llama:
     materialise(model, torch.device(plan.device))
     model.initialise(plan.recipe.training.seed)
     if adapter is not None:
-        adapter.initialise()
+        # What a quantized layer stands for is as good as any weight here.
+        adapter.initialise(weights=lambda name: full_weight(base_of(model, name)).detach())
     return model
 
 
@@ -102,29 +99,28 @@ def rehearse_run(session: Session) -> None:
 def _rehearse(session: Session, size: int) -> None:
     program, data, recipe = session.step_program, session.data, session.plan.recipe
     device = torch.device(session.plan.device)
-    worst = worst_batch(data.train, size)
-    shapes = [worst]
+    shapes = [data.train.worst(size)]
     if is_compiled(session.plan):
-        shapes = variants(worst, _rows(recipe.training.batch_size, session.ranks, size))
+        shapes = list(data.train.shapes(_rows(recipe.training.batch_size, session.ranks, size)))
+    row = session.plan.task.row(recipe)
 
-    def run_step(batch: Batch) -> None:
-        program.strategy.before_backward(last=False)
-        program.loss(batch.to(device), size * recipe.data.sequence_length).backward()
+    def run_step(batch: AnyBatch) -> None:
+        program.rehearse(batch.to(device), size * row.tokens)
 
-    def run_evaluation(batch: Batch) -> None:
+    def run_evaluation(batch: AnyBatch) -> None:
         program.task.evaluate(session.model, batch.to(device))
         program.strategy.rest(session.model)
 
-    ledger, vocabulary = session.plan.prediction.ledger, session.model.config.vocabulary_size
-    # Logits are the largest tensors: room for one more makes up for gaps between those of a step.
-    spare = 4 * size * recipe.data.sequence_length * vocabulary
+    ledger = session.plan.prediction.ledger
+    # Room for one more of the largest tensors makes up for gaps between those of a step.
+    spare = session.plan.task.largest_bytes(session.config, replace(row, sequences=size))
     held = any(session.optimizer.state.values())
     rehearse(
         session.model,
         run_step=run_step,
         run_evaluation=run_evaluation,
         steps=shapes,
-        evaluation=worst if data.validation is not None else None,
+        evaluation=shapes[0] if data.validation is not None else None,
         ballast_bytes=spare + (0 if held else ledger.bytes("optimizer")),
         device=device,
     )

@@ -1,0 +1,24 @@
+"""What making an update out of gradients spends: the optimizer, and what stands before it."""
+
+from __future__ import annotations
+
+from modicum.core.layout import Layout
+from modicum.core.ledger import Ledger, Training
+from modicum.core.optimizers import OptimizerMethod
+from modicum.optim.transform import GradientTransform, Transforming
+from modicum.planner.sharing import Model
+from modicum.recipe import Recipe
+
+
+def spent_in_updates(recipe: Recipe, model: Model, layout: Layout) -> Ledger:
+    """The ledger of gradients, optimizer state and transforms, of the rank that has most."""
+    optimizer, transform = recipe.method("optimizer"), recipe.method("transform")
+    assert isinstance(optimizer, OptimizerMethod)
+    trained, micro_batches = model.structure.trained, model.shape.micro_batches
+    ledger = optimizer.ledger(Training(trained, layout.shards, micro_batches))
+    if transform is not None:
+        assert isinstance(transform, GradientTransform)
+        positions = model.shape.positions
+        at = Transforming(trained, layout.shards, micro_batches, layout.ranks, positions)
+        ledger += transform.ledger(at)
+    return ledger

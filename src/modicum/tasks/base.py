@@ -1,0 +1,251 @@
+"""What a task is: everything of a run that knows what is learned, and from what.
+
+Planner and trainer ask the task; they know rows, batches with a count, a model with blocks, and
+sums of losses. One convention holds for all: a rank returns *sums* of losses and of other measures
+with the *count* of what was summed, and whoever scales by the global count gets gradients and
+metrics that add up over micro-batches and ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from modicum.core.ledger import Ledger, Shape
+from modicum.core.ranks import Ranks
+from modicum.core.saved import Shares
+from modicum.data.rows import AnyBatch, Rows
+from modicum.data.sampler import Sampler
+from modicum.recipe import Recipe
+
+# Of each tensor that stands for a parameter, how many rows it has and the bytes of one.
+Tensors = tuple[tuple[int, int], ...]
+Progress = Callable[[str, int, int | None], None]
+
+
+class Config(Protocol):
+    """The shape of a model, known without the model."""
+
+    def parameter_count(self) -> int:
+        """Elements of all parameters, shared ones once."""
+
+    def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of every parameter by name, in the model's order."""
+
+    def block_prefixes(self) -> Sequence[str]:
+        """How the names of each block's parameters begin, in the order in which blocks run."""
+
+
+class TaskModel(Protocol):
+    """What a trainer does with a model beside calling it; an `nn.Module` that is built on meta."""
+
+    recompute: bool
+    """Whether blocks forget their activations and compute them again in the backward pass."""
+
+    @property
+    def blocks(self) -> Iterable[nn.Module]:
+        """The parts that are gathered, recomputed and compiled one at a time, in order."""
+
+    def initialise(self, seed: int) -> Any:
+        """Fill every parameter as a function of (seed, its name); a rank, its part of it."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A recipe's model and data, looked at but not read whole; tasks add what they found.
+
+    Args:
+        config: of the model, as far as it is known before the data is prepared.
+        model_folder: where the trained weights are that the run starts from; None for a new model.
+        described: the data, in words.
+    """
+
+    config: Any
+    model_folder: Path | None
+    described: str
+
+
+B = TypeVar("B", bound=AnyBatch)
+M = TypeVar("M", bound=nn.Module)
+I = TypeVar("I", bound=Inputs)  # noqa: E741 - the inputs that a task itself has found
+
+
+@dataclass(frozen=True)
+class Data(Generic[B]):
+    """Prepared data and the order in which its rows are taken; tasks add what else they made.
+
+    Args:
+        identity: what a run that goes on must find again (JSON).
+        files: what goes beside the exported weights, such as a tokenizer's files.
+    """
+
+    train: Rows[B]
+    validation: Rows[B] | None
+    sampler: Sampler
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial(Generic[B]):
+    """The shape of the smallest model that has one of the run's blocks, and a batch that fits it.
+
+    The first of its blocks is the one that is tried.
+    """
+
+    config: Any
+    batch: B
+
+
+class Task(ABC, Generic[M, B, I]):
+    """Model, data, loss and metrics under one name; a value without state.
+
+    Attributes:
+        name: what a recipe calls it.
+        unit: what losses are counted in, as a plural for people (`tokens`, `images`).
+        metrics: the sums that `evaluate` gives, in order, each over the count; the first is `loss`.
+        called: methods of the model, beside `forward`, that are called from outside.
+    """
+
+    name: str
+    unit: str
+    metrics: tuple[str, ...] = ("loss",)
+    called: tuple[str, ...] = ()
+
+    # Planning
+
+    @abstractmethod
+    def look(self, recipe: Recipe) -> I:
+        """Check paths, headers and the first of the data.
+
+        Raises:
+            InputError: with the recipe's field, or the file and line at fault.
+        """
+
+    def dense(self, config: Any) -> Any:
+        """The shape of the model before it was compressed."""
+        return config
+
+    def reconfigured(self, inputs: I, recipe: Recipe) -> Any:
+        """The shape of the model if the recipe were changed to this one."""
+        return inputs.config
+
+    @abstractmethod
+    def row(self, recipe: Recipe) -> Shape:
+        """The shape of one row; the planner sets how many there are and in how many bytes."""
+
+    @abstractmethod
+    def ledger(
+        self,
+        config: Any,
+        shape: Shape,
+        *,
+        adapted: Any = None,
+        recompute: bool = False,
+        shares: Shares | None = None,
+    ) -> Ledger:
+        """What the model spends at the shape of a micro-batch, gradients that stay not counted.
+
+        Args:
+            adapted: what adapters keep for the backward pass.
+            shares: what a policy on saved activations leaves of them.
+        """
+
+    def slack(
+        self, config: Any, shape: Shape, *, adapted: Any = None, recompute: bool = False
+    ) -> int:
+        """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
+        return 0
+
+    def held(self, config: Any, item_bytes: int) -> Mapping[str, Tensors]:
+        """Of each parameter, the tensors that stand for it: how many rows, and bytes of one.
+
+        Those that are no codes have `item_bytes` an element.
+        """
+        shapes = config.parameter_shapes().items()
+        return {name: ((n[0], math.prod(n[1:]) * item_bytes),) for name, n in shapes}
+
+    @abstractmethod
+    def largest_bytes(self, config: Any, shape: Shape) -> int:
+        """Bytes of the largest tensor of a step: a rehearsal keeps room for one more."""
+
+    # Building
+
+    @abstractmethod
+    def model(self, config: Any) -> M:
+        """The model; called within `on_meta`, so it has no memory."""
+
+    @abstractmethod
+    def fill(self, model: M, inputs: I) -> None:
+        """Read trained weights from `inputs.model_folder` into a model that has memory."""
+
+    def weights(self, inputs: I) -> Callable[[str], Tensor] | None:
+        """A reader of full-precision weights by the name of their layer, where there are any."""
+        return None
+
+    @abstractmethod
+    def prepare(
+        self, recipe: Recipe, inputs: I, folder: Path, progress: Progress, ranks: Ranks
+    ) -> Data[B]:
+        """Make the data ready, with what is kept of it in the run folder; every rank calls this.
+
+        Raises:
+            InputError: what is wrong with the data, with file and line.
+        """
+
+    def config(self, inputs: I, data: Data[B]) -> Any:
+        """The model's configuration, now that the data is prepared."""
+        return inputs.config
+
+    @abstractmethod
+    def trial(self, config: Any, batch: B) -> Trial[B]:
+        """What compiling is tried on."""
+
+    # In a step
+
+    @abstractmethod
+    def loss_sum(self, model: M, batch: B) -> Tensor:
+        """The sum of the batch's losses: fp32, one element; `batch.count` belongs to it."""
+
+    @torch.no_grad()
+    def evaluate(self, model: M, batch: B) -> dict[str, float]:
+        """The batch's sums, by `metrics`."""
+        return {"loss": float(self.loss_sum(model, batch))}
+
+    # Afterwards
+
+    def samples(
+        self, recipe: Recipe, model: M, data: Data[B], ranks: Ranks
+    ) -> list[dict[str, Any]]:
+        """What the model makes now, as rows for people; every rank calls this."""
+        return []
+
+    @abstractmethod
+    def export(self, model: M, data: Data[B], folder: Path, *, write: bool = True) -> None:
+        """Write the weights into `folder` as others read them.
+
+        Every rank calls this, and of cut weights each gives its part; the one with `write` writes.
+        """
+
+    def export_small(self, model: M, data: Data[B], folder: Path, *, write: bool = True) -> bool:
+        """Write the weights as small as they are held, where others' form is larger; if it is."""
+        return False
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode (no dropout), and back."""
+    before = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(before)

@@ -1,0 +1,221 @@
+"""What a run on text reads: the model's header, the tokenizer, the data; and how it is prepared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from modicum.compress.base import Compressor
+from modicum.core.errors import InputError
+from modicum.core.files import file_digest
+from modicum.core.meta import on_meta
+from modicum.core.ranks import Ranks
+from modicum.data.batch import Batch
+from modicum.data.packing import Packed
+from modicum.data.sampler import Sampler
+from modicum.data.sources import Inspection, Source, inspect, open_source
+from modicum.data.store import Prepared, prepare
+from modicum.data.tokenizer import Tokenizer
+from modicum.models import huggingface
+from modicum.models.config import ModelConfig
+from modicum.models.llama import Llama
+from modicum.recipe import Recipe
+from modicum.tasks.base import Data, Inputs, Progress
+
+
+@dataclass(frozen=True)
+class TextInputs(Inputs):
+    """A recipe's model and text, looked at but not read whole.
+
+    `tokenizer` is None where one is to be trained on the data.
+    """
+
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    source: Source
+    validation_source: Source | None
+    inspection: Inspection
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextData(Data[Batch]):
+    """Tokenized data, packed into rows, and the tokenizer that made it."""
+
+    train: Packed
+    validation: Packed | None
+    tokenizer: Tokenizer
+
+
+def look(recipe: Recipe) -> TextInputs:
+    """Check paths, headers and the data's first 1,000 rows.
+
+    Raises:
+        InputError: with the recipe's field, or the file and line at fault.
+    """
+    folder, tokenizer = None, None
+    if recipe.model.path is not None:
+        try:
+            header = huggingface.read_header(recipe.model.path)
+        except InputError as error:
+            raise error.located(field="model.path") from None
+        folder, config = header.folder, header.config
+    else:
+        config = new_config(recipe)
+    if recipe.data.sequence_length > config.context:
+        raise InputError(
+            f"longer than the model's context ({config.context})",
+            field="data.sequence_length",
+            value=recipe.data.sequence_length,
+            allowed=f"at most {config.context}",
+        )
+    tokenizer_path = recipe.data.tokenizer or folder
+    if tokenizer_path is not None:
+        try:
+            tokenizer = Tokenizer.load(tokenizer_path)
+        except InputError as error:
+            field = "data.tokenizer" if recipe.data.tokenizer else "model.path"
+            raise error.located(field=field) from None
+        if folder is None:
+            config = replace(config, vocabulary_size=tokenizer.vocabulary_size)
+    config = compressed(recipe, replace(config, linear=recipe.model.linear))
+    source, validation = sources(recipe)
+    inspection = _inspected(source, "data.path")
+    if validation is not None:
+        _inspected(validation, "data.validation_path")
+    told = source.describe()
+    return TextInputs(config, folder, told, tokenizer, source, validation, inspection)
+
+
+def _inspected(source: Source, field: str) -> Inspection:
+    try:
+        return inspect(source)
+    except InputError as error:
+        raise error.located(field=field) from None
+
+
+def compressed(recipe: Recipe, config: ModelConfig) -> ModelConfig:
+    """The shape of the model after the recipe's compressor, by arithmetic.
+
+    Raises:
+        InputError: nothing would become smaller, or a target names no layer.
+    """
+    method = recipe.method("compress")
+    if method is None:
+        return config
+    assert isinstance(method, Compressor)
+    with on_meta():
+        model = Llama(config)
+    try:
+        return replace(config, low_rank=method.ranks(model))
+    except InputError as error:
+        raise error.within("compress") from None
+
+
+def sources(recipe: Recipe) -> tuple[Source, Source | None]:
+    """The data that a recipe trains on, and what it evaluates on if that is other data."""
+    data = recipe.data
+
+    def opened(path: str | None, field: str) -> Source:
+        return open_source(
+            path,
+            include=data.include,
+            exclude=data.exclude,
+            column=data.column,
+            prompt_column=data.prompt_column,
+            limit_bytes=data.limit,
+            field=field,
+        )
+
+    validation = None
+    if data.validation_path is not None:
+        validation = opened(data.validation_path, "data.validation_path")
+    return opened(data.path, "data.path"), validation
+
+
+def new_config(recipe: Recipe) -> ModelConfig:
+    """The configuration of a new model by the recipe's `model` section."""
+    model = recipe.model
+    return ModelConfig(
+        vocabulary_size=model.vocabulary_size,
+        width=model.width,
+        layers=model.layers,
+        heads=model.heads,
+        kv_heads=model.kv_heads or 0,
+        mlp_width=model.mlp_width or 0,
+        context=model.context or recipe.data.sequence_length,
+        tied_embeddings=model.tied_embeddings,
+        mixer=model.mixer,
+        mlp=model.mlp,
+        linear=model.linear,
+    )
+
+
+def prepared(
+    recipe: Recipe, inputs: TextInputs, folder: Path, progress: Progress, ranks: Ranks
+) -> TextData:
+    """Read and check all text, tokenize it once, and pack it.
+
+    Rank 0 writes the tokenizer and the tokens into the run folder; the others find them written.
+
+    Raises:
+        InputError: what is wrong with the data, with file and line.
+    """
+
+    def check() -> None:
+        progress("reading data", 0, None)
+
+    tokenizer = ranks.first_alone(lambda: _tokenizer(inputs, folder / "tokenizer", progress), check)
+    held = ranks.first_alone(
+        lambda: _tokenized(recipe, inputs, tokenizer, folder / "data", progress), check
+    )
+    length, boundaries = recipe.data.sequence_length, recipe.data.boundaries
+    train = Packed(held.train, length, boundaries)
+    validation = None
+    if held.validation is not None:
+        validation = Packed(held.validation, length, boundaries)
+    return TextData(
+        train=train,
+        validation=validation,
+        sampler=Sampler(len(train), recipe.training.batch_size, recipe.training.seed),
+        tokenizer=tokenizer,
+        identity={"made_from": file_digest(held.train.folder / "manifest.json")},
+        files=tuple(sorted((folder / "tokenizer").glob("*"))),
+    )
+
+
+def _tokenizer(inputs: TextInputs, kept: Path, progress: Progress) -> Tokenizer:
+    """The run's tokenizer: the one kept in the run folder, the model's, or one trained now."""
+    if (kept / "tokenizer.json").exists():
+        return Tokenizer.load(kept)
+    tokenizer = inputs.tokenizer
+    if tokenizer is None:
+        total = inputs.source.total_bytes
+
+        def tell(done: int, _: int | None) -> None:
+            progress("training tokenizer", min(done, total), total)
+
+        texts = (document.text for document in inputs.source.documents())
+        try:
+            tokenizer = Tokenizer.train(texts, inputs.config.vocabulary_size, tell)
+        except InputError as error:
+            raise error.located(field="data.path") from None
+    tokenizer.save(kept)
+    return tokenizer
+
+
+def _tokenized(
+    recipe: Recipe, inputs: TextInputs, tokenizer: Tokenizer, folder: Path, progress: Progress
+) -> Prepared:
+    try:
+        return prepare(
+            inputs.source,
+            tokenizer,
+            folder,
+            model_vocabulary=inputs.config.vocabulary_size,
+            validation_source=inputs.validation_source,
+            validation_fraction=recipe.data.validation_fraction,
+            seed=recipe.training.seed,
+            progress=lambda done, total: progress("tokenizing", done, total),
+        )
+    except InputError as error:
+        raise error.located(field="data.path") from None

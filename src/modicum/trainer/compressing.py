@@ -1,0 +1,83 @@
+"""A run that begins by making its model smaller: calibrated, fitted, and then trained like others.
+
+That is done once, before the first update; what it made is kept in the run folder, and is the base
+model of the run from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modicum.compress.base import Compressor
+from modicum.core.meta import materialise, on_meta
+from modicum.core.method import Context
+from modicum.core.ranks import Ranks
+from modicum.data.shares import share
+from modicum.planner import Plan
+from modicum.tasks import Data
+
+Progress = Callable[[str, int, int | None], None]
+
+
+def with_base_compressed(
+    plan: Plan, data: Data[Any], folder: Path, ranks: Ranks, progress: Progress
+) -> Plan:
+    """The plan with the compressed model in the place of the recipe's, if it compresses any.
+
+    Every rank holds the dense model for it, and looks at its part of the examples; the first one
+    writes what comes of it.
+    """
+    method = plan.recipe.method("compress")
+    if method is None:
+        return plan
+    assert isinstance(method, Compressor)
+    if not ranks.tell(folder.is_dir()):
+        _compress(plan, method, data, folder, ranks, progress)
+    return replace(plan, inputs=replace(plan.inputs, model_folder=folder))
+
+
+def _compress(
+    plan: Plan,
+    method: Compressor,
+    data: Data[Any],
+    folder: Path,
+    ranks: Ranks,
+    progress: Progress,
+) -> None:
+    config = plan.task.dense(plan.task.config(plan.inputs, data))
+    with on_meta():
+        model = plan.task.model(config)
+    materialise(model, torch.device(plan.device))
+    plan.task.fill(model, plan.inputs)
+    calibration = method.calibrate(
+        model,
+        _examples(plan, method.examples, data, ranks),
+        plan.task.loss_sum,
+        ranks=ranks,
+        progress=lambda done, total: progress("calibrating", done, total),
+    )
+    method.bind(Context(model, plan.recipe.training.seed)).fit(
+        calibration,
+        ranks=ranks,
+        progress=lambda done, total: progress("compressing", done, total),
+    )
+    plan.task.export_small(model, data, folder, write=ranks.first)
+    ranks.sum(0)  # nobody goes on before it is written
+
+
+def _examples(plan: Plan, count: int, data: Data[Any], ranks: Ranks) -> Iterator[Any]:
+    """This rank's part of the first examples that the run will train on."""
+    chosen: list[int] = []
+    step = 0
+    while len(chosen) < min(count, len(data.train)):
+        chosen += data.sampler.indices(step)
+        step += 1
+    own = share(chosen[:count], ranks)
+    size = plan.prediction.choice.micro_batch_size
+    for first in range(0, len(own), size):
+        yield data.train.batch(own[first : first + size]).to(plan.device)
