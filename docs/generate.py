@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -23,7 +24,11 @@ SOURCES = Path(__file__).resolve().parents[1] / "src" / "modicum"
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Give the generated pages their places in the navigation."""
     [reference] = [item["Reference"] for item in config.nav or [] if "Reference" in item]
-    reference[:0] = [{"Recipe": "reference/recipe.md"}, {"Methods": "reference/methods.md"}]
+    reference[:0] = [
+        {"Recipe": "reference/recipe.md"},
+        {"Methods": "reference/methods.md"},
+        {"Combinations": "reference/combinations.md"},
+    ]
     reference.append({"API": [{name: f"reference/api/{name}.md"} for name in packages()]})
     return config
 
@@ -32,6 +37,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     files.append(File.generated(config, "reference/recipe.md", content=recipe_page()))
     files.append(File.generated(config, "reference/methods.md", content=methods_page()))
+    combined = combinations_page()
+    files.append(File.generated(config, "reference/combinations.md", content=combined))
     for name in packages():
         page = File.generated(config, f"reference/api/{name}.md", content=api_page(name))
         files.append(page)
@@ -87,6 +94,34 @@ def methods_page() -> str:
                 for name, (_, default) in record.fields.items()
             ]
     return "\n".join(lines)
+
+
+def combinations_page() -> str:
+    """Which method runs with what, and what is refused: the table that tests hold."""
+    table = yaml.safe_load((Path(__file__).parent / "combinations.yaml").read_text())
+    columns, sentences = table["columns"], table["sentences"]
+    lines = [
+        "# Combinations",
+        "",
+        "What runs with what is tested cell by cell. What does not is refused before anything "
+        "starts, with the sentence below the table; *exports* says what others can read.",
+        "",
+        f"| method | {' | '.join(columns)} |",
+        f"| --- |{' --- |' * len(columns)}",
+    ]
+    for method, cells in table["methods"].items():
+        lines.append(f"| {method} | {' | '.join(_mark(cells[name]) for name in columns)} |")
+    lines += ["", "## Columns", ""]
+    lines += [f"- **{name}**: {meaning}" for name, meaning in columns.items()]
+    lines += ["", "## Refusals", ""]
+    lines += [f"- **{name}**: {sentence}" for name, sentence in sentences.items()]
+    return "\n".join(lines)
+
+
+def _mark(entry: str | dict[str, str]) -> str:
+    if isinstance(entry, dict):
+        return f"refused: {entry['refused']}"
+    return "✓" if entry == "runs" else entry
 
 
 def recipe_page() -> str:

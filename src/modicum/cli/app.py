@@ -311,6 +311,25 @@ def demo(
 
 
 @app.command()
+def drill(
+    seed: Annotated[int, typer.Option(help="Which recipes are drawn.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="How many.")] = 40,
+    work: Annotated[
+        Path | None, typer.Option(help="Where runs are kept that went wrong; else nowhere.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the results there, as JSON.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw recipes of methods that were not tried together; run, kill, resume, export each.
+
+    A recipe is refused with a reason, or what it does must be what was forecast: exit 5 if not.
+    """
+    from modicum.cli.drill import run_drill
+
+    run_drill(seed, count, work=work, output=output, as_json=as_json)
+
+
+@app.command()
 def promises(
     only: Annotated[
         list[str] | None, typer.Argument(metavar="ID", help="Promises; all without any.")

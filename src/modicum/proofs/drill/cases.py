@@ -1,0 +1,144 @@
+"""What the drill draws: recipes with one method from each of up to four rooms, and a kill."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from modicum.core.catalog import Record
+from modicum.recipe import SLOTS, methods_for
+
+RANKS, STEPS, MOST_ROOMS = 2, 8, 4
+# How often a switch or a choice of words is drawn instead of left at its default.
+DRAWN = 0.3
+# Sizes that fit the drill's models, where a method has such a field.
+SIZES: dict[str, Any] = {"rank": 2, "update_gap": 3, "examples": 16}
+# So often a recipe has what its methods ask for: a trained model, an adapter on a quantized base.
+SENSIBLE = 0.9
+IMAGES_SHARE = 0.25
+_OF_IMAGES = ("comm", "memory", "optim")
+TEXT: dict[str, Any] = {"include": ["json/**", "email/**"], "sequence_length": 64}
+IMAGES: dict[str, Any] = {"method": "images", "images": 256, "held_out": 32, "widths": [8, 8, 16]}
+NEW: dict[str, Any] = {"layers": 2, "width": 64, "heads": 4, "vocabulary_size": 600}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A drawn recipe, and when which of its processes is killed.
+
+    Args:
+        rooms: those that a method was drawn from.
+        recipe: plain values; `{base}` stands for the folder of a trained model.
+        kill_after: the step after which a process is killed.
+        victim: the rank that is killed; as many as there are stands for the one that watches them.
+    """
+
+    seed: int
+    number: int
+    rooms: tuple[str, ...]
+    recipe: dict[str, Any]
+    kill_after: int
+    victim: int
+
+    @property
+    def name(self) -> str:
+        """For people and folders."""
+        return f"{self.seed}-{self.number}"
+
+    def with_base(self, base: str) -> dict[str, Any]:
+        """The recipe with the folder of the trained model in its place."""
+        model = self.recipe.get("model", {})
+        if model.get("path") != "{base}":
+            return self.recipe
+        return {**self.recipe, "model": {**model, "path": base}}
+
+
+def rooms() -> dict[str, list[Record]]:
+    """The methods that a recipe has a place for, by room; tasks are what they work on."""
+    found: dict[str, list[Record]] = {}
+    for slot in SLOTS:
+        for record in methods_for(slot).values():
+            if record.room != "tasks":
+                found.setdefault(record.room, []).append(record)
+    return found
+
+
+def draw(seed: int, number: int) -> Case:
+    """The case of this number: a function of both numbers and of the catalog.
+
+    First comes the task, then up to four of the rooms that have to do with it, and of each a
+    method. What these ask of the rest of the recipe is mostly there; the rest is drawn blindly.
+    """
+    chance = random.Random(f"{seed}/{number}")
+    known = rooms()
+    images = chance.random() < IMAGES_SHARE
+    there = [name for name in [*sorted(known), "linears"] if (name in _OF_IMAGES) or not images]
+    if not images:
+        there.remove("memory")
+    chosen = chance.sample(there, chance.randint(1, min(MOST_ROOMS, len(there))))
+    if "linears" in chosen and "adapters" not in chosen and chance.random() < SENSIBLE:
+        chosen[chosen.index("linears")] = "adapters"
+    recipe: dict[str, Any] = {}
+    for room in chosen:
+        if room == "linears":
+            continue
+        record = chance.choice(sorted(known[room], key=lambda record: record.name))
+        slot = next(s for s in SLOTS if record.name in methods_for(s))
+        recipe[slot] = {"method": record.name, **_fields(record, chance)}
+    recipe |= {"task": dict(IMAGES)} if images else _text(chosen, chance)
+    recipe |= _settings(chance)
+    return Case(
+        seed,
+        number,
+        tuple(sorted(chosen)),
+        recipe,
+        kill_after=chance.randint(1, STEPS - 2),
+        victim=chance.randint(0, RANKS),
+    )
+
+
+def _fields(record: Record, chance: random.Random) -> dict[str, Any]:
+    """Hyper-parameters: sizes that fit, and some of the words and switches."""
+    drawn = {name: value for name, value in SIZES.items() if name in record.fields}
+    for name, (kind, _) in record.fields.items():
+        words = _words(kind)
+        if words and chance.random() < DRAWN:
+            drawn[name] = chance.choice(words)
+    return drawn
+
+
+def _words(kind: Any) -> list[Any]:
+    if kind is bool:
+        return [False, True]
+    return list(get_args(kind)) if get_origin(kind) is Literal else []
+
+
+def _text(chosen: list[str], chance: random.Random) -> dict[str, Any]:
+    """Model and data: a trained model where a method asks for one."""
+    asks = {"adapters", "compress", "linears"} & set(chosen)
+    trained = chance.random() < (SENSIBLE if asks else 1 - SENSIBLE)
+    model = {"path": "{base}"} if trained else dict(NEW)
+    if "linears" in chosen:
+        model["linear"] = chance.choice(["nf4", "int8"])
+    return {"model": model, "data": dict(TEXT)}
+
+
+def _settings(chance: random.Random) -> dict[str, Any]:
+    """Everything else that a recipe says, half of it as people leave it."""
+    training: dict[str, Any] = {"steps": STEPS, "batch_size": 8, "learning_rate": 1e-3}
+    training["precision"] = chance.choice(["fp32", "fp32", "bf16"])
+    training["micro_batch_size"] = chance.choice(["auto", "auto", 2])
+    training["recompute"] = chance.choice(["auto", "none", "blocks"])
+    training["clip_norm"] = chance.choice([1.0, None])
+    strategies = ["auto", "auto", "auto", "ddp", "fsdp", "zero"]
+    return {
+        "training": training,
+        "parallel": {
+            "strategy": chance.choice(strategies),
+            "reshard_after_forward": chance.choice([True, False]),
+        },
+        "checkpoint": {"every": 2},
+        "evaluation": {"every": 4, "rows": 8},
+        "samples": {"count": 0},
+    }
