@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from modicum import optim as optim
     from modicum import parallel as parallel
     from modicum import serve as serve
+    from modicum import tasks as tasks
     from modicum.planner import Plan as Plan
     from modicum.planner import plan as plan
     from modicum.recipe import Recipe as Recipe
@@ -46,6 +47,7 @@ _ROOMS = (
     "optim",
     "parallel",
     "serve",
+    "tasks",
 )
 
 __all__ = [
@@ -64,6 +66,7 @@ __all__ = [
     "parallel",
     "plan",
     "serve",
+    "tasks",
     "train",
 ]
 

@@ -14,7 +14,7 @@ import pytest
 
 COMMANDS = (
     "train", "plan", "init", "schema", "methods", "prove", "check", "report", "chat", "merge",
-    "demo", "promises",
+    "demo", "drill", "promises",
 )  # fmt: skip
 
 

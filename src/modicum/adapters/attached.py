@@ -75,8 +75,8 @@ class AttachedAdapter:
         layers = [method.layer(method, site, self.shared, device_of(model, site)) for site in sites]
         start = start and device.type != "meta"
         check_base(model, layers, readable=weights is not None or not start)
-        first = not worn(model)
-        self._frozen = {n for n, p in model.named_parameters() if p.requires_grad and first}
+        trained = () if worn(model) else model.named_parameters()
+        self._frozen = {name for name, parameter in trained if parameter.requires_grad}
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         self.sites: dict[str, Site] = {site.name: site for site in sites}
@@ -137,8 +137,7 @@ class AttachedAdapter:
         Raises:
             InputError: names or shapes are others than this adapter's.
         """
-        own = self.state_dict()
-        check_state(own, state)
+        check_state(own := self.state_dict(), state)
         if differs(self, state):
             restore(self)
             rewrite(self, {self.model_name(name): value for name, value in state.items()}, None)
@@ -224,9 +223,8 @@ class AttachedAdapter:
         """
         if self.merged:
             raise InputError("the adapter is merged already", value=self.name)
-        merged = merge(self, dense)
+        self._merged = merge(self, dense)
         self.deactivate()
-        self._merged = merged
 
     def unmerge(self) -> None:
         """Take a merged adapter out of the base weights and use it beside them again.

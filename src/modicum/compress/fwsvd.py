@@ -61,9 +61,6 @@ class FWSVD(Compressor):
         "fewer parameters of models that are compact already",
         traits=("needs_trained_base", "mergeable", "exact_resume", "compiles"),
         evidence="against paper",
-        holds="does not hold",
-        reason="with kappa = 1 the loss on code rises 5 % less than SVD's after recovery, with the "
-        "paper's kappa = 0 it does not, and on digits plain SVD does as well",
     )
 
     damping: NonNegativeFloat = 1.0

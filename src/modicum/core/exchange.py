@@ -279,12 +279,17 @@ def coded_ledger(
         wires.append(Wire("all_to_all", sent, axis, at.reductions * len(at.rows)))
     code = weights or Cast(8 * at.copy_bytes)
     sent = (at.ranks - 1) * sum(map(code.nbytes, at.rows))
-    # While numbers are coded they are there in fp32, filled up, divided by scales, and as bytes.
-    coded = 10 * at.ranks * most + drawing_bytes(at.ranks * most) if gradients else 0
     differing = 13 * most + drawing_bytes(most) + at.ranks * code.nbytes(most) if weights else 0
+
+    def coding(width: int) -> int:
+        """Numbers that are coded are there in fp32, filled up, divided by scales, and as bytes."""
+        return 10 * at.ranks * width + drawing_bytes(at.ranks * width) if gradients else 0
+
+    # The last row is coded when the backward pass is over, and its activations are gone.
+    during, after = coding(max(at.rows[:-1], default=0)), coding(at.rows[-1] if at.rows else 0)
     return Ledger.of(
         *wires,
         Wire("all_gather", sent, SHARD, len(at.rows)),
-        Entry("workspace", coded, ("backward",), "gradients being coded"),
-        Entry("workspace", differing, ("step",), "weight differences being coded"),
+        Entry("workspace", during, ("backward",), "gradients being coded"),
+        Entry("workspace", max(after, differing), ("step",), "gradients or weights being coded"),
     )

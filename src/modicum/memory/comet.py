@@ -31,6 +31,9 @@ class COMET(ActivationPolicy):
     norm after every convolution less than half of the bytes are covered. Blocks that are recomputed
     keep nothing that could be compressed, and compiled blocks do not show what they compute.
 
+    The law takes errors for independent. In large even areas of an image they are all alike, and
+    noise is louder than it says: on digits by half in the first layers, early in training.
+
     Prefer it where activations of convolutions decide whether a batch fits, and the time for
     compressing is there.
 

@@ -85,8 +85,6 @@ class Eva(GradientTransform):
             "exact_resume",
         ),
         evidence="verified against code",
-        holds="does not hold",
-        reason="momentum needs half the steps with it, and nearly as few with its clip alone",
         slot="transform",
     )
 

@@ -88,7 +88,9 @@ def on_sharded(
         exchange: the ledger of what carries them.
     """
     shards = parts.layout.shards
-    widths = tuple(group.part(shards) // _FP32 for group in parts.groups)
+    # In the order in which gradients are sent: what no block holds comes last.
+    groups = (*reversed(parts.blocks), parts.root)
+    widths = tuple(group.part(shards) // _FP32 for group in groups)
     site = ExchangeSite(widths, shards, ranks_per_node, reductions=micro_batches)
     copies = _FP32 * shards * sum(widths)
     return (

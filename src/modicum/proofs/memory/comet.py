@@ -53,10 +53,7 @@ def prove(run: ProofRun) -> None:
     comet = testbed.mean(METHOD, "COMET")
     null_is = "exact training in COMET's place"
     fewer_bytes(run, run.contender(comet, null=exact, null_is=null_is), exact)
-    looser = testbed.mean(LOOSER, "a tolerance of 0.1")
-    _compare(run, "a tolerance of 0.1", looser, exact)
-    best = min(_as_good(run, [comet, looser], exact), key=lambda each: each.held)
-    less_than_fixed_bits(run, run.contender(best, null=exact, null_is=null_is), exact, testbed)
+    less_than_fixed_bits(run, run.contender(comet, null=exact, null_is=null_is), exact, testbed)
     factor = run.contender(
         1.0, null=3**0.5, null_is="a law that leaves out the variance of a uniform error"
     )
@@ -94,12 +91,17 @@ def fewer_bytes(run: ProofRun, mine: Outcome, exact: Outcome) -> None:
 
 
 def less_than_fixed_bits(run: ProofRun, mine: Outcome, exact: Outcome, testbed: Testbed) -> None:
-    """Of what is as good as exact training, COMET holds fewer bytes than any fixed bits."""
+    """At the published tolerance, fewer bytes than the fewest fixed bits that lose as little.
+
+    A looser tolerance is noted beside it and decides nothing: it would be a knob that is turned
+    until it wins.
+    """
     rivals = {"4 bits": FixedBits(bits=4), "2 bits": FixedBits(bits=2)}
     rivals["1 random bit"] = FixedBits(bits=1, stochastic=True)
     if run.full:
         rivals["8 bits"] = FixedBits(bits=8)
         rivals["2 random bits"] = FixedBits(bits=2, stochastic=True)
+    _compare(run, "a tolerance of 0.1", testbed.mean(LOOSER, "a tolerance of 0.1"), exact)
     outcomes = []
     for name, rival in rivals.items():
         outcomes.append(testbed.mean(rival, name))
@@ -117,14 +119,12 @@ def noise_as_predicted(run: ProofRun, comet: Outcome, factor: float) -> None:
     """Measured over predicted noise, the mean of every layer."""
     means = [statistics.mean(found) / factor for found in comet.ratios.values()]
     run.figure("noise over the law's, layers' mean", method=statistics.mean(means), baseline=1.0)
-    # Few layers and comparisons: their means spread.
-    low, high = (0.85, 1.15) if run.full else (0.75, 1.3)
-    run.at_least("noise over the law's, the quietest layer", min(means), low)
-    run.at_most("noise over the law's, the loudest layer", max(means), high)
+    run.at_least("noise over the law's, the quietest layer", min(means), 0.85)
+    run.at_most("noise over the law's, the loudest layer", max(means), 1.15)
 
 
 def other_arms(run: ProofRun, testbed: Testbed, exact: Outcome) -> None:
-    """What else the dossier compares: fixed bounds, and a network with norms."""
+    """Fixed bounds, a network with norms, and digits, whose large even areas the law leaves out."""
     for bound in (0.02, 0.1, 0.5):
         outcome = testbed.mean(FixedBound(bound=bound), f"a fixed bound of {bound}")
         _compare(run, f"a fixed bound of {bound}", outcome, exact)
@@ -132,6 +132,11 @@ def other_arms(run: ProofRun, testbed: Testbed, exact: Outcome) -> None:
     normed = Testbed(run, replace(testbed.size, config=config, seeds=(0,)))
     plain = normed.mean(Everything(), "exact, with norms").as_plain
     _compare(run, "COMET, with norms", normed.mean(METHOD, "COMET, with norms"), plain)
+    config = replace(testbed.size.config, channels=1)
+    even = replace(testbed.size, data="digits", config=config, seeds=(0,), held_out=400)
+    ratios = Testbed(run, even).mean(METHOD, "COMET, digits").ratios
+    loudest = max(statistics.mean(found) for found in ratios.values())
+    run.figure("noise over the law's on digits, the loudest layer", method=loudest, baseline=1.0)
     run.seeds = testbed.size.seeds
 
 

@@ -11,13 +11,14 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.core.saved import Need
-from modicum.data.images import Images, Textures
+from modicum.data.images import Images, Textures, digits
 from modicum.data.sampler import Sampler
 from modicum.memory.attached import Activations
 from modicum.memory.base import ActivationPolicy
@@ -45,6 +46,7 @@ class Size:
     learning_rate: float = 2e-3
     warmup: int = 10
     check_every: int = 0
+    data: Literal["textures", "digits"] = "textures"
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,11 @@ class Testbed:
 
     def _images(self, seed: int) -> tuple[Images, Images]:
         size, classes = self.size, self.size.config.classes
+        if size.data == "digits":
+            self.run.library("sklearn", "proofs")
+            train, some = digits(seed, size.held_out)
+            assert some is not None
+            return train, some
         held = Textures(size.held_out, classes, seed, first=_HELD_OUT)
         return Textures(size.images, classes, seed), held
 
