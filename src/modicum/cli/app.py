@@ -293,7 +293,7 @@ def merge(
         raise InputError("this run has no adapter; its model is in model/", file=run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError("there is something already; give --out a new folder", file=out)
-    conversation.adapter.merge()
+    conversation.adapter.merge(dense=next(conversation.model.parameters()).dtype)
     conversation.adapter.detach()
     files = sorted((run / "tokenizer").glob("*"))
     print(huggingface.save(conversation.model, out, files=files))
@@ -320,7 +320,7 @@ def drill(
     output: Annotated[Path | None, typer.Option(help="Write the results there, as JSON.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw recipes of methods that were not tried together; run, kill, resume, export each.
+    """Draw recipes at random; run, kill, resume and export each.
 
     A recipe is refused with a reason, or what it does must be what was forecast: exit 5 if not.
     """

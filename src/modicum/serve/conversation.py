@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from modicum.adapters import AttachedAdapter, load
+from modicum.adapters import AttachedAdapter, base_model_of, load
 from modicum.core.errors import InputError
 from modicum.core.machine import pick_device
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface
 from modicum.models.generate import generate
 from modicum.models.llama import Llama
+from modicum.recipe_yaml import parse
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -116,15 +116,19 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
         inner = huggingface.resolve(folder)
         model = huggingface.load(inner, device=where)
         return Conversation(model.eval(), Tokenizer.load(inner))
-    config = json.loads((folder / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
-    base = config.get("base_model_name_or_path")
+    base = base_model_of(folder / "adapter")
     if not base or not Path(base).is_dir():
         raise InputError(
-            "the adapter's base model is not there any more",
-            file=folder / "adapter",
-            field="base_model_name_or_path",
-            value=base,
+            "the adapter's base model is not there any more", file=folder / "adapter", value=base
         )
-    model = huggingface.load(base, device=where)
+    model = huggingface.load(base, device=where, linear=_linear_form(folder / "recipe.yaml"))
     adapter = load(model, folder / "adapter")
     return Conversation(model.eval(), Tokenizer.load(folder / "tokenizer"), adapter)
+
+
+def _linear_form(recipe: Path) -> str:
+    """The form in which a run held its base weights."""
+    if not recipe.is_file():
+        return "dense"
+    values, _ = parse(recipe.read_text(encoding="utf-8"), recipe)
+    return str(values.get("model", {}).get("linear", "dense"))

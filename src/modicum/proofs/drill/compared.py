@@ -94,7 +94,7 @@ def exported(made: Plan, run: Path) -> nn.Module:
         small = run / "compressed"
         return huggingface.load(small if small.is_dir() else run / "model")
     half = recipe.training.precision == "bf16"
-    folder = made.inputs.model_folder
+    folder = adapters.base_model_of(run / "adapter")
     assert folder is not None
     dtype = torch.bfloat16 if half else torch.float32
     model = huggingface.load(folder, dtype=dtype, linear=recipe.model.linear)
