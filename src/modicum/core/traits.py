@@ -24,6 +24,7 @@ TRAITS = {
     "needs_trained_base": "begins with weights that mean something",
     "needs_convolutions": "has to do with convolutions alone",
     "follows_optimizer": "reads the optimizer's momentum after an update",
+    "compresses_saved": "makes smaller what is saved for the backward pass",
     "needs_eager": "looks into what blocks compute",
     "needs_whole_gradients": "sums whole gradients over the ranks",
     "codes_cut_weights": "codes the exchanges of weights that are cut over ranks",
@@ -39,6 +40,7 @@ TRAITS = {
     "run_accumulates": "a training batch is cut into several micro-batches",
     "run_random_base": "the model starts from random weights",
     "run_trains_base": "the recipe has no adapter, so all weights are trained",
+    "run_recomputes": "the recipe sets training.recompute to blocks",
     "run_compiles": "the recipe sets training.compile to blocks",
     "run_without_convolutions": "the model has no convolutions",
     "run_alone": "there is one rank",
@@ -147,6 +149,12 @@ RULES = (
         "needs_convolutions",
         "run_without_convolutions",
         "it compresses what convolutions keep, and this model has none",
+    ),
+    Rule(
+        "compresses_saved",
+        "run_recomputes",
+        "blocks that are recomputed keep nothing that could be compressed; set training.recompute "
+        "to none",
     ),
     Rule(
         "needs_eager",

@@ -76,7 +76,13 @@ class COMET(ActivationPolicy):
         "Error-Bounded Lossy Compression, arXiv 2111.09562",
         claim="up to 13.5 times less activation memory than without it, with little or no loss of "
         "accuracy, for five convolutional networks on ImageNet",
-        traits=("needs_convolutions", "follows_optimizer", "needs_eager", "exact_resume"),
+        traits=(
+            "compresses_saved",
+            "needs_convolutions",
+            "follows_optimizer",
+            "needs_eager",
+            "exact_resume",
+        ),
         evidence="against paper",
     )
 

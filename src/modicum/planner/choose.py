@@ -182,7 +182,9 @@ def choices(
         sizes = sorted({-(-share // count) for count in counts}, reverse=True)
     else:
         sizes = [min(micro, most)]
-    recomputes = {"auto": (False, True), "none": (False,), "blocks": (True,)}
+    # A policy on saved activations has nothing to do where none are saved.
+    auto = (False, True) if recipe.memory is None else (False,)
+    recomputes = {"auto": auto, "none": (False,), "blocks": (True,)}
     copies = (True, False) if asynchronous == "auto" else (asynchronous,)
     for layout in layouts(recipe, ranks):
         for recompute in recomputes[training.recompute]:

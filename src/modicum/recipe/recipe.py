@@ -146,6 +146,7 @@ class Recipe(Section):
             "run_clips": training.clip_norm is not None,
             "run_accumulates": isinstance(micro, int) and micro < training.batch_size,
             "run_compiles": training.compile == "blocks",
+            "run_recomputes": training.recompute == "blocks",
             "run_random_base": self.model.path is None,
             "run_trains_base": self.adapter is None,
             "run_without_convolutions": self.task is None,
