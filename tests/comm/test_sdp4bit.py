@@ -81,7 +81,7 @@ def test_coded_sums_are_near(pool: Pool, ranks: int, local: int) -> None:
     for hadamard in (False, True):
         results = pool.run(reduced, local, {"hadamard": hadamard}, 1000, False, ranks=ranks)
         found[hadamard] = float((torch.stack(results) - expected).norm() / expected.norm())
-    # Inside a host 8 bits, between hosts 4: the dossier's 0.165 for Gaussian numbers.
+    # Inside a host 8 bits, between hosts 4: the expected 0.165 for Gaussian numbers.
     low, high = (0.003, 0.02) if local == ranks else (0.1, 0.2)
     assert low < found[True] < high
     assert low < found[False] < high

@@ -169,7 +169,7 @@ def test_sums_commute_with_the_transform() -> None:
 
 
 def test_the_transform_spreads_outliers() -> None:
-    """The dossier's table: relative error of 4 bits, with rare outliers twenty times as large."""
+    """The expected table: relative error of 4 bits, with rare outliers twenty times as large."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(1, 1 << 17, generator=generator)
     rows[torch.rand(rows.shape, generator=generator) < 1e-3] *= 20

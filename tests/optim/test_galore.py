@@ -1,4 +1,4 @@
-"""GaLore: what its dossier asks for, against Adam, against momentum, against the authors' loop."""
+"""GaLore against Adam, against momentum, and against the authors' loop."""
 
 from __future__ import annotations
 

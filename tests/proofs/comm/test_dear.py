@@ -20,7 +20,7 @@ def weights(*, null: bool) -> Proof:
     return run.conclude()
 
 
-def test_the_ideal_is_the_dossiers() -> None:
+def test_the_ideal_is_the_closed_form() -> None:
     overlapped = [3.0 if ratio <= 2 else 1.0 + ratio for ratio in (1, 2, 3, 4, 8)]
     gains = [b / ideal(1.0, ratio) for b, ratio in zip(overlapped, (1, 2, 3, 4, 8), strict=True)]
     assert gains == pytest.approx([1.0, 1.0, 4 / 3.5, 1.25, 9 / 8])

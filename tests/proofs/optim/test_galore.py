@@ -34,7 +34,7 @@ def test_each_part_holds_and_its_null_does_not(part: Callable[[ProofRun], None])
     assert len(null.criteria) == len(proof.criteria)
 
 
-def test_the_state_of_7b_is_the_dossiers() -> None:
+def test_the_state_of_7b_is_the_published() -> None:
     proof = proof_of(galore.less_state, null=False)
     figures = {figure.name: figure for figure in proof.figures}
     seven = figures["bytes of optimizer state, LLaMA 7B, rank 1024, 32-bit moments"]

@@ -6,7 +6,7 @@ undivided, behind the backward pass alone, in groups of the same layers.
 
 Full: real links, shaped to 200 Mb/s, and PyTorch's DDP as the baseline, with its default buckets
 and with buckets of one layer, whichever is faster; FSDP2 beside it. Four ranks whose layers sleep
-and two whose layers multiply. Of the dossier's experiment this has all ratios of all-reduce to
+and two whose layers multiply. Of the specified experiment this has all ratios of all-reduce to
 forward time with four ranks and two of them with real compute, 12 layers of 1 MB, and 3 blocks of 3
 steps each in place of 5 of 10.
 """
@@ -122,7 +122,7 @@ def with_real_compute(run: ProofRun, layers: int = 12, elements: int = 262_144) 
 
 
 def _judge(run: ProofRun, name: str, seconds: dict[str, float], ratio: int, best: float) -> None:
-    """Note a step's seconds of all arms, and demand what the dossier does."""
+    """Note a step's seconds of all arms, and demand what the specification does."""
     method = seconds.pop("method")
     if "fsdp2" in seconds:
         run.figure(f"{name}: seconds, beside FSDP2", method=method, baseline=seconds.pop("fsdp2"))

@@ -6,8 +6,8 @@ gradients in two hops, so that as few bytes as can be leave a host: the best sim
 Quick: a decoder of 0.1 million parameters, one seed, and a link that is pretended (bytes are
 real and go over the loopback; the rest of the time is slept).
 
-Full: all arms of the dossier, three seeds, and a real link between two hosts, made of network
-namespaces. Cut against the dossier: 0.6 in place of 5 to 10 million parameters, 200 in place of 500
+Full: all arms of the specification, three seeds, and a real link between two hosts, made of network
+namespaces. Cut against it: 0.6 in place of 5 to 10 million parameters, 200 in place of 500
 to 1,000 steps, a generated source of known entropy in place of text; where time is measured compute
 is slept, and the link has 10 Mb/s in place of 100 to 200, as two CPU cores code for four ranks.
 """

@@ -5,7 +5,7 @@ norms: bytes of convolutions' inputs and ReLUs' outputs, with the policy and wit
 accuracy; and whether the noise in weight gradients is what the law says, from which bounds follow.
 Rivals are simple quantizations of the same tensors, in the bytes that their codes would take.
 
-`--full` is the dossier's experiment with all its arms and seeds, and less of everything else: 4,096
+`--full` is the specified experiment with all its arms and seeds, and less of everything else: 4,096
 images instead of 16,384 in batches of 64 instead of 128, three passes instead of six, and channels
 from 12 to 48. It adds a classifier with norms, of whose saved tensors the policy covers less.
 """

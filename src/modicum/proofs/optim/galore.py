@@ -7,8 +7,8 @@ half of that, and its 82.5 % count one byte an element of all that GaLore keeps;
 
 Quality is that of a character model: in the quick proof near AdamW's, in the full one no further
 from it than half of LoRA's. GaLore's alpha leaves matrices a quarter of the rate that all else has,
-so AdamW may have that too. The full experiment has 1,000 steps and all the arms that the dossier
-asks for (AdamW, LoRA, ReLoRA, GaLore, each with learning rates of its own); cut are the sizes: two
+so AdamW may have that too. The full experiment has 1,000 steps and all arms (AdamW, LoRA, ReLoRA,
+GaLore, each with learning rates of its own); cut are the sizes: two
 blocks of width 128, batches of 512 characters, one seed, three or four learning rates.
 """
 
