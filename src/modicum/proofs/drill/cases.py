@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 from modicum.core.catalog import Record
 from modicum.recipe import SLOTS, methods_for
+from modicum.recipe.slots import slot_of
 
 RANKS, STEPS, MOST_ROOMS = 2, 8, 4
 # How often a switch or a choice of words is drawn instead of left at its default.
@@ -54,6 +56,7 @@ class Case:
         return {**self.recipe, "model": {**model, "path": base}}
 
 
+@cache
 def rooms() -> dict[str, list[Record]]:
     """The methods that a recipe has a place for, by room; tasks are what they work on."""
     found: dict[str, list[Record]] = {}
@@ -84,7 +87,8 @@ def draw(seed: int, number: int) -> Case:
         if room == "linears":
             continue
         record = chance.choice(sorted(known[room], key=lambda record: record.name))
-        slot = next(s for s in SLOTS if record.name in methods_for(s))
+        slot = slot_of(record)
+        assert slot is not None
         recipe[slot] = {"method": record.name, **_fields(record, chance)}
     recipe |= {"task": dict(IMAGES)} if images else _text(chosen, chance)
     recipe |= _settings(chance)

@@ -1,0 +1,74 @@
+"""The composition drill: what it draws, what it finds, and a short form of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from modicum.core.errors import InputError
+from modicum.proofs.drill import Case, Drilled, Result, draw, drill
+from modicum.proofs.drill.cases import MOST_ROOMS, rooms
+from modicum.proofs.drill.compared import differing
+from modicum.recipe import SLOTS, Recipe
+
+
+def test_a_case_is_a_function_of_its_numbers() -> None:
+    assert draw(5, 3) == draw(5, 3)
+    assert len({json.dumps(draw(5, number).recipe) for number in range(20)}) == 20
+
+
+def test_every_room_and_method_is_drawn_sooner_or_later() -> None:
+    cases = [draw(0, number) for number in range(200)]
+    seen = Counter(
+        value["method"] for case in cases for slot in SLOTS if (value := case.recipe.get(slot))
+    )
+    assert seen.keys() >= {record.name for found in rooms().values() for record in found}
+    assert {len(case.rooms) for case in cases} == set(range(1, MOST_ROOMS + 1))
+    assert {case.victim for case in cases} == {0, 1, 2}
+    linear = {case.recipe.get("model", {}).get("linear", "dense") for case in cases}
+    assert linear == {"dense", "nf4", "int8"}
+
+
+def test_what_is_refused_is_refused_with_a_reason(tmp_path: Path) -> None:
+    reasons = []
+    for number in range(30):
+        values = draw(1, number).with_base(str(tmp_path))
+        try:
+            Recipe(**values)
+        except InputError as reason:
+            reasons.append(str(reason))
+    assert reasons
+    assert all("does not combine with" in reason for reason in reasons)
+
+
+def test_a_drill_passes_only_with_all_cases_and_enough_accepted() -> None:
+    case = draw(0, 0)
+    fine, refused = Result(case, peak_ratio=1.0), Result(case, refused="because")
+    wrong = Result(case, faults=["the peak"])
+    assert Drilled((fine, fine, refused)).passed
+    assert not Drilled((fine, refused, refused)).passed
+    assert not Drilled((fine, fine, wrong)).passed
+    assert Drilled((fine, refused)).accepted_share == 0.5
+
+
+def test_rows_that_differ_are_found(tmp_path: Path) -> None:
+    for name, loss in (("one", 1.0), ("other", 1.5)):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        rows = [{"step": 1, "loss": 2.0, "seconds": loss}, {"step": 2, "loss": loss}]
+        for file in ("metrics", "evaluations"):
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (tmp_path / name / f"{file}.jsonl").write_text(text)
+    found = differing(tmp_path / "one", tmp_path / "other")
+    assert found[0] == "metrics.jsonl differs, from step 2"
+    assert any("state" in what for what in found)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_short_drill(tmp_path: Path) -> None:
+    drilled = drill(20261121, 3, tmp_path / "work")
+    assert [(r.case.name, r.faults) for r in drilled.results if not r.passed] == []
+    assert all(isinstance(result.case, Case) for result in drilled.results)
