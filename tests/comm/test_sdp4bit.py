@@ -345,7 +345,8 @@ def scratch(ranks: Ranks, local: int, width: int) -> Any:
 @pytest.mark.parametrize(("ranks", "local"), [(2, 2), (4, 2), (4, 1)])
 def test_scratch_memory_is_that_of_the_ledger(pool: Pool, ranks: int, local: int) -> None:
     width = (1 << 20) + 100
-    ledger = SDP4Bit(ranks_per_node=local).ledger(ExchangeSite((width,), ranks, ranks))
+    # The last row is coded when the backward pass is over: here that is the smaller one.
+    ledger = SDP4Bit(ranks_per_node=local).ledger(ExchangeSite((width, 1), ranks, ranks))
     for coding, differing in pool.run(scratch, local, width, ranks=ranks):
         assert coding == pytest.approx(ledger.bytes(phase="backward"), rel=0.2)
         assert differing == pytest.approx(ledger.bytes(phase="step"), rel=0.2)
