@@ -21,6 +21,7 @@ class SDP4BitExchange(ShardExchange):
         super().__init__(context, method.nodes(context.ranks.size, context.ranks.local_size))
         self.method, self.weights = method, method.weight_codec
         self.incremental = self.weights is not None
+        self.stateful = True  # which draw is the next, also where weights are sent exactly
         self.axes = (exchange.SHARD, *self.nodes.hops())
         self._block = method.block(self.nodes)
         self._transforms = method.hadamard and self._block > 1

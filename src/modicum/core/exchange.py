@@ -121,6 +121,8 @@ class ShardExchange:
 
     # Whether copies depend on what they were before, so that they are state of their own.
     incremental = False
+    # Whether what is sent next depends on what was sent before: then a checkpoint keeps its state.
+    stateful = False
 
     def __init__(self, context: ExchangeContext | None = None, nodes: Nodes | None = None) -> None:
         self.context = context or ExchangeContext()

@@ -146,7 +146,7 @@ class Sharded(Strategy):
                 group.copy = None
 
         registry.add_view(replace(view, write=write))
-        if self._groups and self.exchange is not None and self.exchange.incremental:
+        if self._groups and self.exchange is not None and self.exchange.stateful:
             device = next(model.parameters()).device
             registry.add_view(self._exchange_view(self.exchange, device))
 

@@ -113,7 +113,7 @@ class Zero(Strategy):
             self._spread(exactly=True)
 
         registry.add_view(replace(view, write=write))
-        if self.exchange.incremental:
+        if self.exchange.stateful:
             registry.add_view(self._exchange_view(model))
 
     def _exchange_view(self, model: nn.Module) -> View:
