@@ -7,7 +7,7 @@ import torch
 
 from modicum.core.errors import InputError
 from modicum.core.ranks import Ranks
-from modicum.data.images import DIGITS, ImageBatch, Images, Textures, digits
+from modicum.data.images import DIGITS, ImageBatch, Textures, digits
 from modicum.data.shares import counted, micro_batches
 
 
@@ -103,5 +103,3 @@ def test_the_worst_batch_and_all_shapes() -> None:
     assert [batch.rows for batch in data.shapes([2, 4, 2])] == [4, 2]
     with pytest.raises(ValueError, match="0 rows"):
         data.worst(0)
-    with pytest.raises(NotImplementedError):
-        Images(1, 2, 3).batch([0])

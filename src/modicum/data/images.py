@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -74,7 +75,7 @@ class ImageBatch:
         return ImageBatch(self.images[:1], torch.full_like(self.labels[:1], IGNORED))
 
 
-class Images:
+class Images(ABC):
     """Rows of one image each; subclasses say how many, and make them."""
 
     def __init__(self, count: int, classes: int, channels: int) -> None:
@@ -87,9 +88,9 @@ class Images:
         """Every image has one label."""
         return 1
 
+    @abstractmethod
     def batch(self, indices: Sequence[int]) -> ImageBatch:
         """The images `indices`, in that order."""
-        raise NotImplementedError
 
     def worst(self, rows: int) -> ImageBatch:
         """The first images, again where there are fewer: all take as much memory.
