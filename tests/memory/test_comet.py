@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from modicum.core.dual_quantization import DualQuantization
 from modicum.core.errors import InputError
+from modicum.core.memory import TensorMeter
 from modicum.core.random import normal_, uniform_
 from modicum.memory import COMET
 from modicum.memory.base import SavedActivations, Seen
@@ -106,9 +107,27 @@ def test_what_is_left_is_within_what_the_ledger_says(element_bytes: int) -> None
     after_relu = codec.compress(normal.relu(), bound).nbytes / normal.nbytes
     assert after_relu == pytest.approx(expected.values, rel=0.15)
     ledger = comet.ledger(SavedActivations(4000, 800, 400, element_bytes))
-    assert ledger.bytes("workspace") == 34 * 400 // element_bytes
+    assert ledger.bytes("workspace") == expected.storing * 400 // element_bytes
     kept = ledger.bytes("activation", "loss")
     assert kept == round(4000 * expected.values) + round(800 / (8 * element_bytes))
+
+
+@pytest.mark.parametrize("element_bytes", [2, 4])
+def test_workspace_is_what_the_meter_sees(element_bytes: int) -> None:
+    comet, codec = COMET(), DualQuantization()
+    dtype = torch.float32 if element_bytes == 4 else torch.bfloat16
+    tensor = numbers(8, 8, 16, 16, name="metered").relu().to(dtype)
+    with TensorMeter("cpu") as storing:
+        record = codec.compress(tensor, comet.first_bound(float(tensor.max())))
+    with TensorMeter("cpu") as restoring:
+        restored = codec.decompress(record)
+    expected = comet.shares(element_bytes).expected
+    assert storing.peak is not None
+    assert restoring.peak is not None
+    assert storing.peak == pytest.approx(expected.workspace(tensor.numel()), rel=0.05)
+    inside = restoring.peak - restored.nbytes
+    assert inside == pytest.approx(expected.workspace(tensor.numel(), restore=True), rel=0.05)
+    assert expected.workspace(1 << 20) == expected.workspace(1 << 17)
 
 
 def test_a_tiny_bound_gives_exact_gradients() -> None:

@@ -21,6 +21,7 @@ CONFIGS: dict[str, ConvNetConfig] = {
     "plain": ConvNetConfig(widths=(16, 16, 32, 32)),
     "norms": ConvNetConfig(widths=(16, 16, 32, 32), norm="group"),
     "odd": ConvNetConfig(classes=7, channels=1, size=24, widths=(24, 40, 20), pool_every=1),
+    "tiny": ConvNetConfig(widths=(8, 8, 16)),
     "unpooled": ConvNetConfig(size=16, widths=(16, 24), pool_every=3),
 }
 
@@ -111,7 +112,7 @@ def test_the_peak_is_near_the_meters(name: str, recompute: bool, half: bool) -> 
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("name", "left"), [("plain", 0.5), ("norms", 0.8)])
+@pytest.mark.parametrize(("name", "left"), [("plain", 0.5), ("norms", 0.8), ("tiny", 0.5)])
 def test_a_policys_shares_are_what_the_ledger_needs(name: str, left: float, half: bool) -> None:
     config, rows = CONFIGS[name], 48
     model, batch = create(config, 0), inputs(config, rows)

@@ -33,18 +33,20 @@ class Shares:
     Args:
         values: the part that is left of a tensor whose values may be a little off.
         signs: the part that is left of one of which only the signs are needed.
-        element_workspace: bytes that making it smaller takes for each element while it is done.
-        most_workspace: the largest that this gets, however large the tensor is.
+        storing, restoring: bytes that making it smaller, and the way back, take for each element
+            while they are done.
+        piece: elements that are worked on together, however large the tensor is.
     """
 
     values: float = 1.0
     signs: float = 1.0
-    element_workspace: int = 0
-    most_workspace: int = 0
+    storing: int = 0
+    restoring: int = 0
+    piece: int = 0
 
-    def workspace(self, elements: int) -> int:
+    def workspace(self, elements: int, *, restore: bool = False) -> int:
         """Bytes beside a tensor of so many elements while it is made smaller, or restored."""
-        return min(self.element_workspace * elements, self.most_workspace)
+        return (self.restoring if restore else self.storing) * min(elements, self.piece)
 
 
 class Need(IntEnum):

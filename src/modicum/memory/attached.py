@@ -48,6 +48,7 @@ class Activations:
         self.measured: Shares | None = None
         self.saved = SavedTensors(model, policy.codec(), self._bound, self._called)
         self._call: Call | None = None
+        self._element_bytes = 4
         self._hooks: list[Any] = []
 
     @contextmanager
@@ -97,7 +98,7 @@ class Activations:
         Raises:
             InputError: there is neither a momentum nor a gradient.
         """
-        if not self._measuring:
+        if not self.measuring:
             return
         for layer in self.layers:
             if layer.elements:
@@ -109,7 +110,7 @@ class Activations:
         Raises:
             InputError: it was measured, and nobody has called `observe`.
         """
-        if self._measuring:
+        if self.measuring:
             self._retune()
         self.before_update()
         self.step = self.step + 1 if step is None else step
@@ -139,7 +140,8 @@ class Activations:
         self._hooks.clear()
 
     @property
-    def _measuring(self) -> bool:
+    def measuring(self) -> bool:
+        """Whether the update at hand is measured, so that `observe` has something to read."""
         return self.policy.measures(self.step + 1)
 
     def _retune(self) -> None:
@@ -165,17 +167,18 @@ class Activations:
         layer = self._layer(call)
         if layer is None or not _is_input(call, tensor, repeated):
             return None
+        self._element_bytes = tensor.element_size()
         largest = max(abs(float(value)) for value in tensor.detach().aminmax())
         if not math.isfinite(largest):
             return None
-        if self._measuring:
+        if self.measuring:
             layer.saw_input(tensor.detach(), largest)
         # Of nothing but zeros any bound is right.
         return layer.bound or self.policy.first_bound(largest) or 1.0
 
     def _called(self, call: Call, output: Any) -> None:
         """Ask for the gradient at a convolution's output in an update that is measured."""
-        layer = self._layer(call) if self._measuring else None
+        layer = self._layer(call) if self.measuring else None
         if layer is not None and output.requires_grad:
             output.register_hook(layer.saw_gradient)
 
@@ -202,7 +205,7 @@ class Activations:
             return
         signs = [by_need[need] for need in (Need.SHAPE, Need.SIGNS)]
         all_signs = sum(each for _, each in signs)
-        expected = self.policy.shares(4).expected
+        expected = self.policy.shares(self._element_bytes).expected
         left = sum(each for each, _ in signs) / all_signs if all_signs else expected.signs
         self.measured = replace(expected, values=held / plain, signs=left)
 

@@ -11,8 +11,9 @@ from modicum.core.method import Info, PositiveFloat, PositiveInt
 from modicum.core.saved import Shares
 from modicum.memory.base import ActivationPolicy, Seen, SharesRange
 
-# Bytes an element while a piece is compressed, as measured, and of the largest piece on a CPU.
-_ELEMENT, _PIECE = 34, 34 << 17
+# Bytes an element while a piece is compressed and restored, as measured, by whether it has four
+# bytes or fewer; and the elements of a piece on a CPU.
+_WORKSPACE, _PIECE = {True: (29, 20), False: (34, 18)}, 1 << 17
 
 
 class COMET(ActivationPolicy):
@@ -104,11 +105,11 @@ class COMET(ActivationPolicy):
         return min(max(bound, self.first_bound(seen.largest)), self.coarsest * seen.largest)
 
     def shares(self, element_bytes: int) -> SharesRange:
-        bit = 1 / (8 * element_bytes)
+        bit, workspace = 1 / (8 * element_bytes), _WORKSPACE[element_bytes >= 4]
 
         def left(numbers: float) -> Shares:
             # A bit an element, a byte for 64 of them, and so many bits of numbers.
-            return Shares(min(1.0, bit * (1.125 + numbers)), bit, _ELEMENT, _PIECE)
+            return Shares(min(1.0, bit * (1.125 + numbers)), bit, *workspace, _PIECE)
 
         # Not even a bit where all are zeros. After a ReLU half of them are, and most others are far
         # from the largest; in half precision bins are narrower, as what comes back is rounded.

@@ -14,6 +14,8 @@ from modicum.models.convnet import ConvNetConfig
 
 _PLAIN = Shares()
 _PATCH = 9  # elements of a kernel
+# How CPUs' convolutions lay channels out, and up to how many are few.
+_LANES, _FEW_CHANNELS = 16, 8
 _GENERATOR_BYTES = 5056  # the state of torch's generator, which a recomputed block restores
 _SAVED: tuple[Phase, ...] = ("forward", "loss")
 CONVOLUTION_INPUTS = "convolution inputs"
@@ -92,15 +94,24 @@ class Block:
         """What it holds at its worst moment forward, beside what blocks before it saved."""
         # What was made smaller is there in full until the next convolution has read it.
         stream = self.makes if shares.signs < 1 else 0
-        relu = self.saved(shares) + stream + max(self.makes, self._workspace(self.makes, shares))
-        return max(relu, self.casts + self.makes + self._copies)
+        relu = self.saved(shares) + stream + self.makes
+        storing = self.saved(shares) + self.values + self._workspace(self.values, shares)
+        read, made = self._copies
+        convolution = self.casts + made + max(self.makes, read if self._reads_copy else 0)
+        return max(relu, convolution, storing if shares.values < 1 else 0)
 
     def backward_peak(self, shares: Shares) -> int:
         """The same backward: when pooling, ReLU or convolution are differentiated."""
         through = 0 if self.number == 0 else self.reads
         # What was made smaller is there in full again when it is used.
         restored = through if shares.values < 1 else 0
-        inner = max(through + self._copies, self._workspace(through, shares))
+        read, made = self._copies
+        copied = made + (read if through or self._reads_copy else 0)
+        # In few channels the gradient that leaves is written when the copies are gone.
+        inner = max(
+            copied + (through if self.config.inputs(self.number) > _FEW_CHANNELS else 0),
+            self._workspace(through, shares, restore=True),
+        )
         convolution = self.casts + self.makes + restored + inner + 4 * self._weights
         relu = self.makes if shares.signs < 1 else 0
         if not self.signs:
@@ -109,14 +120,23 @@ class Block:
         pooling = signs + self.indices + self.makes + self.makes // 4
         return max(relu + signs + 2 * self.makes, pooling, convolution)
 
-    def _workspace(self, size: int, shares: Shares) -> int:
-        return shares.workspace(size // self.shape.compute_bytes)
+    def _workspace(self, size: int, shares: Shares, *, restore: bool = False) -> int:
+        return shares.workspace(size // self.shape.compute_bytes, restore=restore)
 
     @property
-    def _copies(self) -> int:
+    def _copies(self) -> tuple[int, int]:
         """Input and output once more, as CPUs' convolutions lay them out: channels in sixteens."""
         widths = (self.config.inputs(self.number), self.config.widths[self.number])
-        return self._area * self.shape.compute_bytes * sum(-(-width // 16) * 16 for width in widths)
+        read, made = (-(-width // _LANES) * _LANES for width in widths)
+        return (
+            self._area * self.shape.compute_bytes * read,
+            self._area * self.shape.compute_bytes * made,
+        )
+
+    @property
+    def _reads_copy(self) -> bool:
+        """Whether the forward convolution, and that of a weight's gradient, copy what they read."""
+        return self.config.inputs(self.number) >= _LANES
 
     @property
     def flops(self) -> int:
