@@ -141,17 +141,17 @@ class Deferred(Strategy):
         for group in self.groups:
             group.clear()
 
-    def flush(self) -> None:
+    def flush(self, *, keep_gradients: bool = False) -> None:
         """Update all weights whose update was put off."""
-        self._update(list(self._due.values()))
+        self._update(list(self._due.values()), keep_gradients=keep_gradients)
 
     def _before_use(self, parameters: Parameters) -> None:
         if self._due:
             self.collectives.progress()
             self._update([parameter for parameter in parameters if id(parameter) in self._due])
 
-    def _update(self, parameters: Parameters) -> None:
-        """Update these, each of them due, by their gradients, which are gone afterwards."""
+    def _update(self, parameters: Parameters, *, keep_gradients: bool = False) -> None:
+        """Update these, each of them due, by their gradients, which are mostly gone afterwards."""
         if not parameters:
             return
         for parameter in parameters:
@@ -163,7 +163,8 @@ class Deferred(Strategy):
             with torch.inference_mode(False):
                 self._stepper.step(used, self._settings)
         for parameter in parameters:
-            parameter.grad = None
+            if not keep_gradients:
+                parameter.grad = None
             group, _ = self._places[id(parameter)]
             if not group.due:
                 group.clear()

@@ -123,8 +123,13 @@ class Strategy:
     def discard(self) -> None:
         """Forget the gradients of an update that is not to be."""
 
-    def flush(self) -> None:
-        """Finish updates that were put off: from here on weights may be read."""
+    def flush(self, *, keep_gradients: bool = False) -> None:
+        """Finish updates that were put off: from here on weights may be read.
+
+        Args:
+            keep_gradients: leave the gradients of these updates in the parameters' `grad`, as
+                updates leave them that were not put off.
+        """
 
     def rest(self, model: nn.Module) -> None:
         """Forward passes without a backward one are done; give back what was gathered for them."""

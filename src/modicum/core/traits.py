@@ -109,12 +109,6 @@ RULES = (
     ),
     Rule(
         "follows_optimizer",
-        "defers_update",
-        "it reads the optimizer's momentum after an update, and updates are put off into the next "
-        "forward pass",
-    ),
-    Rule(
-        "follows_optimizer",
         "frees_gradient_in_backward",
         "it reads what an update was made of, and that is used up during the backward pass",
     ),

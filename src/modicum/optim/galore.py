@@ -23,7 +23,8 @@ class GaLore(MatrixOptimizer):
 
     Prefer it to LoRA for training from nothing and where the result must not be of low rank; prefer
     AdamW where its moments fit. `in_backward` and `state_bits=8` together leave little more than
-    the weights. The learning rate is AdamW's times about 1 / alpha, as a rule.
+    the weights. The learning rate is AdamW's times about 1 / alpha, as a rule. Of an adapter it
+    projects the factors that are wider than r, of which there is little to save.
 
     Moments keep their numbers when the subspace changes, as in the authors' code, though they then
     stand in another basis; `on_refresh` has the other ways. Under bf16 all arithmetic is fp32. With
@@ -73,7 +74,7 @@ class GaLore(MatrixOptimizer):
         "arXiv 2403.03507",
         claim="up to 65.5 % less optimizer memory, 82.5 % with 8-bit state, at nearly the "
         "perplexity of full-rank training",
-        traits=("needs_whole_matrix", "works_on_base", "exact_resume", "compiles"),
+        traits=("needs_whole_matrix", "exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="verified against code",
         slot="optimizer",

@@ -40,6 +40,10 @@ class SavedActivations(Protocol):
     measured: Shares | None
     """What was left of saved activations after the last forward pass."""
 
+    @property
+    def measuring(self) -> bool:
+        """Whether `observe` reads anything in the update at hand."""
+
     def context(self) -> AbstractContextManager[object]:
         """Keep activations the method's way in a forward pass, until its backward pass is done."""
 
@@ -109,7 +113,8 @@ class StandardStep:
         try:
             mean = self._accumulate(micro_batches, tokens, check)
             norm, skipped = self._update(step, mean)
-            if self.policy is not None and not skipped:
+            if self.policy is not None and self.policy.measuring and not skipped:
+                self.strategy.flush(keep_gradients=True)
                 self.policy.observe(self.optimizer)
         finally:
             # Whatever happened, no gradient of half an update is left for the next.
