@@ -8,19 +8,29 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 from modicum.core.catalog import Record
-from modicum.recipe import SLOTS, methods_for
+from modicum.core.errors import InputError
+from modicum.planner.choose import layouts
+from modicum.recipe import SLOTS, Recipe, methods_for
 from modicum.recipe.slots import slot_of
 
 RANKS, STEPS, MOST_ROOMS = 2, 8, 4
 # How often a switch or a choice of words is drawn instead of left at its default.
 DRAWN = 0.3
-# Sizes that fit the drill's models, where a method has such a field.
-SIZES: dict[str, Any] = {"rank": 2, "update_gap": 3, "examples": 16}
-# So often a recipe has what its methods ask for: a trained model, an adapter on a quantized base.
-SENSIBLE = 0.9
+# Sizes that fit the drill's models, by room, where a method has such a field.
+SIZES: dict[str, dict[str, Any]] = {
+    "adapters": {"rank": 3},
+    "compress": {"examples": 16},
+    "memory": {"warmup": 3, "every": 3},
+    "optim": {"rank": 2, "update_gap": 3},
+}
+# So often a recipe has what its methods ask for: a trained model, an adapter on a quantized base,
+# settings that go with them. In so many tries such settings are found, or there are none.
+SENSIBLE, TRIES = 0.95, 20
 IMAGES_SHARE = 0.25
 _OF_IMAGES = ("comm", "memory", "optim")
 TEXT: dict[str, Any] = {"include": ["json/**", "email/**"], "sequence_length": 64}
+# With fewer images on a rank, what a CPU's bf16 convolutions need at any size is most of the peak.
+IMAGES_BATCH = 32
 IMAGES: dict[str, Any] = {"method": "images", "images": 256, "held_out": 32, "widths": [8, 8, 16]}
 NEW: dict[str, Any] = {"layers": 2, "width": 64, "heads": 4, "vocabulary_size": 600}
 
@@ -71,7 +81,7 @@ def draw(seed: int, number: int) -> Case:
     """The case of this number: a function of both numbers and of the catalog.
 
     First comes the task, then up to four of the rooms that have to do with it, and of each a
-    method. What these ask of the rest of the recipe is mostly there; the rest is drawn blindly.
+    method, whatever the others are. What these ask of the rest of the recipe is mostly there.
     """
     chance = random.Random(f"{seed}/{number}")
     known = rooms()
@@ -91,7 +101,7 @@ def draw(seed: int, number: int) -> Case:
         assert slot is not None
         recipe[slot] = {"method": record.name, **_fields(record, chance)}
     recipe |= {"task": dict(IMAGES)} if images else _text(chosen, chance)
-    recipe |= _settings(chance)
+    recipe |= _settings(recipe, chance)
     return Case(
         seed,
         number,
@@ -104,7 +114,8 @@ def draw(seed: int, number: int) -> Case:
 
 def _fields(record: Record, chance: random.Random) -> dict[str, Any]:
     """Hyper-parameters: sizes that fit, and some of the words and switches."""
-    drawn = {name: value for name, value in SIZES.items() if name in record.fields}
+    sizes = SIZES.get(record.room, {})
+    drawn = {name: value for name, value in sizes.items() if name in record.fields}
     for name, (kind, _) in record.fields.items():
         words = _words(kind)
         if words and chance.random() < DRAWN:
@@ -128,11 +139,29 @@ def _text(chosen: list[str], chance: random.Random) -> dict[str, Any]:
     return {"model": model, "data": dict(TEXT)}
 
 
-def _settings(chance: random.Random) -> dict[str, Any]:
-    """Everything else that a recipe says, half of it as people leave it."""
-    training: dict[str, Any] = {"steps": STEPS, "batch_size": 8, "learning_rate": 1e-3}
+def _settings(methods: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    """Everything else that a recipe says: mostly what goes with the methods, sometimes blindly."""
+    for _ in range(TRIES if chance.random() < SENSIBLE else 1):
+        drawn = _some_settings(8 if "task" not in methods else IMAGES_BATCH, chance)
+        if _combine(methods | drawn):
+            break
+    return drawn
+
+
+def _combine(recipe: dict[str, Any]) -> bool:
+    """Whether no rule forbids the recipe on the drill's ranks."""
+    try:
+        layouts(Recipe(**recipe), RANKS)
+    except InputError:
+        return False
+    return True
+
+
+def _some_settings(batch: int, chance: random.Random) -> dict[str, Any]:
+    """Settings, half of them as people leave them."""
+    training: dict[str, Any] = {"steps": STEPS, "batch_size": batch, "learning_rate": 1e-3}
     training["precision"] = chance.choice(["fp32", "fp32", "bf16"])
-    training["micro_batch_size"] = chance.choice(["auto", "auto", 2])
+    training["micro_batch_size"] = chance.choice(["auto", "auto", batch // 4])
     training["recompute"] = chance.choice(["auto", "none", "blocks"])
     training["clip_norm"] = chance.choice([1.0, None])
     strategies = ["auto", "auto", "auto", "ddp", "fsdp", "zero"]
