@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from modicum.core.layout import Layout
 from modicum.core.ledger import Entry, Ledger
+from modicum.parallel.bucketed import cut
 from modicum.parallel.ledger import Group, Parts, bucket_sizes, replicated, sharded, staging
-from modicum.parallel.replicated import cut_buckets
 
 shapes = st.lists(
     st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), min_size=1, max_size=4
@@ -123,8 +123,7 @@ def test_replicas_hold_everything_and_a_bucket():
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 600))
 def test_buckets_are_those_that_are_cut(elements, bucket_bytes):
     parameters = [torch.nn.Parameter(torch.empty(count)) for count in elements]
-    cut = cut_buckets(parameters, bucket_bytes)
-    real = [sum(p.nbytes for p in bucket.parameters) for bucket in cut]
+    real = [sum(p.nbytes for p in group) for group in cut(parameters, bucket_bytes)]
     assert bucket_sizes(elements, bucket_bytes) == real
 
 

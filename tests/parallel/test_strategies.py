@@ -18,7 +18,8 @@ from modicum.core.strategy import Strategy
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
-from modicum.parallel.replicated import Replicated, cut_buckets
+from modicum.parallel.bucketed import cut
+from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded
 from modicum.tasks import CausalLM
 
@@ -186,8 +187,7 @@ def test_replicas_start_from_rank_0(pool: Pool) -> None:
 def test_buckets_hold_one_dtype_and_close_at_their_size() -> None:
     parameters = [nn.Parameter(torch.ones(50, dtype=torch.float32)) for _ in range(3)]
     parameters += [nn.Parameter(torch.ones(50, dtype=torch.bfloat16)) for _ in range(2)]
-    buckets = cut_buckets(parameters, 250)
-    found = [[(p.dtype, p.numel()) for p in bucket.parameters] for bucket in buckets]
+    found = [[(p.dtype, p.numel()) for p in group] for group in cut(parameters, 250)]
     assert found == [
         [(torch.bfloat16, 50)] * 2,
         [(torch.float32, 50)] * 2,

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from modicum.core.exchange import Pending, ShardExchange
 from modicum.core.parameters import describe_parameter, metadata
 from modicum.core.ranks import peer_errors
+from modicum.parallel.bucketed import Bucket
 from modicum.parallel.rows import Rows, laid_out
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class MasterBucket:
+class MasterBucket(Bucket):
     """Parameters of one dtype that travel together: their copies, and this rank's masters.
 
     Args:
@@ -33,39 +34,26 @@ class MasterBucket:
         exchange: ShardExchange,
         mesh: DeviceMesh | None,
     ) -> None:
-        self.name, self.parameters, self._exchange = name, list(parameters), exchange
+        super().__init__(parameters)
+        self.name, self._exchange = name, exchange
         self.rows = Rows((tuple(p.shape) for p in parameters), exchange.ranks.size)
         self._mesh, self._rank = mesh, exchange.ranks.rank
         # The masters are views of one row, which travels as it is.
         self._shard = self._copies(torch.float32)[self._rank].clone()
-        self.masters = [self._master(index) for index in range(len(parameters))]
+        self.trained = self.masters = [self._master(index) for index in range(len(parameters))]
         self._gradients: Tensor | None = None
         self._sum: Pending | None = None
         self._used: tuple[Tensor, dist.Work | None] | None = None
-        self._filled: set[int] = set()
 
     # Gradients
 
-    @property
-    def complete(self) -> bool:
-        """Whether every gradient is in."""
-        return len(self._filled) == len(self.parameters)
-
-    def fill(self, index: int) -> None:
-        """Move a parameter's gradient to its place in the buffer."""
+    def _put(self, index: int) -> None:
         parameter = self.parameters[index]
         assert parameter.grad is not None
         if self._gradients is None:
             self._gradients = self._zeros(torch.float32)
         self.rows.put(self._gradients, index, parameter.grad)
         parameter.grad = None
-        self._filled.add(index)
-
-    def fill_left(self) -> None:
-        """Move the gradients that the last backward pass did not touch; the rest are zeros."""
-        for index, parameter in enumerate(self.parameters):
-            if index not in self._filled and parameter.grad is not None:
-                self.fill(index)
 
     def launch(self) -> None:
         """Begin to sum over the ranks, and to ask who was used by any."""
@@ -97,8 +85,8 @@ class MasterBucket:
 
     def clear(self) -> None:
         """Forget the update."""
+        super().clear()
         self._gradients = self._sum = self._used = None
-        self._filled.clear()
 
     # Weights
 

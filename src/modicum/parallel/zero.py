@@ -9,13 +9,13 @@ while the backward pass runs; after an update the owners' new weights go into al
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from modicum.core.errors import InputError
 from modicum.core.exchange import ExchangeContext, ShardExchange
@@ -24,13 +24,15 @@ from modicum.core.parameters import trainable
 from modicum.core.ranks import Ranks
 from modicum.core.sharding import whole
 from modicum.core.state import StateRegistry, View, model_view
-from modicum.core.strategy import Ready, Strategy
+from modicum.parallel.bucketed import Bucketed
 from modicum.parallel.masters import MasterBucket
-from modicum.parallel.replicated import cut_buckets
 from modicum.parallel.rows import EXCHANGE
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
-class Zero(Strategy):
+
+class Zero(Bucketed[MasterBucket]):
     """A whole model on each rank; masters, gradients and optimizer state cut over the ranks.
 
     Next to `Replicated` it saves the optimizer's state, and sends as much; next to FSDP2 it holds
@@ -56,7 +58,8 @@ class Zero(Strategy):
         exchange: ShardExchange | None = None,
         bucket_bytes: int = 25_000_000,
     ) -> None:
-        super().__init__(ranks, layout or Layout.of(ranks.size, ranks.size, copies=True))
+        layout = layout or Layout.of(ranks.size, ranks.size, copies=True)
+        super().__init__(ranks, layout, bucket_bytes)
         if self.layout.replicas > 1:
             raise InputError(
                 "optimizer state is cut over all ranks or none",
@@ -65,10 +68,8 @@ class Zero(Strategy):
                 allowed=str(ranks.size),
             )
         self.exchange = exchange or ShardExchange(ExchangeContext(ranks))
-        self.bucket_bytes, self.buckets = bucket_bytes, list[MasterBucket]()
-        self._next = self._landed = 0
-        self._handlers: list[Ready] = []
         self._masters: dict[int, nn.Parameter] = {}
+        self._mesh: DeviceMesh | None = None
 
     def start(self, model: nn.Module) -> None:
         """Give all ranks rank 0's weights, make masters of them, and listen for gradients.
@@ -76,25 +77,24 @@ class Zero(Strategy):
         Raises:
             InputError: a trained parameter has no dimension along which it could be cut.
         """
-        self.share(model)
         self.exchange.connect()
         for name, parameter in trainable(model):
             if not parameter.ndim:
                 problem = "a trained scalar cannot be cut over ranks; give it the shape [1]"
                 raise InputError(problem, field=name)
-        cut = cut_buckets([p for _, p in trainable(model)], self.bucket_bytes)
-        mesh = None
-        if cut and not self.ranks.alone:
-            mesh = self.layout.mesh(cut[0].parameters[0].device.type)
-        for number, of_one_dtype in enumerate(cut):
-            bucket = MasterBucket(f"bucket {number}", of_one_dtype.parameters, self.exchange, mesh)
-            self.buckets.append(bucket)
-            for index, parameter in enumerate(bucket.parameters):
-                self._masters[id(parameter)] = bucket.masters[index]
-                if parameter.dtype != torch.float32 and hasattr(parameter, "grad_dtype"):
-                    parameter.grad_dtype = torch.float32
-                ready = partial(self._ready, bucket, index)
-                parameter.register_post_accumulate_grad_hook(ready)
+        trained = [parameter for _, parameter in trainable(model)]
+        if trained and not self.ranks.alone:
+            self._mesh = self.layout.mesh(trained[0].device.type)
+        super().start(model)
+
+    def _bucket(self, parameters: Sequence[nn.Parameter]) -> MasterBucket:
+        name = f"bucket {len(self.buckets)}"
+        bucket = MasterBucket(name, parameters, self.exchange, self._mesh)
+        for parameter, master in zip(parameters, bucket.masters, strict=True):
+            self._masters[id(parameter)] = master
+            if parameter.dtype != torch.float32 and hasattr(parameter, "grad_dtype"):
+                parameter.grad_dtype = torch.float32
+        return bucket
 
     def trained(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         """The masters, by the model's names."""
@@ -134,48 +134,9 @@ class Zero(Strategy):
 
         return View(EXCHANGE, read, write, like=copies.get)
 
-    # Gradients
-
-    def when_ready(self, model: nn.Module, handler: Ready) -> None:
-        """Tell of a bucket's masters once the next bucket is on its way."""
-        self._handlers.append(handler)
-
-    def before_backward(self, *, last: bool) -> None:
-        """Sum in the last backward pass of an update only: those before it add up here."""
-        super().before_backward(last=last)
-        self._next = self._landed = 0
-        for bucket in self.buckets:
-            bucket.clear()
-
-    def _ready(self, bucket: MasterBucket, index: int, parameter: Tensor) -> None:
-        if not self._last:
-            return
-        bucket.fill(index)
-        while self._next < len(self.buckets) and self.buckets[self._next].complete:
-            self._launch()
-
-    def after_backward(self) -> None:
-        """Launch what is left, and wait for all sums."""
-        for bucket in self.buckets[self._next :]:
-            bucket.fill_left()
-            self._launch()
-        self._land(len(self.buckets))
-        super().after_backward()
-
-    def _launch(self) -> None:
-        """Send a bucket; then the one before it has had its time on the wire."""
-        self.buckets[self._next].launch()
-        self._next += 1
-        self._land(self._next - 1)
-
-    def _land(self, end: int) -> None:
-        for bucket in self.buckets[self._landed : end]:
-            bucket.land()
-            self._landed += 1
-            for handler in self._handlers:
-                for master in bucket.masters:
-                    if master.grad is not None:
-                        handler(master)
+    @property
+    def _lands_early(self) -> bool:
+        return True
 
     # Updates
 

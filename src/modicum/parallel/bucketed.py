@@ -1,0 +1,166 @@
+"""Gradients that travel in buckets while the backward pass runs: what such strategies share.
+
+PyTorch's DistributedDataParallel cuts its buckets anew after the first step it sees, so a run that
+was resumed sums in another order than one that was not. Here the buckets are a function of the
+parameters alone, and a run of any number of ranks resumes to the bit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+from torch import Tensor, nn
+
+from modicum.core.layout import Layout
+from modicum.core.parameters import trainable
+from modicum.core.ranks import Ranks
+from modicum.core.strategy import Ready, Strategy
+
+
+class Bucket(ABC):
+    """Parameters of one dtype whose gradients travel together.
+
+    Attributes:
+        trained: what has the sums as its gradients when the bucket has landed.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        self.trained: Sequence[nn.Parameter] = self.parameters
+        self._filled: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every gradient is in."""
+        return len(self._filled) == len(self.parameters)
+
+    def fill(self, index: int) -> None:
+        """Move a parameter's gradient to its place."""
+        self._put(index)
+        self._filled.add(index)
+
+    def fill_left(self) -> None:
+        """Move the gradients that the last backward pass did not touch."""
+        for index, parameter in enumerate(self.parameters):
+            if index not in self._filled and parameter.grad is not None:
+                self.fill(index)
+
+    @abstractmethod
+    def _put(self, index: int) -> None:
+        """Move a parameter's gradient, which is there, to its place."""
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Begin to sum over the ranks."""
+
+    @abstractmethod
+    def land(self) -> None:
+        """Wait for the sum, give out gradients, and `clear`."""
+
+    def clear(self) -> None:
+        """Forget the update."""
+        self._filled.clear()
+
+
+B = TypeVar("B", bound=Bucket)
+
+
+class Bucketed(Strategy, Generic[B]):
+    """A strategy whose gradients are summed in buckets, in the last backward pass of an update.
+
+    Buckets are launched in their own order, whatever order gradients come in, so that all ranks
+    issue the same calls.
+
+    Args:
+        bucket_bytes: a bucket is closed when it holds at least so much.
+    """
+
+    def __init__(self, ranks: Ranks, layout: Layout, bucket_bytes: int) -> None:
+        super().__init__(ranks, layout)
+        self.bucket_bytes, self.buckets = bucket_bytes, list[B]()
+        self._next = self._landed = 0
+        self._handlers: list[Ready] = []
+
+    def start(self, model: nn.Module) -> None:
+        """Give all ranks rank 0's weights, and listen for gradients."""
+        self.share(model)
+        for group in cut([p for _, p in trainable(model)], self.bucket_bytes):
+            bucket = self._bucket(group)
+            self.buckets.append(bucket)
+            for index, parameter in enumerate(bucket.parameters):
+                ready = partial(self._ready, bucket, index)
+                parameter.register_post_accumulate_grad_hook(ready)
+
+    @abstractmethod
+    def _bucket(self, parameters: Sequence[nn.Parameter]) -> B:
+        """The next bucket."""
+
+    def when_ready(self, model: nn.Module, handler: Ready) -> None:
+        """Tell of a bucket's gradients once the next bucket is on its way."""
+        self._handlers.append(handler)
+
+    def before_backward(self, *, last: bool) -> None:
+        """Sum in the last backward pass of an update only: those before it add up here."""
+        super().before_backward(last=last)
+        self._next = self._landed = 0
+        for bucket in self.buckets:
+            bucket.clear()
+
+    def after_backward(self) -> None:
+        """Launch what is left, and wait for all sums."""
+        for bucket in self.buckets[self._next :]:
+            bucket.fill_left()
+            self._launch()
+        self._land(len(self.buckets))
+        super().after_backward()
+
+    def _ready(self, bucket: B, index: int, parameter: Tensor) -> None:
+        if not self._last:
+            return
+        bucket.fill(index)
+        while self._next < len(self.buckets) and self.buckets[self._next].complete:
+            self._launch()
+
+    def _launch(self) -> None:
+        """Send a bucket; then the one before it has had its time on the wire."""
+        self.buckets[self._next].launch()
+        self._next += 1
+        if self._lands_early:
+            self._land(self._next - 1)
+
+    @property
+    def _lands_early(self) -> bool:
+        """Whether somebody waits for gradients, or for their memory, during the backward pass."""
+        return bool(self._handlers)
+
+    def _land(self, end: int) -> None:
+        """Wait for the sums of the buckets before number `end`, and tell of their gradients."""
+        for bucket in self.buckets[self._landed : end]:
+            bucket.land()
+            self._landed += 1
+            for handler in self._handlers:
+                for tensor in bucket.trained:
+                    if tensor.grad is not None:
+                        handler(tensor)
+
+
+def cut(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Parameters in the order in which gradients come, last layer first, in groups of one dtype.
+
+    >>> import torch
+    >>> sizes = [nn.Parameter(torch.ones(n)) for n in (100, 30, 30)]
+    >>> [[p.numel() for p in group] for group in cut(sizes, 200)]
+    [[30, 30], [100]]
+    """
+    groups: list[list[nn.Parameter]] = []
+    size, kind = 0, None
+    for parameter in reversed(parameters):
+        if not groups or size >= bucket_bytes or kind != (parameter.dtype, parameter.device):
+            groups.append([])
+            size, kind = 0, (parameter.dtype, parameter.device)
+        groups[-1].append(parameter)
+        size += parameter.nbytes
+    return groups
