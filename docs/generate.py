@@ -113,6 +113,8 @@ def combinations_page() -> str:
         lines.append(f"| {method} | {' | '.join(_mark(cells[name]) for name in columns)} |")
     lines += ["", "## Columns", ""]
     lines += [f"- **{name}**: {meaning}" for name, meaning in columns.items()]
+    lines += ["", "## Together", "", "Run on two ranks, and resumed to the bit:", ""]
+    lines += [f"- {' and '.join(pair)}" for pair in table["together"]]
     lines += ["", "## Refusals", ""]
     lines += [f"- **{name}**: {sentence}" for name, sentence in sentences.items()]
     return "\n".join(lines)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "dear": {"comm": {"method": "dear", "bucket_bytes": 20000}},
     "sdp4bit": {"comm": {"method": "sdp4bit"}},
     "comet": {
-        "memory": {"method": "comet"},
+        "memory": {"method": "comet", "warmup": 2, "every": 2},
         "task": {"method": "images", "images": 96, "held_out": 16, "widths": [6, 6]},
     },
     "fwsvd": {
@@ -104,11 +105,16 @@ def values_of(row: str, column: str, questions: Path, base: Path | None) -> dict
         "checkpoint": {"every": 2},
         "samples": {"count": 0},
     }
-    if "task" not in ROWS.get(row, {}):
-        values["data"] = {"path": str(questions), "column": "answer", "prompt_column": "question"}
-        values["data"] |= {"sequence_length": 24, "validation_fraction": 0.1}
-        values["model"] = {"layers": 2, "width": 36, "heads": 2, "vocabulary_size": 300}
-    for section, fields in [*ROWS.get(row, {}).items(), *COLUMNS[column].items()]:
+    values["data"] = {"path": str(questions), "column": "answer", "prompt_column": "question"}
+    values["data"] |= {"sequence_length": 24, "validation_fraction": 0.1}
+    values["model"] = {"layers": 2, "width": 36, "heads": 2, "vocabulary_size": 300}
+    asked = [ROWS.get(one, {}) for one in row.split(" and ")]
+    if any("task" in fields for fields in asked):
+        del values["data"], values["model"]
+    for section, fields in [
+        *chain(*(fields.items() for fields in asked)),
+        *COLUMNS[column].items(),
+    ]:
         own = {} if "path" in fields else values.get(section, {})
         values[section] = own | fields
     if values.get("model", {}).get("path") == "{base}":
@@ -204,6 +210,27 @@ def test_a_cell(
         assert all(said.startswith("4: ") for said in run("stopped", 3))
         assert set(run("stopped")) == {"done"}
         assert outcome(tmp_path / "stopped") == outcome(tmp_path / "run")
+
+
+@pytest.mark.ranks
+@pytest.mark.dear
+@pytest.mark.parametrize("pair", TABLE["together"], ids=" and ".join)
+def test_a_pair_runs(
+    pool: Pool, questions: Path, base: Path, tmp_path: Path, pair: list[str]
+) -> None:
+    values = values_of(" and ".join(pair), "ddp", questions, base)
+
+    def run(folder: str, stop_after: int | None = None) -> set[str]:
+        return set(pool.run(trains, values, tmp_path / folder, stop_after, ranks=2))
+
+    assert run("run") == {"done"}
+    assert all(said.startswith("4: ") for said in run("stopped", 3))
+    assert run("stopped") == {"done"}
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "run")
+    if CROSSES_WIRE & set(pair):  # which changes nothing in what is computed
+        plain = values_of(pair[0], "ddp", questions, base)
+        assert set(pool.run(trains, plain, tmp_path / "plain", ranks=2)) == {"done"}
+        assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
 
 
 @pytest.mark.parametrize("pair", TABLE["pairs"], ids=lambda pair: pair[2])
