@@ -105,6 +105,9 @@ class MoS(LoRA):
         claim="about 8 times fewer parameters than LoRA at equal quality on LLaMA-2-7B and 13B",
         traits=("adapts_base", "mergeable", "exact_resume", "compiles"),
         evidence="verified against code",
+        holds="does not hold",
+        reason="as good as LoRA of twice the parameters; but the same rows for all layers, without "
+        "its choice of shards, are better still",
     )
     layer = MoSLayer
     fits_any_width: ClassVar[Mapping[str, Any]] = {"shards": 1}

@@ -110,6 +110,7 @@ class PiSSA(LoRA):
         "quantizing the rest loses 19 % less than quantizing the weight",
         traits=("adapts_base", "rewrites_base", "mergeable", "exact_resume", "compiles"),
         evidence="verified against code",
+        holds="holds",
     )
     layer = PiSSALayer
 

@@ -85,6 +85,9 @@ class COMET(ActivationPolicy):
             "exact_resume",
         ),
         evidence="against paper",
+        holds="does not hold",
+        reason="11 times fewer bytes at no loss of accuracy, but plain quantization to two bits "
+        "is as good in fewer",
     )
 
     tolerance: PositiveFloat = 0.01

@@ -85,6 +85,7 @@ class Eva(GradientTransform):
             "exact_resume",
         ),
         evidence="verified against code",
+        holds="holds",
         slot="transform",
     )
 
