@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Literal
 
 from torch import nn
 
+from modicum.core import targets as targeting
 from modicum.core.errors import InputError
 from modicum.core.linear_forms import form_of
-
-ALL_LINEAR = "all-linear"
 
 
 @dataclass(frozen=True)
@@ -79,46 +77,12 @@ def choose(model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()
         InputError: a target matches no layer; or it matches one whose weight another layer uses
             too (tied embeddings), where an adapter would change one use and a merge both.
     """
-    sites = all_sites(model)
-    head = _output_head(model)
-    chosen: dict[str, Site] = {}
-    for target in targets:
-        matched = [site for site in sites if _matches(site, target, head)]
-        if not matched:
-            names = sorted({site.suffix for site in sites})
-            raise InputError(
-                "no layer of the model has this name",
-                field="targets",
-                value=target,
-                allowed=", ".join([ALL_LINEAR, *names]),
-                candidates=[ALL_LINEAR, *names],
-            )
-        chosen |= {site.name: site for site in matched}
-    kept = [s for s in sites if s.name in chosen and not _excluded(s, exclude)]
-    if not kept:
-        raise InputError("every layer that `targets` names is excluded again", field="exclude")
+    sites = {site.name: site for site in all_sites(model)}
+    linear = [site.name for site in sites.values() if site.kind == "linear"]
+    names = targeting.choose(model, list(sites), targets, exclude, linear=linear)
+    kept = [sites[name] for name in names]
     _refuse_shared(model, kept)
     return kept
-
-
-def _matches(site: Site, target: str, head: str | None) -> bool:
-    if target == ALL_LINEAR:
-        return site.kind == "linear" and site.name != head
-    return site.name == target or site.name.endswith(f".{target}") or fnmatchcase(site.name, target)
-
-
-def _excluded(site: Site, exclude: Iterable[str]) -> bool:
-    return any(_matches(site, pattern, None) for pattern in exclude)
-
-
-def _output_head(model: nn.Module) -> str | None:
-    """The name of the layer that makes logits: what the model says, else one named lm_head."""
-    getter = getattr(model, "get_output_embeddings", None)
-    head = getter() if callable(getter) else None
-    for name, module in model.named_modules():
-        if (head is not None and module is head) or name.rsplit(".", 1)[-1] == "lm_head":
-            return name
-    return None
 
 
 def _refuse_shared(model: nn.Module, sites: Iterable[Site]) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 
+from modicum.core import targets as targeting
 from modicum.core.errors import InputError
-
-ALL_LINEAR = "all-linear"
 
 
 @dataclass(frozen=True)
@@ -76,24 +74,9 @@ def choose(model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()
     ['0']
     """
     layers = all_layers(model)
-    head = _output_head(model)
-    chosen: set[str] = set()
-    for target in targets:
-        matched = [name for name in layers if _matches(name, target, head)]
-        if not matched:
-            names = sorted({layer.suffix for layer in layers.values()})
-            raise InputError(
-                "no dense linear layer of the model has this name",
-                field="targets",
-                value=target,
-                allowed=", ".join([ALL_LINEAR, *names]),
-                candidates=[ALL_LINEAR, *names],
-            )
-        chosen.update(matched)
-    kept = [n for n in layers if n in chosen and not any(_matches(n, w, None) for w in exclude)]
-    if not kept:
-        raise InputError("every layer that `targets` names is excluded again", field="exclude")
-    return untied(model, [layers[name] for name in kept])
+    kind = "dense linear layer"
+    names = targeting.choose(model, list(layers), targets, exclude, linear=layers, kind=kind)
+    return untied(model, [layers[name] for name in names])
 
 
 def untied(model: nn.Module, layers: list[Layer]) -> list[Layer]:
@@ -114,19 +97,3 @@ def untied(model: nn.Module, layers: list[Layer]) -> list[Layer]:
                 value=layer.name,
             )
     return layers
-
-
-def _matches(name: str, target: str, head: str | None) -> bool:
-    if target == ALL_LINEAR:
-        return name != head
-    return name == target or name.endswith(f".{target}") or fnmatchcase(name, target)
-
-
-def _output_head(model: nn.Module) -> str | None:
-    """The name of the layer that makes logits: what the model says, else one named lm_head."""
-    getter = getattr(model, "get_output_embeddings", None)
-    head = getter() if callable(getter) else None
-    for name, module in model.named_modules():
-        if (head is not None and module is head) or name.rsplit(".", 1)[-1] == "lm_head":
-            return name
-    return None

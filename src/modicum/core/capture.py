@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.parameters import matrices, trainable
+from modicum.core.targets import named
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def trained_layers(
             users.setdefault(id(parameter), []).append((name, module))
     inner = matrices(model)
     found = []
-    for key, named in users.items():
-        (name, first), modules = named[0], tuple(module for _, module in named)
+    for key, users_of in users.items():
+        (name, first), modules = users_of[0], tuple(module for _, module in users_of)
         weight = first._parameters.get("weight")
         if weight is None or id(weight) != key or names[key] not in trained:
             continue
@@ -75,7 +75,7 @@ def trained_layers(
             continue
         if weight.ndim == 2 and names[key] not in inner:
             continue
-        if any(_matches(one, exclude) for one, _ in named):
+        if any(named(one, exclude) for one, _ in users_of):
             continue
         biases = {id(module._parameters.get("bias")) for module in modules}
         bias = names.get(biases.pop()) if len(biases) == 1 else None
@@ -86,10 +86,6 @@ def trained_layers(
 
 def _known(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(name == p or name.endswith(f".{p}") or fnmatchcase(name, p) for p in patterns)
 
 
 class Accumulator(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from modicum.core.ledger import Trained
+from modicum.core.targets import output_head
 
 _ATTRIBUTE = "_modicum_metadata"
 
@@ -66,11 +67,11 @@ def matrices(model: nn.Module) -> frozenset[str]:
     >>> sorted(matrices(model))
     ['1.weight']
     """
-    head = _output_head(model)
+    head = output_head(model)
     symbols = {
         id(parameter)
         for module in model.modules()
-        if module is head or isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        if (head and module is head[1]) or isinstance(module, nn.Embedding | nn.EmbeddingBag)
         for parameter in module.parameters(recurse=False)
     }
     found = set()
@@ -80,14 +81,6 @@ def matrices(model: nn.Module) -> frozenset[str]:
         if by_layer if said is None else said:
             found.add(name)
     return frozenset(found)
-
-
-def _output_head(model: nn.Module) -> nn.Module | None:
-    """The layer that makes logits: what the model says, else one named lm_head."""
-    getter = getattr(model, "get_output_embeddings", None)
-    head: nn.Module | None = getter() if callable(getter) else None
-    named = (m for name, m in model.named_modules() if name.rsplit(".", 1)[-1] == "lm_head")
-    return head if head is not None else next(named, None)
 
 
 def trained_shapes(model: nn.Module) -> tuple[Trained, ...]:

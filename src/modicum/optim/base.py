@@ -12,7 +12,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
@@ -25,6 +24,7 @@ from modicum.core.ledger import Ledger, Training
 from modicum.core.optimizers import OptimizerMethod, Valued
 from modicum.core.ranks import peer_errors
 from modicum.core.sharding import own_part
+from modicum.core.targets import named
 from modicum.optim.owners import Owners, Place
 from modicum.optim.projectors import Projector, Shape
 from modicum.optim.quantized import moment_bytes, opened
@@ -63,9 +63,7 @@ class Parts:
 
     def takes(self, name: str | None, shape: Sequence[int], matrix: bool) -> bool:
         """Whether a parameter is a matrix for the projector; else it gets the rest rule."""
-        excluded = name is not None and any(
-            fnmatchcase(name, pattern) or name.endswith(f".{pattern}") for pattern in self.exclude
-        )
+        excluded = name is not None and named(name, self.exclude)
         return matrix and not excluded and self.projector.fits(tuple(shape))
 
     def kept_bytes(self, shape: Shape) -> int:

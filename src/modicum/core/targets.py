@@ -1,0 +1,77 @@
+"""How names choose layers of a model: full names, last parts, patterns, `all-linear`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from modicum.core.errors import InputError
+
+ALL_LINEAR = "all-linear"
+
+
+def named(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of these is the name, its last parts, or a pattern of it.
+
+    >>> named("layers.0.q_proj", ["q_proj"]), named("layers.0.q_proj", ["layers.1.*"])
+    (True, False)
+    """
+    return any(name == p or name.endswith(f".{p}") or fnmatchcase(name, p) for p in patterns)
+
+
+def output_head(model: nn.Module) -> tuple[str, nn.Module] | None:
+    """The layer that makes logits, with its name: what the model says, else one named lm_head.
+
+    >>> output_head(nn.ModuleDict({"lm_head": nn.Linear(2, 3)}))[0]
+    'lm_head'
+    """
+    getter = getattr(model, "get_output_embeddings", None)
+    head = getter() if callable(getter) else None
+    for name, module in model.named_modules():
+        if module is head if head is not None else name.rsplit(".", 1)[-1] == "lm_head":
+            return name, module
+    return None
+
+
+def choose(
+    model: nn.Module,
+    layers: Sequence[str],
+    targets: Sequence[str],
+    exclude: Sequence[str] = (),
+    *,
+    linear: Collection[str],
+    kind: str = "layer",
+) -> list[str]:
+    """The names that `targets` choose, in the order of `layers`.
+
+    Args:
+        layers: names of the layers that can be chosen.
+        linear: those that `all-linear` means, but for the output head, as in PEFT.
+        kind: what they are, for messages.
+
+    Raises:
+        InputError: a target matches no layer, or all that are chosen are excluded.
+    """
+    head = output_head(model)
+    everything = set(linear) - ({head[0]} if head else set())
+    chosen: set[str] = set()
+    for target in targets:
+        matched = everything if target == ALL_LINEAR else {n for n in layers if named(n, [target])}
+        if not matched:
+            names = [ALL_LINEAR, *sorted({name.rsplit(".", 1)[-1] for name in layers})]
+            raise InputError(
+                f"no {kind} of the model has this name",
+                field="targets",
+                value=target,
+                allowed=", ".join(names),
+                candidates=names,
+            )
+        chosen |= matched
+    if ALL_LINEAR in exclude:
+        chosen -= set(linear)
+    kept = [name for name in layers if name in chosen and not named(name, exclude)]
+    if not kept:
+        raise InputError("every layer that `targets` names is excluded again", field="exclude")
+    return kept
