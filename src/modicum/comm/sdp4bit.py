@@ -125,6 +125,7 @@ class SDP4Bit(Method):
         "links between hosts, at the loss of bfloat16",
         traits=("crosses_wire", "codes_cut_weights", "exact_resume", "compiles"),
         evidence="verified against code",
+        holds="holds",
     )
 
     weight_bits: Literal[4, 8, 32] = 4

@@ -30,7 +30,7 @@ def own_part(tensor: Tensor) -> tuple[Tensor, int]:
     (True, 0)
 
     Raises:
-        NotImplementedError: the tensor is sharded over another dimension than 0.
+        ValueError: the tensor is sharded over another dimension than 0.
     """
     if not is_sharded(tensor):
         return tensor, 0
@@ -40,7 +40,7 @@ def own_part(tensor: Tensor) -> tuple[Tensor, int]:
         tensor.shape, tensor.device_mesh, tensor.placements
     )
     if any(offsets[1:]) or tuple(shape[1:]) != tuple(tensor.shape[1:]):
-        raise NotImplementedError(f"sharded over another dimension than 0: {tensor.placements}")
+        raise ValueError(f"sharded over another dimension than 0: {tensor.placements}")
     return tensor.to_local(), offsets[0] if shape[0] else tensor.shape[0]
 
 

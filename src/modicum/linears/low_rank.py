@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from modicum.core.factorize import decompose, share_rank
 from modicum.core.linear_forms import LinearForm, Rows, register
-from modicum.core.sharding import is_sharded, own_part, whole
+from modicum.core.sharding import cut_alike, own_part, whole
 
 
 class LowRankLinear(nn.Module):
@@ -81,17 +81,7 @@ class LowRankLinear(nn.Module):
         wide = torch.promote_types(self.up.dtype, torch.float32)
         up, down = own_part(self.up)[0], whole(self.down)
         weight = (up.to(wide) @ down.to(wide)).to(up.dtype)
-        if not is_sharded(self.up):
-            return weight
-        from torch.distributed.tensor import DTensor
-
-        return DTensor.from_local(
-            weight,
-            self.up.device_mesh,
-            self.up.placements,
-            shape=torch.Size((self.out_features, self.in_features)),
-            stride=(self.in_features, 1),
-        )
+        return cut_alike(weight, self.up, self.in_features)
 
     def extra_repr(self) -> str:
         """The sizes, as `nn.Linear` shows them."""

@@ -67,7 +67,7 @@ class Cut:
             elif placement.is_replicate() and mesh.size(dim) > 1:
                 replicas = group
             elif not placement.is_replicate():
-                raise NotImplementedError(f"cut otherwise than along dimension 0: {placement}")
+                raise ValueError(f"cut otherwise than along dimension 0: {placement}")
         return cls(found.group, replicas, found.rank, found.size)
 
     def rows(self, parameter: Tensor) -> list[int]:
