@@ -14,6 +14,7 @@ from modicum.core.method import Context
 from modicum.core.random import normal_
 from modicum.memory import COMET, ActivationContext, Activations
 from modicum.models.convnet import ConvNet, ConvNetConfig, create
+from modicum.optim import GaLore
 
 CONFIG = ConvNetConfig(classes=5, size=16, widths=(8, 8, 12, 12))
 
@@ -28,6 +29,8 @@ def optimizer_of(model: nn.Module, kind: str) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     if kind == "plain":
         return torch.optim.SGD(model.parameters(), lr=0.02)
+    if kind == "galore":  # whose betas are in its value
+        return GaLore(model.parameters(), lr=2e-3, rank=2, betas=(0.8, 0.9))
     return torch.optim.AdamW(model.parameters(), lr=2e-3)
 
 
@@ -90,7 +93,7 @@ def test_statistics_are_those_of_the_whole_update() -> None:
         assert layer.bound == runtime.policy.next_bound(found)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw", "plain"])
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "galore", "plain"])
 def test_momentum_is_read_in_the_unit_of_gradients(kind: str) -> None:
     model = create(CONFIG, 0)
     optimizer = optimizer_of(model, kind)
@@ -105,6 +108,7 @@ def test_momentum_is_read_in_the_unit_of_gradients(kind: str) -> None:
         {
             "sgd": lambda: optimizer.state[weight]["momentum_buffer"],
             "adamw": lambda: optimizer.state[weight]["exp_avg"] / (1 - 0.9),
+            "galore": lambda: optimizer.state[weight]["exp_avg"] / (1 - 0.8),
             "plain": lambda: weight.grad,
         }[kind]()
         .abs()

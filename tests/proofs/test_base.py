@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,14 @@ def test_every_method_that_says_it_was_proven_has_its_result() -> None:
             if holds == "holds" or result["mode"] == "full":
                 assert result["verdict"] == holds, name
         assert bool(record.info.reason) == (holds == "does not hold")
+
+
+def test_the_readme_says_what_the_proofs_said() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for verdict, line in (("holds", "- the claim holds: "), ("does not hold", "not wholly: ")):
+        (told,) = re.findall(re.escape(line) + "(.*)[;.]", readme)
+        records = [record for record in catalog().values() if record.info.holds == verdict]
+        assert set(told.split(", ")) == {record.info.title.partition(":")[0] for record in records}
 
 
 def test_importing_proofs_imports_no_torch() -> None:

@@ -76,9 +76,9 @@ def momentum_of(optimizer: torch.optim.Optimizer, layer: Layer) -> Tensor:
     kept = state.get("momentum_buffer")
     if _like(kept, parameter):
         return kept / (1 - group.get("dampening", 0.0))
-    kept = state.get("exp_avg")
-    if _like(kept, parameter):
-        return kept / (1 - group["betas"][0])
+    kept, betas = state.get("exp_avg"), _betas(optimizer, group)
+    if _like(kept, parameter) and betas is not None:
+        return kept / (1 - betas[0])
     if parameter.grad is None:
         raise InputError(
             "bounds follow the optimizer's momentum, and this optimizer has neither a momentum of "
@@ -88,6 +88,12 @@ def momentum_of(optimizer: torch.optim.Optimizer, layer: Layer) -> Tensor:
             value=type(optimizer).__name__,
         )
     return parameter.grad
+
+
+def _betas(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tuple[float, float] | None:
+    """Adam's betas: the group's, as in PyTorch's optimizers, or those of the optimizer's value."""
+    found = group.get("betas") or getattr(getattr(optimizer, "method", None), "betas", None)
+    return None if found is None else (float(found[0]), float(found[1]))
 
 
 def _like(kept: Any, parameter: Tensor) -> TypeGuard[Tensor]:
