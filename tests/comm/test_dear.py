@@ -498,6 +498,14 @@ def test_the_ledgers_traffic_is_the_meters() -> None:
         assert ledger.bytes("gradient", "step") == 4 * (sum(buffers) - 169)
 
 
+def test_one_group_is_sent_when_the_backward_pass_is_over() -> None:
+    layers = ((91, 13), (13, 13), (39,))
+    one, two = (DeAR(bucket_bytes=size).ledger(Exchanged(layers, 2)) for size in (10_000, 300))
+    assert (one.bytes("workspace", "backward"), two.bytes("workspace", "step")) == (0, 2 * 174)
+    assert one.bytes("workspace", "step") == 4 * 174 + 2 * 174
+    assert two.bytes("workspace", "backward") == 2 * 4 * 106
+
+
 def test_sharded_weights_and_gradients_within_the_backward_are_refused() -> None:
     with pytest.raises(InputError, match=r"parallel\.strategy"):
         DeAR().strategy(Ranks(), Layout(shards=2))

@@ -218,3 +218,14 @@ def test_cuda_is_refused_where_there_is_none(new):
     with pytest.raises(InputError, match="no CUDA device") as caught:
         plan(new(training={"device": "cuda"}))
     assert caught.value.field == "training.device"
+
+
+def test_a_transform_that_finds_no_dense_layer_is_refused(hollow, text):
+    """Where a compressor puts factors in every layer's place there is none."""
+    folder = hollow(ModelConfig(vocabulary_size=300, width=32, layers=2, heads=2, mlp_width=64))
+    data = {"path": str(text), "sequence_length": 16}
+    values = {"model": {"path": str(folder)}, "data": data, "transform": {"method": "eva"}}
+    some = {"method": "fwsvd", "targets": ["q_proj"]}
+    assert plan(Recipe(**values, compress=some)).prediction.peak_bytes
+    with pytest.raises(InputError, match="no linear or convolution layer has a dense weight"):
+        plan(Recipe(**values, compress={"method": "fwsvd"}))

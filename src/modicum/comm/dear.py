@@ -12,7 +12,7 @@ from modicum.comm.fusion import fuse, padded
 from modicum.core.collectives import Link
 from modicum.core.errors import InputError
 from modicum.core.layout import REPLICATE, Layout
-from modicum.core.ledger import Entry, Ledger, Wire
+from modicum.core.ledger import Entry, Ledger, Phase, Wire
 from modicum.core.method import Info, PositiveInt
 from modicum.core.ranks import Ranks
 
@@ -133,11 +133,14 @@ class DeAR(Schedule):
         gradients, total = size * sum(map(sum, groups)), sum(buffers)
         sent = total - total // ranks
         several = ranks > 1
+        # One group is complete, and sent, when the backward pass is over.
+        flight = min(2, len(groups)) * max(buffers, default=0)
+        sending: Phase = "backward" if len(groups) > 1 else "step"
         return Ledger.of(
             Entry("gradient", gradients, ("forward",), "gradients of updates put off"),
             Entry("gradient", total - gradients, ("forward", "backward", "step"), "flags, padding"),
             Entry("workspace", several * total // ranks, ("step", "forward"), "shards of sums"),
-            Entry("workspace", several * 2 * max(buffers, default=0), ("backward",), "in flight"),
+            Entry("workspace", several * flight, (sending,), "in flight"),
             Wire("reduce_scatter", sent, REPLICATE, len(groups)),
             Wire("all_gather", sent, REPLICATE, len(groups)),
         )

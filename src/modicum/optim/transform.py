@@ -50,6 +50,12 @@ class TransformContext(Context):
     reduction: Literal["sum", "mean"] = "mean"
 
 
+NO_LAYERS = (
+    "no linear or convolution layer has a dense weight that is trained (adapters freeze them, and "
+    "compressors put factors in their place); leave the gradient transform out"
+)
+
+
 @dataclass(frozen=True)
 class Transforming(Training):
     """What a transform's ledger is asked at: the optimizer's, and in how many parts the work is.
@@ -64,8 +70,12 @@ class Transforming(Training):
 
     @property
     def layers(self) -> tuple[Trained, ...]:
-        """Weights of linear and 2-D convolution layers, head and embeddings left out."""
-        return tuple(p for p in self.parameters if p.matrix or len(p.shape) == 4)
+        """Weights of linear and 2-D convolution layers, head and embeddings left out.
+
+        A layer of another kind, such as one of two factors, calls its matrices otherwise.
+        """
+        named = (p for p in self.parameters if p.name.rpartition(".")[2] == "weight")
+        return tuple(p for p in named if p.matrix or len(p.shape) == 4)
 
 
 @dataclass(frozen=True)
@@ -127,10 +137,7 @@ class TransformRuntime(ABC):
         self.parameters = dict(trainable(context.model)) if known is None else dict(known)
         self.layers = trained_layers(context.model, self.parameters, exclude)
         if not self.layers:
-            raise InputError(
-                "no linear or convolution layer has a weight that is trained (adapters freeze "
-                "them); leave the gradient transform out"
-            )
+            raise InputError(NO_LAYERS)
         first = self.parameters[self.layers[0].weight]
         self.shards = shard_group(first)
         for layer in self.layers:

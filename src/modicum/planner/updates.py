@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from modicum.core.errors import InputError
 from modicum.core.layout import Layout
 from modicum.core.ledger import Ledger, Training
 from modicum.core.optimizers import OptimizerMethod
-from modicum.optim.transform import GradientTransform, Transforming
+from modicum.optim.transform import NO_LAYERS, GradientTransform, Transforming
 from modicum.planner.sharing import Model
 from modicum.recipe import Recipe
 
 
 def spent_in_updates(recipe: Recipe, model: Model, layout: Layout) -> Ledger:
-    """The ledger of gradients, optimizer state and transforms, of the rank that has most."""
+    """The ledger of gradients, optimizer state and transforms, of the rank that has most.
+
+    Raises:
+        InputError: a transform finds no layer that it could work on.
+    """
     optimizer, transform = recipe.method("optimizer"), recipe.method("transform")
     assert isinstance(optimizer, OptimizerMethod)
     trained, micro_batches = model.structure.trained, model.shape.micro_batches
@@ -20,5 +25,7 @@ def spent_in_updates(recipe: Recipe, model: Model, layout: Layout) -> Ledger:
         assert isinstance(transform, GradientTransform)
         positions = model.shape.positions
         at = Transforming(trained, layout.shards, micro_batches, layout.ranks, positions)
+        if not at.layers:
+            raise InputError(NO_LAYERS, field="transform.method", value=transform.info.name)
         ledger += transform.ledger(at)
     return ledger
