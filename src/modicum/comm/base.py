@@ -32,11 +32,13 @@ class Exchanged:
             which a forward pass comes to them; a parameter of several modules is the first's.
         ranks: how many ranks sum their gradients.
         element_bytes: bytes an element of a gradient.
+        micro_batches: in an update; before the last one gradients add up in the parameters.
     """
 
     layers: tuple[tuple[int, ...], ...]
     ranks: int
     element_bytes: int = 4
+    micro_batches: int = 1
 
 
 class Schedule(Method):

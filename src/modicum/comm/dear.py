@@ -135,9 +135,11 @@ class DeAR(Schedule):
         several = ranks > 1
         # One group is complete, and sent, when the backward pass is over.
         flight = min(2, len(groups)) * max(buffers, default=0)
+        # Gradients that add up over micro-batches are there in forward passes in any case.
+        put_off = gradients if at.micro_batches == 1 else 0
         sending: Phase = "backward" if len(groups) > 1 else "step"
         return Ledger.of(
-            Entry("gradient", gradients, ("forward",), "gradients of updates put off"),
+            Entry("gradient", put_off, ("forward",), "gradients of updates put off"),
             Entry("gradient", total - gradients, ("forward", "backward", "step"), "flags, padding"),
             Entry("workspace", several * total // ranks, ("step", "forward"), "shards of sums"),
             Entry("workspace", several * flight, (sending,), "in flight"),

@@ -162,6 +162,7 @@ def sharded(
     *,
     micro_batches: int,
     reshard_after_forward: bool = True,
+    recompute: bool = False,
     slack: int = 0,
 ) -> Ledger:
     """The ledger where weights, gradients and optimizer state are cut over ranks (FSDP2).
@@ -177,6 +178,7 @@ def sharded(
         ledger: of one process that does the same work, without gradients that stay.
         micro_batches: in an update; gradients are summed and cut after each.
         reshard_after_forward: whether blocks are gathered a second time for the backward pass.
+        recompute: whether they run a second time in it.
         slack: how far the ledger is below its phase `loss` when the last block's backward begins.
     """
     shards = parts.layout.shards
@@ -191,9 +193,14 @@ def sharded(
         return max(0, own + block - kept.bytes("workspace", phase))
 
     # In the last block's backward pass its gradients come beside the weights; in the one before it
-    # those are on the wire, where the last block's activations were.
-    sent = max(0, _COPIES * gradients - kept.bytes("activation", "backward"))
-    made = own + 2 * block + gradients + sent
+    # those are on the wire, where the last block's activations were. A block that runs again takes
+    # most when it has no gradients yet, and those of the one before have nearly all gone by then.
+    copies, fresh = (1, 0) if recompute else (_COPIES, 1)
+    sent = max(0, copies * gradients - kept.bytes("activation", "backward"))
+    ahead = block if reshard_after_forward or not recompute else 0
+    made = own + 2 * ahead + fresh * gradients + sent
+    # With two blocks there is no other one to gather when the last one's gradients are sent.
+    gathered = own + (ahead if len(parts.blocks) > 2 else 0)
     return kept + Ledger.of(
         Entry("weight", parts.weights, what="model, this rank's part"),
         Entry("buffer", root, _RUNNING, "gathered: embedding and head"),
@@ -202,9 +209,9 @@ def sharded(
         Entry("buffer", beside("evaluation"), ("evaluation",), "gathered: next to it"),
         Entry("buffer", beside("forward"), ("forward",), "gathered: next to it"),
         Entry("buffer", max(0, made - slack), ("loss",), "gathered: blocks and gradients"),
-        Entry("buffer", own + block, ("backward",), "gathered: two blocks"),
+        Entry("buffer", gathered, ("backward",), "gathered: blocks"),
         Entry("gradient", parts.root.gradients, ("backward",), "whole: embedding and head"),
-        Entry("gradient", (1 + _COPIES) * gradients, ("backward",), "whole: of a block"),
+        Entry("gradient", (fresh + copies) * gradients, ("backward",), "whole: of a block"),
         *_traffic(parts, micro_batches, gathers=2 if reshard_after_forward else 1),
     )
 

@@ -140,7 +140,9 @@ def shared(model: Model, ledger: Ledger, parts: Parts, recipe: Recipe) -> Ledger
     """
     layout, section, comm = parts.layout, recipe.parallel, recipe.method("comm")
     if isinstance(comm, Schedule):
-        return ledger + comm.ledger(Exchanged(_by_layer(model.structure), layout.ranks))
+        layers, micro_batches = _by_layer(model.structure), model.shape.micro_batches
+        at = Exchanged(layers, layout.ranks, micro_batches=micro_batches)
+        return ledger + comm.ledger(at)
     exchange = ShardExchange.ledger if comm is None else comm.ledger
     if layout.copies:
         return exchange_ledger.zero(
@@ -182,6 +184,7 @@ def _cut(model: Model, ledger: Ledger, parts: Parts, *, reshard_after_forward: b
         parts,
         micro_batches=model.shape.micro_batches,
         reshard_after_forward=reshard_after_forward,
+        recompute=model.recompute,
         slack=once.slack(),
     )
 
