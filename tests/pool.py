@@ -173,7 +173,7 @@ class Pool:
                 except (EOFError, ConnectionError):
                     process = called[number].process
                     process.join(5)
-                    told = f"died with exit code {process.exitcode}"
+                    told = f"died with exit code {process.exitcode}{_last_stack(called[number])}"
                     answers[number] = (True, None) if number in lost else (False, told)
                 if not answers[number][0]:
                     end = min(end, time.monotonic() + GRACE_SECONDS)
@@ -192,6 +192,12 @@ def _hanging(rank: Rank, after_others: bool) -> str:
         stack = rank.stacks.read_text(encoding="utf-8") if rank.stacks.exists() else ""
     why = "did not answer" + (", perhaps as it waits for another" if after_others else "")
     return f"{why}; it was in\n{stack}"
+
+
+def _last_stack(rank: Rank) -> str:
+    """Where a rank was that died of a fault, which it wrote down itself."""
+    stack = rank.stacks.read_text(encoding="utf-8") if rank.stacks.exists() else ""
+    return f"; it was in\n{stack}" if "Fatal Python error" in stack else ""
 
 
 def _place(function: Callable[..., Any]) -> tuple[str | None, str]:
@@ -229,6 +235,7 @@ def _serve(connection: Connection, number: int, port: int, stacks: str) -> None:
     environment = dict(os.environ)
     with open(stacks, "w", encoding="utf-8") as file:
         faulthandler.register(signal.SIGUSR1, file)
+        faulthandler.enable(file)
         while True:
             try:
                 call, size, path, name, arguments = _receive(connection)

@@ -35,6 +35,11 @@ def rank_one_dies(ranks: Ranks) -> str:
     return "alive"
 
 
+def rank_one_faults(ranks: Ranks) -> None:
+    if ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
 def untidy(ranks: Ranks) -> tuple[torch.dtype, float, str | None, bool]:
     found = torch.get_default_dtype(), torch.rand(1).item(), os.environ.get("LEFT_OVER")
     torch.set_default_dtype(torch.float64)
@@ -87,6 +92,12 @@ def test_a_rank_that_dies_is_named_unless_the_test_meant_it(pool: Pool) -> None:
     with pytest.raises(RanksFailed, match="rank 1 of 2 died with exit code -9"):
         pool.run(rank_one_dies)
     assert pool.run(rank_one_dies, lost=[1]) == ["alive", None]
+
+
+def test_a_rank_that_dies_of_a_fault_tells_where(pool: Pool) -> None:
+    with pytest.raises(RanksFailed, match=r"died with exit code -11; it was in") as caught:
+        pool.run(rank_one_faults)
+    assert "in rank_one_faults" in str(caught.value)
 
 
 def test_asserts_tell_both_sides(pool: Pool) -> None:

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
+from modicum.core import memory
 from modicum.core.memory import (
     TensorMeter,
     bytes_by_kind,
@@ -40,6 +44,21 @@ def test_a_meter_can_be_started_again_and_sees_backward_passes():
         # Input, output, sum and its gradient; the weight's gradient, for an instant a copy of it.
         assert 64 * 64 * 4 + 8 * 64 * 4 <= meter.stop() <= 2 * 64 * 64 * 4 + 4 * 8 * 64 * 4
         layer.zero_grad(set_to_none=True)
+
+
+def test_only_allocations_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An exchange records an operator, whose end gloo's threads write down. One that ended after
+    # the meter had stopped wrote to freed memory, and sooner or later the process crashed.
+    seen: list[str] = []
+
+    def noted(events: list[Any]) -> int:
+        seen.extend(event.tag.name for event in events)
+        return 0
+
+    monkeypatch.setattr(memory, "_peak", noted)
+    with TensorMeter("cpu"), torch.profiler.record_function("an exchange"):
+        nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+    assert set(seen) == {"Allocation"}
 
 
 def test_a_storage_counts_once_and_whole():
