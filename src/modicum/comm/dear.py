@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from modicum.comm.base import Exchanged, Schedule
-from modicum.comm.deferred import Deferred
+from modicum.comm.deferred import IN_FLIGHT, Deferred
 from modicum.comm.fusion import fuse, padded
 from modicum.core.collectives import Link
 from modicum.core.errors import InputError
@@ -134,7 +134,7 @@ class DeAR(Schedule):
         sent = total - total // ranks
         several = ranks > 1
         # One group is complete, and sent, when the backward pass is over.
-        flight = min(2, len(groups)) * max(buffers, default=0)
+        flight = min(IN_FLIGHT, len(groups)) * max(buffers, default=0)
         # Gradients that add up over micro-batches are there in forward passes in any case.
         put_off = gradients if at.micro_batches == 1 else 0
         sending: Phase = "backward" if len(groups) > 1 else "step"

@@ -198,5 +198,10 @@ def add_uniforms(values: Tensor, stream: Stream) -> None:
 
 
 def drawing_bytes(elements: int) -> int:
-    """Bytes that `add_uniforms` takes beside so many elements, while it works."""
-    return 104 * min(-(-elements // _DRAWS), _CHUNK)
+    """Bytes that `add_uniforms` takes beside so many elements, while it works.
+
+    88 for a counter, and 16 of the counters before, which are there until theirs come.
+    """
+    first = min(-(-elements // _DRAWS), _CHUNK)
+    second = min(-(-elements // _DRAWS) - first, _CHUNK)
+    return max(88 * first, 88 * second + 16 * first)

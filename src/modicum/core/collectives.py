@@ -134,14 +134,14 @@ class Collectives:
     """Reduce-scatter, all-gather and all-reduce (sums) of flat buffers among ranks.
 
     On gloo a reduce-scatter needs a second buffer as large as the first until it is done. So at
-    most `in_flight` calls are on the wire at a time and the others wait for their turn, which they
+    most `in_flight` calls are under way at a time and the others wait for their turn, which they
     get when `progress` or `wait` is called.
 
     Args:
         ranks: this process among the others; alone, every call is the identity.
         group: whose ranks take part; by default all, in a group made for this (a collective call).
         link: a slower link to pretend.
-        in_flight: calls on the wire at a time, for gloo.
+        in_flight: calls that gloo has at a time.
 
     >>> alone = Collectives(Ranks())
     >>> shard = alone.reduce_scatter(torch.arange(3.0)).wait()

@@ -92,6 +92,8 @@ class ExchangeSite:
         ranks, ranks_per_node: how many there are, and on a host as the environment tells.
         copy_bytes: bytes an element of the weights that the model computes with.
         reductions: how often an update sums gradients over the ranks.
+        later: bytes of the phase `step` that are not yet there while the last gradients are sent,
+            less those that only are there then.
     """
 
     rows: tuple[int, ...]
@@ -99,6 +101,14 @@ class ExchangeSite:
     ranks_per_node: int
     copy_bytes: int = 4
     reductions: int = 1
+    later: int = 0
+
+    def stepping(self, sending: int, spreading: int, what: str) -> Entry:
+        """Scratch of the phase `step`: first the last gradients are sent, then weights.
+
+        The last gradients are complete when the backward pass is over, and activations are gone.
+        """
+        return Entry("workspace", max(sending - self.later, spreading), ("step",), what)
 
 
 class ShardExchange:
@@ -226,9 +236,11 @@ class ShardExchange:
         others, elements, calls = at.ranks - 1, sum(at.rows), len(at.rows)
         reduced = 4 * at.reductions * others * elements
         most = at.ranks * max(at.rows, default=0)
+        during, last = 3 * 4 * most * (calls > 1), 4 * at.ranks * at.rows[-1] if calls else 0
+        weights = min(2, calls) * at.copy_bytes * most
         return Ledger.of(
-            Entry("workspace", 3 * 4 * most, ("backward",), "gradients on the wire"),
-            Entry("workspace", 2 * at.copy_bytes * most, ("step",), "weights on the wire"),
+            Entry("workspace", during, ("backward",), "gradients on the wire"),
+            at.stepping(last, weights, "gradients or weights on the wire"),
             Wire("reduce_scatter", reduced, SHARD, at.reductions * calls),
             Wire("all_gather", at.copy_bytes * others * elements, SHARD, calls),
         )
@@ -281,17 +293,21 @@ def coded_ledger(
         wires.append(Wire("all_to_all", sent, axis, at.reductions * len(at.rows)))
     code = weights or Cast(8 * at.copy_bytes)
     sent = (at.ranks - 1) * sum(map(code.nbytes, at.rows))
-    differing = 13 * most + drawing_bytes(most) + at.ranks * code.nbytes(most) if weights else 0
+    # What is coded is there in fp32, filled up, and divided by scales, to which draws are added.
+    differing = 12 * most + drawing_bytes(most)
+    whole = min(2, len(at.rows)) * at.copy_bytes * at.ranks * most
 
     def coding(width: int) -> int:
-        """Numbers that are coded are there in fp32, filled up, divided by scales, and as bytes."""
-        return 10 * at.ranks * width + drawing_bytes(at.ranks * width) if gradients else 0
+        """Beside the gradients these are there filled up or transformed, and both for a while."""
+        elements = at.ranks * width
+        if block == 1:  # no hop has groups: what is received
+            return 4 * elements if gradients else 0
+        return max(10 * elements, 8 * elements + drawing_bytes(elements))
 
-    # The last row is coded when the backward pass is over, and its activations are gone.
     during, after = coding(max(at.rows[:-1], default=0)), coding(at.rows[-1] if at.rows else 0)
     return Ledger.of(
         *wires,
         Wire("all_gather", sent, SHARD, len(at.rows)),
         Entry("workspace", during, ("backward",), "gradients being coded"),
-        Entry("workspace", max(after, differing), ("step",), "gradients or weights being coded"),
+        at.stepping(after, differing if weights else whole, "gradients or weights being coded"),
     )

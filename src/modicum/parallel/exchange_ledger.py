@@ -50,7 +50,8 @@ def zero(
 
     What stays of gradients and the optimizer's state are the optimizer's to tell, asked for
     `ranks` shards. The rank with the largest part counts. Gradients leave for a bucket as they are
-    made, where they need not add up. After the update two buckets of weights are on their way.
+    made, where they need not add up. After the update two buckets of weights are on their way, if
+    there are two.
 
     Args:
         ledger: of one process that does the same work, without gradients that stay.
@@ -62,12 +63,16 @@ def zero(
     most, whole = max(widths, default=0), sum(math.prod(p.shape) for p in trained)
     copy_bytes = max((parameter.element_bytes for parameter in trained), default=_FP32)
     phases: tuple[Phase, ...] = ("forward", "loss") if micro_batches > 1 else ()
-    site = ExchangeSite(tuple(widths), ranks, ranks_per_node, copy_bytes=copy_bytes)
+    spread = min(2, len(widths)) * copy_bytes * ranks * most
+    # While the last gradients are sent they are there, and neither their sums nor the weights.
+    last = _FP32 * widths[-1] if widths else 0
+    later = spread + last - ranks * last
+    site = ExchangeSite(tuple(widths), ranks, ranks_per_node, copy_bytes=copy_bytes, later=later)
     own = Ledger.of(
         Entry("weight", _FP32 * sum(widths), what="masters, this rank's part"),
         Entry("gradient", _FP32 * whole, phases, "gradients that add up"),
         Entry("gradient", _FP32 * ranks * most, ("backward",), "a bucket of gradients"),
-        Entry("buffer", 2 * copy_bytes * ranks * most, ("step",), "buckets of weights"),
+        Entry("buffer", spread, ("step",), "buckets of weights"),
     )
     return ledger + own + exchange(site)
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from modicum.comm.dear import DeAR
-from modicum.comm.deferred import Deferred
+from modicum.comm.deferred import IN_FLIGHT, Deferred
 from modicum.core.collectives import Collectives, Handle, Link
 from modicum.core.layout import Layout
 from modicum.core.ranks import Ranks
@@ -126,7 +126,7 @@ def shared(
             fully_shard(layer, mesh=mesh)
         return model, Strategy()
     strategy = DeAR(**fields).strategy(ranks, Layout.of(ranks.size), link=link)
-    strategy.collectives = _ENGINES[arm](ranks, link=link)
+    strategy.collectives = _ENGINES[arm](ranks, link=link, in_flight=IN_FLIGHT)
     strategy.start(model)
     return model, strategy
 
