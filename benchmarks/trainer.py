@@ -72,8 +72,8 @@ def prepare(folder: Path, size: dict[str, int], job: Job) -> int:
 
     from modicum import Recipe, plan, train
     from modicum.adapters import LoRA
+    from modicum.core.ranks import Ranks
     from modicum.models import huggingface
-    from modicum.trainer.build import build_data, build_tokenizer
 
     data = {
         "include": INCLUDE,
@@ -90,9 +90,9 @@ def prepare(folder: Path, size: dict[str, int], job: Job) -> int:
         model={"path": str(job.base.parent)}, data=data, training={"batch_size": job.batch_size}
     )
     planned = plan(recipe)
-    prepared = folder / "prepared"
-    tokenizer = build_tokenizer(planned, prepared, lambda *_: None)
-    tokens = build_data(planned, tokenizer, prepared, lambda *_: None)
+    tokens = planned.task.prepare(
+        recipe, planned.inputs, folder / "prepared", lambda *_: None, Ranks()
+    )
     batches = [tokens.train.batch(tokens.sampler.indices(step)) for step in range(job.steps)]
     save_file(
         {
