@@ -7,12 +7,13 @@
     def test_sums(pool: Pool) -> None:
         assert pool.run(both, 10.0, ranks=2) == [30.0, 30.0]
 
-`pool.run(function, *arguments, ranks=2, timeout=60, lost=())` runs `function(Ranks, *arguments)` at
-every rank of a new gloo group and returns what each rank returned. Arguments and results are plain
-values, paths, tensors, recipes: what can be pickled and is importable (`modicum.*`). The function
-is found by its file and name, so that its file is imported afresh in the ranks, where nothing that
-a fixture or `monkeypatch` did here holds. Each call begins with seed 0, fp32, one thread, the
-environment as torchrun would set it and a default group of its own; `joined()` yields that group.
+`pool.run(function, *arguments, ranks=2, timeout=180, lost=())` runs `function(Ranks, *arguments)`
+at every rank of a new gloo group and returns what each rank returned. Arguments and results are
+plain values, paths, tensors, recipes: what can be pickled and is importable (`modicum.*`). The
+function is found by its file and name, so that its file is imported afresh in the ranks, where
+nothing that a fixture or `monkeypatch` did here holds. Each call begins with seed 0, fp32, one
+thread, the environment as torchrun would set it and a default group of its own; `joined()` yields
+that group.
 
 A rank that raises fails the test with its traceback. A rank that does not answer is killed, and
 the failure says where it was. After either, all ranks are started anew, which is cheap, since they
@@ -99,7 +100,7 @@ class Pool:
         function: Callable[..., Any],
         *arguments: Any,
         ranks: int = 2,
-        timeout: float = 60.0,
+        timeout: float = 180.0,
         lost: Collection[int] = (),
     ) -> list[Any]:
         """What `function(Ranks, *arguments)` returned at each of so many ranks.

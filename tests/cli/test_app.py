@@ -243,7 +243,7 @@ def start(runs: Any, out: Path, steps: int) -> subprocess.Popen[str]:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    metrics, patience = out / "metrics.jsonl", time.monotonic() + 60
+    metrics, patience = out / "metrics.jsonl", time.monotonic() + 180
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 10:
         assert process.poll() is None, process.stderr and process.stderr.read()
         assert time.monotonic() < patience
@@ -259,7 +259,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     out, steps = tmp_path / "run", 100_000
     with start(runs, out, steps) as process:
         process.send_signal(number)
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=180)
     assert process.returncode == 4
     assert told == (
         f"modicum: stopped by {number.name}; the state is saved, and the same command goes on\n"

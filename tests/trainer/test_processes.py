@@ -20,7 +20,7 @@ import yaml
 from modicum.checkpoint import CheckpointStore
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
-PATIENCE = 60.0  # seconds until a test that waits fails
+PATIENCE = 180.0  # seconds until a test that waits fails
 
 
 class Running:
