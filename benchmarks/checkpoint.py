@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,7 +41,7 @@ from modicum.core.state import StateRegistry, model_view, optimizer_view
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
 
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "full-size": {"layers": 8, "width": 512, "heads": 8, "vocabulary_size": 8192},
     "quick": {"layers": 2, "width": 128, "heads": 2, "vocabulary_size": 1024},
 }
@@ -50,7 +51,7 @@ Done = Callable[[], bool]
 class Training:
     """A model in training; its state is as large as it will be after one step."""
 
-    def __init__(self, size: dict[str, int], sequences: int, length: int) -> None:
+    def __init__(self, size: dict[str, Any], sequences: int, length: int) -> None:
         torch.manual_seed(0)
         config = ModelConfig(**size)
         self.model = Llama(config)
@@ -203,7 +204,7 @@ def main() -> None:
             return found["total"]
 
         totals = interleaved(
-            {name: lambda name=name: contender(name) for name in savers},
+            {name: partial(contender, name) for name in savers},
             rounds=arguments.rounds,
         )
         dist.destroy_process_group()

@@ -50,7 +50,7 @@ def interleaved(
     """
     figures: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warm_up + rounds):
-        order = list(contenders) if number % 2 == 0 else list(reversed(contenders))
+        order = list(contenders) if number % 2 == 0 else list(contenders)[::-1]
         for name in order:
             figure = contenders[name]()
             if number >= warm_up:

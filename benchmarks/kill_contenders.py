@@ -186,7 +186,7 @@ def train(out: Path) -> None:
     class Log(transformers.TrainerCallback):
         """A row in a file for each, as trackers keep them."""
 
-        def on_log(self, arguments: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             with open(out / "log.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps({**logs, "step": state.global_step}) + "\n")
 

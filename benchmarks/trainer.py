@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def race(
         rate = runner.segment(WARM_UP_STEPS)
         say(f"  {name} has started ({rate:,.0f} tokens/s with all that a start takes)")
     rates = interleaved(
-        {name: lambda r=runner: r.segment(segment) for name, runner in runners.items()},
+        {name: partial(runner.segment, segment) for name, runner in runners.items()},
         rounds=rounds,
         warm_up=1,
     )
