@@ -22,7 +22,7 @@ SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo 0)
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses=4 --dist=worksteal
 
-.PHONY: help demo test test-all lint format types imports docs wheel wheel-check promises benchmarks \
+.PHONY: help demo test test-rest test-all lint format types imports docs wheel wheel-check promises benchmarks \
 	install clean
 
 help: ## this list
@@ -32,7 +32,10 @@ demo: install ## train a small code model, adapt it with LoRA under a budget, sh
 	@env -u OMP_NUM_THREADS $(BIN)/modicum demo
 
 test: install ## the test suite, with a seeded third of the dear tests
-	@$(PYTEST) -m "not slow" --sample-dear=$(SEED)
+	@$(PYTEST) --sample-dear=$(SEED)
+
+test-rest: install ## the tests that `make test` leaves out
+	@$(PYTEST) --rest-of=$(SEED)
 
 test-all: install ## every test
 	@$(PYTEST)

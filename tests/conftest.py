@@ -32,15 +32,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--sample-dear",
         metavar="SEED",
-        help=f"run one in {SAMPLE} of the tests marked `dear`; SEED says which",
+        help=f"leave out slow tests, and of those marked `dear` all but one in {SAMPLE}",
+    )
+    parser.addoption(
+        "--rest-of",
+        metavar="SEED",
+        help="run what --sample-dear leaves out with the same seed",
     )
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    seed = config.getoption("--sample-dear")
-    if seed is None:
-        return "dear tests: all"
-    return f"dear tests: one in {SAMPLE}, --sample-dear={seed}"
+    for option in ("--sample-dear", "--rest-of"):
+        if (seed := config.getoption(option)) is not None:
+            return f"some of the tests: {option}={seed}"
+    return "every test"
 
 
 def sampled(nodeid: str, seed: str) -> bool:
@@ -49,15 +54,18 @@ def sampled(nodeid: str, seed: str) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seed = config.getoption("--sample-dear")
-    if seed is None:
+    seed, rest = config.getoption("--sample-dear"), config.getoption("--rest-of")
+    if seed is None and rest is None:
         return
-    left_out = [
-        item for item in items if item.get_closest_marker("dear") and not sampled(item.nodeid, seed)
-    ]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    halves: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        dear = item.get_closest_marker("dear")
+        left_out = item.get_closest_marker("slow") or (
+            dear and not sampled(item.nodeid, seed or rest)
+        )
+        halves[bool(left_out)].append(item)
+    config.hook.pytest_deselected(items=halves[rest is None])
+    items[:] = halves[rest is not None]
 
 
 @pytest.fixture
