@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import tempfile
-
 import torch
 import torch.nn.functional as F
 
@@ -16,7 +13,7 @@ from modicum.proofs.contracts.adapters.subjects import (
     small,
     tokens,
 )
-from modicum.proofs.contracts.base import NotApplicable
+from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
 
 
 @adapters_check()
@@ -40,40 +37,12 @@ def check_learns_in_a_plain_loop(subject: Subject) -> None:
 @adapters_check(dear=True)
 def check_trains_under_transformers(subject: Subject) -> None:
     """`transformers.Trainer` trains the factors of a Hugging Face model, and nothing else."""
-    missing = [
-        name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        raise NotApplicable(f"{missing[0]} is not installed")
-    import transformers
-
-    config = transformers.LlamaConfig(
-        vocab_size=29,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    model = transformers.LlamaForCausalLM(config)
+    model = hugging_face_llama()
     base = {name: value.detach().clone() for name, value in model.named_parameters()}
     # Where the first weights can be read, they come back to the bit.
     adapter = small(subject).attach(model, weights=lambda name: base[f"{name}.weight"])
     before = {name: value.detach().clone() for name, value in adapter.named_parameters()}
-    rows = [{"input_ids": row, "labels": row} for row in tokens(8)]
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = transformers.TrainingArguments(
-            folder,
-            max_steps=3,
-            learning_rate=1e-2,
-            per_device_train_batch_size=4,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            use_cpu=True,
-        )
-        trainer = transformers.Trainer(model, arguments, train_dataset=rows)
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
+    train_under_transformers(model, tokens(8), max_steps=3, learning_rate=1e-2)
     after = adapter.state_dict()
     assert all(not torch.equal(before[name], after[name]) for name in before), "a factor is stuck"
     adapter.detach()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from typing import Any, cast
@@ -11,13 +10,12 @@ import torch
 from torch import Tensor
 
 from modicum.comm.base import Schedule
-from modicum.core.catalog import of_value, read_file
 from modicum.core.exchange import ExchangeContext, ExchangeSite, ShardExchange
 from modicum.core.method import Method
 from modicum.core.ranks import Ranks
 from modicum.proofs.contracts.base import NotApplicable
 from modicum.proofs.contracts.comm.subjects import Subject, comm_check
-from modicum.proofs.ranks import at_ranks
+from modicum.proofs.contracts.comm.two_ranks import on_two_ranks
 
 WIDTHS, UPDATES, NEAR = (37, 4000), 30, 0.25
 
@@ -52,7 +50,7 @@ def check_exchange_alone(subject: Subject) -> None:
 @comm_check(dear=True)
 def check_exchange_sums(subject: Subject) -> None:
     """At two ranks each gets the sum of its own row, as near as the codec allows."""
-    for rank, found in enumerate(on_two_ranks(exchange(subject))):
+    for rank, found in enumerate(on_two_ranks(two_ranks, exchange(subject))):
         assert found["far"] <= NEAR, (
             f"rank {rank}'s sum is off by {found['far']:.3g} of its norm, and {NEAR} is allowed"
         )
@@ -61,7 +59,7 @@ def check_exchange_sums(subject: Subject) -> None:
 @comm_check(dear=True)
 def check_exchange_copies(subject: Subject) -> None:
     """Copies are the same on all ranks after every update, and follow the weights."""
-    ranks = on_two_ranks(exchange(subject))
+    ranks = on_two_ranks(two_ranks, exchange(subject))
     assert all(found["copies"] == ranks[0]["copies"] for found in ranks), "ranks' copies differ"
     for found in ranks:
         assert found["apart"] <= NEAR, (
@@ -77,44 +75,29 @@ def check_exchange_traffic(subject: Subject) -> None:
     for wire in value.ledger(ExchangeSite(WIDTHS, 2, 2)).wire:
         name = f"{wire.collective} along {wire.axis}"
         said[name] = said.get(name, 0) + UPDATES * wire.bytes
-    for found in on_two_ranks(value):
+    for found in on_two_ranks(two_ranks, value):
         assert found["sent"] == said, f"the meter counts {found['sent']}, the ledger says {said}"
 
 
 @comm_check(dear=True)
 def check_exchange_resumes(subject: Subject) -> None:
     """With the state of one that ran on, another exchange goes on to the same bits."""
-    for found in on_two_ranks(exchange(subject)):
+    for found in on_two_ranks(two_ranks, exchange(subject)):
         assert found["resumed"], "a second exchange with the first one's state rounds otherwise"
 
 
 @comm_check(dear=True)
 def check_exchange_not_finite(subject: Subject) -> None:
     """A gradient that is not finite on one rank is not finite where its sum arrives."""
-    for found in on_two_ranks(exchange(subject)):
+    for found in on_two_ranks(two_ranks, exchange(subject)):
         assert found["spoiled"], "a NaN was summed to a finite number"
 
 
-def on_two_ranks(value: Method) -> list[dict[str, Any]]:
-    """What `two_ranks` finds at each of two ranks; they are started once for all checks."""
-    record = of_value(value)
-    where = {"file": str(record.file), "module": record.module, "kind": record.class_name}
-    return _on_two_ranks(json.dumps(where | {"fields": value.model_dump()}))
-
-
-@functools.lru_cache(maxsize=8)
-def _on_two_ranks(arguments: str) -> list[dict[str, Any]]:
-    return at_ranks(f"{__name__}:two_ranks", 2, json.loads(arguments))
-
-
-def two_ranks(
-    ranks: Ranks, file: str, module: str | None, kind: str, fields: dict[str, Any]
-) -> dict[str, Any]:
+def two_ranks(ranks: Ranks, value: Method) -> dict[str, Any]:
     """What an exchange does to sums and copies, sends, and remembers."""
-    (record,) = (each for each in read_file(file, module=module) if each.class_name == kind)
 
     def bind() -> ShardExchange:
-        return cast(ShardExchange, record.load()(**fields).bind(ExchangeContext(ranks, seed=5)))
+        return cast(ShardExchange, value.bind(ExchangeContext(ranks, seed=5)))
 
     first, far, apart = bind(), 0.0, 0.0
     copies = [torch.zeros(ranks.size, width) for width in WIDTHS]

@@ -16,13 +16,14 @@ from modicum.proofs.contracts.comm.subjects import (
     comm_check,
     furthest,
     loss_of,
-    on_two_ranks,
     optimizer_of,
     plain,
     schedule,
     scheduled,
+    two_ranks,
     weights,
 )
+from modicum.proofs.contracts.comm.two_ranks import on_two_ranks
 
 
 @comm_check()
@@ -142,7 +143,7 @@ def check_state_and_resume(subject: Subject) -> None:
 @comm_check(dear=True)
 def check_two_ranks(subject: Subject) -> None:
     """At two ranks, weights and losses are those of plainly summed gradients, alike on both."""
-    for rank, found in enumerate(on_two_ranks(schedule(subject))):
+    for rank, found in enumerate(on_two_ranks(two_ranks, schedule(subject))):
         assert found["alike"], "the ranks' weights differ"
         assert found["distance"] <= 1e-5, f"rank {rank}: a weight is off by {found['distance']:.3g}"
         assert found["losses"] <= 1e-5, f"rank {rank}: a loss is off by {found['losses']:.3g}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from modicum.comm.base import Exchanged
-from modicum.proofs.contracts.comm.subjects import STEPS, Odd, Subject, comm_check, on_two_ranks
+from modicum.proofs.contracts.comm.subjects import STEPS, Odd, Subject, comm_check, two_ranks
 from modicum.proofs.contracts.comm.subjects import schedule as schedule_of
+from modicum.proofs.contracts.comm.two_ranks import on_two_ranks
 
 
 @comm_check()
@@ -21,7 +22,7 @@ def check_traffic(subject: Subject) -> None:
     """The ledger's bytes and calls of an update are those that the meter counts at two ranks."""
     value = schedule_of(subject)
     wires = [*value.ledger(_at(2, 4)).wire, *value.ledger(_at(2, 2)).wire]
-    for found in on_two_ranks(value):
+    for found in on_two_ranks(two_ranks, value):
         for name in sorted({*found["sent"], *(wire.collective for wire in wires)}):
             said = sum(wire.bytes for wire in wires if wire.collective == name)
             calls = sum(wire.count for wire in wires if wire.collective == name)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -12,13 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from modicum.comm.base import Schedule, Wrapped
-from modicum.core.catalog import of_value, read_file
 from modicum.core.layout import Layout
 from modicum.core.method import Method
 from modicum.core.ranks import Ranks
 from modicum.core.strategy import Strategy
 from modicum.proofs.contracts.base import NotApplicable, check
-from modicum.proofs.ranks import at_ranks
 
 Subject = type[Method] | Method
 
@@ -105,24 +100,8 @@ def scheduled(value: Schedule, steps: int = STEPS) -> tuple[nn.Module, Wrapped]:
     return model, handle
 
 
-def on_two_ranks(value: Schedule) -> list[dict[str, Any]]:
-    """What `two_ranks` finds at each of two ranks; they are started once for all checks."""
-    record = of_value(value)
-    where = {"file": str(record.file), "module": record.module, "kind": record.class_name}
-    return _on_two_ranks(json.dumps(where | {"fields": value.model_dump()}))
-
-
-@functools.lru_cache(maxsize=8)
-def _on_two_ranks(arguments: str) -> list[dict[str, Any]]:
-    return at_ranks(f"{__name__}:two_ranks", 2, json.loads(arguments))
-
-
-def two_ranks(
-    ranks: Ranks, file: str, module: str | None, kind: str, fields: dict[str, Any]
-) -> dict[str, Any]:
+def two_ranks(ranks: Ranks, value: Schedule) -> dict[str, Any]:
     """How far a schedule's weights are from plain sums and from the other rank's; its traffic."""
-    (record,) = (each for each in read_file(file, module=module) if each.class_name == kind)
-    value = cast("Callable[..., Schedule]", record.load())(**fields)
     ours, handle, losses = _trained(ranks, value.strategy(ranks, Layout.of(ranks.size)))
     theirs, _, their_losses = _trained(ranks, _Summed(ranks))
     meter = cast("Any", handle).collectives.meter

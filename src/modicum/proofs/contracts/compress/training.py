@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 
 import torch
@@ -22,6 +21,7 @@ from modicum.proofs.contracts.compress.subjects import (
     small,
     tokens,
 )
+from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
 
 
 @compress_check()
@@ -78,22 +78,7 @@ def check_frozen_layers_stay_frozen(subject: Subject) -> None:
 @compress_check(dear=True)
 def check_trains_under_transformers(subject: Subject) -> None:
     """`transformers.Trainer` trains the factors; merged, a model is saved and read as ever."""
-    missing = [
-        name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        raise NotApplicable(f"{missing[0]} is not installed")
-    import transformers
-
-    config = transformers.LlamaConfig(
-        vocab_size=29,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        tie_word_embeddings=False,
-    )
-    model = transformers.LlamaForCausalLM(config)
+    model = hugging_face_llama(tie_word_embeddings=False)
     value = small(subject)
 
     def loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
@@ -102,29 +87,16 @@ def check_trains_under_transformers(subject: Subject) -> None:
     handle = value.fit(model, value.calibrate(model, [tokens(4)], loss))
     before = {name: value.clone() for name, value in handle.state_dict().items()}
     assert len(before) == 14, f"it holds {sorted(before)}"
+    train_under_transformers(model, tokens(8), max_steps=3, learning_rate=1e-2)
+    after = handle.state_dict()
+    stuck = [name for name in before if torch.equal(before[name], after[name])]
+    assert not stuck, f"the trainer leaves {stuck[0]} as it was"
+    beside = model(tokens()).logits
+    handle.merge()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = transformers.TrainingArguments(
-            folder,
-            max_steps=3,
-            learning_rate=1e-2,
-            per_device_train_batch_size=4,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            use_cpu=True,
-        )
-        rows = [{"input_ids": row, "labels": row} for row in tokens(8)]
-        trainer = transformers.Trainer(model, arguments, train_dataset=rows)
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
-        after = handle.state_dict()
-        stuck = [name for name in before if torch.equal(before[name], after[name])]
-        assert not stuck, f"the trainer leaves {stuck[0]} as it was"
-        beside = model(tokens()).logits
-        handle.merge()
         model.save_pretrained(folder)
-        again = transformers.LlamaForCausalLM.from_pretrained(folder)
-        gap = (again(tokens()).logits - beside).abs().max().item()
+        again = type(model).from_pretrained(folder)
+    gap = (again(tokens()).logits - beside).abs().max().item()
     assert gap < 1e-4, f"the saved model's logits differ by {gap:.3g}"
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import tempfile
 from functools import partial
 from typing import Any
 
@@ -26,6 +24,7 @@ from modicum.optim.transform import (
 )
 from modicum.proofs.contracts.base import NotApplicable, check
 from modicum.proofs.contracts.optim.subjects import llama, numbers, tokens
+from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
 
 Subject = type[GradientTransform] | GradientTransform
 
@@ -266,9 +265,6 @@ def check_closing(subject: Subject) -> None:
 @transforms_check(dear=True)
 def check_trains_under_transformers(subject: Subject) -> None:
     """A callback of `transformers.Trainer`, it changes what its layers learn, and nothing else."""
-    for name in ("transformers", "accelerate"):
-        if importlib.util.find_spec(name) is None:
-            raise NotApplicable(f"{name} is not installed")
     value = subject if isinstance(subject, GradientTransform) else subject()
     plain, trained = _under_transformers(None), _under_transformers(value)
     for name, parameter in trained.named_parameters():
@@ -302,32 +298,14 @@ def _spent(model: Llama) -> tuple[int, int]:
 
 def _under_transformers(transform: GradientTransform | None) -> nn.Module:
     """A Hugging Face model after one update of plain SGD."""
-    import transformers
-
-    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
-    torch.manual_seed(0)
-    model: nn.Module = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(vocab_size=29, num_hidden_layers=1, **sizes)
+    model: nn.Module = hugging_face_llama()
+    train_under_transformers(
+        model,
+        tokens(8),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        callback=transform and transform.callback(),
+        max_steps=1,
+        gradient_accumulation_steps=2,
+        max_grad_norm=0.0,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = transformers.TrainingArguments(
-            folder,
-            max_steps=1,
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            max_grad_norm=0.0,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            use_cpu=True,
-        )
-        trainer = transformers.Trainer(
-            model,
-            arguments,
-            train_dataset=[{"input_ids": row, "labels": row} for row in tokens(8)],
-            optimizers=(torch.optim.SGD(model.parameters(), lr=0.1), None),
-            callbacks=[] if transform is None else [transform.callback()],
-        )
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
     return model
