@@ -203,12 +203,12 @@ def nearly_the_loss(run: ProofRun) -> None:
         tried = [(name, contender, rate) for name, contender, rates in arms for rate in rates]
         return mean(*min(tried, key=lambda one: trained(*one, texts[0]).loss))
 
-    method: Arm = ("GaLore", _plain(galore), (1e-2, 2e-2, 4e-2, 8e-2) if run.full else (2e-2, 4e-2))
-    alike: Arm = ("AdamW", _plain(adamw), (1e-3, 3e-3, 1e-2) if run.full else (3e-3,))
+    method: Arm = ("GaLore", _plain(galore), (5e-3, 1e-2, 2e-2, 4e-2) if run.full else (2e-2, 4e-2))
+    alike: Arm = ("AdamW", _plain(adamw), (3e-4, 1e-3, 3e-3) if run.full else (3e-3,))
     apart: Arm = ("AdamW, matrices a quarter", _plain(adamw, 0.25), method[2])
     adam = best(alike, apart)
     if run.full:
-        rates = (3e-3, 1e-2, 3e-2)
+        rates = (1e-3, 3e-3, 1e-2)
         lora: Arm = ("LoRA", _adapted(rank, size.steps), rates)
         relora: Arm = ("ReLoRA", _adapted(rank, size.steps // 10), rates)
         for other in (lora, relora, alike, apart):
