@@ -9,52 +9,24 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from layouts import CONFIG, LAYOUTS, strategy_of
 from pool import Pool
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from modicum.checkpoint import CheckpointStore
 from modicum.core.errors import InputError
-from modicum.core.layout import Layout
 from modicum.core.meta import materialise, on_meta
 from modicum.core.parameters import optimizer_groups
 from modicum.core.ranks import Ranks
 from modicum.core.sharding import whole
 from modicum.core.state import StateRegistry, optimizer_view
-from modicum.core.strategy import Strategy
-from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
 from modicum.optim import SGD, Eva, TransformContext
 from modicum.optim.eva import EvaRuntime
-from modicum.parallel.replicated import Replicated
-from modicum.parallel.sharded import Sharded
 
 pytestmark = pytest.mark.ranks
-# Widths that no number of ranks divides; with one key head of two rows, four ranks hold nothing of
-# some matrices.
-CONFIG = ModelConfig(
-    vocabulary_size=29, width=6, layers=2, heads=3, kv_heads=1, mlp_width=13, initializer_range=0.3
-)
-# name: (ranks, ranks that share one copy of the weights)
-LAYOUTS = {
-    "alone": (1, 1),
-    "ddp 2": (2, 1),
-    "ddp 4": (4, 1),
-    "fsdp 2": (2, 2),
-    "fsdp 4": (4, 4),
-    "hybrid 4": (4, 2),
-}
 BATCH, STEPS = 8, 3
-
-
-def strategy_of(ranks: Ranks, layout: str) -> Strategy:
-    count, shard = LAYOUTS[layout]
-    assert count == ranks.size
-    if count == 1:
-        return Strategy(ranks)
-    if shard == 1:
-        return Replicated(ranks, Layout.of(count), bucket_bytes=1000)
-    return Sharded(ranks, Layout.of(count, shard))
 
 
 def rows(step: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from layouts import CONFIG, LAYOUTS, strategy_of
 from pool import Pool
 from torch import Tensor, nn
 
 from modicum.checkpoint import CheckpointStore
-from modicum.core.layout import Layout
 from modicum.core.ledger import Training as At
 from modicum.core.memory import bytes_by_kind
 from modicum.core.meta import materialise, on_meta
@@ -20,42 +20,14 @@ from modicum.core.ranks import Ranks
 from modicum.core.sharding import whole
 from modicum.core.state import StateRegistry, model_view, optimizer_view
 from modicum.core.stepping import Stepper
-from modicum.core.strategy import Strategy
-from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
 from modicum.optim import GaLore
-from modicum.parallel.replicated import Replicated
-from modicum.parallel.sharded import Sharded
 from modicum.proofs.contracts.optim.subjects import loss, tokens
 
 pytestmark = pytest.mark.ranks
-# Widths that no number of ranks divides. One head gives a matrix k of two rows, so that with three
-# ranks or four some hold none of it.
-CONFIG = ModelConfig(
-    vocabulary_size=29, width=6, layers=2, heads=3, kv_heads=1, mlp_width=13, initializer_range=0.3
-)
-# name: (ranks, ranks that share one copy of the weights)
-LAYOUTS = {
-    "alone": (1, 1),
-    "ddp 2": (2, 1),
-    "fsdp 2": (2, 2),
-    "fsdp 3": (3, 3),
-    "fsdp 4": (4, 4),
-    "hybrid 4": (4, 2),
-}
 SMALL: dict[str, Any] = {"rank": 2, "update_gap": 3, "weight_decay": 0.1}
 # Twelve rows for the batch, which all numbers of ranks here divide.
 BATCH = 12
-
-
-def strategy_of(ranks: Ranks, layout: str) -> Strategy:
-    count, shard = LAYOUTS[layout]
-    assert count == ranks.size
-    if count == 1:
-        return Strategy(ranks)
-    if shard == 1:
-        return Replicated(ranks, Layout.of(count), bucket_bytes=1000)
-    return Sharded(ranks, Layout.of(count, shard))
 
 
 class Training:
