@@ -15,7 +15,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from modicum.adapters import LoRA
-from modicum.models import huggingface
+from modicum.models import saving
 from modicum.models.config import ModelConfig
 from modicum.models.llama import create
 
@@ -32,7 +32,7 @@ def distances(shape: dict[str, Any], folder: Path, seed: int) -> dict[str, float
     """Largest absolute differences of logits, and how large logits are."""
     config = ModelConfig(vocabulary_size=VOCABULARY, context=LENGTH, **shape)
     model = create(config, seed=seed)
-    huggingface.save(model, folder / "model")
+    saving.save(model, folder / "model")
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(VOCABULARY, (ROWS, LENGTH), generator=generator)
     theirs: Any = transformers.LlamaForCausalLM.from_pretrained(

@@ -285,7 +285,7 @@ def merge(
 
     The merged model is saved as a folder in Hugging Face's format.
     """
-    from modicum.models import huggingface
+    from modicum.models import saving
     from modicum.serve import load_run
 
     conversation = load_run(run)
@@ -296,7 +296,7 @@ def merge(
     conversation.adapter.merge(dense=next(conversation.model.parameters()).dtype)
     conversation.adapter.detach()
     files = sorted((run / "tokenizer").glob("*"))
-    print(huggingface.save(conversation.model, out, files=files))
+    print(saving.save(conversation.model, out, files=files))
 
 
 @app.command()

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
         read_config,
         read_header,
         resolve,
-        save,
     )
     from modicum.models.llama import Llama, States, create
+    from modicum.models.saving import save
 
 _HOME = {
     "Llama": "llama",
@@ -31,7 +31,7 @@ _HOME = {
     "read_config": "huggingface",
     "read_header": "huggingface",
     "resolve": "huggingface",
-    "save": "huggingface",
+    "save": "saving",
 }
 
 __all__ = [

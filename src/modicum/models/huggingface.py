@@ -1,22 +1,19 @@
-"""Model folders in Hugging Face's format: config.json and safetensors, read and written.
+"""Model folders in Hugging Face's format, config.json and safetensors, as they are read.
 
 Reading a configuration or checking a folder needs no torch, so that a plan is made in a moment;
-`load` and `save` import it. Pickled weights are refused: unpickling runs what a stranger wrote.
+`load` imports it. Pickled weights are refused: unpickling runs what a stranger wrote.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from modicum.core.errors import InputError
-from modicum.core.files import publish_folder, write_json
 from modicum.models.config import ModelConfig
 from modicum.models.safetensors_file import TensorEntry, read_entries, read_index
 
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOATS = ("F64", "F32", "F16", "BF16")
-SHARD_BYTES = 5 * 10**9
 
 
 @dataclass(frozen=True)
@@ -229,49 +225,6 @@ def reader(folder: str | Path) -> Callable[[str], torch.Tensor]:
     return read
 
 
-def save(
-    model: Llama,
-    folder: str | Path,
-    *,
-    files: Iterable[str | Path] = (),
-    shard_bytes: int = SHARD_BYTES,
-    write: bool = True,
-    dense: bool = True,
-) -> Path:
-    """Write `model` to `folder` as transformers reads it; whole or not at all.
-
-    A folder that is already there is replaced. Linear forms are written as the dense weights
-    that they stand for, quantized ones in the embedding's dtype; tied embeddings once.
-
-    Args:
-        files: more files to stand in the folder, such as tokenizer.json.
-        shard_bytes: a larger model is split into files of about this size.
-        write: of a model that is cut over ranks every rank calls this, so that its tensors can be
-            gathered, one after the other, and one rank writes.
-        dense: false keeps layers that are low-rank factors as they are: a folder as small as the
-            model, which modicum alone reads.
-
-    Raises:
-        InputError: the disk is full or cannot be written.
-    """
-    target, config = Path(folder), replace(model.config, low_rank={} if dense else ranks_of(model))
-    if not write:
-        for name in config.parameter_shapes():
-            _dense_tensor(model, name)
-        return target
-    with publish_folder(target) as temporary:
-        dtype = _write_weights(model, config, temporary, shard_bytes)
-        raw = config.to_hf()
-        raw.pop("dtype", None)  # transformers 5's name for what both 4 and 5 read as torch_dtype
-        write_json(temporary / CONFIG, raw | {"torch_dtype": dtype})
-        tokens = {name: raw[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        generation = {name: token for name, token in tokens.items() if token is not None}
-        write_json(temporary / "generation_config.json", {"_from_model_config": True} | generation)
-        for file in files:
-            shutil.copyfile(file, temporary / Path(file).name)
-    return target
-
-
 def _find_tensors(folder: Path) -> dict[str, TensorEntry]:
     """Every tensor of the folder's one weight file, or of those that its index names."""
     if (folder / WEIGHTS).exists():
@@ -299,42 +252,6 @@ def _find_tensors(folder: Path) -> dict[str, TensorEntry]:
     return found
 
 
-def ranks_of(model: torch.nn.Module) -> dict[str, int]:
-    """The ranks of the layers that are held as low-rank factors, by their names."""
-    from modicum.adapters.sites import base_name
-    from modicum.linears import LowRankLinear
-
-    named = ((base_name(f"{name}."), module) for name, module in model.named_modules())
-    return {name[:-1]: m.rank for name, m in named if isinstance(m, LowRankLinear)}
-
-
-def _write_weights(model: Llama, config: ModelConfig, folder: Path, shard_bytes: int) -> str:
-    """Write the tensors in shards, one at a time, and the index; the name of their dtype."""
-    from safetensors.torch import save_file
-
-    dtype = next(model.parameters()).dtype
-    shards: list[list[str]] = [[]]
-    sizes = [0]
-    for name, shape in config.parameter_shapes().items():
-        size = math.prod(shape) * dtype.itemsize
-        if shards[-1] and sizes[-1] + size > shard_bytes:
-            shards.append([])
-            sizes.append(0)
-        shards[-1].append(name)
-        sizes[-1] += size
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        several = len(shards) > 1
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if several else WEIGHTS
-        tensors = {name: _dense_tensor(model, name).contiguous() for name in shard}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(shard, file)
-    if len(shards) > 1:
-        index: dict[str, Any] = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
-        write_json(folder / INDEX, index)
-    return str(dtype).removeprefix("torch.")
-
-
 def _read_rows(
     header: ModelHeader, name: str, before: int = 0, rows: int | None = None
 ) -> torch.Tensor:
@@ -350,18 +267,3 @@ def _read_rows(
         end = None if rows is None else before + rows
         tensor: torch.Tensor = file.get_slice(name)[before:end]
         return tensor
-
-
-def _dense_tensor(model: Llama, name: str) -> torch.Tensor:
-    """The whole parameter of this Hugging Face name; of a projection, the dense weight it holds."""
-    from modicum.adapters.sites import base_of
-    from modicum.core.linear_forms import form_of
-    from modicum.core.sharding import whole
-
-    path, _, leaf = name.rpartition(".")
-    module = base_of(model, path)
-    form = form_of(module) if leaf == "weight" else None
-    if form is None:
-        return whole(module.get_parameter(leaf).detach())
-    weight = whole(form.to_dense(module).detach())
-    return weight if form.trains else weight.to(next(model.parameters()).dtype)

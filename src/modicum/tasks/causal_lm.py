@@ -18,7 +18,7 @@ from modicum.core.saved import Shares
 from modicum.data.batch import Batch
 from modicum.data.packing import Packed
 from modicum.data.tokenizer import Tokenizer
-from modicum.models import huggingface
+from modicum.models import huggingface, saving
 from modicum.models.config import ModelConfig
 from modicum.models.generate import generate
 from modicum.models.ledger import Adapted, held, slack
@@ -177,15 +177,15 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
 
     def export(self, model: Llama, data: Data[Batch], folder: Path, *, write: bool = True) -> None:
         """Write a Hugging Face folder; of low-rank layers the products."""
-        huggingface.save(model, folder, files=data.files, write=write)
+        saving.save(model, folder, files=data.files, write=write)
 
     def export_small(
         self, model: Llama, data: Data[Batch], folder: Path, *, write: bool = True
     ) -> bool:
         """Write a folder of the model as it is, if it has low-rank layers."""
-        small = bool(huggingface.ranks_of(model))
+        small = bool(saving.ranks_of(model))
         if small:
-            huggingface.save(model, folder, files=data.files, write=write, dense=False)
+            saving.save(model, folder, files=data.files, write=write, dense=False)
         return small
 
 

@@ -1,0 +1,115 @@
+"""Model folders in Hugging Face's format, as they are written: whole, in shards, no pickles."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modicum.core.files import publish_folder, write_json
+from modicum.models.config import ModelConfig
+from modicum.models.huggingface import CONFIG, INDEX, WEIGHTS
+
+if TYPE_CHECKING:
+    import torch
+
+    from modicum.models.llama import Llama
+
+SHARD_BYTES = 5 * 10**9
+
+
+def save(
+    model: Llama,
+    folder: str | Path,
+    *,
+    files: Iterable[str | Path] = (),
+    shard_bytes: int = SHARD_BYTES,
+    write: bool = True,
+    dense: bool = True,
+) -> Path:
+    """Write `model` to `folder` as transformers reads it; whole or not at all.
+
+    A folder that is already there is replaced. Linear forms are written as the dense weights
+    that they stand for, quantized ones in the embedding's dtype; tied embeddings once.
+
+    Args:
+        files: more files to stand in the folder, such as tokenizer.json.
+        shard_bytes: a larger model is split into files of about this size.
+        write: of a model that is cut over ranks every rank calls this, so that its tensors can be
+            gathered, one after the other, and one rank writes.
+        dense: false keeps layers that are low-rank factors as they are: a folder as small as the
+            model, which modicum alone reads.
+
+    Raises:
+        InputError: the disk is full or cannot be written.
+    """
+    target, config = Path(folder), replace(model.config, low_rank={} if dense else ranks_of(model))
+    if not write:
+        for name in config.parameter_shapes():
+            _dense_tensor(model, name)
+        return target
+    with publish_folder(target) as temporary:
+        dtype = _write_weights(model, config, temporary, shard_bytes)
+        raw = config.to_hf()
+        raw.pop("dtype", None)  # transformers 5's name for what both 4 and 5 read as torch_dtype
+        write_json(temporary / CONFIG, raw | {"torch_dtype": dtype})
+        tokens = {name: raw[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        generation = {name: token for name, token in tokens.items() if token is not None}
+        write_json(temporary / "generation_config.json", {"_from_model_config": True} | generation)
+        for file in files:
+            shutil.copyfile(file, temporary / Path(file).name)
+    return target
+
+
+def ranks_of(model: torch.nn.Module) -> dict[str, int]:
+    """The ranks of the layers that are held as low-rank factors, by their names."""
+    from modicum.adapters.sites import base_name
+    from modicum.linears import LowRankLinear
+
+    named = ((base_name(f"{name}."), module) for name, module in model.named_modules())
+    return {name[:-1]: m.rank for name, m in named if isinstance(m, LowRankLinear)}
+
+
+def _write_weights(model: Llama, config: ModelConfig, folder: Path, shard_bytes: int) -> str:
+    """Write the tensors in shards, one at a time, and the index; the name of their dtype."""
+    from safetensors.torch import save_file
+
+    dtype = next(model.parameters()).dtype
+    shards: list[list[str]] = [[]]
+    sizes = [0]
+    for name, shape in config.parameter_shapes().items():
+        size = math.prod(shape) * dtype.itemsize
+        if shards[-1] and sizes[-1] + size > shard_bytes:
+            shards.append([])
+            sizes.append(0)
+        shards[-1].append(name)
+        sizes[-1] += size
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        several = len(shards) > 1
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if several else WEIGHTS
+        tensors = {name: _dense_tensor(model, name).contiguous() for name in shard}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+    if len(shards) > 1:
+        index: dict[str, Any] = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
+        write_json(folder / INDEX, index)
+    return str(dtype).removeprefix("torch.")
+
+
+def _dense_tensor(model: Llama, name: str) -> torch.Tensor:
+    """The whole parameter of this Hugging Face name; of a projection, the dense weight it holds."""
+    from modicum.adapters.sites import base_of
+    from modicum.core.linear_forms import form_of
+    from modicum.core.sharding import whole
+
+    path, _, leaf = name.rpartition(".")
+    module = base_of(model, path)
+    form = form_of(module) if leaf == "weight" else None
+    if form is None:
+        return whole(module.get_parameter(leaf).detach())
+    weight = whole(form.to_dense(module).detach())
+    return weight if form.trains else weight.to(next(model.parameters()).dtype)
