@@ -9,7 +9,8 @@ Quality is that of a character model: in the quick proof near AdamW's, in the fu
 from it than half of LoRA's. GaLore's alpha leaves matrices a quarter of the rate that all else has,
 so AdamW may have that too. The full experiment has 1,000 steps and all arms (AdamW, LoRA, ReLoRA,
 GaLore, each with learning rates of its own, chosen at the first of three seeds); cut are the sizes:
-two blocks of width 128, batches of 512 characters, three or four learning rates.
+two blocks of width 128, batches of 512 characters, three or four learning rates. LoRA, which here
+trains embeddings, norms and head beside its factors, loses little at this size.
 """
 
 from __future__ import annotations
