@@ -153,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tiny model; keeps no result")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--starts", type=int, default=4)
+    parser.add_argument("--starts", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=10, help="in each start")
     parser.add_argument("--segment", type=int, default=2, help="steps between two changes")
     parser.add_argument("--batch-size", type=int, default=4)

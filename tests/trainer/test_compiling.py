@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -380,15 +381,14 @@ def start(cache: Path) -> subprocess.Popen[str]:
 
 
 def children(pid: int) -> dict[int, str]:
-    """The processes below one, by their command's name."""
+    """The processes below one, by their command's name; any of them may end meanwhile."""
     found = {}
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, path.read_text().split()):
-            try:
-                found[child] = Path(f"/proc/{child}/comm").read_text().strip()
-            except OSError:
-                continue
-            found |= children(child)
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in map(int, path.read_text().split()):
+                with contextlib.suppress(OSError):
+                    found[child] = Path(f"/proc/{child}/comm").read_text().strip()
+                    found |= children(child)
     return found
 
 
