@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from layouts import LAYOUTS
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -28,17 +29,6 @@ from modicum.core.parameters import optimizer_groups
 from modicum.core.ranks import Ranks
 from modicum.core.sharding import is_sharded, whole
 from modicum.core.state import StateRegistry, model_view, optimizer_view, random_view
-
-# name: (ranks, ranks that share one copy of the weights)
-LAYOUTS = {
-    "alone": (1, 1),
-    "ddp 2": (2, 1),
-    "ddp 4": (4, 1),
-    "fsdp 2": (2, 2),
-    "fsdp 3": (3, 3),
-    "fsdp 4": (4, 4),
-    "hybrid 4": (4, 2),
-}
 
 
 class Net(nn.Module):
