@@ -112,7 +112,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 			rm -rf $(VENV); exit 1; }; \
 	fi
 	@echo "Installing PyTorch and the rest of constraints.txt: a few minutes, once (log: $(LOG))"
-	@$(call pip,$(BIN)/$(PIP) torch hatchling,>)
+	@: > $(LOG)
+	@$(BIN)/python scripts/find_torch.py $(or $(firstword $(MAKECMDGOALS)),install) $(LOG) $(BIN)/$(PIP)
+	@$(call pip,$(BIN)/$(PIP) torch hatchling,>>)
 	@$(call pip,$(BIN)/$(PIP) --no-build-isolation --editable '.[dev]',>>)
 	@touch $@
 
@@ -129,7 +131,7 @@ $(1) $(2) $(LOG) 2>&1 || { \
 	then echo "The installation needs the network: pip could not reach its package index."; \
 	elif grep -q 'No space left' $(LOG); then echo "The disk is full; $(SMALLER_TORCH)."; \
 	else tail -n 15 $(LOG); echo "pip failed; the lines above are the end of its log."; fi; \
-	echo "All of it is in $(LOG). The same command again goes on from here."; exit 1; }
+	echo "All of it is in $(LOG). The same command again resumes from there."; exit 1; }
 endef
 
 clean: ## remove what was built; keeps .venv and the run folders
