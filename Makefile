@@ -81,8 +81,8 @@ wheel-check: wheel ## install the wheel elsewhere: one class alone, then three s
 	test "$$(wc -l < run/metrics.jsonl)" -eq 3; \
 	echo "The wheel trains outside the checkout."
 
-promises: install ## check every promise of the README, write benchmarks/results/promises.json
-	@env -u OMP_NUM_THREADS $(BIN)/modicum promises
+promises: install ## check the promises of the README, reading what takes long; LONG=1 runs that too
+	@env -u OMP_NUM_THREADS $(BIN)/modicum promises $(if $(LONG),--long)
 
 benchmarks: install ## side by side with peers; a while
 	@for name in startup equality kill lora_step trainer prediction; do \

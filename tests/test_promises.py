@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from modicum.cli.promises import RESULTS, read_promises, read_rows, with_table
+from modicum.cli.promises import RESULTS, read_rows
+from modicum.cli.promises_file import read_promises
+from modicum.cli.promises_table import with_table
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "promises.yaml"
@@ -15,7 +19,7 @@ FILE = ROOT / "promises.yaml"
 def test_every_promise_can_be_read_and_its_script_is_there() -> None:
     for promise in read_promises(FILE):
         program, *words = promise.command.split()
-        assert program in ("python", "modicum"), promise.id
+        assert program in ("python", "modicum", "make"), promise.id
         if program == "python":
             assert (ROOT / words[0]).is_file(), promise.id
 
@@ -31,3 +35,13 @@ def test_the_last_run_checked_the_promises_as_they_stand() -> None:
         pytest.skip("promises have not been checked in this checkout")
     told = [(row["id"], row["sentence"], row["command"], row["bar"]) for row in rows]
     assert told == [(p.id, p.sentence, p.command, p.bar) for p in read_promises(FILE)]
+
+
+def test_what_is_read_is_dated_and_has_its_figure() -> None:
+    for promise in read_promises(FILE):
+        path = ROOT / str(promise.figure.file)
+        if promise.long and path.is_file():
+            result = json.loads(path.read_text(encoding="utf-8"))
+            assert datetime.fromisoformat(result["when"]).year >= 2026, promise.id
+            for part in promise.figure.key.split("."):
+                result = result[part]

@@ -8,15 +8,9 @@ from typing import Any
 import pytest
 
 from modicum.cli import promises
-from modicum.cli.promises import (
-    BEGIN,
-    END,
-    Promise,
-    markdown,
-    read_promises,
-    run_promises,
-    with_table,
-)
+from modicum.cli.promises import run_promises
+from modicum.cli.promises_file import Promise, read_promises
+from modicum.cli.promises_table import BEGIN, END, markdown, with_table
 from modicum.core.errors import InputError
 
 SCRIPT = """\
@@ -101,6 +95,74 @@ def test_a_figure_from_an_earlier_run_does_not_count(checkout: Path) -> None:
     assert not row["kept"]
 
 
+LONG = {"long": True, "takes": "15 min", "figure": {"file": "old.json", "key": "n"}}
+OLD = {"n": 0, "when": "2026-11-21T14:55:07+00:00", "machine": {"processor": "AMD", "cores": 2}}
+
+
+def test_a_long_command_is_not_run_its_dated_result_is_read(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / "old.json").write_text(json.dumps(OLD))
+    figure = {"file": "old.json", "key": "machine.cores"}
+    file = write(checkout, {"id": "one"} | LONG, {"id": "two"} | LONG | {"figure": figure})
+    rows = run_promises(file)
+    assert not (checkout / "runs.txt").exists()
+    assert [(row["figure"], row["kept"], row["read"]) for row in rows] == [
+        (0, True, True),
+        (2, False, True),
+    ]
+    assert {(row["when"], row["machine"]) for row in rows} == {(OLD["when"], "AMD, 2 cores")}
+    readme = (checkout / "README.md").read_text()
+    assert "| so it is | < 1 | 0 (read from 2026-11-21) | yes |" in readme
+    assert "Measured on: AMD, 2 cores, 2026-11-21." in readme
+    said = capsys.readouterr()
+    assert said.err.count("15 min") == said.err.count("--long runs it") == 1
+    assert "one: 0 (read from 2026-11-21)" in said.out
+
+
+def test_a_long_command_runs_when_asked_for(checkout: Path) -> None:
+    (checkout / "result.json").write_text(json.dumps(OLD))
+    figure = {"file": "result.json", "key": "a.b"}
+    file = write(checkout, {"id": "one"} | LONG | {"figure": figure})
+    (row,) = run_promises(file, only=["one"], long=True)
+    assert (checkout / "runs.txt").read_text() == "x"
+    assert (row["figure"], row["kept"], row["read"]) == (0.5, True, False)
+    assert row["machine"] == "a machine, 2 cores"
+    assert "| 0.5 | yes |" in (checkout / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        (None, "not measured yet: there is no old.json"),
+        ("{", "no JSON in old.json"),
+        (json.dumps(OLD | {"n": {}}), "no n.m in old.json"),
+        ("[]", "no n.m in old.json"),
+        (json.dumps({"n": {"m": 0}}), "old.json has no date: no `when` in it"),
+    ],
+)
+def test_a_result_that_cannot_be_read_is_a_promise_not_kept(
+    checkout: Path, result: str | None, problem: str
+) -> None:
+    if result is not None:
+        (checkout / "old.json").write_text(result)
+    file = write(checkout, {"id": "one"} | LONG | {"figure": {"file": "old.json", "key": "n.m"}})
+    (row,) = run_promises(file)
+    assert (row["figure"], row["kept"], row["when"]) == (None, False, None)
+    assert row["problem"] == problem
+    readme = (checkout / "README.md").read_text()
+    assert f"| so it is | < 1 | {problem} | **no** |" in readme
+    assert "Nothing is measured yet." in readme
+
+
+def test_a_result_may_be_of_no_one_machine(checkout: Path) -> None:
+    (checkout / "old.json").write_text(json.dumps({"n": 0, "when": "2026-11-21"}))
+    (row,) = run_promises(write(checkout, {"id": "one"} | LONG))
+    assert row["kept"]
+    assert row["machine"] is None
+    assert "Measured on: 2026-11-21." in (checkout / "README.md").read_text()
+
+
 def test_checking_some_keeps_the_rows_of_the_others(checkout: Path) -> None:
     figure = {"figure": {"key": "n"}}
     file = write(checkout, {"id": "one"} | figure, {"id": "two", "bar": "== 3"} | figure)
@@ -128,6 +190,8 @@ def test_checking_some_keeps_the_rows_of_the_others(checkout: Path) -> None:
         ("<= 1", "0", False),
         ("<= 1", None, False),
         ("== 1", True, False),
+        ("== true", True, True),
+        ("== true", False, False),
         ("<= z", 3, False),
     ],
 )
@@ -146,6 +210,9 @@ def test_bars(bar: str, figure: object, kept: bool) -> None:
         ([{"id": "one"}], "promise 1: figure"),
         ([{"id": "one", "figure": {"key": "n"}, "bars": "< 1"}], "Did you mean 'bar'"),
         ([{"id": "one", "figure": {"key": "n"}}] * 2, "two promises"),
+        ([{"id": "one"} | LONG | {"figure": {"key": "n"}}], "promise one: .* name it"),
+        ([{"id": "one"} | LONG | {"takes": ""}], "say about how long"),
+        ([{"id": "one"} | LONG, {"id": "two"} | LONG | {"long": False}], "only one of them"),
     ],
 )
 def test_a_wrong_file_is_refused(

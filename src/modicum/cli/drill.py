@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ def run_drill(
     Raises:
         FoundWanting: a case is not as it should be, or too few were accepted.
     """
+    import torch
+
+    from modicum.core.machine import this_machine
     from modicum.proofs.drill import drill
 
     def tell(event: dict[str, Any]) -> None:
@@ -28,7 +32,13 @@ def run_drill(
 
     with tempfile.TemporaryDirectory(prefix="modicum-drill-") as temporary:
         drilled = drill(seed, count, work or Path(temporary), listener=tell)
-    content = {"seed": seed, "count": count, **drilled.as_json()}
+    content = {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": this_machine(torch.device("cpu")).as_json(),
+        "seed": seed,
+        "count": count,
+        **drilled.as_json(),
+    }
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_json(output, content)

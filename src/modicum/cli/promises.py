@@ -1,118 +1,39 @@
 """`modicum promises`: what the README promises, measured on this machine.
 
 A promise is a sentence, a command that anyone can run in a checkout, which of the command's
-figures counts, and the bar for it. Commands run one after the other from the file's own folder.
+figures counts, and the bar for it. Commands run one after the other from the file's own folder;
+those that take many minutes run only when they are asked for, and otherwise the result that they
+wrote last is read, with its date.
 """
 
 from __future__ import annotations
 
 import json
-import operator
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
-
+from modicum.cli.promises_file import FigurePlace, Promise, read_promises
+from modicum.cli.promises_table import shown, with_table, with_unit
 from modicum.core.errors import InputError
 from modicum.core.files import write_json, write_text
-from modicum.core.method import describe
 from modicum.core.units import format_duration
 
 RESULTS = Path("benchmarks") / "results" / "promises.json"
-BEGIN, END = "<!-- promises:begin -->", "<!-- promises:end -->"
-BAR_FORMAT = "a relation and a value: '< 0.3', '>= 0.98', '== 0', '== holds'"
-_RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-}
 Row = dict[str, Any]
 
 
-class FigurePlace(BaseModel):
-    """Where a command leaves a figure: a dotted key of the JSON in a file, or on its output."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    key: str
-    file: str | None = None
-
-
-class Promise(BaseModel):
-    """One promise, as the file spells it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    id: str
-    sentence: str
-    command: str
-    figure: FigurePlace
-    bar: str
-    unit: str = ""
-
-    @field_validator("bar")
-    @classmethod
-    def _readable(cls, bar: str) -> str:
-        relation, _, value = bar.partition(" ")
-        if relation not in _RELATIONS or not value:
-            raise ValueError(f"not a bar; write {BAR_FORMAT}")
-        return bar
-
-    def kept(self, figure: object) -> bool:
-        """Whether the figure clears the bar; one of another type than the bar's never does."""
-        relation, _, text = self.bar.partition(" ")
-        try:
-            bar: object = float(text)
-        except ValueError:
-            bar = text
-        numeric = isinstance(figure, int | float) and not isinstance(figure, bool)
-        if numeric != isinstance(bar, float):
-            return False
-        return _RELATIONS[relation](figure, bar)
-
-
-def read_promises(file: Path) -> list[Promise]:
-    """The promises of a file, in its order.
-
-    Raises:
-        InputError: it is missing or no list of promises, with what is wrong in which.
-    """
-    try:
-        entries = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            "there is no such file; promises are checked in a checkout of modicum", file=file
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"this is not YAML: {error}", file=file) from None
-    if not isinstance(entries, list):
-        raise InputError("expected a list of promises", file=file)
-    promises = []
-    for number, entry in enumerate(entries, start=1):
-        try:
-            promises.append(Promise.model_validate(entry))
-        except ValidationError as error:
-            known = Promise.model_fields
-            raise describe(error, known, prefix=f"promise {number}: ", file=file) from None
-    ids = [promise.id for promise in promises]
-    for promise in promises:
-        if ids.count(promise.id) > 1:
-            raise InputError("two promises have this id", file=file, field="id", value=promise.id)
-    return promises
-
-
-def run_promises(file: Path, only: Sequence[str] = ()) -> list[Row]:
+def run_promises(file: Path, only: Sequence[str] = (), *, long: bool = False) -> list[Row]:
     """Check promises, keep their rows in benchmarks/results/promises.json, and show them.
+
+    Commands run, but for the long ones, whose results are read from the files that an earlier run
+    of theirs wrote and somebody committed.
 
     The README beside the file gets its table anew, where it has a place for one. Rows of promises
     that are not checked this time stay as they were.
@@ -120,10 +41,12 @@ def run_promises(file: Path, only: Sequence[str] = ()) -> list[Row]:
     Args:
         file: the promises.
         only: ids; all without any.
+        long: run the long commands too.
 
     Returns:
         The rows of the promises that were checked: `id`, `sentence`, `command`, `figure`, `unit`,
-        `bar`, `kept`, `machine`, `when`, and where there is no figure, the `problem`.
+        `bar`, `kept`, `read` (not run), `machine` and `when` (of the measurement; None without
+        one), and where there is no figure, the `problem`.
 
     Raises:
         InputError: the file is wrong, or an id is unknown.
@@ -138,15 +61,32 @@ def run_promises(file: Path, only: Sequence[str] = ()) -> list[Row]:
             )
     chosen = [promise for promise in promises if not only or promise.id in only]
     root, machine = file.resolve().parent, _machine()
-    outcomes: dict[str, _Outcome] = {}
+    outcomes: dict[str, _Outcome | None] = {}
     rows = []
     for promise in chosen:
         if promise.command not in outcomes:
-            outcomes[promise.command] = _Outcome.of(promise.command, root)
-        rows.append(_row(promise, outcomes[promise.command], root, machine))
+            outcomes[promise.command] = _outcome(promise, root, long)
+        outcome = outcomes[promise.command]
+        if outcome is None:
+            rows.append(_read_row(promise, root))
+        else:
+            rows.append(_row(promise, outcome, root, machine))
         print(_told(rows[-1]), flush=True)
         _keep(rows, ids, root)
     return rows
+
+
+def _outcome(promise: Promise, root: Path, long: bool) -> _Outcome | None:
+    """What the promise's command does; None when it is not run."""
+    if promise.long and not long:
+        print(
+            f"$ {promise.command}  # about {promise.takes}: its committed result is read, "
+            "--long runs it",
+            file=sys.stderr,
+            flush=True,
+        )
+        return None
+    return _Outcome.of(promise.command, root)
 
 
 class _Outcome:
@@ -196,15 +136,7 @@ class _Outcome:
             if not path.exists() or path.stat().st_mtime < int(self.started):
                 raise ValueError(f"the command did not write {place.file}")
             text = path.read_text(encoding="utf-8")
-        try:
-            value = json.loads(text)
-        except ValueError:
-            raise ValueError(f"no JSON in {place.file or 'the output'}") from None
-        for part in place.key.split("."):
-            if not isinstance(value, dict) or part not in value:
-                raise ValueError(f"no {place.key} in {place.file or 'the output'}")
-            value = value[part]
-        return value
+        return _figure(_parsed(text, place), place)
 
 
 def _row(promise: Promise, outcome: _Outcome, root: Path, machine: str) -> Row:
@@ -213,6 +145,38 @@ def _row(promise: Promise, outcome: _Outcome, root: Path, machine: str) -> Row:
         figure = outcome.figure(promise.figure, root)
     except ValueError as error:
         problem = str(error)
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    return _as_row(promise, figure, problem, read=False, machine=machine, when=when)
+
+
+def _read_row(promise: Promise, root: Path) -> Row:
+    """The row of a promise whose command is not run: its figure is the committed result's."""
+    place = promise.figure
+    figure = machine = when = problem = None
+    try:
+        text = (root / str(place.file)).read_text(encoding="utf-8")
+        content = _parsed(text, place)
+        figure = _figure(content, place)
+        machine, when = _measured_on(content), content.get("when")
+        if not isinstance(when, str):
+            figure = machine = when = None
+            problem = f"{place.file} has no date: no `when` in it"
+    except OSError:
+        problem = f"not measured yet: there is no {place.file}"
+    except ValueError as error:
+        problem = str(error)
+    return _as_row(promise, figure, problem, read=True, machine=machine, when=when)
+
+
+def _as_row(
+    promise: Promise,
+    figure: object,
+    problem: str | None,
+    *,
+    read: bool,
+    machine: str | None,
+    when: str | None,
+) -> Row:
     row: Row = {
         "id": promise.id,
         "sentence": promise.sentence,
@@ -221,10 +185,39 @@ def _row(promise: Promise, outcome: _Outcome, root: Path, machine: str) -> Row:
         "unit": promise.unit,
         "bar": promise.bar,
         "kept": promise.kept(figure),
+        "read": read,
         "machine": machine,
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "when": when,
     }
     return row if problem is None else row | {"problem": problem}
+
+
+def _parsed(text: str, place: FigurePlace) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ValueError(f"no JSON in {place.file or 'the output'}") from None
+
+
+def _figure(value: Any, place: FigurePlace) -> object:
+    """The figure under the place's key.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for part in place.key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise ValueError(f"no {place.key} in {place.file or 'the output'}")
+        value = value[part]
+    return value
+
+
+def _measured_on(content: Mapping[str, Any]) -> str | None:
+    """The machine that a result says it is from."""
+    machine = content.get("machine")
+    if not isinstance(machine, Mapping) or not {"processor", "cores"} <= machine.keys():
+        return None
+    return _machine_in_words(machine["processor"], machine["cores"])
 
 
 def _keep(rows: Iterable[Row], ids: Sequence[str], root: Path) -> None:
@@ -251,46 +244,9 @@ def read_rows(path: Path) -> list[Row]:
     return [row for row in rows if "id" in row] if isinstance(rows, list) else []
 
 
-def with_table(readme: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The README's text with the table of `rows` between its two markers; as it is without them."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        return readme
-    return f"{before}{BEGIN}\n{markdown(rows)}{END}{after}"
-
-
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a Markdown table, with the machines that they were measured on beneath it."""
-    if not rows:
-        return ""
-    lines = ["| promise | bar | measured | kept |", "| --- | --- | --- | --- |"]
-    for row in rows:
-        cells = (row["sentence"], _with_unit(row["bar"], row), _shown(row), _mark(row))
-        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
-    machines = dict.fromkeys(f"{row['machine']}, {row['when'][:10]}" for row in rows)
-    return "\n".join([*lines, "", f"Measured on: {'; '.join(machines)}.", ""])
-
-
 def _told(row: Row) -> str:
-    found = row.get("problem") or _shown(row)
     mark = "kept" if row["kept"] else "NOT KEPT"
-    return f"{mark:8}  {row['id']}: {found} (bar {_with_unit(row['bar'], row)})"
-
-
-def _mark(row: Mapping[str, Any]) -> str:
-    return "yes" if row["kept"] else "**no**"
-
-
-def _shown(row: Mapping[str, Any]) -> str:
-    figure = row["figure"]
-    if isinstance(figure, float):
-        figure = f"{figure:.3g}"
-    return "–" if figure is None else _with_unit(str(figure), row)
-
-
-def _with_unit(text: str, row: Mapping[str, Any]) -> str:
-    return f"{text} {row['unit']}".rstrip()
+    return f"{mark:8}  {row['id']}: {shown(row)} (bar {with_unit(row['bar'], row)})"
 
 
 def _machine() -> str:
@@ -299,4 +255,8 @@ def _machine() -> str:
     from modicum.core.machine import this_machine
 
     machine = this_machine(torch.device("cpu"))
-    return f"{machine.processor}, {machine.cores} core{'s' if machine.cores > 1 else ''}"
+    return _machine_in_words(machine.processor, machine.cores)
+
+
+def _machine_in_words(processor: str, cores: int) -> str:
+    return f"{processor}, {cores} core{'s' if cores > 1 else ''}"
