@@ -39,18 +39,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SEED",
         help="run what --sample-dear leaves out with the same seed",
     )
+    parser.addoption(
+        "--one-in",
+        metavar="N",
+        type=int,
+        default=1,
+        help="of the tests that are left, one in so many, by the same seed",
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     for option in ("--sample-dear", "--rest-of"):
         if (seed := config.getoption(option)) is not None:
-            return f"some of the tests: {option}={seed}"
+            return f"some of the tests: {option}={seed} --one-in={config.getoption('--one-in')}"
     return "every test"
 
 
-def sampled(nodeid: str, seed: str) -> bool:
+def sampled(nodeid: str, seed: str, one_in: int = SAMPLE) -> bool:
     """Whether the sample of `seed` holds this test: a hash, so the same on every machine."""
-    return hashlib.sha256(f"{seed}/{nodeid}".encode()).digest()[0] % SAMPLE == 0
+    return hashlib.sha256(f"{seed}/{nodeid}".encode()).digest()[0] % one_in == 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -64,8 +71,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             dear and not sampled(item.nodeid, seed or rest)
         )
         halves[bool(left_out)].append(item)
-    config.hook.pytest_deselected(items=halves[rest is None])
-    items[:] = halves[rest is not None]
+    chosen, deselected = halves[rest is not None], halves[rest is None]
+    items[:] = []
+    for item in chosen:
+        # A seed of its own, or the draw would depend on the one that left these tests out.
+        drawn = sampled(item.nodeid, f"{seed or rest}/again", config.getoption("--one-in"))
+        (items if drawn else deselected).append(item)
+    config.hook.pytest_deselected(items=deselected)
 
 
 @pytest.fixture

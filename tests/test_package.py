@@ -120,3 +120,6 @@ def test_dear_tests_are_sampled_by_their_names_and_the_seed(pytestconfig: pytest
     assert 160 < len(first) < 240
     assert 30 < len(first & second) < 105
     assert "tests/test_a.py::test_0" in first
+    halves = [{name for name in names if conftest.sampled(name, seed, 2)} for seed in "12"]
+    assert all(250 < len(half) < 350 for half in halves)
+    assert all(conftest.sampled(name, "1", 1) for name in names)

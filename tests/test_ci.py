@@ -1,0 +1,67 @@
+"""`.ci/run`, with a `make` that does nothing but speak."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SUM = {
+    "test": "=== 20 passed, 2 skipped, 7 deselected in 3.21s ===",
+    "test-more": "=== 5 passed in 12.00s (0:00:12) ===",
+    "test-avx2": "=== 300 passed in 1.00s ===",
+}
+pytestmark = pytest.mark.skipif(shutil.which("timeout") is None, reason="no timeout(1) here")
+
+
+def ci(folder: Path, **acts: str) -> tuple[int, list[str]]:
+    """Exit status and lines of a run in which each stage does what `acts` says, in shell."""
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", folder / ".ci/run")
+    cases = {name: f'echo "{line}"' for name, line in SUM.items()}
+    cases |= {name.replace("_", "-"): act for name, act in acts.items()}
+    make = folder / "bin/make"
+    make.parent.mkdir()
+    arms = "\n".join(f"{name}) {act};;" for name, act in cases.items())
+    make.write_text(f'#!/bin/bash\ncase "$1" in\n{arms}\nesac\n')
+    make.chmod(0o755)
+    path = f"{make.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", ".ci/run"],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "DEMO_LIMIT": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_every_stage_is_in_the_makefile_and_the_last_line_is_the_sum(tmp_path: Path) -> None:
+    status, lines = ci(tmp_path)
+    assert status == 0
+    assert lines[-1] == "25 passed, 2 skipped"
+    stages = [line.removeprefix("== make ") for line in lines if line.startswith("== make ")]
+    assert {"demo", "test", "test-avx2", "test-more"} < set(stages)
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(f"\n{stage}: " in makefile for stage in stages)
+
+
+def test_a_stage_that_fails_ends_it_with_its_status(tmp_path: Path) -> None:
+    line = "=== 1 failed, 19 passed in 3.21s ==="
+    status, lines = ci(tmp_path, test=f'echo "{line}"; exit 2')
+    assert status == 2
+    assert lines[-2:] == ["make test failed with status 2", line]
+    assert "== make test-more" not in lines
+
+
+def test_a_demo_that_takes_too_long_is_stopped_and_that_is_said(tmp_path: Path) -> None:
+    status, lines = ci(tmp_path, demo="sleep 60")
+    assert status == 124
+    assert "make demo was stopped after 1 s: it must not take longer" in lines
+    assert lines[-1] == "0 passed, 1 failed"
