@@ -12,8 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -22,8 +23,10 @@ from urllib.parse import unquote, urlsplit
 WHEELS = Path("wheels")
 # Seconds; pip answers in five where the index serves a wheel's metadata apart from the wheel.
 PATIENCE = 60
-# Before this version, pip downloads a wheel in order to say what it would install.
-ANSWERS_FROM_METADATA = (23, 2)
+# What pip says when it begins to fetch the wheel itself, and not its metadata alone.
+WHEEL_BEGUN = re.compile(
+    r"(?:Downloading|Using cached) \S*torch-[\d.]+(?:(?:\+|%2B)(?P<local>\w+))?-\S+\.whl(?!\S)"
+)
 # Measured on x86-64 Linux with the versions of constraints.txt, everything that is installed.
 CUDA_SIZES = "2.9 GB to download, 5.4 GB on the disk"
 CPU_SIZES = "0.4 GB to download, 1.6 GB on the disk"
@@ -41,25 +44,56 @@ def has_driver() -> bool:
     return True
 
 
-def asked(pip: Sequence[str], *options: str, patience: float | None = None) -> list[Any] | None:
-    """What pip has installed, or would install, of PyTorch alone; None when it failed.
-
-    Raises:
-        subprocess.TimeoutExpired: `patience` seconds were not enough.
-    """
+def command(pip: Sequence[str], report: Path, *options: str) -> list[str]:
+    """pip's command for PyTorch alone, which writes what it takes into `report`."""
     links = ["--find-links", str(WHEELS)] if WHEELS.is_dir() else []
+    return [*pip, *links, "--no-deps", "--report", str(report), *options, "torch"]
+
+
+def wheels_of(report: Path) -> list[Any]:
+    """The wheels in a report of pip's: one, or none where PyTorch is installed."""
+    return list(json.loads(report.read_text(encoding="utf-8"))["install"])
+
+
+def install_from_here(pip: Sequence[str], report: Path) -> list[Any] | None:
+    """Install PyTorch without asking an index; None when this machine has no wheel of it."""
     done = subprocess.run(
-        [*pip, *links, "--quiet", "--no-deps", "--report", "-", *options, "torch"],
+        command(pip, report, "--no-index"),
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=patience,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         check=False,
     )
-    try:
-        return list(json.loads(done.stdout)["install"]) if done.returncode == 0 else None
-    except (ValueError, KeyError):
+    return wheels_of(report) if done.returncode == 0 else None
+
+
+def index_has_cuda(pip: Sequence[str], report: Path) -> bool | None:
+    """Whether the wheel that pip would take brings CUDA; None when only a download would tell.
+
+    Where pip fails it fails again in a moment, and make explains that: no word of it here.
+    """
+    # An old pip downloads the wheel to answer, as does any for an index without metadata. Its name
+    # has to do then.
+    begun = None
+    with subprocess.Popen(
+        command(pip, report, "--dry-run"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        timer = threading.Timer(PATIENCE, process.kill)
+        timer.start()
+        for line in process.stdout or ():
+            begun = begun or WHEEL_BEGUN.search(line)
+            if begun:
+                process.kill()
+    timer.cancel()
+    if begun:
+        return {"cpu": False, "cu": True}.get((begun["local"] or "").rstrip("0123456789"))
+    if process.returncode < 0:
         return None
+    return process.returncode == 0 and any(map(brings_cuda, wheels_of(report)))
 
 
 def brings_cuda(wheel: dict[str, Any]) -> bool:
@@ -85,39 +119,20 @@ def warning(*, certain: bool, goal: str) -> str:
     )
 
 
-def pip_version() -> tuple[int, ...]:
-    """The first two numbers of this environment's pip."""
-    return tuple(int(number) for number in re.findall(r"\d+", metadata.version("pip"))[:2])
-
-
-def cuda_comes(pip: Sequence[str], here: list[Any] | None) -> bool | None:
-    """Whether pip would bring CUDA; None when that cannot be found out cheaply.
-
-    Where pip fails it fails again in a moment, and make explains that: no word of it here.
-    """
-    found = here
-    if found is None:
-        if pip_version() < ANSWERS_FROM_METADATA:
-            return None
-        try:
-            found = asked(pip, "--dry-run", patience=PATIENCE)
-        except subprocess.TimeoutExpired:
-            return None
-    return brings_cuda(found[0]) if found else False
-
-
 def main(goal: str, log: str, pip: Sequence[str]) -> None:
     """Install a PyTorch that is on this machine already, or say what pip would bring."""
-    # Without the index first, because pip prefers it to a folder that has the same version.
-    here = asked(pip, "--no-index")
-    if here:
-        line = f"Using {name_of(here[0])}, which is on this machine already"
-        Path(log).write_text(line + "\n", encoding="utf-8")
-        print(line, flush=True)
-    # An empty answer: PyTorch is in the environment.
-    if here == [] or not sys.platform.startswith("linux") or has_driver():
-        return
-    comes = cuda_comes(pip, here)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        # Without the index first, because pip prefers it to a folder that has the same version.
+        here = install_from_here(pip, report)
+        if here:
+            line = f"Using {name_of(here[0])}, which is on this machine already"
+            Path(log).write_text(line + "\n", encoding="utf-8")
+            print(line, flush=True)
+        # An empty list: PyTorch is in the environment.
+        if here == [] or not sys.platform.startswith("linux") or has_driver():
+            return
+        comes = brings_cuda(here[0]) if here else index_has_cuda(pip, report)
     if comes is not False:
         print(warning(certain=comes is not None, goal=goal), flush=True)
 
