@@ -1,7 +1,8 @@
 """What the convolutional classifier spends, by arithmetic: weights, activations, work.
 
-The counts follow `convnet.py` line by line; tests hold them against the tensors that autograd
-really saves, the peak that the meter sees and PyTorch's own FLOP counter.
+The counts follow `convnet.py` line by line, and what a convolution's kernel takes is tried on this
+machine; tests hold them against the tensors that autograd really saves, the peak that the meter
+sees and PyTorch's own FLOP counter.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from modicum.core.ledger import ALWAYS, Entry, Ledger, Phase, Shape, Work
+from modicum.core.machine.kernels import convolution_bytes
 from modicum.core.saved import Shares
 from modicum.models.convnet import ConvNetConfig
 
 _PLAIN = Shares()
 _PATCH = 9  # elements of a kernel
-# How CPUs' convolutions lay channels out, and up to how many are few.
-_LANES, _FEW_CHANNELS = 16, 8
 _GENERATOR_BYTES = 5056  # the state of torch's generator, which a recomputed block restores
 _SAVED: tuple[Phase, ...] = ("forward", "loss")
 CONVOLUTION_INPUTS = "convolution inputs"
@@ -96,8 +96,7 @@ class Block:
         stream = self.makes if shares.signs < 1 else 0
         relu = self.saved(shares) + stream + self.makes
         storing = self.saved(shares) + self.values + self._workspace(self.values, shares)
-        read, made = self._copies
-        convolution = self.casts + made + max(self.makes, read if self._reads_copy else 0)
+        convolution = self.casts + self._kernel[0]
         return max(relu, convolution, storing if shares.values < 1 else 0)
 
     def backward_peak(self, shares: Shares) -> int:
@@ -105,15 +104,12 @@ class Block:
         through = 0 if self.number == 0 else self.reads
         # What was made smaller is there in full again when it is used.
         restored = through if shares.values < 1 else 0
-        read, made = self._copies
-        copied = made + (read if through or self._reads_copy else 0)
-        # In few channels the gradient that leaves is written when the copies are gone.
-        inner = max(
-            copied + (through if self.config.inputs(self.number) > _FEW_CHANNELS else 0),
-            self._workspace(through, shares, restore=True),
-        )
-        convolution = self.casts + self.makes + restored + inner + 4 * self._weights
-        relu = self.makes if shares.signs < 1 else 0
+        # The weight's gradient is the kernel's; in bf16 a copy in fp32 comes after.
+        after = 4 * self._weights if self.shape.compute_bytes < 4 else 0
+        inner = max(self._kernel[1], self._workspace(through, shares, restore=True)) + after
+        convolution = self.casts + self.makes + restored + inner
+        # What a policy unpacked stays through the ReLU, and a norm's own gradient comes next to it.
+        relu = self.makes * (1 + (self.config.norm == "group")) if shares.signs < 1 else 0
         if not self.signs:
             return max(relu + self.saved(shares) + 2 * self.makes, convolution)
         signs = self.rest + round(shares.signs * self.signs)
@@ -124,19 +120,16 @@ class Block:
         return shares.workspace(size // self.shape.compute_bytes, restore=restore)
 
     @property
-    def _copies(self) -> tuple[int, int]:
-        """Input and output once more, as CPUs' convolutions lay them out: channels in sixteens."""
-        widths = (self.config.inputs(self.number), self.config.widths[self.number])
-        read, made = (-(-width // _LANES) * _LANES for width in widths)
-        return (
-            self._area * self.shape.compute_bytes * read,
-            self._area * self.shape.compute_bytes * made,
+    def _kernel(self) -> tuple[int, int]:
+        """What the convolution takes forward and backward: its results, and what it works in."""
+        return convolution_bytes(
+            self.shape.positions,
+            self.config.inputs(self.number),
+            self.config.widths[self.number],
+            self.config.side(self.number),
+            half=self.shape.compute_bytes < 4,
+            through=self.number > 0,
         )
-
-    @property
-    def _reads_copy(self) -> bool:
-        """Whether the forward convolution, and that of a weight's gradient, copy what they read."""
-        return self.config.inputs(self.number) >= _LANES
 
     @property
     def flops(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from modicum.core.errors import InputError
+from modicum.core.machine.record import processor
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def this_machine(device: torch.device) -> Machine:
     """Look at this machine, and time a matrix product on `device` (a tenth of a second)."""
     on_gpu = device.type == "cuda"
     return Machine(
-        processor=_processor(),
+        processor=processor(),
         cores=torch.get_num_threads(),
         memory_bytes=_total_memory(),
         available_bytes=_available_memory(),
@@ -69,16 +70,6 @@ def pick_device(wanted: str) -> torch.device:
 def versions() -> dict[str, str]:
     """Python's and torch's versions, for the run's record."""
     return {"python": platform.python_version(), "torch": str(torch.__version__)}
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _total_memory() -> int:

@@ -1,0 +1,234 @@
+"""What was measured of this machine once: a file a machine and versions, in the user's cache.
+
+Formulas say what tensors take. What they cannot say differs from machine to machine: what Python
+and torch hold with all that a run imports, what the C library keeps around tensors that come and
+go, what kernels take as scratch, which part of a product's rate a step reaches. That is measured,
+in seconds, by a process that trains small models (`modicum.trainer.probe`), and kept under the
+names of all that it depends on: processor and instruction sets, Python, torch, libc, threads, and
+the environment that the allocator and the kernels read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modicum.core.errors import InputError, ModicumError
+from modicum.core.files import write_json
+
+# Runs as `python -m`: it trains, and what trains stands far above this file.
+PROBE = "modicum.trainer.probe"
+_LIMIT_SECONDS = 600
+_FORMAT = 1
+# What of the environment changes what a process holds, or which kernels run.
+_VARIABLES = (
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+    "MALLOC_CONF",
+    "OMP_NUM_THREADS",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+    "MKL_ENABLE_INSTRUCTIONS",
+)
+_PREFIXES = ("MALLOC_", "TCMALLOC_")
+
+
+class ProbeFailed(ModicumError):
+    """The process that measures the machine failed."""
+
+
+@dataclass(frozen=True)
+class MachineRecord:
+    """What was measured of a machine.
+
+    Attributes:
+        loaded_bytes: what a process comes to hold, tensors aside, after its plan was made: modules
+            that are loaded when they are first used, tokenizer, kernels' code.
+        kept: of a byte of tensors at the peak, what the allocator keeps next to it: the least and
+            the most that was seen.
+        efficiency: of a large matrix product's rate, the part that a training step reaches.
+        when: the date and time.
+    """
+
+    loaded_bytes: int
+    kept: tuple[float, float]
+    efficiency: float
+    when: str = ""
+
+    @property
+    def expected(self) -> float:
+        """Bytes of the process that a byte of tensors takes, in the middle of what was seen."""
+        return 1 + sum(self.kept) / 2
+
+
+def depends_on() -> dict[str, str]:
+    """All that a record depends on, by name: another value of any is another machine here."""
+    libc = "-".join(platform.libc_ver()) or platform.platform()
+    found = {
+        "format": str(_FORMAT),
+        "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "libc": libc,
+    }
+    names = [name for name in os.environ if name in _VARIABLES or name.startswith(_PREFIXES)]
+    return found | {name: os.environ[name] for name in sorted(names)}
+
+
+def cache_folder() -> Path:
+    """Where records are kept: `$XDG_CACHE_HOME/modicum/machines`, or below `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "modicum" / "machines"
+
+
+def record_file() -> Path:
+    """The file of this machine's record, there or not."""
+    digest = hashlib.sha256(json.dumps(depends_on(), sort_keys=True).encode()).hexdigest()
+    return cache_folder() / f"{digest[:16]}.json"
+
+
+def machine_record(*, again: bool = False, say: Callable[[str], None] | None = None) -> MachineRecord:
+    """This machine's record: read where it was measured before, else measured now.
+
+    Several processes that ask at once measure once: the others wait for the first.
+
+    Args:
+        again: measure even where there is a record.
+        say: hears a sentence before it takes seconds.
+
+    Raises:
+        ProbeFailed: the process that measures failed, with what it printed last.
+    """
+    key = json.dumps(depends_on(), sort_keys=True)
+    if not again and (known := _known.get(key)) is not None:
+        return known
+    with _turn() as file:
+        found = None if again else _read(file)
+        if found is None:
+            (say or _tell)("Measuring this machine, once; it takes about half a minute.")
+            found = _measured()
+            _write(file, {"depends_on": json.loads(key), "record": asdict(found)})
+    _known[key] = found
+    return found
+
+
+def remembered(name: str, measure: Callable[[], list[int]]) -> list[int]:
+    """Figures of this machine by a name: read from its record's folder, else measured now."""
+    file = record_file().with_suffix(".kernels.json")
+    with suppress(OSError, ValueError):
+        found = json.loads(file.read_text(encoding="utf-8")).get(name)
+        if isinstance(found, list) and all(isinstance(each, int) for each in found):
+            return found
+    figures = measure()
+    with _turn():
+        known: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            known = json.loads(file.read_text(encoding="utf-8"))
+        _write(file, known | {name: figures})
+    return figures
+
+
+def processor() -> str:
+    """The processor's name, as the system has it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+_known: dict[str, MachineRecord] = {}
+
+
+def _tell(text: str) -> None:
+    print(f"modicum: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _turn() -> Iterator[Path]:
+    """The record's file, while no other process measures or writes it.
+
+    Where the cache cannot be written, the file of this user's temporary folder.
+    """
+    file = record_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = open(file.with_suffix(".lock"), "a", encoding="utf-8")  # noqa: SIM115
+    except OSError:
+        folder = Path(tempfile.gettempdir()) / f"modicum-machines-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        file = folder / file.name
+        handle = open(file.with_suffix(".lock"), "a", encoding="utf-8")  # noqa: SIM115
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield file
+
+
+def _read(file: Path) -> MachineRecord | None:
+    """The record of a file; None where there is none that can be used."""
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))["record"]
+        low, high = (float(each) for each in raw["kept"])
+        found = MachineRecord(
+            int(raw["loaded_bytes"]), (low, high), float(raw["efficiency"]), str(raw["when"])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    sane = found.loaded_bytes >= 0 and 0 <= low <= high < 10 and 0 < found.efficiency < 10
+    return found if sane else None
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    with suppress(OSError, InputError):  # measured again next time, then
+        write_json(file, content)
+
+
+def _measured() -> MachineRecord:
+    # The threads of this process are the run's, whatever the environment says.
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        environment.pop(name, None)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", PROBE],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LIMIT_SECONDS,
+        )
+        lines = done.stdout.splitlines()
+        raw = json.loads(lines[-1]) if lines and not done.returncode else None
+    except subprocess.TimeoutExpired:
+        raise ProbeFailed(f"measuring this machine took over {_LIMIT_SECONDS} s") from None
+    if raw is None:
+        last = "\n".join(done.stderr.splitlines()[-5:])
+        raise ProbeFailed(f"this machine could not be measured ({PROBE} failed):\n{last}")
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    low, high = raw["kept"]
+    return MachineRecord(raw["loaded_bytes"], (low, high), raw["efficiency"], when)
+
+
+@functools.cache
+def placeholder() -> MachineRecord:
+    """A record for those that measure: nothing is known, and nothing is kept."""
+    return MachineRecord(0, (0.0, 0.0), 1.0)
