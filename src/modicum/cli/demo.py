@@ -81,6 +81,7 @@ def _rows(facts: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         row("trained parameters", "parameters", "trainable"),
         row("tensor bytes, predicted", "peak_bytes", "predicted"),
         row("tensor bytes, measured", "peak_bytes", "measured"),
+        row("Python and torch, before the first tensor", "peak_bytes", "base"),
         row("process, budget", "peak_bytes", "budget"),
         row("process, predicted", "peak_bytes", "process_predicted"),
         row("process, measured", "peak_bytes", "process"),

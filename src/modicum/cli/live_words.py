@@ -19,13 +19,16 @@ class Gauge:
 
     def __init__(self) -> None:
         self.budget: float | None = None
+        self.base: float | None = None
         self.last: Event = {}
         self._loss = self._weight = 0.0
         self._seldom = -math.inf
 
     def plan(self, event: Event) -> None:
-        """Take the budget from a plan."""
-        self.budget = number((event.get("prediction") or {}).get("budget_bytes"))
+        """Take the budget from a plan, and what of it Python and torch hold."""
+        prediction = event.get("prediction") or {}
+        self.budget = number(prediction.get("budget_bytes"))
+        self.base = number(prediction.get("process_base"))
 
     def step(self, event: Event) -> None:
         """Take a step's row."""
@@ -65,7 +68,8 @@ class Gauge:
             words.append(f"{short(rate)} tokens/s")
         if (size := number(row.get("bytes"))) is not None:
             limit = f" of {format_bytes(self.budget)}" if self.budget else ""
-            words.append(format_bytes(size) + limit)
+            own = f" ({format_bytes(self.base)} Python and torch)" if self.base else ""
+            words.append(format_bytes(size) + limit + own)
         if (left := number(row.get("seconds_left"))) is not None:
             words.append(f"{format_duration(left)} left")
         return words

@@ -7,6 +7,7 @@ import signal
 import sys
 from importlib.util import find_spec
 
+from modicum.core.allocator import begin_tuned
 from modicum.core.errors import InputError, Interrupted, ModicumError, Restart
 from modicum.parallel.place import LOST, Place, end_with_supervisor, place
 
@@ -20,6 +21,7 @@ def run() -> None:
     0 done; 2 the input was wrong; 3 it cannot fit; 4 interrupted and resumable; 5 checked and
     found wanting; 1 a bug.
     """
+    begin_tuned()
     try:
         _run()
     except SystemExit as end:

@@ -86,8 +86,9 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
     ]
     prediction = plan.get("prediction") or {}
     parameters = plan.get("parameters") or {}
-    tensors, process, budget = (
-        number(prediction.get(key)) for key in ("peak_bytes", "process_bytes", "budget_bytes")
+    tensors, process, base, budget = (
+        number(prediction.get(key))
+        for key in ("peak_bytes", "process_bytes", "process_base", "budget_bytes")
     )
     costs: list[Row] = []
     ranks, layout = number(plan.get("ranks")), plan.get("layout") or {}
@@ -102,9 +103,14 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
     if tensors is not None:
         of = " of each rank" if ranks is not None and ranks > 1 else ""
         costs.append(("tensors", format_bytes(tensors), f"at the peak{of}"))
+    limit = "no budget was set" if budget is None else f"the budget is {format_bytes(budget)}"
+    if base is not None:
+        rest = "" if budget is None else f"; {format_bytes(budget - base)} of the budget are left"
+        costs.append(("Python and torch", format_bytes(base), f"before the first tensor{rest}"))
     if process is not None:
-        limit = "" if budget is None else f"the budget is {format_bytes(budget)}"
-        costs.append(("process", format_bytes(process), limit or "no budget was set"))
+        least_most = [format_bytes(each) for each in prediction.get("process_range") or ()]
+        between = f"{' to '.join(least_most)}; " if least_most else ""
+        costs.append(("process", format_bytes(process), between + limit))
     if sent := number(prediction.get("wire_bytes")):
         costs.append(("wire", format_bytes(sent), "sent by each rank in an update"))
     if (rate := number(prediction.get("tokens_per_second"))) is not None:

@@ -14,6 +14,8 @@ from typing import Any
 from modicum.core.errors import InputError
 from modicum.core.layout import Layout
 from modicum.core.machine import Machine
+from modicum.core.machine.record import MachineRecord
+from modicum.core.memory import resident_bytes
 from modicum.core.saved import Shares
 from modicum.core.units import format_bytes
 from modicum.planner.predict import Choice, Prediction, Predictor
@@ -35,38 +37,48 @@ class Room:
     """The bytes that a rank may take on its device, and what to call them.
 
     Args:
-        base: what the process holds already.
-        limit: what it may hold in all.
+        base: what the process holds before the first tensor: Python, torch, and all that a run
+            loads.
+        kept: of a byte of tensors, what the allocator keeps next to it: the least and the most.
+        limit: what the process may hold in all.
         most: what a larger budget could be on this machine.
         host: what there is beside an accelerator for copies of the state.
     """
 
     device: str
     base: int
+    kept: tuple[float, float]
     limit: int
     name: str
     most: int
     host: int
 
     @classmethod
-    def of(cls, recipe: Recipe, machine: Machine, device: str, base: int, share: Share) -> Room:
+    def of(
+        cls, recipe: Recipe, machine: Machine, device: str, record: MachineRecord, share: Share
+    ) -> Room:
         """The room for one of the ranks that share this machine."""
-        host = share.of(machine.available_bytes, base)
+        now = resident_bytes()
+        base, host = now + record.loaded_bytes, share.of(machine.available_bytes, now)
         if device == "cpu":
             most, name = host, "this machine's free memory"
             if share.count > 1:
                 name = f"a rank's part of {name}"
         else:
             most, name = int(0.95 * (machine.accelerator_bytes or 0)), "the accelerator's memory"
+        limit, name = most, f"{name} ({format_bytes(most)})"
         if (budget := recipe.budget.memory) is not None:
-            name = f"budget.memory ({format_bytes(budget)})"
-            return cls(device, base, budget, name, most, host)
-        return cls(device, base, most, f"{name} ({format_bytes(most)})", most, host)
+            limit, name = budget, f"budget.memory ({format_bytes(budget)})"
+        if (tensors := recipe.budget.tensors) is not None:
+            own = tensors + (base if device == "cpu" else 0)
+            if recipe.budget.memory is None or own < limit:
+                limit, name = own, f"budget.tensors ({format_bytes(tensors)})"
+        return cls(device, base, record.kept, limit, name, most, host)
 
     def needed(self, prediction: Prediction) -> int:
         """The bytes of a prediction that count here."""
         if self.device == "cpu":
-            return prediction.process_bytes(self.base)
+            return prediction.process_bytes(self.base, self.kept[1])
         return prediction.peak_bytes
 
     def holds(self, prediction: Prediction) -> bool:

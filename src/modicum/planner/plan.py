@@ -16,7 +16,7 @@ import torch
 
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.core.machine import Machine, pick_device, this_machine
-from modicum.core.memory import resident_bytes
+from modicum.core.machine.record import MachineRecord, machine_record
 from modicum.core.ranks import Ranks
 from modicum.core.units import format_bytes
 from modicum.planner.choose import (
@@ -33,7 +33,7 @@ from modicum.planner.choose import (
     smallest,
     told,
 )
-from modicum.planner.predict import EFFICIENCY, Prediction, Predictor, predict
+from modicum.planner.predict import Prediction, Predictor, predict
 from modicum.planner.remedies import Remedy, more_ranks, remedies
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, Inputs, task_of
@@ -46,7 +46,9 @@ class Plan:
     Attributes:
         choices: what was `auto`, with the value and why; replayed when a run is resumed.
         prediction: bytes and work of an update.
-        process_base: bytes that the process held when the plan was made.
+        process_base: bytes that the process holds before the first tensor: Python, torch, and all
+            that a run loads.
+        record: what was measured of the machine.
         revision: 1 for the first; a run adds others when it learns more.
     """
 
@@ -58,6 +60,7 @@ class Plan:
     prediction: Prediction
     choices: tuple[dict[str, Any], ...]
     process_base: int
+    record: MachineRecord
     revision: int = 1
     why: str = "first plan"
     measured_tokens_per_second: float | None = None
@@ -65,10 +68,28 @@ class Plan:
 
     @property
     def process_bytes(self) -> int | None:
-        """The process's predicted resident size; None on an accelerator, where tensors count."""
+        """The process's predicted resident size; None on an accelerator, where tensors count.
+
+        In the middle of `process_range`.
+        """
+        least_most = self.process_range
+        return None if least_most is None else sum(least_most) // 2
+
+    @property
+    def process_range(self) -> tuple[int, int] | None:
+        """Between what and what: allocators keep more next to some tensors than to others."""
         if self.device != "cpu":
             return None
-        return self.prediction.process_bytes(self.process_base)
+        least, most = (self.prediction.process_bytes(self.process_base, k) for k in self.record.kept)
+        return least, most
+
+    @property
+    def budget(self) -> int | None:
+        """What the process may hold, or on an accelerator its tensors; None: no limit was set."""
+        asked = self.recipe.budget
+        base = self.process_base if self.device == "cpu" else 0
+        limits = [asked.memory, None if asked.tensors is None else asked.tensors + base]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def tokens_per_update(self) -> int:
@@ -83,7 +104,7 @@ class Plan:
         """
         if self.measured_tokens_per_second is not None:
             return self.measured_tokens_per_second
-        return self.tokens_per_update * self.machine.flops * EFFICIENCY / self.prediction.flops
+        return self.tokens_per_update * self.machine.flops * self.record.efficiency / self.prediction.flops
 
     @property
     def seconds(self) -> float:
@@ -114,7 +135,9 @@ class Plan:
             "prediction": {
                 "peak_bytes": self.prediction.peak_bytes,
                 "process_bytes": self.process_bytes,
-                "budget_bytes": recipe.budget.memory,
+                "process_range": self.process_range,
+                "process_base": self.process_base if self.device == "cpu" else None,
+                "budget_bytes": self.budget,
                 "table": ledger.table(),
                 "by_phase": ledger.by_phase(),
                 "wire_bytes": self.prediction.wire_bytes,
@@ -218,19 +241,19 @@ def plan(
     task = task_of(recipe)
     inputs = task.look(recipe)
     device = _device(recipe, keep if replay is None else replay)
-    machine, room = _agreed(recipe, device, live, count)
+    machine, record, room = _agreed(recipe, device, live, count)
     predictor = Predictor()
     if replay is not None:
         prediction = predictor(recipe, inputs.config, told(recipe, replay, count))
         return Plan(
-            recipe, task, inputs, machine, device.type, prediction, tuple(replay), room.base
+            recipe, task, inputs, machine, device.type, prediction, tuple(replay), room.base, record
         )
     kept = {row["field"]: row for row in keep}
     open_ones = choices(recipe, device.type, count, kept)
     found = first_that_fits(open_ones, recipe, inputs.config, predictor, room)
     if found is None:
         raise _does_not_fit(recipe, task, inputs, predictor, room, count)
-    made = Plan(recipe, task, inputs, machine, device.type, found, (), room.base)
+    made = Plan(recipe, task, inputs, machine, device.type, found, (), room.base, record)
     rows = live.tell(explained(recipe, found, room, kept, made.seconds))
     return made._with(rows)
 
@@ -272,21 +295,30 @@ def _device(recipe: Recipe, kept: Sequence[Row]) -> torch.device:
     return pick_device(told_before if torch.cuda.is_available() else "cpu")
 
 
-def _agreed(recipe: Recipe, device: torch.device, live: Ranks, count: int) -> tuple[Machine, Room]:
+def _agreed(
+    recipe: Recipe, device: torch.device, live: Ranks, count: int
+) -> tuple[Machine, MachineRecord, Room]:
     """The machine and the room of the slowest rank and the one with the least.
 
     A rank's rate is what it measures with its own threads. Ranks that are not there yet will share
     this process's.
     """
-    machine, base = this_machine(device), resident_bytes()
+    machine, record = this_machine(device), machine_record()
     planned = live.alone and count > 1
     share = Share(count, live=False) if planned else Share(live.local_size)
-    room = Room.of(recipe, machine, device.type, base, share)
-    free, host, flops = live.least(room.limit - base, room.host - base, machine.flops)
-    base = int(live.most(base)[0])
-    room = replace(room, base=base, limit=base + int(free), host=base + int(host))
+    room = Room.of(recipe, machine, device.type, record, share)
+    free, host, flops, efficiency, least = live.least(
+        room.limit - room.base, room.host - room.base, machine.flops, record.efficiency,
+        record.kept[0],
+    )  # fmt: skip
+    base, most = live.most(room.base, record.kept[1])
+    kept = (least, most)
+    room = replace(
+        room, base=int(base), kept=kept, limit=int(base + free), host=int(base + host)
+    )
+    record = replace(record, kept=kept, efficiency=efficiency)
     on_cpu = device.type == "cpu"
-    return replace(machine, flops=flops / count if planned and on_cpu else flops), room
+    return replace(machine, flops=flops / count if planned and on_cpu else flops), record, room
 
 
 def _does_not_fit(
@@ -312,7 +344,7 @@ def _does_not_fit(
     what = "the process" if room.device == "cpu" else "its tensors"
     if ranks > 1:
         what += " of each rank"
-    own = f", of which {format_bytes(room.base)} are Python and torch"
+    own = f", of which {format_bytes(room.base)} are Python and torch before the first tensor"
     return DoesNotFit(
         f"does not fit {room.name}: the most frugal plan needs {format_bytes(needed)} for {what}"
         + (own if room.device == "cpu" else "")

@@ -21,23 +21,6 @@ from modicum.planner.updates import spent_in_updates
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
 
-# What a process on a CPU holds beyond what it held when the plan was made, as measured by
-# benchmarks/prediction.py. Once: the modules that torch loads for its first optimizer, the
-# tokenizer and the text it was trained on, kernels' code and scratch. A byte of tensors that come
-# and go: itself, and the free blocks between them that the C allocator keeps and cannot use for
-# others. Many of those come with the first tensors, by whether weights are frozen and products in
-# bf16: glibc before 2.38 seldom reuses aligned blocks, and adapters make many small ones.
-PROCESS_ONCE = 175 * 10**6
-PROCESS_FACTOR = 1.35
-FIRST_BYTES = 200 * 10**6
-FIRST_FACTOR = {
-    (False, False): 0.9,
-    (False, True): 0.6,
-    (True, False): 2.2,
-    (True, True): 1.4,
-}
-# A matrix product of a whole training step runs at about this part of a large one's rate.
-EFFICIENCY = 0.65
 ALONE = Layout()
 
 
@@ -111,13 +94,15 @@ class Prediction:
         """Bytes beside the device's: of what is staged for checkpoints."""
         return sum(entry.bytes for entry in self.ledger.entries if entry.place == "host")
 
-    def process_bytes(self, base: int) -> int:
-        """The process's resident size at the peak, when it held `base` before the first tensor."""
-        moving = self.peak_bytes - self.frozen_bytes
-        kept = moving * PROCESS_FACTOR
-        kept += min(moving, FIRST_BYTES) * FIRST_FACTOR[self.frozen_bytes > 0, self.half]
+    def process_bytes(self, base: int, kept: float) -> int:
+        """The process's resident size at the peak.
+
+        Args:
+            base: what it holds before the first tensor.
+            kept: bytes that the allocator keeps next to each byte of tensors at the peak.
+        """
         # What is staged stays where it is, so nothing is lost between its blocks.
-        return base + PROCESS_ONCE + self.frozen_bytes + self.host_bytes + round(kept)
+        return base + self.host_bytes + round(self.peak_bytes * (1 + kept))
 
 
 def predict(recipe: Recipe, config: Any, choice: Choice) -> Prediction:

@@ -84,6 +84,7 @@ def _peak_bytes(run: RunFolder) -> dict[str, Any]:
         "measured": number(told.get("measured")),
         "process": _first(told.get("process"), max(resident, default=None)),
         "process_predicted": _first(told.get("process_predicted"), predicted.get("process_bytes")),
+        "base": _first(told.get("base"), predicted.get("process_base")),
         "budget": _first(told.get("budget"), predicted.get("budget_bytes")),
     }
 
@@ -121,6 +122,8 @@ def comparison(run: RunFolder, result: dict[str, Any]) -> list[dict[str, Any]]:
         ("Tensors at the peak", "bytes", "peak_bytes", peak["predicted"], peak["measured"]),
         ("Process at the peak", "bytes", "process_bytes", peak["process_predicted"],
          peak["process"]),
+        ("Of it Python and torch, before the first tensor", "bytes", "process_base", peak["base"],
+         None),
         ("Speed", "tokens/s", "tokens_per_second", last.get("tokens_per_second"),
          result["tokens_per_second"]),
         ("Time", "seconds", "seconds", last.get("seconds"), result["seconds"]),

@@ -50,6 +50,8 @@ class Record:
                 "measured": None,
                 "process": None,
                 "process_predicted": row["prediction"]["process_bytes"],
+                "process_range": row["prediction"]["process_range"],
+                "base": row["prediction"]["process_base"],
                 "budget": row["prediction"]["budget_bytes"],
             }
             | {k: v for k, v in old.get("peak_bytes", {}).items() if k in ("measured", "process")},
@@ -130,6 +132,7 @@ class Record:
         peaks, said = self.content["peak_bytes"], row["prediction"]
         peaks["predicted"] = said["peak_bytes"]
         peaks["process_predicted"] = said["process_bytes"]
+        peaks["process_range"] = said["process_range"]
         self._write()
 
     def notes(self) -> dict[str, Any]:

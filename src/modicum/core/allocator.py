@@ -1,0 +1,74 @@
+"""The C library's allocator, set for tensors that come and go.
+
+glibc keeps small blocks that are free in lists of each thread, where they part the large free blocks
+between them. It asks for a little more than an aligned block before it takes one, so before its
+version 2.38 a freed tensor's place often holds no other of the same size: a step takes up to twice
+its tensors. Without these lists nearly all of it is used again, and steps are as fast. glibc reads
+such settings when a process begins, so a command that trains begins once more with them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# Free blocks of any size are joined; a tensor is mapped on its own from 32 MB (the most that glibc
+# allows) on, as it would come to be; the end of the heap is given back from 256 MB on, so that the
+# pages of one step need not be had anew in the next.
+TUNABLES = {
+    "glibc.malloc.tcache_count": 0,
+    "glibc.malloc.mxfast": 0,
+    "glibc.malloc.mmap_threshold": 32 * 2**20,
+    "glibc.malloc.trim_threshold": 256 * 2**20,
+}
+_OWN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
+_COMMANDS = ("train", "plan", "bench")
+
+
+def tuned(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the settings; as it is where the user or another libc has others.
+
+    >>> tuned({"LD_PRELOAD": "libjemalloc.so.2"})
+    {'LD_PRELOAD': 'libjemalloc.so.2'}
+    """
+    found, known = dict(environment), environment.get("GLIBC_TUNABLES", "")
+    theirs = "malloc" in environment.get("LD_PRELOAD", "") or "glibc.malloc" in known
+    if theirs or not _on_glibc() or any(name in environment for name in _OWN):
+        return found
+    ours = [f"{name}={value}" for name, value in TUNABLES.items()]
+    return found | {"GLIBC_TUNABLES": ":".join([*([known] if known else []), *ours])}
+
+
+def begin_tuned(argv: Sequence[str] | None = None) -> None:
+    """Begin this process once more with the settings, if it is a command that plans or trains.
+
+    It stays the same process: number, files, and who waits for it.
+
+    Args:
+        argv: how the process began; the system's words if left out.
+    """
+    words = list(sys.orig_argv if argv is None else argv)
+    environment = tuned(os.environ)
+    if environment != dict(os.environ) and _trains(words):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(sys.executable, [sys.executable, *words[1:]], environment)
+
+
+def _trains(words: Sequence[str]) -> bool:
+    """Whether these are the words of such a command of `modicum`."""
+    for number, word in enumerate(words[1:], start=1):
+        if Path(word).name == "modicum":
+            return any(command in words[number + 1 :] for command in _COMMANDS)
+    return False
+
+
+def _on_glibc() -> bool:
+    if sys.platform != "linux":
+        return False
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (ValueError, OSError):
+        return False

@@ -1,0 +1,113 @@
+"""Measure this machine, as `python -m modicum.trainer.probe`: small runs, and what they held.
+
+A tiny run loads all that runs load; what the process holds after it, beyond what it held when the
+run was planned, is no tensor's. Larger ones show what the allocator keeps next to tensors, where
+weights are trained or frozen, in fp32 and in bf16. The figures are a line of JSON on standard
+output, for `modicum.core.machine.record`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from modicum.core.machine.record import assume, placeholder
+from modicum.core.memory import peak_resident_bytes, release, resident_bytes
+from modicum.planner import plan
+from modicum.planner.plan import Plan
+from modicum.recipe import Recipe
+from modicum.trainer.loop import train
+
+_DATA: dict[str, Any] = {"include": ["json/**"], "sequence_length": 64}
+_TINY = {"layers": 2, "width": 64, "heads": 2, "vocabulary_size": 512}
+_LARGE = {"layers": 5, "width": 256, "heads": 4, "vocabulary_size": 2048}
+_STEPS = 3
+
+
+def main() -> None:
+    """Run all, and print the figures."""
+    assume(placeholder())
+    with tempfile.TemporaryDirectory(prefix="modicum-probe-") as folder:
+        print(json.dumps(_figures(Path(folder))))
+
+
+def _figures(folder: Path) -> dict[str, Any]:
+    tiny, _ = _trained(folder / "tiny", _recipe(_TINY, rows=4))
+    release()
+    base = resident_bytes()
+    kept, efficiency = [], 0.0
+    base_model = {"path": str(folder / "fp32" / "model")}
+    adapter = {"method": "lora", "rank": 8}
+    large = {
+        "fp32": _recipe(_LARGE, rows=10),
+        "bf16": _recipe(_LARGE, rows=14, precision="bf16"),
+        "adapted": _recipe(base_model, rows=14).changed(adapter=adapter),
+    }
+    for name, recipe in large.items():
+        release()
+        begins = min(base, resident_bytes())
+        _forget_peak()
+        made, run = _trained(folder / name, recipe)
+        tensors = run["peak_bytes"]["measured"]
+        kept.append(max(0.0, (peak_resident_bytes_since() - begins) / tensors - 1))
+        if name == "fp32":
+            efficiency = _efficiency(made, run)
+        print(f"{name}: {tensors} bytes of tensors, kept {kept[-1]:.3f}", file=sys.stderr)
+    return {
+        "loaded_bytes": max(0, base - tiny.process_base),
+        "kept": [min(kept), max(kept)],
+        "efficiency": efficiency,
+    }
+
+
+def _recipe(model: dict[str, Any], rows: int, precision: str = "fp32") -> Recipe:
+    return Recipe(
+        model=model,
+        data={**_DATA, "sequence_length": 256 if model is not _TINY else 64},
+        training={
+            "steps": _STEPS,
+            "batch_size": rows,
+            "micro_batch_size": rows,
+            "recompute": "none",
+            "compile": "none",
+            "precision": precision,
+            "device": "cpu",
+        },
+        samples={"count": 1, "tokens": 4},
+        evaluation={"rows": 4},
+        checkpoint={"asynchronous": False},
+    )
+
+
+def _trained(out: Path, recipe: Recipe) -> tuple[Plan, dict[str, Any]]:
+    made = plan(recipe)
+    return made, train(made, out)
+
+
+def _efficiency(made: Plan, run: dict[str, Any]) -> float:
+    """Of the rate of a large product, the part that a step reached."""
+    flops_per_token = made.prediction.flops / made.tokens_per_update
+    return float(run["tokens_per_second"] * flops_per_token / made.machine.flops)
+
+
+def _forget_peak() -> None:
+    """Let the system's note of the largest resident size begin anew, where it can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_resident_bytes_since() -> int:
+    """The largest resident size since `_forget_peak`."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return peak_resident_bytes()
+
+
+if __name__ == "__main__":
+    main()
