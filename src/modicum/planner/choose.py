@@ -25,6 +25,9 @@ from modicum.recipe import Recipe
 USEFUL_TOKENS = {"cpu": 4096, "cuda": 32768}
 # Trying to compile and compiling take about a minute on a CPU; a shorter run does not win it back.
 COMPILE_PAYS_AFTER = 600.0  # seconds
+# A budget is kept with so much to spare of what the run adds to the process: what is left of the
+# text that was read and tokenized depends on the data, and no allocator's waste is the same twice.
+HEADROOM = 0.1
 Row = dict[str, Any]
 MICRO, RECOMPUTE, DEVICE = "training.micro_batch_size", "training.recompute", "training.device"
 STRATEGY, ASYNCHRONOUS = "parallel.strategy", "checkpoint.asynchronous"
@@ -78,7 +81,8 @@ class Room:
     def needed(self, prediction: Prediction) -> int:
         """The bytes of a prediction that count here."""
         if self.device == "cpu":
-            return prediction.process_bytes(self.base, self.kept[1])
+            most = prediction.process_bytes(self.base, self.kept[1])
+            return most + round(HEADROOM * (most - self.base))
         return prediction.peak_bytes
 
     def holds(self, prediction: Prediction) -> bool:
