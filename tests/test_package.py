@@ -5,11 +5,13 @@ import subprocess
 import sys
 import tomllib
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import modicum
 from modicum.core.catalog import ROOMS
@@ -27,8 +29,8 @@ def modules_after(statement: str) -> set[str]:
     return set(result.stdout.split())
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+def pins(file: str = "constraints.txt") -> dict[str, str]:
+    lines = (ROOT / file).read_text().splitlines()
     found = [line.split("==") for line in lines if line and not line.startswith("#")]
     return {canonicalize_name(name): version for name, version in found}
 
@@ -89,15 +91,28 @@ def test_every_requirement_is_pinned_within_its_range() -> None:
     assert pinned["torch"] == "2.13.0"
 
 
+def test_the_lowest_versions_are_those_of_every_requirement() -> None:
+    project = PROJECT["project"]
+    extras = [texts for name, texts in project["optional-dependencies"].items() if name != "docs"]
+    lowest = {}
+    for requirement in map(Requirement, chain(project["dependencies"], *extras)):
+        bounds = [part.version for part in requirement.specifier if part.operator == ">="]
+        if bounds:  # stubs and modicum itself have none
+            lowest.setdefault(canonicalize_name(requirement.name), set()).update(bounds)
+    assert {name: {version} for name, version in pins("constraints-lowest.txt").items()} == lowest
+
+
 def test_the_tests_run_on_the_pinned_versions() -> None:
-    installed = {name: metadata.version(name) for name in ("torch", "pydantic", "safetensors")}
-    assert {name: version.split("+")[0] for name, version in installed.items()} == {
-        name: pins()[name] for name in installed
-    }
+    """The usual ones, or the lowest."""
+    names = ("torch", "pydantic", "safetensors")
+    installed = [Version(metadata.version(name).split("+")[0]) for name in names]
+    files = ("constraints.txt", "constraints-lowest.txt")
+    assert installed in [[Version(pins(file)[name]) for name in names] for file in files]
 
 
-def test_constraints_hold_exact_versions_and_no_index() -> None:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-lowest.txt"])
+def test_constraints_hold_exact_versions_and_no_index(file: str) -> None:
+    lines = (ROOT / file).read_text().splitlines()
     entries = [line for line in lines if not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.!]+", line) for line in entries)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from modicum.core.errors import InputError
@@ -50,6 +51,18 @@ def test_a_folder_is_published_whole_and_replaces_the_old(tmp_path):
     publish(tmp_path / "x", "two")
     assert contents(tmp_path) == {"x/inner/a": "two"}
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "I/O error: No space left on device (os error 28)",
+        'Error: IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })',
+    ],
+)
+def test_each_way_in_which_safetensors_tells_of_a_full_disk_is_understood(tmp_path, said):
+    with pytest.raises(InputError, match="the disk is full"), disk_errors(tmp_path):
+        raise SafetensorError(said)
 
 
 def fail(target: Path) -> None:

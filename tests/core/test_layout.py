@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed._local_tensor import LocalTensor, LocalTensorMode, rank_map
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
@@ -27,6 +26,14 @@ from torch.distributed.tensor import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from modicum.core.layout import Layout
+
+local_tensor = pytest.importorskip(
+    "torch.distributed._local_tensor", reason="this torch simulates no ranks"
+)
+if not hasattr(local_tensor, "rank_map"):
+    pytest.skip("this torch simulates ranks in another way", allow_module_level=True)
+LocalTensor, LocalTensorMode = local_tensor.LocalTensor, local_tensor.LocalTensorMode
+rank_map = local_tensor.rank_map
 
 LAYOUTS = [
     Layout(1, 2),

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
 import signal
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -337,6 +339,31 @@ def test_other_errors_stay_what_they_are(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, peer_errors():
         raise error
     assert caught.value is error
+
+
+class _Group:
+    """Stands for a process group, whose connections are open as long as it is alive."""
+
+
+def _exchange_that_fails(group: _Group) -> None:
+    raise RuntimeError(str(GONE[0]))
+
+
+def test_a_handled_error_keeps_no_group_alive() -> None:
+    """Else its connections stay open, and who exchanges with this rank alone waits for it."""
+    group = _Group()
+    alive = weakref.ref(group)
+    gc.disable()
+    try:
+        try:
+            with peer_errors():
+                _exchange_that_fails(group)
+        except PeerLost:
+            pass
+        del group
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_a_store_that_nobody_writes_to_counts_as_a_lost_peer() -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from pool import Pool
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from modicum.adapters import AttachedAdapter, LoRA
 from modicum.core.errors import InputError
@@ -258,9 +259,27 @@ def on_ranks(ranks: Ranks, kind: str, half: bool, folder: Path, out: Path) -> di
     return {"codes": codes, "losses": losses}
 
 
+def test_a_torch_that_cannot_shard_integers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cpu"))
+    with on_meta():
+        model = Llama(config())
+    with pytest.raises(InputError, match=r"cannot shard quantized weights before 2\.12"):
+        Sharded(Ranks(), Layout.of(1, 1)).cut(model, model.model.layers, torch.device("cpu"))
+
+
+shards_integers = pytest.mark.skipif(
+    torch.__version__ < "2.12", reason="this torch cannot shard integers, and is refused"
+)
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("kind", "ranks", "half"), [("ddp", 2, False), ("fsdp", 2, True), ("fsdp", 4, False)]
+    ("kind", "ranks", "half"),
+    [
+        ("ddp", 2, False),
+        pytest.param("fsdp", 2, True, marks=shards_integers),
+        pytest.param("fsdp", 4, False, marks=shards_integers),
+    ],
 )
 def test_ranks_train_as_one_process_does(
     pool: Pool, folder: Path, tmp_path: Path, kind: str, ranks: int, half: bool

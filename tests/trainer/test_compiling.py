@@ -25,8 +25,12 @@ from modicum.trainer.compiled import CompilingFails, compile_blocks, eager_block
 from modicum.trainer.compiling import decide
 from modicum.trainer.stop import StopRequested
 
-# The tracer itself looks at gradients of what is no leaf.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+pytestmark = [
+    # The tracer itself looks at gradients of what is no leaf.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    # Python 3.13.0's, which a run does not show.
+    pytest.mark.filterwarnings("error:Guards may run slower:RuntimeWarning"),
+]
 
 BLOCKS = Recipe(training={"compile": "blocks"})
 AUTO = Recipe(training={"compile": "auto"})

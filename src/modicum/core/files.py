@@ -47,7 +47,7 @@ def _number(error: Exception) -> int | None:
     """The system's error number; safetensors tells it in its message alone."""
     if isinstance(error, OSError):
         return error.errno
-    match = re.search(r"\(os error (\d+)\)", str(error))
+    match = re.search(r"(?:\(os error |\bOs { code: )(\d+)", str(error))
     return int(match[1]) if match else None
 
 

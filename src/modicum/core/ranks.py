@@ -13,9 +13,10 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -206,16 +207,31 @@ def joined(device_type: str = "cpu") -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-@contextmanager
-def peer_errors() -> Iterator[None]:
+def peer_errors() -> AbstractContextManager[None]:
     """Turn what the communication library says when a peer is gone into `PeerLost`."""
-    try:
-        yield
-    except RuntimeError as error:
+    return _PeerErrors()
+
+
+class _PeerErrors(AbstractContextManager[None]):
+    """A class, for a generator that raises another error than it was thrown keeps the first one.
+
+    So it is from Python 3.12 on: the generator's frame points to the one of `contextlib` that threw
+    the error, and that one to the error, until the next garbage collection. The error's frames hold
+    the process group, and its connections would be open for as long: ranks that exchange with this
+    one alone would wait for it, though it has left the group.
+    """
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, RuntimeError):
+            return
         of_store = isinstance(error, (dist.DistNetworkError, dist.DistStoreError))
-        if not of_store and not _GONE.search(str(error)):
-            raise
-        raise _lost(error) from error
+        if of_store or _GONE.search(str(error)):
+            raise _lost(error) from error
 
 
 def _lost(error: Exception) -> PeerLost:

@@ -81,9 +81,22 @@ class Sharded(Strategy):
         device: torch.device,
         methods: Iterable[str] = (),
     ) -> None:
-        """Cut every parameter along dimension 0; the model itself holds what no block does."""
+        """Cut every parameter along dimension 0; the model itself holds what no block does.
+
+        Raises:
+            InputError: weights are quantized, and this PyTorch cannot shard integers.
+        """
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+        quantized = not all(parameter.is_floating_point() for parameter in model.parameters())
+        if quantized and torch.__version__ < "2.12":  # it asks for gradients of every parameter
+            raise InputError(
+                "PyTorch cannot shard quantized weights before 2.12; install a newer one, or let "
+                "every rank hold all weights",
+                field="parallel.strategy",
+                value="fsdp",
+                allowed="ddp",
+            )
         mesh = self.layout.mesh(device.type)
         for block in blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=self.reshard_after_forward)

@@ -92,7 +92,7 @@ class Zero(Bucketed[MasterBucket]):
         bucket = MasterBucket(name, parameters, self.exchange, self._mesh)
         for parameter, master in zip(parameters, bucket.masters, strict=True):
             self._masters[id(parameter)] = master
-            if parameter.dtype != torch.float32 and hasattr(parameter, "grad_dtype"):
+            if parameter.dtype != torch.float32:
                 parameter.grad_dtype = torch.float32
         return bucket
 
