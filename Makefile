@@ -22,7 +22,7 @@ SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo 0)
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses=4 --dist=worksteal
 
-.PHONY: help demo test test-rest test-all lint format types imports docs wheel wheel-check promises benchmarks \
+.PHONY: help demo test test-rest test-all lint format types imports docs wheel wheel-check promises benchmarks matrix \
 	install clean
 
 help: ## this list
@@ -88,6 +88,9 @@ benchmarks: install ## side by side with peers; a while
 	@for name in startup equality kill lora_step trainer prediction; do \
 		env -u OMP_NUM_THREADS $(BIN)/python benchmarks/$$name.py || exit; \
 	done
+
+matrix: install ## the demo and some tests under up to twenty changes; two hours
+	@env -u OMP_NUM_THREADS $(BIN)/python benchmarks/matrix.py
 
 install: $(VENV)/.installed
 

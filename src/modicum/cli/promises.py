@@ -253,11 +253,16 @@ def read_rows(path: Path) -> list[Row]:
 
 def with_table(readme: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """The README's text with the table of `rows` between its two markers; as it is without them."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
+    return between(readme, BEGIN, END, markdown(rows))
+
+
+def between(readme: str, begin: str, end: str, text: str) -> str:
+    """The README's text with `text` between two markers; as it is where one is missing."""
+    before, found, rest = readme.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
         return readme
-    return f"{before}{BEGIN}\n{markdown(rows)}{END}{after}"
+    return f"{before}{begin}\n{text}{end}{after}"
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
