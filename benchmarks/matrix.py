@@ -37,7 +37,7 @@ from matrix_results import (
 from matrix_rows import Row, rows
 from matrix_work import DEMO_SHARE, LIMIT_SECONDS, TESTS, work
 
-from modicum.cli.promises import between
+from modicum.cli.readme import between
 from modicum.cli.tables import table
 from modicum.core.errors import FoundWanting
 from modicum.core.files import write_text

@@ -1,116 +1,18 @@
-"""The matrix: which rows run where, which hold still, what is made of them. No row is run."""
+"""The matrix: which rows hold still, and what is made of them. No row is run."""
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = (
-    "matrix",
-    "matrix_host",
-    "matrix_rows",
-    "matrix_work",
-    "matrix_results",
-    "common",
-    "demo",
-)
-EVERYTHING: dict[str, Any] = {
-    "flags": frozenset({"sse4_1", "sse4_2", "avx2", "fma"})
-    | {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
-    "pythons": {minor: f"/usr/bin/python3.{minor}" for minor in (11, 12, 13, 14)},
-    "allocator": "/usr/lib/libjemalloc.so.2",
-}
-
-
-class Modules:
-    """The benchmark's modules by their last word."""
-
-    def __init__(self) -> None:
-        found = {name: importlib.import_module(name) for name in MODULES}
-        self.main: ModuleType = found["matrix"]
-        self.host: ModuleType = found["matrix_host"]
-        self.rows: ModuleType = found["matrix_rows"]
-        self.work: ModuleType = found["matrix_work"]
-        self.results: ModuleType = found["matrix_results"]
-
-    def reasons(self, **changes: Any) -> dict[str, str]:
-        """Why rows cannot run on a machine that has everything but these."""
-        host = self.host.Host(**(EVERYTHING | changes))
-        every = self.rows.rows(host)
-        return {row.name: reason for row in every if (reason := row.why_not(host))}
-
-
-@pytest.fixture
-def matrix(monkeypatch: pytest.MonkeyPatch) -> Modules:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return Modules()
-
-
-@pytest.mark.parametrize("minor", [11, 13])
-def test_at_most_twenty_rows_and_each_changes_one_thing(matrix: Modules, minor: int) -> None:
-    host = matrix.host.Host(**EVERYTHING, minor=minor)
-    default, *others = every = matrix.rows.rows(host)
-    assert len(every) <= 20
-    assert len({row.name for row in every}) == len(every)
-    assert {row.minor for row in others if row.minor} == {11, 12, 13, 14} - {minor}
-    for row in others:
-        fields = [field.name for field in dataclasses.fields(row)]
-        changed = [name for name in fields if getattr(row, name) != getattr(default, name)]
-        assert len(set(changed) - {"name", "claim"}) == 1, row.name
-
-
-def test_where_there_is_everything_every_row_runs(matrix: Modules) -> None:
-    assert matrix.reasons() == {}
-
-
-@pytest.mark.parametrize(
-    ("changes", "rows"),
-    [
-        ({"flags": frozenset({"avx2", "fma", "sse4_1", "sse4_2"})}, {"avx512"}),
-        ({"flags": frozenset(), "architecture": "aarch64"}, {"avx512", "avx2", "baseline"}),
-        ({"pythons": {11: "/usr/bin/python3.11"}}, {"python-3.12", "python-3.13", "python-3.14"}),
-        ({"uid": 1000}, {"not-root"}),
-        ({"others_read": False, "lends_reading": False}, {"not-root"}),
-        ({"others_read": False}, set()),
-        ({"programs": frozenset({"git", "setpriv"})}, {"one-core", "four-threads"}),
-        ({"programs": frozenset({"git", "taskset"})}, {"not-root"}),
-        ({"cores": (3,)}, {"one-core", "four-threads"}),
-        ({"allocator": None}, {"allocator"}),
-    ],
-)
-def test_what_a_machine_lacks_is_why_rows_are_not_run(
-    matrix: Modules, changes: dict[str, Any], rows: set[str]
-) -> None:
-    assert set(matrix.reasons(**changes)) == rows
-
-
-def test_changes_reach_the_commands(matrix: Modules) -> None:
-    host = matrix.host.Host(**EVERYTHING, cores=(2, 5, 6), others_read=False)
-    by_name = {row.name: row for row in matrix.rows.rows(host)}
-    assert by_name["default"].set_variables(host) == {}
-    assert by_name["default"].wrapper(host) == []
-    assert by_name["avx2"].set_variables(host) == {
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    }
-    assert by_name["four-threads"].wrapper(host) == ["taskset", "--cpu-list", "2,5"]
-    assert by_name["four-threads"].set_variables(host) == {"OMP_NUM_THREADS": "4"}
-    assert by_name["allocator"].set_variables(host) == {"LD_PRELOAD": EVERYTHING["allocator"]}
-    assert "--reuid=65534" in by_name["not-root"].wrapper(host)
-    assert "--bounding-set=-all,+dac_read_search" in by_name["not-root"].wrapper(host)
-    assert by_name["baseline"].expected(host)["capability"] == "DEFAULT"
 
 
 class Ran:
@@ -129,14 +31,14 @@ class Ran:
 
     def matrix(
         self,
-        matrix: Modules,
+        matrix: Any,
         known: dict[str, Any],
         *,
         digest: str = "same",
         only: tuple[str, ...] = (),
         again: tuple[str, ...] = (),
     ) -> dict[str, Any]:
-        host = matrix.host.Host(**(EVERYTHING | {"allocator": None}))
+        host = matrix.machine(allocator=None)
         every = matrix.rows.rows(host)
         todo = [row for row in every if not only or row.name in only]
         digests = {row.name: digest for row in every}
@@ -146,7 +48,7 @@ class Ran:
         return {outcome["name"]: outcome for outcome in outcomes}
 
 
-def test_rows_are_done_again_when_they_failed_or_changed_or_are_asked_for(matrix: Modules) -> None:
+def test_rows_are_done_again_when_they_failed_or_changed_or_are_asked_for(matrix: Any) -> None:
     first = Ran(fails="avx2")
     known = first.matrix(matrix, {})
     assert len(first.names) == 19
@@ -166,7 +68,7 @@ def test_rows_are_done_again_when_they_failed_or_changed_or_are_asked_for(matrix
     assert fourth.names == ["path"]
 
 
-def test_a_matrix_that_was_killed_resumes_at_the_next_row(matrix: Modules) -> None:
+def test_a_matrix_that_was_killed_resumes_at_the_next_row(matrix: Any) -> None:
     killed = Ran(dies="avx512")
     with pytest.raises(KeyboardInterrupt):
         killed.matrix(matrix, {})
@@ -178,9 +80,7 @@ def test_a_matrix_that_was_killed_resumes_at_the_next_row(matrix: Modules) -> No
     assert resumed.names[0] == "avx512"
 
 
-def test_a_row_s_digest_follows_its_sources_and_its_definition(
-    matrix: Modules, tmp_path: Path
-) -> None:
+def test_a_row_s_digest_follows_its_sources_and_its_definition(matrix: Any, tmp_path: Path) -> None:
     def sources() -> str:
         digest: str = matrix.results.sources(tmp_path)
         return digest
@@ -211,19 +111,17 @@ def test_a_row_s_digest_follows_its_sources_and_its_definition(
     copy = tmp_path / "copy"
     matrix.work.copy_tracked(tmp_path, copy)
     assert sorted(str(p.relative_to(copy)) for p in copy.rglob("*") if p.is_file()) == sorted(files)
-    host = matrix.host.Host(**EVERYTHING)
+    host = matrix.machine()
     digests = {matrix.results.digest_of(row, before) for row in matrix.rows.rows(host)}
     assert len(digests) == 20
 
 
-def place(matrix: Modules, folder: Path, seconds: float) -> Any:
+def place(matrix: Any, folder: Path, seconds: float) -> Any:
     deadline = time.monotonic() + seconds
     return matrix.work.Place(folder, folder, Path(sys.executable), dict(os.environ), [], deadline)
 
 
-def test_a_part_that_hangs_is_killed_with_all_that_it_started(
-    matrix: Modules, tmp_path: Path
-) -> None:
+def test_a_part_that_hangs_is_killed_with_all_that_it_started(matrix: Any, tmp_path: Path) -> None:
     started = tmp_path / "started"
     # The child leaves the group, not the session.
     script = f"sleep 600 & echo $! > {started}; set -m; sleep 600 & echo $! >> {started}; wait"
@@ -246,12 +144,12 @@ def _alive(pid: str) -> bool:
         return False
 
 
-def test_a_part_that_fails_is_told_by_its_last_lines(matrix: Modules, tmp_path: Path) -> None:
+def test_a_part_that_fails_is_told_by_its_last_lines(matrix: Any, tmp_path: Path) -> None:
     done = place(matrix, tmp_path, 60.0).run("part", "sh", "-c", "echo why; exit 3")
     assert (done["ok"], done["exit_code"], done["problem"]) == (False, 3, ["why"])
 
 
-def test_pytest_s_report_is_counted(matrix: Modules, tmp_path: Path) -> None:
+def test_pytest_s_report_is_counted(matrix: Any, tmp_path: Path) -> None:
     report = tmp_path / "tests.xml"
     report.write_text(
         '<testsuites><testsuite><testcase classname="a" name="b"/>'
@@ -267,7 +165,7 @@ def test_pytest_s_report_is_counted(matrix: Modules, tmp_path: Path) -> None:
     }
 
 
-def test_the_demo_of_most_rows_is_a_third(matrix: Modules, tmp_path: Path) -> None:
+def test_the_demo_of_most_rows_is_a_third(matrix: Any, tmp_path: Path) -> None:
     for name in matrix.work.PARTS:
         text = (ROOT / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
         (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
@@ -296,7 +194,7 @@ def outcome(name: str, ok: bool, error: float) -> dict[str, Any]:
     }
 
 
-def test_figures_table_and_readme_claim_what_ran_and_passed(matrix: Modules) -> None:
+def test_figures_table_and_readme_claim_what_ran_and_passed(matrix: Any) -> None:
     not_run = {"name": "c", "claim": "the claim of c", "not_run": "not here"}
     outcomes = [outcome("default", True, 0.01), outcome("b", False, 0.04), not_run]
     figures = matrix.results.figures(outcomes)
@@ -325,7 +223,7 @@ def test_figures_table_and_readme_claim_what_ran_and_passed(matrix: Modules) -> 
     assert matrix.results.machines(nothing) == ""
 
 
-def test_readme_says_what_the_last_matrix_found(matrix: Modules) -> None:
+def test_readme_says_what_the_last_matrix_found(matrix: Any) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     begin, end = matrix.results.BEGIN, matrix.results.END
     assert begin in text

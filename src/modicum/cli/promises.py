@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from modicum.cli.readme import between
 from modicum.core.errors import InputError
 from modicum.core.files import write_json, write_text
 from modicum.core.method import describe
@@ -254,15 +255,6 @@ def read_rows(path: Path) -> list[Row]:
 def with_table(readme: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """The README's text with the table of `rows` between its two markers; as it is without them."""
     return between(readme, BEGIN, END, markdown(rows))
-
-
-def between(readme: str, begin: str, end: str, text: str) -> str:
-    """The README's text with `text` between two markers; as it is where one is missing."""
-    before, found, rest = readme.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not found or not closed:
-        return readme
-    return f"{before}{begin}\n{text}{end}{after}"
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
