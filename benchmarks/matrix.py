@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -50,6 +52,8 @@ CACHE = Path.home() / ".cache" / "modicum" / "matrix"
 def main() -> None:
     """Run the rows, keep each outcome at once, print the table."""
     arguments = _arguments()
+    # Asked to end, it ends like after Ctrl-C: the row's processes with it.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     host = this_host(arguments.cache)
     every = rows(host)
     if arguments.list:

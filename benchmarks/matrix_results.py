@@ -94,7 +94,8 @@ def cells(outcome: Outcome) -> tuple[str, ...]:
         sizes = [(part["peak_bytes"][predicted], part["peak_bytes"][measured]) for part in parts]
         return "; ".join(" / ".join(map(format_bytes, pair)) for pair in sizes)
 
-    error = _part(outcome, "prediction").get("largest_error") or {}
+    prediction = _part(outcome, "prediction")
+    error = prediction.get("largest_error") or {}
     counted = [f"{tests[key]} {key}" for key in ("passed", "failed", "skipped") if tests.get(key)]
     return (
         outcome["name"],
@@ -103,7 +104,8 @@ def cells(outcome: Outcome) -> tuple[str, ...]:
         format_duration(demo["seconds"]) if demo else "",
         pairs("predicted", "measured"),
         pairs("process_predicted", "process"),
-        ", ".join(f"{kind} {value:.1%}" for kind, value in error.items()),
+        ", ".join(f"{kind} {value:.1%}" for kind, value in error.items())
+        or ("missing" if "missing" in prediction else ""),
         ", ".join(counted),
         remark(outcome),
     )
@@ -115,9 +117,18 @@ def remark(outcome: Outcome) -> str:
     for name, part in outcome.get("parts", {}).items():
         if not part.get("ok", True):
             problem = part.get("failures") or part.get("problem") or "failed"
-            first = problem if isinstance(problem, str | dict) else problem[-1]
-            told.append(f"{name}: {first}")
+            told.append(f"{name}: {_gist(problem)}")
     return "; ".join(told)
+
+
+def _gist(problem: str | Mapping[str, str] | Sequence[str]) -> str:
+    """A line for a problem: modicum's own words where it said some, else the last."""
+    if isinstance(problem, str):
+        return problem
+    if isinstance(problem, Mapping):
+        return ", ".join(f"{name} is {found}" for name, found in problem.items())
+    own = [line for line in problem if line.startswith(("modicum: ", "killed: "))]
+    return own[0] if own else problem[-1]
 
 
 def machines(result: Mapping[str, Any]) -> str:

@@ -49,9 +49,10 @@ class Row:
     preload: bool = False
 
     @property
-    def environment(self) -> tuple[str, int | None, bool]:
-        """Wheel, Python and whether the versions are the lowest: what is installed."""
-        return (self.wheel, self.minor, self.lowest)
+    def full_demo(self) -> bool:
+        """Whether the demo does all of its steps: where something else is installed, and once."""
+        other = self.wheel != "default" or self.minor is not None or self.lowest
+        return other or self.name == "default"
 
     def why_not(self, host: Host) -> str | None:
         """Why the row cannot run on that machine; None where it can."""

@@ -218,6 +218,8 @@ def test_figures_table_and_readme_claim_what_ran_and_passed(matrix: Any) -> None
         " Fails there with: the claim of b. Not run there: the claim of c (not here)."
         " `make matrix` runs this on your machine.\n"
     )
+    unfit = {"demo": {"ok": False, "problem": ["modicum: too large", "modicum: exit code 3"]}}
+    assert matrix.results.remark({"parts": unfit}) == "demo: modicum: too large"
     nothing = matrix.results.figures([not_run])
     assert nothing["share_passed"] == 0.0
     assert matrix.results.machines(nothing) == ""
