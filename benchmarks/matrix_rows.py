@@ -43,6 +43,7 @@ class Row:
     """So many cores, and so many threads on them where that is not theirs to choose."""
     busy: bool = False
     user: int | None = None
+    """Another user, who is lent the right to read where Python is in root's home."""
     bare: bool = False
     """No git folder, and a home with nothing in it."""
     folder: str = "modicum"
@@ -102,6 +103,8 @@ class Row:
             rights = "-all" if host.others_read else "-all,+dac_read_search"
             sets = ("--inh-caps", "--ambient-caps", "--bounding-set")
             words += [f"{name}={rights}" for name in sets]
+            # Without this bit access(2) would deny what reading then allows.
+            words += [] if host.others_read else ["--securebits=+no_setuid_fixup"]
         return words
 
     def expected(self, host: Host) -> dict[str, Any]:
