@@ -58,7 +58,7 @@ class Row:
     def why_not(self, host: Host) -> str | None:
         """Why the row cannot run on that machine; None where it can."""
         if (self.minor or host.minor) not in host.pythons:
-            return f"Python 3.{self.minor or host.minor} is not installed"
+            return "not installed, or without venv"
         for program, needed in (
             ("git", True),
             ("taskset", self.pinned is not None),
