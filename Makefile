@@ -23,7 +23,7 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses=4 --dist=worksteal
 
 .PHONY: help demo test test-rest test-more test-all test-avx2 lint format types imports docs wheel \
-	wheel-check promises benchmarks install clean
+	wheel-check promises benchmarks matrix install clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -98,6 +98,9 @@ benchmarks: install ## side by side with peers; a while
 	@for name in startup equality kill lora_step trainer prediction; do \
 		env -u OMP_NUM_THREADS $(BIN)/python benchmarks/$$name.py || exit; \
 	done
+
+matrix: install ## the demo and some tests under up to twenty changes; two hours
+	@env -u OMP_NUM_THREADS $(BIN)/python benchmarks/matrix.py
 
 install: $(VENV)/.installed
 

@@ -31,7 +31,8 @@ ROWS = st.tuples(st.integers(1, 3), st.integers(1, 300))
 
 def numbers(count: int, width: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, width, generator=generator) * torch.rand(count, 1) * 10
+    size = torch.rand(count, 1, generator=generator) * 10
+    return torch.randn(count, width, generator=generator) * size
 
 
 def scales(rows: Tensor, quantizer: GroupQuantizer) -> Tensor:
@@ -80,7 +81,7 @@ def test_rounding_is_unbiased(bits_: int) -> None:
     error = (many.mean(0) - rows[0].double()).abs()
     standard_error = many.std(0) / math.sqrt(draws)
     # What lies on a level is never rounded, but divided and multiplied.
-    assert (error <= 3 * standard_error + 1e-6 * rows.abs().max()).all()
+    assert (error <= 4 * standard_error + 1e-6 * rows.abs().max()).all()
     assert (standard_error > 0).sum() >= 30
 
 
@@ -156,7 +157,8 @@ def test_hadamard_is_the_matrix_and_its_own_inverse() -> None:
     rows = numbers(3, 96)
     expected = (rows.view(-1, 32) @ matrix).view(3, 96)
     torch.testing.assert_close(hadamard(rows), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(hadamard(hadamard(rows)) / 32, rows, rtol=1e-6, atol=1e-6)
+    rounding = 3e-7 * float(rows.abs().max())
+    torch.testing.assert_close(hadamard(hadamard(rows)) / 32, rows, rtol=1e-6, atol=rounding)
     whole = torch.randint(-9, 9, (2, 64)).float()
     assert torch.equal(hadamard(hadamard(whole)) / 32, whole)
 
@@ -165,7 +167,8 @@ def test_sums_commute_with_the_transform() -> None:
     one, other = numbers(1, 64), numbers(1, 64, seed=1)
     together = hadamard(hadamard(one) + hadamard(other)) / 32
     apart = hadamard(hadamard(one)) / 32 + hadamard(hadamard(other)) / 32
-    torch.testing.assert_close(together, apart, rtol=1e-6, atol=1e-6)
+    rounding = 3e-7 * float(together.abs().max())
+    torch.testing.assert_close(together, apart, rtol=1e-6, atol=rounding)
 
 
 def test_the_transform_spreads_outliers() -> None:

@@ -6,16 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from modicum.cli.readme import between
+
 BEGIN, END = "<!-- promises:begin -->", "<!-- promises:end -->"
 
 
 def with_table(readme: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """The README's text with the table of `rows` between its two markers; as it is without them."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        return readme
-    return f"{before}{BEGIN}\n{markdown(rows)}{END}{after}"
+    return between(readme, BEGIN, END, markdown(rows))
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
