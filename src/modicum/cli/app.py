@@ -329,6 +329,21 @@ def drill(
     run_drill(seed, count, work=work, output=output, as_json=as_json)
 
 
+bench = typer.Typer(help="Measure what plans rest on.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command()
+def machine(
+    again: Annotated[bool, typer.Option("--again", help="Measure it anew.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What was measured of this machine, once: what forecasts of memory and speed rest on."""
+    from modicum.cli.bench import show_machine
+
+    show_machine(again=again, as_json=as_json)
+
+
 @app.command()
 def promises(
     only: Annotated[

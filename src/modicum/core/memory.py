@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -134,13 +135,23 @@ def tensor_bytes(tensors: list[Tensor]) -> int:
 
 def resident_bytes() -> int:
     """The process's resident size now; on systems that do not say, its peak so far."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
+    now = _status("VmRSS")
+    return peak_resident_bytes() if now is None else now
+
+
+def _status(name: str) -> int | None:
+    """A size in bytes of Linux's page about this process; None elsewhere."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_bytes().splitlines():
+            if line.startswith(f"{name}:".encode()):
                 return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return peak_resident_bytes()
+    return None
+
+
+def forget_peak() -> None:
+    """Let the largest resident size be that from now on, where the system can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_bytes(b"5")
 
 
 def used_bytes(device: str) -> int:
@@ -149,7 +160,9 @@ def used_bytes(device: str) -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The process's largest resident size so far."""
+    """The process's largest resident size so far, or since `forget_peak`."""
+    if (peak := _status("VmHWM")) is not None:
+        return peak
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

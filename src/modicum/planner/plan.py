@@ -80,7 +80,9 @@ class Plan:
         """Between what and what: allocators keep more next to some tensors than to others."""
         if self.device != "cpu":
             return None
-        least, most = (self.prediction.process_bytes(self.process_base, k) for k in self.record.kept)
+        least, most = (
+            self.prediction.process_bytes(self.process_base, k) for k in self.record.kept
+        )
         return least, most
 
     @property
@@ -104,7 +106,8 @@ class Plan:
         """
         if self.measured_tokens_per_second is not None:
             return self.measured_tokens_per_second
-        return self.tokens_per_update * self.machine.flops * self.record.efficiency / self.prediction.flops
+        rate = self.machine.flops * self.record.efficiency
+        return self.tokens_per_update * rate / self.prediction.flops
 
     @property
     def seconds(self) -> float:
@@ -313,9 +316,7 @@ def _agreed(
     )  # fmt: skip
     base, most = live.most(room.base, record.kept[1])
     kept = (least, most)
-    room = replace(
-        room, base=int(base), kept=kept, limit=int(base + free), host=int(base + host)
-    )
+    room = replace(room, base=int(base), kept=kept, limit=int(base + free), host=int(base + host))
     record = replace(record, kept=kept, efficiency=efficiency)
     on_cpu = device.type == "cpu"
     return replace(machine, flops=flops / count if planned and on_cpu else flops), record, room

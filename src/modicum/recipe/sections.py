@@ -199,5 +199,5 @@ class BudgetSection(Section):
     """Bytes on the accelerator, or the process's resident size on a CPU, with what Python and torch
     hold; of each rank. null: no limit."""
     tensors: Size | None = None
-    """Bytes on the accelerator, or on a CPU those that the process may hold beyond Python and torch:
-    the same limit whatever the machine and its PyTorch. null: no limit."""
+    """Bytes on the accelerator, or on a CPU those that the process may hold beyond Python and
+    torch: as tight with any PyTorch on any machine. null: no limit."""

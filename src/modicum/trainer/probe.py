@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from modicum.core.machine.record import assume, placeholder
-from modicum.core.memory import peak_resident_bytes, release, resident_bytes
+from modicum.core.memory import forget_peak, peak_resident_bytes, release, resident_bytes
 from modicum.planner import plan
 from modicum.planner.plan import Plan
 from modicum.recipe import Recipe
@@ -36,6 +35,7 @@ def main() -> None:
 
 
 def _figures(folder: Path) -> dict[str, Any]:
+    """See `MachineRecord`."""
     tiny, _ = _trained(folder / "tiny", _recipe(_TINY, rows=4))
     release()
     base = resident_bytes()
@@ -50,10 +50,10 @@ def _figures(folder: Path) -> dict[str, Any]:
     for name, recipe in large.items():
         release()
         begins = min(base, resident_bytes())
-        _forget_peak()
+        forget_peak()
         made, run = _trained(folder / name, recipe)
         tensors = run["peak_bytes"]["measured"]
-        kept.append(max(0.0, (peak_resident_bytes_since() - begins) / tensors - 1))
+        kept.append(max(0.0, (peak_resident_bytes() - begins) / tensors - 1))
         if name == "fp32":
             efficiency = _efficiency(made, run)
         print(f"{name}: {tensors} bytes of tensors, kept {kept[-1]:.3f}", file=sys.stderr)
@@ -92,21 +92,6 @@ def _efficiency(made: Plan, run: dict[str, Any]) -> float:
     """Of the rate of a large product, the part that a step reached."""
     flops_per_token = made.prediction.flops / made.tokens_per_update
     return float(run["tokens_per_second"] * flops_per_token / made.machine.flops)
-
-
-def _forget_peak() -> None:
-    """Let the system's note of the largest resident size begin anew, where it can."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-def peak_resident_bytes_since() -> int:
-    """The largest resident size since `_forget_peak`."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return peak_resident_bytes()
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ def convolution_bytes(
     first = max(2, min(_ROWS, _MOST_BYTES // (2 * each)))
     one = _tried(first, inputs, outputs, side, half, through)
     two = _tried(2 * first, inputs, outputs, side, half, through)
-    forward, backward = (a + (b - a) * (rows - first) // first for a, b in zip(one, two, strict=True))
+    forward, backward = (
+        a + (b - a) * (rows - first) // first for a, b in zip(one, two, strict=True)
+    )
     return forward, backward
 
 

@@ -105,7 +105,9 @@ def record_file() -> Path:
     return cache_folder() / f"{digest[:16]}.json"
 
 
-def machine_record(*, again: bool = False, say: Callable[[str], None] | None = None) -> MachineRecord:
+def machine_record(
+    *, again: bool = False, say: Callable[[str], None] | None = None
+) -> MachineRecord:
     """This machine's record: read where it was measured before, else measured now.
 
     Several processes that ask at once measure once: the others wait for the first.
