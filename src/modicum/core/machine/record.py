@@ -134,16 +134,17 @@ def machine_record(
 
 def remembered(name: str, measure: Callable[[], list[int]]) -> list[int]:
     """Figures of this machine by a name: read from its record's folder, else measured now."""
-    file = record_file().with_suffix(".kernels.json")
-    with suppress(OSError, ValueError):
-        found = json.loads(file.read_text(encoding="utf-8")).get(name)
-        if isinstance(found, list) and all(isinstance(each, int) for each in found):
-            return found
-    figures = measure()
-    with _turn():
-        known: dict[str, Any] = {}
+    for folder in (cache_folder(), _fallback_folder()):
         with suppress(OSError, ValueError):
-            known = json.loads(file.read_text(encoding="utf-8"))
+            file = (folder / record_file().name).with_suffix(".kernels.json")
+            found = json.loads(file.read_text(encoding="utf-8")).get(name)
+            if isinstance(found, list) and all(isinstance(each, int) for each in found):
+                return found
+    figures = measure()
+    with _turn() as record:
+        file, known = record.with_suffix(".kernels.json"), {}
+        with suppress(OSError, ValueError):
+            known = dict(json.loads(file.read_text(encoding="utf-8")))
         _write(file, known | {name: figures})
     return figures
 
@@ -169,6 +170,10 @@ def _tell(text: str) -> None:
     print(f"modicum: {text}", file=sys.stderr, flush=True)
 
 
+def _fallback_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"modicum-machines-{os.getuid()}"
+
+
 @contextmanager
 def _turn() -> Iterator[Path]:
     """The record's file, while no other process measures or writes it.
@@ -180,9 +185,8 @@ def _turn() -> Iterator[Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = open(file.with_suffix(".lock"), "a", encoding="utf-8")  # noqa: SIM115
     except OSError:
-        folder = Path(tempfile.gettempdir()) / f"modicum-machines-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        file = folder / file.name
+        file = _fallback_folder() / file.name
+        file.parent.mkdir(mode=0o700, exist_ok=True)
         handle = open(file.with_suffix(".lock"), "a", encoding="utf-8")  # noqa: SIM115
     with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
