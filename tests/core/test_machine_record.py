@@ -188,6 +188,22 @@ def test_a_probe_that_fails_is_one_error_with_its_last_words(folder, probe, told
     assert not record.record_file().exists()
 
 
+def test_the_probe_finds_what_this_process_finds_and_no_more(folder, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.syspath_prepend(str(folder))  # as a notebook may have found the package
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "json.py").write_text("raise SystemExit('of the current folder')")
+    monkeypatch.chdir(here)
+    assert machine_record(say=quiet).loaded_bytes == 7_000_000
+
+
+def test_a_process_that_cannot_be_started_is_one_error(monkeypatch):
+    monkeypatch.setattr(record.sys, "executable", "/nowhere/python")
+    with pytest.raises(ProbeFailed, match="no process could be started"):
+        machine_record(say=quiet)
+
+
 def test_a_probe_that_does_not_end_is_stopped(folder, monkeypatch):
     (folder / "fake_probe.py").write_text("import time; time.sleep(60)")
     monkeypatch.setattr(record, "_LIMIT_SECONDS", 0.2)

@@ -31,8 +31,14 @@ import torch
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.files import write_json
 
-# Runs as `python -m`: it trains, and what trains stands far above this file.
+# Runs in a process of its own: it trains, and what trains stands far above this file.
 PROBE = "modicum.trainer.probe"
+# As `python -m`, but it finds what this process finds, and nothing of the current folder before it.
+_START = (
+    "import json, runpy, sys; name, *paths = json.loads(sys.argv[1]); "
+    "sys.path += [path for path in paths if path not in sys.path]; "
+    "runpy.run_module(name, run_name='__main__', alter_sys=True)"
+)
 _LIMIT_SECONDS = 600
 _FORMAT = 1
 # What of the environment changes what a process holds, or which kernels run.
@@ -233,7 +239,7 @@ def _measured() -> MachineRecord:
         environment.pop(name, None)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", PROBE],
+            [sys.executable, "-P", "-c", _START, json.dumps([PROBE, *sys.path])],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -243,6 +249,8 @@ def _measured() -> MachineRecord:
         )
     except subprocess.TimeoutExpired:
         raise ProbeFailed(f"measuring this machine took over {_LIMIT_SECONDS} s") from None
+    except OSError as error:
+        raise ProbeFailed(f"no process could be started to measure this machine: {error}") from None
     when = datetime.now(UTC).isoformat(timespec="seconds")
     with suppress(ValueError, KeyError, TypeError, IndexError):
         if done.returncode == 0:
