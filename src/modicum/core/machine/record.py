@@ -34,7 +34,7 @@ from modicum.core.files import write_json
 # Runs as `python -m`: it trains, and what trains stands far above this file.
 PROBE = "modicum.trainer.probe"
 _LIMIT_SECONDS = 600
-_FORMAT = 1
+_FORMAT = 2
 # What of the environment changes what a process holds, or which kernels run.
 _VARIABLES = (
     "GLIBC_TUNABLES",
