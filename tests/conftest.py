@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import hypothesis
@@ -19,6 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The ranks are processes of their own, which import `pool` by its name.
 sys.path.append(str(Path(__file__).parent))
 from pool import pool as pool
+
+from modicum.core.allocator import tuned
+from modicum.core.errors import ModicumError
 
 hypothesis.settings.register_profile(
     "modicum", deadline=None, derandomize=True, database=None, print_blob=True
@@ -78,6 +82,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         drawn = sampled(item.nodeid, f"{seed or rest}/again", config.getoption("--one-in"))
         (items if drawn else deselected).append(item)
     config.hook.pytest_deselected(items=deselected)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _measured_machine() -> None:
+    """This machine's records: of tests, and of the commands that they start.
+
+    Measured in the first session on a machine, so that none of its tests waits for it.
+    """
+    from modicum.core.machine.record import machine_record
+
+    with suppress(ModicumError), pytest.MonkeyPatch.context() as patched:
+        machine_record()
+        for name, value in tuned(os.environ).items():
+            patched.setenv(name, value)
+        machine_record()
 
 
 @pytest.fixture

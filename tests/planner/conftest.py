@@ -10,16 +10,34 @@ from typing import Any
 
 import pytest
 
+from modicum.core.machine.record import MachineRecord
 from modicum.data.tokenizer import Tokenizer
 from modicum.models.config import ModelConfig
+from modicum.planner.choose import HEADROOM
+from modicum.planner.plan import Plan
 from modicum.recipe import Recipe
+
+# What is known of the machine that these tests plan for.
+RECORD = MachineRecord(loaded_bytes=30_000_000, kept=(0.02, 0.1), efficiency=0.5)
 
 
 @pytest.fixture(autouse=True)
-def _steady_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that holds the same at each plan, where a real one grows a little."""
+def _steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that holds the same at each plan, where a real one grows a little, and a record."""
+    monkeypatch.setattr("modicum.planner.choose.resident_bytes", lambda: 250_000_000)
     module = importlib.import_module("modicum.planner.plan")  # the package has its function
-    monkeypatch.setattr(module, "resident_bytes", lambda: 250_000_000)
+    monkeypatch.setattr(module, "machine_record", lambda: RECORD)
+
+
+@pytest.fixture(scope="session")
+def needs() -> Callable[[Plan], int]:
+    """The least budget that keeps a plan."""
+
+    def bytes_of(made: Plan) -> int:
+        _, most = made.process_range
+        return most + round(HEADROOM * (most - made.process_base))
+
+    return bytes_of
 
 
 @pytest.fixture(scope="session")

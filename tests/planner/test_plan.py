@@ -2,21 +2,17 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from modicum.core.errors import DoesNotFit, InputError
+from modicum.core.units import format_bytes
 from modicum.models.config import ModelConfig
 from modicum.planner import plan
-from modicum.planner.predict import (
-    FIRST_BYTES,
-    FIRST_FACTOR,
-    PROCESS_FACTOR,
-    PROCESS_ONCE,
-    Choice,
-    predict,
-)
+from modicum.planner.choose import HEADROOM
+from modicum.planner.predict import Choice, predict
 from modicum.recipe import Recipe
 
 BILLION = ModelConfig(
@@ -58,14 +54,14 @@ def test_a_micro_batch_is_not_larger_than_is_useful(new):
     assert "as fast as more" in made.choices[0]["why"]
 
 
-def test_a_budget_makes_micro_batches_smaller_and_then_recomputes(new):
+def test_a_budget_makes_micro_batches_smaller_and_then_recomputes(new, needs):
     recipe = new(training={"batch_size": 16})
-    whole = plan(recipe).process_bytes
+    whole = needs(plan(recipe))
     half = plan(recipe.changed(budget__memory=whole - 20_000_000))
     size = chosen(half, "training.micro_batch_size")
     assert size < 16
     assert chosen(half, "training.recompute") == "none"
-    assert half.process_bytes <= whole - 20_000_000
+    assert needs(half) <= whole - 20_000_000
     assert "largest that keeps budget.memory" in half.choices[0]["why"]
     least = half.prediction.choice
     fixed = recipe.changed(training__micro_batch_size=16, training__recompute="auto")
@@ -75,33 +71,78 @@ def test_a_budget_makes_micro_batches_smaller_and_then_recomputes(new):
     assert least.micro_batches * least.micro_batch_size >= 16
 
 
-def test_the_larger_micro_batch_would_not_have_kept_the_budget(new):
+def test_the_larger_micro_batch_would_not_have_kept_the_budget(new, needs):
     recipe = new(training={"batch_size": 16, "recompute": "none"})
-    budget = plan(recipe).process_bytes - 10_000_000
+    budget = needs(plan(recipe)) - 10_000_000
     made = plan(recipe.changed(budget__memory=budget))
     assert made.prediction.choice.micro_batch_size < 16
     size = made.prediction.choice.micro_batch_size
     larger = min(-(-16 // count) for count in range(1, 17) if -(-16 // count) > size)
     choice = Choice(larger, -(-16 // larger), recompute=False)
     prediction = predict(recipe, made.inputs.config, choice)
-    assert made.process_bytes <= budget < prediction.process_bytes(made.process_base)
+    assert needs(made) <= budget < needs(replace(made, prediction=prediction))
 
 
-def test_bytes_of_the_process_are_the_tensors_and_an_allowance(new):
+def test_bytes_of_the_process_are_what_it_holds_before_tensors_and_those_with_their_share(new):
     made = plan(new())
     tensors = made.prediction.peak_bytes
-    kept = PROCESS_FACTOR * tensors + FIRST_FACTOR[False, False] * min(tensors, FIRST_BYTES)
     copied = made.prediction.host_bytes  # what is staged for checkpoints, once
     assert copied == pytest.approx(12 * made.prediction.trainable, rel=1e-3)
     assert chosen(made, "checkpoint.asynchronous") is True
-    assert made.process_bytes == made.process_base + PROCESS_ONCE + copied + round(kept)
+    assert (made.record.loaded_bytes, made.record.kept) == (30_000_000, (0.02, 0.1))
+    assert made.process_base == 280_000_000  # 250 MB now, and what a run loads
+    least, most = (made.process_base + copied + round(tensors * k) for k in (1.02, 1.1))
+    assert made.process_range == (least, most)
+    assert made.process_bytes == (least + most) // 2
     row = made.row()["prediction"]
     assert row["peak_bytes"] == tensors == max(row["by_phase"].values())
     assert row["process_bytes"] == made.process_bytes
+    assert (row["process_base"], row["process_range"]) == (280_000_000, [least, most])
     weights = sum(r["bytes"] for r in row["table"] if r["kind"] == "weight")
     assert weights == 4 * made.prediction.total
     optimizer = sum(r["bytes"] for r in row["table"] if r["kind"] == "optimizer")
     assert optimizer == pytest.approx(8 * made.prediction.trainable, rel=1e-3)
+
+
+def test_a_budget_is_kept_by_the_most_with_a_tenth_of_what_the_run_adds_to_spare(new, needs):
+    recipe = new(training={"batch_size": 4, "micro_batch_size": 4, "recompute": "none"})
+    recipe = recipe.changed(checkpoint__asynchronous=False)
+    made = plan(recipe)
+    added = made.process_range[1] - made.process_base
+    needed = made.process_base + round((1 + HEADROOM) * added)
+    assert abs(needed - needs(made)) <= 1
+    assert plan(recipe.changed(budget__memory=needed + 1)).prediction == made.prediction
+    with pytest.raises(DoesNotFit):
+        plan(recipe.changed(budget__memory=needed - 2))
+
+
+def test_a_budget_of_tensors_is_beyond_what_python_and_torch_hold(new, needs):
+    recipe = new(training={"batch_size": 4, "micro_batch_size": 4, "recompute": "none"})
+    recipe = recipe.changed(checkpoint__asynchronous=False)
+    made = plan(recipe)
+    own = needs(made) - made.process_base
+    kept = plan(recipe.changed(budget__tensors=own))
+    assert (kept.budget, kept.prediction) == (made.process_base + own, made.prediction)
+    assert kept.row()["prediction"]["budget_bytes"] == made.process_base + own
+    with pytest.raises(DoesNotFit, match=r"^does not fit budget\.tensors \("):
+        plan(recipe.changed(budget__tensors=own - 1))
+
+
+def test_of_two_budgets_the_smaller_counts(new, needs):
+    recipe = new(training={"batch_size": 16})
+    needed, base = needs(plan(recipe)), plan(recipe).process_base
+    both = recipe.changed(budget__memory=needed, budget__tensors="10GB")
+    assert plan(both).budget == needed
+    less = needed - 20_000_000
+    both = recipe.changed(budget__memory=needed, budget__tensors=less - base)
+    made = plan(both)
+    assert made.budget == less
+    assert needs(made) <= less
+    assert "largest that keeps budget.tensors" in made.choices[0]["why"]
+
+
+def test_without_a_budget_there_is_no_limit_to_show(new):
+    assert plan(new()).budget is None
 
 
 @pytest.mark.parametrize(
@@ -114,12 +155,12 @@ def test_bytes_of_the_process_are_the_tensors_and_an_allowance(new):
     ],
     ids=["plain", "large vocabulary", "fixed", "long"],
 )
-def test_a_refusal_names_three_changes_and_each_makes_it_fit(new, sections):
+def test_a_refusal_names_three_changes_and_each_makes_it_fit(new, needs, sections):
     training = {"batch_size": 8, **sections.pop("training", {})}
     recipe = new(**sections, training=training)
     least = recipe.changed(training__micro_batch_size=1, training__recompute="blocks")
     needed = plan(least)
-    budget = needed.process_base + PROCESS_ONCE + int(1.6 * needed.prediction.peak_bytes)
+    budget = needed.process_base + int(0.6 * needed.prediction.peak_bytes)
     recipe = recipe.changed(budget__memory=budget)
     with pytest.raises(DoesNotFit) as caught:
         plan(recipe)
@@ -128,13 +169,13 @@ def test_a_refusal_names_three_changes_and_each_makes_it_fit(new, sections):
     assert len({tuple(sorted(settings(change))) for change in changes}) == 3
     for change in changes:
         made = plan(applied(recipe, change))
-        assert made.process_bytes <= made.recipe.budget.memory
+        assert needs(made) <= made.recipe.budget.memory
 
 
-def test_a_refusal_offers_the_cheap_before_the_dear(new):
+def test_a_refusal_offers_the_cheap_before_the_dear(new, needs):
     recipe = new(training={"batch_size": 8, "micro_batch_size": 8, "recompute": "none"})
     least = plan(recipe.changed(training__micro_batch_size=2))
-    budget = least.process_bytes + 1_000_000
+    budget = needs(least) + 1_000_000
     with pytest.raises(DoesNotFit) as caught:
         plan(recipe.changed(budget__memory=budget))
     first, *others = [set(settings(change)) for change in caught.value.changes]
@@ -147,7 +188,7 @@ def test_half_precision_is_not_suggested_where_it_saves_nothing(new):
     model = {"width": 256, "vocabulary_size": 512}
     recipe = new(model=model, data={"sequence_length": 16}, training={"batch_size": 1})
     made = plan(recipe)
-    budget = made.process_base + PROCESS_ONCE + int(1.9 * made.prediction.peak_bytes)
+    budget = made.process_base + int(0.9 * made.prediction.peak_bytes)
     with pytest.raises(DoesNotFit) as caught:
         plan(recipe.changed(budget__memory=budget))
     assert not any("training.precision" in change for change in caught.value.changes)
@@ -229,3 +270,29 @@ def test_a_transform_that_finds_no_dense_layer_is_refused(hollow, text):
     assert plan(Recipe(**values, compress=some)).prediction.peak_bytes
     with pytest.raises(InputError, match="no linear or convolution layer has a dense weight"):
         plan(Recipe(**values, compress={"method": "fwsvd"}))
+
+
+def test_a_refusal_counts_as_its_budget_does_and_offers_a_larger_one_of_its_kind(new, needs):
+    recipe = new(model={"layers": 1}, data={"sequence_length": 32}, training={"batch_size": 1})
+    recipe = recipe.changed(training__precision="bf16", training__recompute="blocks")
+    recipe = recipe.changed(checkpoint__asynchronous=False)
+    made = plan(recipe)
+    own = needs(made) - made.process_base
+    with pytest.raises(DoesNotFit) as caught:
+        plan(recipe.changed(budget__tensors=own // 64))
+    told = str(caught.value)
+    assert "does not fit budget.tensors (" in told
+    assert f"needs {format_bytes(own)} for the process, beyond 280 MB of Python and torch" in told
+    *_, last = caught.value.changes
+    larger = settings(last)
+    assert set(larger) == {"budget.tensors"}
+    assert last.endswith(f"(needs {format_bytes(own)})")
+    assert plan(applied(recipe, last)).prediction == made.prediction
+    with pytest.raises(DoesNotFit) as caught:  # both are too small, so both are to be larger
+        plan(recipe.changed(budget__tensors=own // 64, budget__memory=made.process_base))
+    *_, last = caught.value.changes
+    assert set(settings(last)) == {"budget.tensors", "budget.memory"}
+    assert plan(applied(recipe, last)).prediction == made.prediction
+    with pytest.raises(DoesNotFit) as caught:  # of one that is large enough nothing is said
+        plan(recipe.changed(budget__tensors=own // 64, budget__memory="1GB"))
+    assert set(settings(caught.value.changes[-1])) == {"budget.tensors"}

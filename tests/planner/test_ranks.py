@@ -14,6 +14,7 @@ from pool import Pool
 from modicum.adapters import LoRA
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.core.layout import Layout
+from modicum.core.machine.record import MachineRecord
 from modicum.core.memory import TensorMeter, tensor_bytes
 from modicum.core.parameters import optimizer_groups
 from modicum.core.ranks import Ranks
@@ -123,13 +124,13 @@ def test_the_order_in_which_things_are_given_up(new):
     assert [c.layout.shards for c in found] == [1] * 12 + [4] * 12
 
 
-def test_a_budget_gives_up_the_copy_first_and_whole_weights_last(new):
+def test_a_budget_gives_up_the_copy_first_and_whole_weights_last(new, needs):
     model = {"width": 256, "layers": 8, "vocabulary_size": 512}
     recipe = new(model=model, training={"batch_size": 4}, data={"sequence_length": 32})
     roomy = plan(recipe, ranks=4)
     assert chosen(roomy, "parallel.strategy") == "ddp"
     assert chosen(roomy, "checkpoint.asynchronous") is True
-    less = roomy.process_bytes - 1
+    less = needs(roomy) - 1
     tight = plan(recipe.changed(budget__memory=less), ranks=4)
     assert chosen(tight, "checkpoint.asynchronous") is False
     assert "does not fit into budget.memory" in why(tight, "checkpoint.asynchronous")
@@ -137,13 +138,13 @@ def test_a_budget_gives_up_the_copy_first_and_whole_weights_last(new):
     assert tight.prediction.choice.micro_batch_size == roomy.prediction.choice.micro_batch_size
     whole = recipe.changed(parallel__strategy="ddp", checkpoint__asynchronous=False)
     least = min(
-        plan(whole.changed(training__recompute=recompute), ranks=4).process_bytes
+        needs(plan(whole.changed(training__recompute=recompute), ranks=4))
         for recompute in ("none", "blocks")
     )
     cut = plan(recipe.changed(budget__memory=least - 1_000_000), ranks=4)
     assert chosen(cut, "parallel.strategy") == "fsdp"
     assert "all weights on every rank it does not fit" in why(cut, "parallel.strategy")
-    assert cut.process_bytes < least
+    assert needs(cut) < least
 
 
 def test_cutting_divides_what_persists(new):
@@ -159,22 +160,21 @@ def test_cutting_divides_what_persists(new):
         assert cut.ledger.bytes("gradient", "step") * shards == 4 * whole.trainable
         copied = predict(recipe, config, Choice(4, 1, False, Layout(1, shards), True))
         assert copied.host_bytes == pytest.approx(12 * whole.trainable / shards, rel=1e-3)
-        assert copied.process_bytes(0) - cut.process_bytes(0) == copied.host_bytes
+        assert copied.process_bytes(0, 0.1) - cut.process_bytes(0, 0.1) == copied.host_bytes
 
 
-def test_a_refusal_of_several_ranks_offers_to_cut_the_weights(new):
+def test_a_refusal_of_several_ranks_offers_to_cut_the_weights(new, needs):
     model = {"width": 256, "layers": 8, "vocabulary_size": 512}
     parallel = {"strategy": "ddp"}
     recipe = new(model=model, training={"batch_size": 64}, parallel=parallel)
     cut = plan(recipe.changed(parallel__strategy="fsdp", training__micro_batch_size=1), ranks=2)
-    budget = cut.process_bytes
+    budget = needs(cut)
     with pytest.raises(DoesNotFit, match="process of each rank") as caught:
         plan(recipe.changed(budget__memory=budget, training__recompute="none"), ranks=2)
     assert caught.value.changes[0].startswith("--set parallel.strategy=fsdp (needs")
     assert "4 ranks on more machines" in caught.value.changes[-1]
-    assert plan(
-        recipe.changed(budget__memory=budget, parallel__strategy="fsdp"), ranks=2
-    ).process_bytes <= budget  # fmt: skip
+    fits = plan(recipe.changed(budget__memory=budget, parallel__strategy="fsdp"), ranks=2)
+    assert needs(fits) <= budget
 
 
 # Plans that follow
@@ -250,15 +250,19 @@ def test_a_short_run_is_not_compiled_and_a_finding_of_the_run_stays(new):
 def plan_at(ranks: Ranks, recipe: Recipe) -> dict:
     """A rank's plan, where rank 1 holds more than the others."""
     module = importlib.import_module("modicum.planner.plan")
-    module.resident_bytes = lambda: 250_000_000 + 40_000_000 * ranks.rank
-    return plan(recipe, ranks=ranks).row()
+    kept = (0.02, 0.1) if ranks.rank else (0.04, 0.08)
+    with pytest.MonkeyPatch.context() as patched:
+        held = 250_000_000 + 40_000_000 * ranks.rank
+        patched.setattr("modicum.planner.choose.resident_bytes", lambda: held)
+        patched.setattr(module, "machine_record", lambda: MachineRecord(30_000_000, kept, 0.5))
+        return plan(recipe, ranks=ranks).row()
 
 
 @pytest.mark.ranks
 @pytest.mark.dear
-def test_all_ranks_have_the_plan_of_the_one_with_the_least_room(pool: Pool, new):
+def test_all_ranks_have_the_plan_of_the_one_with_the_least_room(pool: Pool, new, needs):
     recipe = new(training={"batch_size": 32})
-    budget = plan(recipe, ranks=2).process_bytes + 20_000_000
+    budget = needs(plan(recipe, ranks=2)) + 20_000_000
     recipe = recipe.changed(budget__memory=budget)
     alone = plan(recipe, ranks=2)
     first, second = pool.run(plan_at, recipe, ranks=2)
@@ -267,7 +271,12 @@ def test_all_ranks_have_the_plan_of_the_one_with_the_least_room(pool: Pool, new)
         del row["when"]
     assert first == second
     assert first["choices"] != list(alone.choices)  # rank 1 has no room for that
-    assert first["prediction"]["process_bytes"] <= budget
+    prediction = first["prediction"]
+    assert prediction["process_base"] == 320_000_000  # rank 1's, as is what its allocator keeps
+    least, most = prediction["process_range"]
+    tensors = prediction["peak_bytes"]
+    assert most - least == pytest.approx(0.08 * tensors, abs=2)
+    assert most <= budget
 
 
 CONFIG = {"vocabulary_size": 2048, "width": 128, "layers": 6, "heads": 4, "tied_embeddings": True}

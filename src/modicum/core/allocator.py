@@ -25,6 +25,7 @@ TUNABLES = {
 }
 _OWN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
 _COMMANDS = ("train", "plan", "bench")
+_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # the interpreter's own
 
 
 def tuned(environment: Mapping[str, str]) -> dict[str, str]:
@@ -51,17 +52,29 @@ def begin_tuned(argv: Sequence[str] | None = None) -> None:
     """
     words = list(sys.orig_argv if argv is None else argv)
     environment = tuned(os.environ)
-    if environment != dict(os.environ) and _trains(words):
+    if sys.executable and environment != dict(os.environ) and _trains(words):
         sys.stdout.flush()
         sys.stderr.flush()
         os.execve(sys.executable, [sys.executable, *words[1:]], environment)
 
 
 def _trains(words: Sequence[str]) -> bool:
-    """Whether these are the words of such a command of `modicum`."""
-    for number, word in enumerate(words[1:], start=1):
-        if Path(word).name == "modicum":
-            return any(command in words[number + 1 :] for command in _COMMANDS)
+    """Whether these are the words of such a command of `modicum`: its script or its module.
+
+    >>> _trains(["python", "-u", "-m", "modicum", "train"]), _trains(["python", "tests/modicum"])
+    (True, False)
+    """
+    rest = iter(words[1:])
+    for word in rest:
+        if not word.startswith("-"):  # the script
+            return Path(word).name == "modicum" and any(each in _COMMANDS for each in rest)
+        if word in _WITH_VALUE:
+            next(rest, None)
+        elif not word.startswith(("--", *_WITH_VALUE)):
+            if word.endswith("m"):
+                return next(rest, "") == "modicum" and any(each in _COMMANDS for each in rest)
+            if "c" in word:
+                return False
     return False
 
 

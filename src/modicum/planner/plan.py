@@ -123,6 +123,7 @@ class Plan:
         """The plan's line in `plan.jsonl`."""
         ledger, recipe = self.prediction.ledger, self.recipe
         layout, rate = self.prediction.choice.layout, self.tokens_per_second
+        least_most = self.process_range
         return {
             "revision": self.revision,
             "when": self.when,
@@ -138,7 +139,7 @@ class Plan:
             "prediction": {
                 "peak_bytes": self.prediction.peak_bytes,
                 "process_bytes": self.process_bytes,
-                "process_range": self.process_range,
+                "process_range": None if least_most is None else list(least_most),
                 "process_base": self.process_base if self.device == "cpu" else None,
                 "budget_bytes": self.budget,
                 "table": ledger.table(),
@@ -330,25 +331,51 @@ def _does_not_fit(
     def needs(changed: Recipe, count: int = ranks) -> int:
         return smallest(changed, task.reconfigured(inputs, changed), predictor, room, count)
 
-    needed = needs(recipe)
+    needed, base = needs(recipe), room.base if room.device == "cpu" else 0
     found = list(islice(remedies(recipe, needs, room.limit, ranks), 3))
-    budget = -(-needed * 102 // 10**9) * 10**7  # the next process may begin a little larger
-    if len(found) < 3 and recipe.budget.memory is not None and budget <= room.most:
-        found.append(Remedy({"budget.memory": f"{budget // 10**6}MB"}, needed))
-    changes = [f"{remedy.words} (needs {format_bytes(remedy.needs)})" for remedy in found]
+    if len(found) < 3 and (larger := _larger_budget(recipe, needed, base, room.most)):
+        found.append(Remedy(larger, needed))
+    # Bytes are told as those that the budget counts.
+    beyond = bool(base) and room.limit - base == recipe.budget.tensors
+    uncounted = base if beyond else 0
+    changes = [f"{each.words} (needs {format_bytes(each.needs - uncounted)})" for each in found]
     if (more := more_ranks(recipe, needs, room.limit, ranks)) is not None:
         count, each = more
         changes.append(
             f"{count} ranks on more machines, with --set parallel.strategy=fsdp "
-            f"(needs {format_bytes(each)} for each)"
+            f"(needs {format_bytes(each - uncounted)} for each)"
         )
     what = "the process" if room.device == "cpu" else "its tensors"
     if ranks > 1:
         what += " of each rank"
-    own = f", of which {format_bytes(room.base)} are Python and torch before the first tensor"
+    own = f"{format_bytes(room.base)} %s Python and torch before the first tensor"
+    if beyond:
+        what += f", beyond {own % 'of'}"
+    elif room.device == "cpu":
+        what += f", of which {own % 'are'}"
     return DoesNotFit(
-        f"does not fit {room.name}: the most frugal plan needs {format_bytes(needed)} for {what}"
-        + (own if room.device == "cpu" else "")
+        f"does not fit {room.name}: the most frugal plan needs {format_bytes(needed - uncounted)} "
+        f"for {what}"
         + (". What would make it fit, cheapest first:" if changes else ", and no change is enough"),
         changes,
     )
+
+
+def _larger_budget(recipe: Recipe, needed: int, base: int, most: int) -> dict[str, str]:
+    """The limits that are too small, as large as they need to be; empty: no machine's room for it.
+
+    Args:
+        base: what the process holds before the first tensor, where it counts.
+        most: what the process could hold on this machine.
+    """
+    found = {}
+    for name, uncounted in (("memory", 0), ("tensors", base)):
+        limit: int | None = getattr(recipe.budget, name)
+        least = needed - uncounted
+        if limit is not None and limit < least:
+            # The next process may begin a little larger.
+            larger = -(-least * 102 // 10**9) * 10**7
+            if larger + uncounted > most:
+                return {}
+            found[f"budget.{name}"] = f"{larger // 10**6}MB"
+    return found

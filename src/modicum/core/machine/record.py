@@ -137,18 +137,24 @@ def machine_record(
 
 def remembered(name: str, measure: Callable[[], list[int]]) -> list[int]:
     """Figures of this machine by a name: read from its record's folder, else measured now."""
-    file = record_file().with_suffix(".kernels.json")
-    with suppress(OSError, ValueError):
-        found = json.loads(file.read_text(encoding="utf-8")).get(name)
+    for folder in (cache_folder(), _fallback_folder()):
+        found = _figures((folder / record_file().name).with_suffix(".kernels.json")).get(name)
         if isinstance(found, list) and all(isinstance(each, int) for each in found):
             return found
     figures = measure()
-    with _turn():
-        known: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
-            known = json.loads(file.read_text(encoding="utf-8"))
-        _write(file, known | {name: figures})
+    with _turn() as record:
+        file = record.with_suffix(".kernels.json")
+        _write(file, _figures(file) | {name: figures})
     return figures
+
+
+def _figures(file: Path) -> dict[str, Any]:
+    """What `remembered` keeps in a file; nothing where it is damaged."""
+    with suppress(OSError, ValueError):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def processor() -> str:
@@ -172,6 +178,10 @@ def _tell(text: str) -> None:
     print(f"modicum: {text}", file=sys.stderr, flush=True)
 
 
+def _fallback_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"modicum-machines-{os.getuid()}"
+
+
 @contextmanager
 def _turn(device: str = "cpu") -> Iterator[Path]:
     """The record's file, while no other process measures or writes it.
@@ -183,9 +193,8 @@ def _turn(device: str = "cpu") -> Iterator[Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = open(file.with_suffix(".lock"), "a", encoding="utf-8")  # noqa: SIM115
     except OSError:
-        folder = Path(tempfile.gettempdir()) / f"modicum-machines-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        file = folder / file.name
+        file = _fallback_folder() / file.name
+        file.parent.mkdir(mode=0o700, exist_ok=True)
         handle = open(file.with_suffix(".lock"), "a", encoding="utf-8")  # noqa: SIM115
     with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -195,15 +204,24 @@ def _turn(device: str = "cpu") -> Iterator[Path]:
 def _read(file: Path) -> MachineRecord | None:
     """The record of a file; None where there is none that can be used."""
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))["record"]
-        low, high = (float(each) for each in raw["kept"])
-        found = MachineRecord(
-            int(raw["loaded_bytes"]), (low, high), float(raw["efficiency"]), str(raw["when"])
-        )
+        return _record(json.loads(file.read_text(encoding="utf-8"))["record"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    sane = found.loaded_bytes >= 0 and 0 <= low <= high < 10 and 0 < found.efficiency < 10
-    return found if sane else None
+
+
+def _record(raw: dict[str, Any]) -> MachineRecord:
+    """The record of plain values.
+
+    Raises:
+        ValueError, KeyError, TypeError: they are none, or cannot be.
+    """
+    low, high = (float(each) for each in raw["kept"])
+    found = MachineRecord(
+        int(raw["loaded_bytes"]), (low, high), float(raw["efficiency"]), str(raw["when"])
+    )
+    if found.loaded_bytes >= 0 and 0 <= low <= high < 10 and 0 < found.efficiency < 10:
+        return found
+    raise ValueError(f"not of a machine: {found}")
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
@@ -226,16 +244,14 @@ def _measured(device: str) -> MachineRecord:
             check=False,
             timeout=_LIMIT_SECONDS,
         )
-        lines = done.stdout.splitlines()
-        raw = json.loads(lines[-1]) if lines and not done.returncode else None
     except subprocess.TimeoutExpired:
         raise ProbeFailed(f"measuring this machine took over {_LIMIT_SECONDS} s") from None
-    if raw is None:
-        last = "\n".join(done.stderr.splitlines()[-5:])
-        raise ProbeFailed(f"this machine could not be measured ({PROBE} failed):\n{last}")
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    low, high = raw["kept"]
-    return MachineRecord(raw["loaded_bytes"], (low, high), raw["efficiency"], when)
+    with suppress(ValueError, KeyError, TypeError, IndexError):
+        if done.returncode == 0:
+            return _record(json.loads(done.stdout.splitlines()[-1]) | {"when": when})
+    last = "\n".join((done.stderr or done.stdout).splitlines()[-5:])
+    raise ProbeFailed(f"this machine could not be measured ({PROBE} failed):\n{last}")
 
 
 @functools.cache

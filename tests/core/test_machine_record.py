@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from modicum.core.errors import ModicumError
+from modicum.core.machine import record
+from modicum.core.machine.record import MachineRecord, ProbeFailed, machine_record, remembered
+
+# It measures nothing, and counts how often it was asked.
+PROBE = """
+import json, os, pathlib, sys, time
+with open(pathlib.Path(__file__).with_name("asked"), "a") as file:
+    file.write(f"{os.environ.get('RANK')} {os.environ['OMP_NUM_THREADS']}\\n")
+time.sleep(0.3)
+print("and something else")
+print(json.dumps({"loaded_bytes": 7_000_000, "kept": [0.01, 0.05], "efficiency": 0.6}))
+"""
+FIGURES = {"loaded_bytes": 7_000_000, "kept": [0.01, 0.05], "efficiency": 0.6, "when": "then"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another user's cache, where nothing was measured, and another probe."""
+    probe = tmp_path / "probe"
+    probe.mkdir()
+    (probe / "fake_probe.py").write_text(PROBE)
+    monkeypatch.setenv("PYTHONPATH", str(probe))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(record, "PROBE", "fake_probe")
+    forget(monkeypatch)
+    return probe
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another process would begin."""
+    monkeypatch.setattr(record, "_known", {})
+
+
+def asked(folder: Path) -> int:
+    file = folder / "asked"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def test_a_machine_is_measured_once_and_read_from_then_on(folder, monkeypatch, capsys):
+    first = machine_record()
+    assert (first.loaded_bytes, first.kept, first.efficiency) == (7_000_000, (0.01, 0.05), 0.6)
+    assert first.expected == pytest.approx(1.03)
+    assert capsys.readouterr().err.startswith("modicum: Measuring this machine, once;")
+    assert machine_record() is first
+    forget(monkeypatch)
+    assert machine_record() == first
+    assert capsys.readouterr().err == ""
+    assert asked(folder) == 1
+    assert record.record_file().parent == folder.parent / "cache" / "modicum" / "machines"
+
+
+def test_it_is_measured_anew_when_asked_to(folder, capsys):
+    machine_record()
+    machine_record(again=True, say=quiet)
+    assert asked(folder) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        json.dumps({"record": FIGURES | {"loaded_bytes": -1}}),
+        json.dumps({"record": FIGURES | {"kept": [0.5, 0.1]}}),
+        json.dumps({"record": FIGURES | {"kept": [0.1]}}),
+        json.dumps({"record": FIGURES | {"kept": [float("nan"), 0.1]}}),
+        json.dumps({"record": FIGURES | {"efficiency": 0}}),
+        json.dumps({"record": {k: v for k, v in FIGURES.items() if k != "when"}}),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_measured_anew(folder, monkeypatch, content):
+    file = record.record_file()
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"record": FIGURES}))
+    assert machine_record(say=quiet).when == "then"
+    forget(monkeypatch)
+    file.write_text(content)
+    assert machine_record(say=quiet).loaded_bytes == 7_000_000
+    assert asked(folder) == 1
+    assert json.loads(file.read_text())["record"]["kept"] == [0.01, 0.05]
+
+
+def test_what_a_record_depends_on_has_a_file_of_its_own(monkeypatch):
+    files = {record.record_file()}
+    for name in ("GLIBC_TUNABLES", "LD_PRELOAD", "MALLOC_ARENA_MAX", "TCMALLOC_X", "MALLOC_CONF"):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, "glibc.pthread.rseq=1")
+            files.add(record.record_file())
+            assert name in record.depends_on()
+    with monkeypatch.context() as patched:
+        patched.setattr(record.torch, "__version__", "9.9.9")
+        files.add(record.record_file())
+    with monkeypatch.context() as patched:
+        patched.setattr(record.torch, "get_num_threads", lambda: 99)
+        files.add(record.record_file())
+    with monkeypatch.context() as patched:
+        patched.setattr(record.sys, "version", "3.99.0 (main)")
+        files.add(record.record_file())
+    assert len(files) == 9
+    monkeypatch.setenv("UNRELATED", "1")
+    assert record.record_file() in files
+
+
+def test_another_environment_is_measured_on_its_own(folder, monkeypatch):
+    machine_record(say=quiet)
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    machine_record(say=quiet)
+    assert asked(folder) == 2
+
+
+ASK = """
+import sys
+from modicum.core.machine import record
+record.PROBE = "fake_probe"
+print(record.machine_record().when)
+"""
+
+
+@pytest.mark.dear
+def test_processes_that_ask_at_once_measure_once(folder):
+    started = [
+        subprocess.Popen([sys.executable, "-c", ASK], stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    first, second = (process.communicate()[0] for process in started)
+    assert first == second != b""
+    assert asked(folder) == 1
+
+
+def test_a_rank_s_probe_is_a_process_alone_with_the_threads_of_the_run(folder, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(record.torch, "get_num_threads", lambda: 3)
+    machine_record(say=quiet)
+    assert (folder / "asked").read_text() == "None 3\n"
+
+
+def test_without_a_cache_that_can_be_written_the_temporary_folder_is_taken(
+    folder, tmp_path, monkeypatch
+):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # no folder can be made in it
+    monkeypatch.setattr(record.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    first = machine_record(say=quiet)
+    forget(monkeypatch)
+    assert machine_record() == first
+    assert asked(folder) == 1
+    assert remembered("seven", lambda: [7]) == [7]
+    assert remembered("seven", lambda: pytest.fail("measured again")) == [7]
+    [made] = (tmp_path / "tmp").iterdir()
+    assert made.name == f"modicum-machines-{os.getuid()}"
+    assert made.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("probe", "told"),
+    [
+        ("raise SystemExit('no room here')", "no room here"),
+        ("print('1 2 3')", "1 2 3"),
+        ("print('{}')", "{}"),
+        ("", "fake_probe failed"),
+        ('print(\'{"loaded_bytes": 1, "kept": [2, 1], "efficiency": 1}\')', "loaded_bytes"),
+    ],
+)
+def test_a_probe_that_fails_is_one_error_with_its_last_words(folder, probe, told):
+    (folder / "fake_probe.py").write_text(probe)
+    with pytest.raises(ProbeFailed, match="could not be measured") as caught:
+        machine_record(say=quiet)
+    assert isinstance(caught.value, ModicumError)
+    assert told in str(caught.value)
+    assert not record.record_file().exists()
+
+
+def test_a_probe_that_does_not_end_is_stopped(folder, monkeypatch):
+    (folder / "fake_probe.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(record, "_LIMIT_SECONDS", 0.2)
+    with pytest.raises(ProbeFailed, match=r"took over 0\.2 s"):
+        machine_record(say=quiet)
+
+
+def test_a_record_that_is_assumed_is_not_measured(folder):
+    given = MachineRecord(1, (0.0, 0.0), 1.0)
+    record.assume(given)
+    assert machine_record() is given
+    assert asked(folder) == 0
+
+
+def test_figures_are_remembered_by_name_and_damaged_ones_measured_anew():
+    assert remembered("one", lambda: [1, 2]) == [1, 2]
+    assert remembered("two", lambda: [3]) == [3]
+    assert remembered("one", lambda: pytest.fail("measured again")) == [1, 2]
+    file = record.record_file().with_suffix(".kernels.json")
+    assert json.loads(file.read_text()) == {"one": [1, 2], "two": [3]}
+    for damaged in ("{", "[]", '{"one": "1"}', '{"one": [1, null]}'):
+        file.write_text(damaged)
+        assert remembered("one", lambda: [4]) == [4]
+        assert json.loads(file.read_text())["one"] == [4]
