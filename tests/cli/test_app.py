@@ -400,3 +400,36 @@ def test_a_list_needs_no_torch_and_a_reader_may_leave(runs: Any) -> None:
     )
     os.close(writer)
     assert (gone.returncode, gone.stderr) == (0, b"")
+
+
+# bench
+
+
+def test_bench_machine_shows_the_record_that_plans_rest_on(modicum: Any) -> None:
+    shown = json.loads(modicum("bench", "machine", "--json").out)
+    record, depends = shown["record"], shown["depends_on"]
+    assert 0 < record["loaded_bytes"] < 10**9
+    assert 0 <= record["kept"][0] <= record["kept"][1] < 1
+    assert 0 < record["efficiency"] < 2
+    assert depends["OMP_NUM_THREADS"] == os.environ["OMP_NUM_THREADS"]
+    assert json.loads(Path(shown["file"]).read_text(encoding="utf-8"))["record"] == record
+    plain = modicum("bench", "machine")
+    assert (plain.code, plain.err) == (0, "")
+    for words in ("loaded", "kept", "efficiency", depends["processor"], record["when"]):
+        assert words in plain.out
+
+
+def test_a_budget_of_tensors_is_planned_beside_what_python_and_torch_hold(
+    modicum: Any, runs: Any
+) -> None:
+    ended = modicum("plan", runs.recipe, "--set", "budget.tensors=500MB", "--json")
+    prediction = json.loads(ended.out)["prediction"]
+    assert prediction["budget_bytes"] == prediction["process_base"] + 500 * 10**6
+    least, most = prediction["process_range"]
+    assert prediction["process_base"] < least <= prediction["process_bytes"] <= most
+    told = modicum("plan", runs.recipe, "--set", "budget.tensors=500MB").out
+    assert "before the first tensor; 500 MB of the budget are left" in told
+    refused = modicum("plan", runs.recipe, "--set", "budget.tensors=10kB")
+    assert refused.code == 3
+    assert "does not fit budget.tensors (10 kB)" in refused.err
+    assert "--set budget.tensors=" in refused.err

@@ -31,7 +31,7 @@ _CHANGES = (
     "set training.precision to bf16",
     "lower data.sequence_length",
     "train an adapter of a lower adapter.rank, or a model of fewer layers or a smaller width",
-    "give the process more memory: raise budget.memory, or end what else runs on the machine",
+    "give the process more memory: raise the budget, or end what else runs on the machine",
 )
 
 

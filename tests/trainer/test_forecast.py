@@ -1,0 +1,44 @@
+"""What a command's process holds is what its plan says, with this machine's own record."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.conftest import full
+
+from modicum.planner.choose import HEADROOM
+
+
+def peaks(dataset: Path, folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """`peak_bytes` of the run that `modicum train` makes of 200 to 300 MB of tensors."""
+    values = full(
+        dataset,
+        data={"sequence_length": 128},
+        model={"layers": 4, "width": 256, "heads": 4, "kv_heads": 4, "vocabulary_size": 2048},
+        training={"steps": 3, "batch_size": 16, "micro_batch_size": 16, "compile": "none"},
+        checkpoint={"asynchronous": False},
+        **sections,
+    )
+    recipe = folder / "recipe.json"
+    recipe.write_text(json.dumps(values))
+    command = [sys.executable, "-m", "modicum", "train", recipe, "--out", folder / "run", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    found: dict[str, Any] = json.loads((folder / "run" / "run.json").read_text())["peak_bytes"]
+    return found
+
+
+@pytest.mark.dear
+def test_the_process_grows_by_what_the_plan_says(dataset, tmp_path):
+    told = peaks(dataset, tmp_path)
+    assert told["budget"] is None
+    assert told["measured"] > 150_000_000
+    assert told["measured"] == pytest.approx(told["predicted"], rel=0.03)
+    least, most = (each - told["base"] for each in told["process_range"])
+    grown = told["process"] - told["base"]
+    assert (1 - HEADROOM) * least <= grown <= (1 + HEADROOM) * most
