@@ -52,7 +52,8 @@ class Environment:
     def folder(self) -> Path:
         """Where it is kept; another place when what it is made from changes."""
         versions = "lowest" if self.lowest else "pinned"
-        content = json.dumps([_requirements(self.checkout), self.python, self._constraints()])
+        pins = self._constraints.read_text(encoding="utf-8")
+        content = json.dumps([_requirements(self.checkout), self.python, pins])
         digest = hashlib.sha256(content.encode()).hexdigest()[:10]
         return self.cache / "environments" / f"3.{self.minor}-{self.wheel}-{versions}-{digest}"
 
@@ -73,9 +74,7 @@ class Environment:
         say(f"making {self.folder}")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._run([self.python, "-m", "venv", str(self.folder)], dict(os.environ))
-        words = ["--requirement", str(self._pinned())]
-        if not self.lowest:
-            words += ["--constraint", str(self.checkout / "constraints.txt")]
+        words = ["--requirement", str(self._required()), "--constraint", str(self._constraints)]
         try:
             self._pip(words)
         except NotMade:
@@ -84,34 +83,20 @@ class Environment:
             self._pip([*words, "--extra-index-url", CPU_INDEX])
         done.touch()
 
-    def _constraints(self) -> str:
-        return (self.checkout / "constraints.txt").read_text(encoding="utf-8")
+    @property
+    def _constraints(self) -> Path:
+        """The file of exact versions."""
+        return self.checkout / f"constraints{'-lowest' if self.lowest else ''}.txt"
 
-    def _pinned(self) -> Path:
-        """A file of requirements with the exact versions to install."""
-        lines = [line for line in self._constraints().splitlines() if not line.startswith("#")]
-        pins = dict(line.split("==") for line in lines if "==" in line)
-        tools = [f"{name}=={pins[name]}" for name in TOOLS]
+    def _required(self) -> Path:
+        """A file of requirements: what modicum needs and what tests it, PyTorch as its build."""
+        lines = [*_requirements(self.checkout), *TOOLS]
+        if self.wheel == "cpu":
+            text = self._constraints.read_text(encoding="utf-8")
+            lines += [f"{line}+cpu" for line in text.splitlines() if line.startswith("torch==")]
         file = self.folder / "requirements.txt"
-        if self.lowest:
-            inputs = self.folder / "lowest.in"
-            inputs.write_text("\n".join([*_requirements(self.checkout), *tools]) + "\n")
-            options = ["--resolution", "lowest-direct", "--python", self.python, "--no-header"]
-            uv = [*self._uv(), "pip", "compile", "--quiet", *options]
-            self._run([*uv, "--output-file", str(file), str(inputs)], dict(os.environ))
-            return file
-        torch = f"torch=={pins['torch']}{'+cpu' if self.wheel == 'cpu' else ''}"
-        file.write_text("\n".join([*_requirements(self.checkout), torch, *tools]) + "\n")
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return file
-
-    def _uv(self) -> list[str]:
-        """uv, which can resolve to the lowest versions and pip cannot."""
-        tools = self.cache / "uv"
-        if not (tools / "bin" / "uv").exists():
-            self._run([self.python, "-m", "venv", str(tools)], dict(os.environ))
-            pip = [str(tools / "bin" / "python"), "-m", "pip", "install", "--quiet", "uv"]
-            self._run(pip, dict(os.environ))
-        return [str(tools / "bin" / "uv")]
 
     def _pip(self, words: Sequence[str]) -> None:
         """Run pip; where its default wheels are wanted, without any setting of the user's."""

@@ -16,7 +16,7 @@ from modicum.core.machine.record import MachineRecord, ProbeFailed, machine_reco
 PROBE = """
 import json, os, pathlib, sys, time
 with open(pathlib.Path(__file__).with_name("asked"), "a") as file:
-    file.write(f"{os.environ.get('RANK')} {os.environ['OMP_NUM_THREADS']}\\n")
+    file.write(f"{os.environ.get('RANK')} {os.environ['OMP_NUM_THREADS']} {sys.argv[1:]}\\n")
 time.sleep(0.3)
 print("and something else")
 print(json.dumps({"loaded_bytes": 7_000_000, "kept": [0.01, 0.05], "efficiency": 0.6}))
@@ -148,7 +148,7 @@ def test_a_rank_s_probe_is_a_process_alone_with_the_threads_of_the_run(folder, m
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(record.torch, "get_num_threads", lambda: 3)
     machine_record(say=quiet)
-    assert (folder / "asked").read_text() == "None 3\n"
+    assert (folder / "asked").read_text() == "None 3 ['cpu']\n"
 
 
 def test_without_a_cache_that_can_be_written_the_temporary_folder_is_taken(

@@ -26,7 +26,7 @@ def _steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that holds the same at each plan, where a real one grows a little, and a record."""
     monkeypatch.setattr("modicum.planner.choose.resident_bytes", lambda: 250_000_000)
     module = importlib.import_module("modicum.planner.plan")  # the package has its function
-    monkeypatch.setattr(module, "machine_record", lambda: RECORD)
+    monkeypatch.setattr(module, "machine_record", lambda device: RECORD)
 
 
 @pytest.fixture(scope="session")

@@ -254,7 +254,9 @@ def plan_at(ranks: Ranks, recipe: Recipe) -> dict:
     with pytest.MonkeyPatch.context() as patched:
         held = 250_000_000 + 40_000_000 * ranks.rank
         patched.setattr("modicum.planner.choose.resident_bytes", lambda: held)
-        patched.setattr(module, "machine_record", lambda: MachineRecord(30_000_000, kept, 0.5))
+        patched.setattr(
+            module, "machine_record", lambda device: MachineRecord(30_000_000, kept, 0.5)
+        )
         return plan(recipe, ranks=ranks).row()
 
 

@@ -45,6 +45,7 @@ def run_demo(runs: Path, progress: str) -> None:
     facts = {name: summary(runs / name) for name, _ in PARTS}
     print("\nWhat was predicted, and what came:\n")
     table(("", *(name for name, _ in PARTS)), _rows(list(facts.values())))
+    _show_choices(runs / PARTS[1][0])
     _show_samples(runs / PARTS[1][0])
     print(f"\nthe demo took {format_duration(time.perf_counter() - start)}")
     for name, _ in PARTS:
@@ -89,6 +90,19 @@ def _rows(facts: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         row("loss on unseen text, before", "loss", "initial_validation"),
         row("loss on unseen text, after", "loss", "validation"),
     ]
+
+
+def _show_choices(folder: Path) -> None:
+    """What the budget was, and what the plan chose for it."""
+    from modicum.trainer.folder import PLAN, RunFolder
+
+    plan = RunFolder(folder).rows(PLAN)[0]
+    said = plan["prediction"]
+    budget, base = said["budget_bytes"], said["process_base"] or 0
+    own = f"{format_bytes(base)} for Python and torch here, and " if base else ""
+    print(f"\n{folder.name} had {own}{format_bytes(budget - base)} of its budget. The plan chose")
+    for choice in plan["choices"]:
+        print(f"    {choice['field']}: {choice['value']} ({choice['why']})")
 
 
 def _show_samples(folder: Path) -> None:

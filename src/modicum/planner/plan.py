@@ -307,7 +307,7 @@ def _agreed(
     A rank's rate is what it measures with its own threads. Ranks that are not there yet will share
     this process's.
     """
-    machine, record = this_machine(device), machine_record()
+    machine, record = this_machine(device), machine_record(device.type)
     planned = live.alone and count > 1
     share = Share(count, live=False) if planned else Share(live.local_size)
     room = Room.of(recipe, machine, device.type, record, share)

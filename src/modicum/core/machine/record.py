@@ -35,12 +35,13 @@ from modicum.core.files import write_json
 PROBE = "modicum.trainer.probe"
 # As `python -m`, but it finds what this process finds, and nothing of the current folder before it.
 _START = (
-    "import json, runpy, sys; name, *paths = json.loads(sys.argv[1]); "
+    "import json, runpy, sys; name, device, *paths = json.loads(sys.argv[1]); "
+    "sys.argv[1:] = [device]; "
     "sys.path += [path for path in paths if path not in sys.path]; "
     "runpy.run_module(name, run_name='__main__', alter_sys=True)"
 )
 _LIMIT_SECONDS = 600
-_FORMAT = 1
+_FORMAT = 2
 # What of the environment changes what a process holds, or which kernels run.
 _VARIABLES = (
     "GLIBC_TUNABLES",
@@ -83,7 +84,7 @@ class MachineRecord:
         return 1 + sum(self.kept) / 2
 
 
-def depends_on() -> dict[str, str]:
+def depends_on(device: str = "cpu") -> dict[str, str]:
     """All that a record depends on, by name: another value of any is another machine here."""
     libc = "-".join(platform.libc_ver()) or platform.platform()
     found = {
@@ -95,6 +96,8 @@ def depends_on() -> dict[str, str]:
         "torch": str(torch.__version__),
         "libc": libc,
     }
+    if device == "cuda":
+        found["accelerator"] = torch.cuda.get_device_name()
     names = [name for name in os.environ if name in _VARIABLES or name.startswith(_PREFIXES)]
     return found | {name: os.environ[name] for name in sorted(names)}
 
@@ -105,34 +108,35 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "modicum" / "machines"
 
 
-def record_file() -> Path:
+def record_file(device: str = "cpu") -> Path:
     """The file of this machine's record, there or not."""
-    digest = hashlib.sha256(json.dumps(depends_on(), sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(depends_on(device), sort_keys=True).encode()).hexdigest()
     return cache_folder() / f"{digest[:16]}.json"
 
 
 def machine_record(
-    *, again: bool = False, say: Callable[[str], None] | None = None
+    device: str = "cpu", *, again: bool = False, say: Callable[[str], None] | None = None
 ) -> MachineRecord:
     """This machine's record: read where it was measured before, else measured now.
 
     Several processes that ask at once measure once: the others wait for the first.
 
     Args:
+        device: what a run is on, cpu or cuda.
         again: measure even where there is a record.
         say: hears a sentence before it takes seconds.
 
     Raises:
         ProbeFailed: the process that measures failed, with what it printed last.
     """
-    key = json.dumps(depends_on(), sort_keys=True)
+    key = json.dumps(depends_on(device), sort_keys=True)
     if not again and (known := _known.get(key)) is not None:
         return known
-    with _turn() as file:
+    with _turn(device) as file:
         found = None if again else _read(file)
         if found is None:
             (say or _tell)("Measuring this machine, once; it takes about half a minute.")
-            found = _measured()
+            found = _measured(device)
             _write(file, {"depends_on": json.loads(key), "record": asdict(found)})
     _known[key] = found
     return found
@@ -169,9 +173,9 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def assume(record: MachineRecord) -> None:
+def assume(record: MachineRecord, device: str = "cpu") -> None:
     """Take `record` for this machine's, in this process: for those that measure, and for tests."""
-    _known[json.dumps(depends_on(), sort_keys=True)] = record
+    _known[json.dumps(depends_on(device), sort_keys=True)] = record
 
 
 _known: dict[str, MachineRecord] = {}
@@ -186,12 +190,12 @@ def _fallback_folder() -> Path:
 
 
 @contextmanager
-def _turn() -> Iterator[Path]:
+def _turn(device: str = "cpu") -> Iterator[Path]:
     """The record's file, while no other process measures or writes it.
 
     Where the cache cannot be written, the file of this user's temporary folder.
     """
-    file = record_file()
+    file = record_file(device)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = open(file.with_suffix(".lock"), "a", encoding="utf-8")  # noqa: SIM115
@@ -232,14 +236,14 @@ def _write(file: Path, content: dict[str, Any]) -> None:
         write_json(file, content)
 
 
-def _measured() -> MachineRecord:
+def _measured(device: str) -> MachineRecord:
     # The threads of this process are the run's, whatever the environment says.
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         environment.pop(name, None)
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _START, json.dumps([PROBE, *sys.path])],
+            [sys.executable, "-P", "-c", _START, json.dumps([PROBE, device, *sys.path])],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
