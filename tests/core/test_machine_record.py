@@ -125,6 +125,17 @@ def test_another_environment_is_measured_on_its_own(folder, monkeypatch):
     assert asked(folder) == 2
 
 
+def test_an_accelerator_has_a_record_of_its_own_by_its_name(folder, monkeypatch):
+    monkeypatch.setattr(record.torch.cuda, "get_device_name", lambda: "H200")
+    assert machine_record(say=quiet) == machine_record("cpu")
+    machine_record("cuda", say=quiet)
+    assert asked(folder) == 2
+    assert (folder / "asked").read_text().splitlines()[1].endswith("['cuda']")
+    assert record.depends_on("cuda")["accelerator"] == "H200"
+    assert "accelerator" not in record.depends_on()
+    assert record.record_file("cuda") != record.record_file()
+
+
 ASK = """
 import sys
 from modicum.core.machine import record
