@@ -1,7 +1,7 @@
 """What the allocator's settings are worth: steps of the default model with and without them.
 
-Both train the same model from the same seed, each run in a process of its own, in turns. Figures are
-of seconds a step and of the process's bytes for each byte of tensors at the peak.
+Both train the same model from the same seed, each run in a process of its own, in turns. Figures
+are of seconds a step and of the process's bytes for each byte of tensors at the peak.
 
     python benchmarks/allocator.py
 """
