@@ -3,7 +3,7 @@
 glibc keeps small blocks that are free in lists of each thread, where they part the large free
 blocks between them. It asks for a little more than an aligned block before it takes one, so before
 its version 2.38 a freed tensor's place often holds no other of the same size: a step takes up to
-twice its tensors. Without these lists nearly all of it is used again, and steps are as fast. glibc
+twice its tensors. Without these lists most of it is used again, and steps are as fast. glibc
 reads such settings when a process begins, so a command that trains begins once more with them.
 """
 

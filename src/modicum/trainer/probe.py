@@ -20,6 +20,7 @@ from modicum.core.memory import forget_peak, peak_resident_bytes, release, resid
 from modicum.planner import plan
 from modicum.planner.plan import Plan
 from modicum.recipe import Recipe
+from modicum.trainer.folder import METRICS, RunFolder
 from modicum.trainer.loop import train
 
 # A tokenizer leaves something behind that grows with its text, slowly: a usual amount.
@@ -41,7 +42,8 @@ def main() -> None:
 def _figures(folder: Path, device: str) -> dict[str, Any]:
     """See `MachineRecord`."""
     if device != "cpu":
-        efficiency = _efficiency(*_trained(folder / "fp32", _recipe(_LARGE, 32, device=device)))
+        made, _ = _trained(folder / "fp32", _recipe(_LARGE, 32, device=device))
+        efficiency = _efficiency(made, folder / "fp32")
         return {"loaded_bytes": 0, "kept": [0.0, 0.0], "efficiency": efficiency}
     tiny, _ = _trained(folder / "tiny", _recipe(_TINY, rows=4))
     release()
@@ -62,7 +64,7 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
         tensors = run["peak_bytes"]["measured"]
         kept.append(max(0.0, (peak_resident_bytes() - begins) / tensors - 1))
         if name == "fp32":
-            efficiency = _efficiency(made, run)
+            efficiency = _efficiency(made, folder / name)
         print(f"{name}: {tensors} bytes of tensors, kept {kept[-1]:.3f}", file=sys.stderr)
     return {
         "loaded_bytes": max(0, base - tiny.process_base),
@@ -97,10 +99,13 @@ def _trained(out: Path, recipe: Recipe) -> tuple[Plan, dict[str, Any]]:
     return made, train(made, out)
 
 
-def _efficiency(made: Plan, run: dict[str, Any]) -> float:
-    """Of the rate of a large product, the part that a step reached."""
-    flops_per_token = made.prediction.flops / made.tokens_per_update
-    return float(run["tokens_per_second"] * flops_per_token / made.machine.flops)
+def _efficiency(made: Plan, folder: Path) -> float:
+    """Of the rate of a large product, the part that the fastest step reached.
+
+    The machine may have other work to do while it is measured, which must not count.
+    """
+    seconds = min(float(row["seconds"]) for row in RunFolder(folder).rows(METRICS))
+    return made.prediction.flops / seconds / made.machine.flops
 
 
 if __name__ == "__main__":

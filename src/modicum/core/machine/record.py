@@ -41,13 +41,12 @@ _START = (
     "runpy.run_module(name, run_name='__main__', alter_sys=True)"
 )
 _LIMIT_SECONDS = 600
-_FORMAT = 2
+_FORMAT = 3
 # What of the environment changes what a process holds, or which kernels run.
 _VARIABLES = (
     "GLIBC_TUNABLES",
     "LD_PRELOAD",
     "MALLOC_CONF",
-    "OMP_NUM_THREADS",
     "ONEDNN_MAX_CPU_ISA",
     "DNNL_MAX_CPU_ISA",
     "ATEN_CPU_CAPABILITY",
