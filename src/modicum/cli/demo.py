@@ -100,9 +100,9 @@ def _show_choices(folder: Path) -> None:
     said = plan["prediction"]
     budget, base = said["budget_bytes"], said["process_base"] or 0
     own = f"{format_bytes(base)} for Python and torch here, and " if base else ""
-    print(f"\n{folder.name} had {own}{format_bytes(budget - base)} of its budget. The plan chose")
+    print(f"\n{folder.name}: its budget was {own}{format_bytes(budget - base)} for the run, so")
     for choice in plan["choices"]:
-        print(f"    {choice['field']}: {choice['value']} ({choice['why']})")
+        print(f"    {choice['field']} is {choice['value']}: {choice['why']}")
 
 
 def _show_samples(folder: Path) -> None:
