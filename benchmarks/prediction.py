@@ -33,6 +33,7 @@ COMMON: dict[str, Any] = {
     "training.batch_size": 8,
     "samples.count": 1,
     "evaluation.rows": 8,
+    "checkpoint.every": 4,  # so that steps meet the copy of a checkpoint that is being written
 }
 LARGE = {"model.width": 384, "model.layers": 6, "model.heads": 6, "model.vocabulary_size": 8192}
 ADAPTED: dict[str, Any] = {"adapter.method": "lora", "adapter.rank": 8}

@@ -18,6 +18,11 @@ import json, resource, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
+# What a run loads comes before the limit: how much address space it takes, PyTorch's build decides.
+import torch._dynamo
+trained = torch.nn.Parameter(torch.ones(64, 64))
+torch.nn.functional.linear(trained, trained).sum().backward()
+torch.optim.AdamW([trained], fused=True).step()
 from modicum.core.errors import ModicumError
 from modicum.core.ranks import joined
 from modicum.recipe import Recipe

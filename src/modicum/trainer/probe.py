@@ -1,33 +1,34 @@
 """Measure this machine, as `python -m modicum.trainer.probe cpu`: small runs, and what they held.
 
-A tiny run loads all that runs load; what the process holds after it, beyond what it held when the
-run was planned, is no tensor's. Larger ones show what the allocator keeps next to tensors, where
-weights are trained or frozen, in fp32 and in bf16. On an accelerator, where forecasts are of
-tensors alone, one run shows how fast it is. The figures are a line of JSON on standard
-output, for `modicum.core.machine.record`.
+Each run has a process of its own, which does all that a run does. Of two sizes, what grows with
+tensors is told from what does not: modules and kernels that are loaded when they are first used,
+and what a tokenizer leaves behind. The others show what the allocator keeps next to tensors in bf16,
+and where weights are frozen. On an accelerator, where forecasts are of tensors alone, one run shows
+how fast it is. The figures are a line of JSON on standard output, for
+`modicum.core.machine.record`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
+from modicum.core.files import write_json
 from modicum.core.machine.record import assume, placeholder
-from modicum.core.memory import forget_peak, peak_resident_bytes, release, resident_bytes
+from modicum.core.memory import peak_resident_bytes
 from modicum.planner import plan
 from modicum.planner.plan import Plan
 from modicum.recipe import Recipe
 from modicum.trainer.folder import METRICS, RunFolder
 from modicum.trainer.loop import train
 
-# A tokenizer leaves something behind that grows with its text, slowly: a usual amount.
-_TEXT: dict[str, Any] = {"limit": "1MB", "sequence_length": 64}
-_DATA: dict[str, Any] = {"include": ["json/**"], "sequence_length": 256}
-_TINY = {"layers": 2, "width": 64, "heads": 2, "vocabulary_size": 512}
-_LARGE = {"layers": 5, "width": 256, "heads": 4, "vocabulary_size": 2048}
+_DATA: dict[str, Any] = {"limit": "1MB", "sequence_length": 256}
+_MODEL = {"layers": 5, "width": 256, "heads": 4, "vocabulary_size": 2048}
 _STEPS = 3
 
 
@@ -42,34 +43,57 @@ def main() -> None:
 def _figures(folder: Path, device: str) -> dict[str, Any]:
     """See `MachineRecord`."""
     if device != "cpu":
-        made, _ = _trained(folder / "fp32", _recipe(_LARGE, 32, device=device))
-        efficiency = _efficiency(made, folder / "fp32")
-        return {"loaded_bytes": 0, "kept": [0.0, 0.0], "efficiency": efficiency}
-    tiny, _ = _trained(folder / "tiny", _recipe(_TINY, rows=4))
-    release()
-    base = resident_bytes()
-    kept, efficiency = [], 0.0
+        run = _run(folder / "fp32", _recipe(_MODEL, 32, device=device))
+        return {"loaded_bytes": 0, "kept": [0.0, 0.0], "efficiency": run["efficiency"]}
+    small = _alone(folder / "small", _recipe(_MODEL, rows=2))
+    large = _alone(folder / "fp32", _recipe(_MODEL, rows=10))
+    each = (large["grown"] - small["grown"]) / (large["tensors"] - small["tensors"])
+    kept = [max(0.0, each - 1)]
+    loaded = max(0.0, large["grown"] - (1 + kept[0]) * large["tensors"])
     base_model = {"path": str(folder / "fp32" / "model")}
-    adapter = {"method": "lora", "rank": 8}
-    large = {
-        "fp32": _recipe(_LARGE, rows=10),
-        "bf16": _recipe(_LARGE, rows=14, precision="bf16"),
-        "adapted": _recipe(base_model, rows=14).changed(adapter=adapter),
-    }
-    for name, recipe in large.items():
-        release()
-        begins = min(base, resident_bytes())
-        forget_peak()
-        made, run = _trained(folder / name, recipe)
-        tensors = run["peak_bytes"]["measured"]
-        kept.append(max(0.0, (peak_resident_bytes() - begins) / tensors - 1))
-        if name == "fp32":
-            efficiency = _efficiency(made, folder / name)
-        print(f"{name}: {tensors} bytes of tensors, kept {kept[-1]:.3f}", file=sys.stderr)
+    adapted = _recipe(base_model, rows=14).changed(adapter={"method": "lora", "rank": 8})
+    others = {"bf16": _recipe(_MODEL, rows=14, precision="bf16"), "adapted": adapted}
+    for name, recipe in others.items():
+        run = _alone(folder / name, recipe)
+        kept.append(max(0.0, (run["grown"] - loaded) / run["tensors"] - 1))
     return {
-        "loaded_bytes": max(0, base - tiny.process_base),
+        "loaded_bytes": round(loaded),
         "kept": [min(kept), max(kept)],
-        "efficiency": efficiency,
+        "efficiency": large["efficiency"],
+    }
+
+
+def _alone(out: Path, recipe: Recipe) -> dict[str, Any]:
+    """`_run` in a process of its own, forked before torch has threads: a start costs no import.
+
+    Raises:
+        ChildProcessError: it failed, and has said why.
+    """
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            write_json(out.with_suffix(".json"), _run(out, recipe))
+            code = 0
+        finally:
+            if code:
+                traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(code)
+    if status := os.waitpid(child, 0)[1]:
+        raise ChildProcessError(f"the run {out.name} ended with status {status}")
+    figures: dict[str, Any] = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))
+    print(f"{out.name}: {figures}", file=sys.stderr)
+    return figures
+
+
+def _run(out: Path, recipe: Recipe) -> dict[str, Any]:
+    """Tensor bytes at the peak, what the process grew by since it was planned, and its speed."""
+    made = plan(recipe)
+    record = train(made, out)
+    return {
+        "tensors": record["peak_bytes"]["measured"],
+        "grown": peak_resident_bytes() - made.process_base,
+        "efficiency": _efficiency(made, out),
     }
 
 
@@ -78,7 +102,7 @@ def _recipe(
 ) -> Recipe:
     return Recipe(
         model=model,
-        data=_TEXT if model is _TINY else _DATA,
+        data=_DATA,
         training={
             "steps": _STEPS,
             "batch_size": rows,
@@ -92,11 +116,6 @@ def _recipe(
         evaluation={"rows": 4},
         checkpoint={"asynchronous": False},
     )
-
-
-def _trained(out: Path, recipe: Recipe) -> tuple[Plan, dict[str, Any]]:
-    made = plan(recipe)
-    return made, train(made, out)
 
 
 def _efficiency(made: Plan, folder: Path) -> float:

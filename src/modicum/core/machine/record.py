@@ -41,7 +41,7 @@ _START = (
     "runpy.run_module(name, run_name='__main__', alter_sys=True)"
 )
 _LIMIT_SECONDS = 600
-_FORMAT = 3
+_FORMAT = 5
 # What of the environment changes what a process holds, or which kernels run.
 _VARIABLES = (
     "GLIBC_TUNABLES",
