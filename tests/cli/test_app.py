@@ -411,7 +411,7 @@ def test_bench_machine_shows_the_record_that_plans_rest_on(modicum: Any) -> None
     assert 0 < record["loaded_bytes"] < 10**9
     assert 0 <= record["kept"][0] <= record["kept"][1] < 1
     assert 0 < record["efficiency"] < 2
-    assert depends["OMP_NUM_THREADS"] == os.environ["OMP_NUM_THREADS"]
+    assert depends["threads"] == os.environ["OMP_NUM_THREADS"]
     assert json.loads(Path(shown["file"]).read_text(encoding="utf-8"))["record"] == record
     plain = modicum("bench", "machine")
     assert (plain.code, plain.err) == (0, "")
