@@ -41,7 +41,7 @@ def weight_of(model: nn.Module, name: str) -> Tensor:
 
 
 def rest(model: nn.Sequential) -> Tensor:
-    return model[0].adapted_base.weight.detach()
+    return model[0].weight.detach()
 
 
 @given(
@@ -159,7 +159,7 @@ def test_peft_loads_both_of_its_loras(form: str, tmp_path: Path) -> None:
     adapter.save(tmp_path / "adapter", form=form)
     if form == "peft-rest":  # the base must be handed on too
         for name in adapter.sites:
-            base = ours.get_submodule(name).adapted_base.weight
+            base = ours.get_submodule(name).weight
             theirs.get_submodule(name).weight.data.copy_(base)
     loaded = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
     with torch.no_grad():
@@ -363,7 +363,7 @@ def test_a_quantized_rest_and_the_lora_beside_it_are_kept(tmp_path: Path) -> Non
     # The plain LoRA of rank r, on a base that is the rest.
     adapter.save(tmp_path / "beside", form="peft-rest")
     for layer, module in zip(plain, model, strict=True):
-        layer.weight.data.copy_(module.adapted_base.to_dense())
+        layer.weight.data.copy_(module.to_dense())
     assert load(plain, tmp_path / "beside").method == LoRA(rank=4, alpha=4.0, targets=("0", "1"))
     assert distance(plain(inputs), expected) < 1e-5
 

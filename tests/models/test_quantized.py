@@ -335,6 +335,7 @@ def test_a_quantized_model_of_transformers_learns_under_its_trainer(tmp_path: Pa
         disable_tqdm=True,
         use_cpu=True,
         bf16=True,
+        save_strategy="no",
     )
     rows = [{"input_ids": row, "labels": row} for row in IDS]
     trainer = transformers.Trainer(theirs, arguments, train_dataset=rows)

@@ -6,6 +6,8 @@ which change of the weight it amounts to (`delta`).
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,16 +15,19 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from modicum.adapters.base import AdapterLayer, SharedFactors, Weights, check_state
 from modicum.adapters.merging import Merged, merge, unmerge
 from modicum.adapters.rewriting import check_base, differs, restore, rewrite
-from modicum.adapters.sites import Site, base_name, choose, replace
+from modicum.adapters.sites import Site, choose, left_out, shared_name
 from modicum.adapters.wearing import (
     AdaptedLayer,
     device_of,
-    shared_name,
+    take_off,
     train_active,
+    undone_on_failure,
+    watch_first_pass,
     wear,
     wearers,
     worn,
@@ -50,6 +55,10 @@ class AttachedAdapter:
     >>> adapter.detach()
     >>> [type(module).__name__ for module in model]
     ['Linear', 'ReLU', 'Linear']
+
+    Attributes:
+        left_out: with the target `all-linear`, what it does not mean though it holds matrices, by
+            name, with the reason.
     """
 
     def __init__(
@@ -62,37 +71,41 @@ class AttachedAdapter:
         weights: Weights | None = None,
         start: bool = True,
     ) -> None:
-        if not name or "." in name:
-            raise InputError("an adapter's name must not be empty or have a dot", value=name)
-        if name in worn(model):
-            raise InputError("an adapter of this name is attached already", value=name)
+        _check_name(model, name)
         self.model, self.method, self.name, self.seed = model, method, name, seed
         self.weights = weights
         sites = choose(model, method.targets, method.exclude)
+        _check_has_sizes(model)
+        self.left_out = left_out(model, method.targets, method.exclude)
         # Before anything is changed: sizes that do not fit are refused here.
-        device = device_of(model, sites[0])
+        device = device_of(model, sites[0].name)
         self.shared = SharedFactors(method, sites, device)
-        layers = [method.layer(method, site, self.shared, device_of(model, site)) for site in sites]
+        layers = [
+            method.layer(method, site, self.shared, device_of(model, site.name)) for site in sites
+        ]
         start = start and device.type != "meta"
         check_base(model, layers, readable=weights is not None or not start)
         trained = () if worn(model) else model.named_parameters()
         self._frozen = {name for name, parameter in trained if parameter.requires_grad}
-        for parameter in model.parameters():
-            parameter.requires_grad_(False)
         self.sites: dict[str, Site] = {site.name: site for site in sites}
         self._merged: Merged | None = None
-        for layer in layers:
-            wearer = wear(model, layer.site.name)
-            wearer.layers_by_adapter[name] = layer.train(wearer.training)
-        if next(self.shared.parameters(), None) is not None:
-            model.add_module(shared_name(self.name), self.shared.train(model.training))
-        try:
-            if start:
-                self.initialise(weights)
-        except InputError:
-            self.detach()
-            raise
-        self.activate()
+        with undone_on_failure(model, name):
+            for parameter in model.parameters():
+                parameter.requires_grad_(False)
+            for layer in layers:
+                wear(model.get_submodule(layer.site.name), name, layer)
+            if next(self.shared.parameters(), None) is not None:
+                model.add_module(shared_name(self.name), self.shared.train(model.training))
+            try:
+                if start:
+                    self.initialise(weights)
+            except BaseException:
+                restore(self)
+                raise
+            self.activate()
+        watch_first_pass(model)
+        if self.left_out:
+            warnings.warn(_told(self.left_out), stacklevel=4)
 
     @property
     def merged(self) -> bool:
@@ -174,7 +187,7 @@ class AttachedAdapter:
         self.weights = weights or self.weights
         self.shared.initialise(seed=self.seed, name=self.name)
         for _, layer in self.layers():
-            device = device_of(self.model, layer.site)
+            device = device_of(self.model, layer.site.name)
             layer.initialise(seed=self.seed, name=self.name, device=device)
         rewrite(self, kept, ranks)
 
@@ -182,7 +195,7 @@ class AttachedAdapter:
 
     def activate(self, *, alone: bool = True) -> None:
         """Use and train this adapter; with `alone`, and no other on the same model."""
-        for module in wearers(self.model):
+        for _, module in wearers(self.model):
             kept = () if alone else tuple(name for name in module.active if name != self.name)
             own = (self.name,) if self.name in module.layers_by_adapter else ()
             module.active = kept + (() if self.merged else own)
@@ -211,7 +224,7 @@ class AttachedAdapter:
     # Merging
 
     def merge(self, dense: torch.dtype | None = None) -> None:
-        """Fold the adapter into the base weights; summed in fp32, then cast to their dtype.
+        """Fold the adapter into the base weights; summed in fp32 or fp64, then cast to their dtype.
 
         Args:
             dense: layers of a form that would lose a part of the sum, quantized ones, become
@@ -248,16 +261,9 @@ class AttachedAdapter:
         """
         if not self.merged:
             restore(self)
-        for name in self.sites:
-            wearer = self._wearer(name)
-            wearer.active = tuple(other for other in wearer.active if other != self.name)
-            del wearer.layers_by_adapter[self.name]
-            if not wearer.layers_by_adapter:
-                replace(self.model, name, wearer.adapted_base)
-        if shared_name(self.name) in dict(self.model.named_children()):
-            delattr(self.model, shared_name(self.name))
+        take_off(self.model, self.name)
         for name, parameter in self.model.named_parameters():
-            if base_name(name) in self._frozen:
+            if name in self._frozen:
                 parameter.requires_grad_(True)
         self.sites = {}
 
@@ -286,13 +292,54 @@ class AttachedAdapter:
                 rewritten, quantized base weights. None: `peft` where that is exact.
 
         Raises:
-            InputError: the form cannot hold the adapter exactly.
+            InputError: the form cannot hold the adapter exactly; or it has no values yet (meta).
         """
         from modicum.adapters import own_files, peft_files
 
+        if any(parameter.is_meta for parameter in self.parameters()):
+            problem = (
+                "the adapter is on the meta device, where tensors have no values; initialise it"
+            )
+            raise InputError(problem, value=self.name)
         form = form or peft_files.exact_form(self)
         if form == "modicum":
             own_files.save(self, Path(folder), base_model=base_model, write=write)
         else:
             rest = form == "peft-rest"
             peft_files.save(self, Path(folder), base_model=base_model, rest=rest, write=write)
+
+
+def _check_name(model: nn.Module, name: str) -> None:
+    """Make sure that an adapter can have this name on a model.
+
+    Raises:
+        InputError: it is empty, has a dot, is taken, or is a word of PyTorch's containers.
+    """
+    if not name or "." in name:
+        raise InputError("an adapter's name must not be empty or have a dot", value=name)
+    if name in worn(model):
+        raise InputError("an adapter of this name is attached already", value=name)
+    if hasattr(nn.ModuleDict(), name) or hasattr(model, shared_name(name)):
+        problem = "this cannot be an adapter's name, as modules have an attribute of that name"
+        raise InputError(problem, value=name)
+
+
+def _check_has_sizes(model: nn.Module) -> None:
+    """Make sure that every parameter can be frozen.
+
+    Raises:
+        InputError: one is of a lazy module that has not run yet.
+    """
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise InputError("it has no sizes yet: run the model once before", value=name)
+
+
+def _told(left: Mapping[str, str]) -> str:
+    """What was left out in one sentence, alike names once."""
+    alike: dict[str, str] = {}
+    for name, why in left.items():
+        alike.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name), why)
+    named = [f"{name} ({why})" for name, why in alike.items()]
+    more = f", and {len(named) - 5} more kinds" if len(named) > 5 else ""
+    return f"all-linear leaves out {', '.join(named[:5])}{more}; `left_out` lists them"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -57,6 +57,12 @@ class Factor:
         """Memory for it."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
+    def at_least(self, dtype: torch.dtype) -> Factor:
+        """The same with that precision, if it is a number of less."""
+        if not self.dtype.is_floating_point:
+            return self
+        return replace(self, dtype=torch.promote_types(self.dtype, dtype))
+
     def fill(self, tensor: Tensor, *, seed: int, name: str) -> None:
         """Start `tensor` in place, as a function of (seed, name) alone; a rank, its part of it."""
         before = elements_before(tensor)
@@ -92,7 +98,8 @@ class SharedFactors(nn.Module):
         super().__init__()
         self.method, self.sites = method, tuple(sites)
         for name, factor in method.shared(sites).items():
-            self.register_parameter(name, nn.Parameter(factor.empty(device)))
+            made = factor.at_least(_widest(sites)).empty(device)
+            self.register_parameter(name, nn.Parameter(made))
 
     def initialise(self, *, seed: int, name: str) -> None:
         """Start every tensor; the same seed and names give the same values anywhere."""
@@ -104,11 +111,16 @@ class SharedFactors(nn.Module):
         return inputs
 
 
+def _widest(sites: Sequence[Site]) -> torch.dtype:
+    wide = any(site.dtype == torch.float64 for site in sites)
+    return torch.float64 if wide else torch.float32
+
+
 class AdapterLayer(nn.Module):
     """An adapter at one site. Subclasses give `forward` and `delta`.
 
-    Factors are parameters, what is not trained is a buffer. Factors are fp32 whatever the base
-    weight is stored in, and compute in the input's dtype.
+    Factors are parameters, what is not trained is a buffer. Factors are fp32, on an fp64 weight
+    fp64; they compute in their own dtype, under autocast in that one's.
     """
 
     def __init__(
@@ -122,21 +134,30 @@ class AdapterLayer(nn.Module):
         self.method, self.site = method, site
         self._shared = (shared,)  # in a tuple it is no submodule: the model owns it
         for name, factor in method.factors(site).items():
-            self.register_parameter(name, nn.Parameter(factor.empty(device)))
+            self.register_parameter(name, nn.Parameter(factor.at_least(site.dtype).empty(device)))
         for name, factor in method.frozen(site).items():
-            self.register_buffer(name, factor.empty(device))
+            self.register_buffer(name, factor.at_least(site.dtype).empty(device))
 
     @property
     def shared(self) -> SharedFactors:
         """What this adapter's layers share."""
         return self._shared[0]
 
+    @property
+    def layer(self) -> nn.Module:
+        """The layer of the model that this is attached to."""
+        return self._layer[0]
+
+    def put_on(self, layer: nn.Module) -> None:
+        """Say which layer of the model this is attached to."""
+        self._layer = (layer,)  # in a tuple, as it is no part of this
+
     def initialise(self, *, seed: int, name: str, device: torch.device | str) -> None:
         """Start every tensor; the same seed and names give the same values anywhere."""
         for key, factor in self.method.factors(self.site).items():
             factor.fill(self.get_parameter(key), seed=seed, name=f"{name}/{self.site.name}/{key}")
         for key, factor in self.method.frozen(self.site).items():
-            setattr(self, key, factor.empty(device).zero_())
+            setattr(self, key, factor.at_least(self.site.dtype).empty(device).zero_())
 
     @abstractmethod
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
@@ -144,7 +165,7 @@ class AdapterLayer(nn.Module):
 
     @abstractmethod
     def delta(self) -> Tensor:
-        """The change of the weight that the adapter amounts to: fp32 [out, in]."""
+        """The change of the weight that the adapter amounts to, [out, in]: fp32, or fp64."""
 
     def as_lora(self) -> tuple[Tensor, Tensor, float] | None:
         """(A [r, in], B [out, r], s) with delta = s B A, where that is exact; else None."""
@@ -222,8 +243,9 @@ class Adapter(Method):
                 stores it; None: the layer's own. A method that rewrites the base asks for it.
 
         Raises:
-            InputError: a target matches no layer, or a tied one; the name is taken; sizes do not
-                fit; or the method needs weights that a quantized base has lost.
+            InputError: a target matches no layer, or a tied one, or one that may compute something
+                else than its type says; the name is taken; sizes do not fit; or the method needs
+                weights that a quantized base has lost. After a failure the model is as it was.
         """
         from modicum.adapters.attached import AttachedAdapter
 

@@ -8,12 +8,15 @@ with r long rows stream through memory, products with r columns are up to ten ti
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
+
+from modicum.adapters.wearing import AdaptedLayer
 
 
 class _FrozenLinearPlusLowRank(torch.autograd.Function):
@@ -30,9 +33,10 @@ class _FrozenLinearPlusLowRank(torch.autograd.Function):
         return F.linear(x, weight, bias).addmm_(thin.T, b.T, alpha=scale)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         x, weight, a, b, thin = ctx.saved_tensors
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return _differentiable_backward(ctx, gradient, x, weight, a, b)
         thin_gradient = (b.T @ gradient.T).mul_(ctx.scale)
         x_gradient = None
         if ctx.needs_input_grad[0]:
@@ -40,6 +44,44 @@ class _FrozenLinearPlusLowRank(torch.autograd.Function):
         a_gradient = thin_gradient @ x if ctx.needs_input_grad[3] else None
         b_gradient = (thin @ gradient).mul_(ctx.scale).T if ctx.needs_input_grad[4] else None
         return x_gradient, None, None, a_gradient, b_gradient, None
+
+
+def _differentiable_backward(
+    ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, a: Tensor, b: Tensor
+) -> tuple[Any, ...]:
+    """The same of operations that have gradients themselves, for `create_graph=True`."""
+    thin_gradient = ctx.scale * (gradient @ b)
+    x_gradient = gradient @ weight + thin_gradient @ a if ctx.needs_input_grad[0] else None
+    a_gradient = thin_gradient.T @ x if ctx.needs_input_grad[3] else None
+    b_gradient = ctx.scale * (gradient.T @ (x @ a.T)) if ctx.needs_input_grad[4] else None
+    return x_gradient, None, None, a_gradient, b_gradient, None
+
+
+def fusible(base: Callable[[Tensor], Tensor], inputs: Tensor, a: Tensor) -> nn.Linear | None:
+    """The layer whose own product `base` is, where one operation can do that and the update.
+
+    None where it could not: something else stands between (another adapter, a patched forward), the
+    layer is no plain `nn.Linear` or is trained itself, a transform of `torch.func` or forward-mode
+    differentiation is at work, or the factors are more precise than the inputs.
+    """
+    layer = getattr(base, "__self__", None)
+    if not isinstance(layer, AdaptedLayer) or not isinstance(layer, nn.Linear):
+        return None
+    if layer.plain_type.forward is not nn.Linear.forward or layer.patched is not None:
+        return None
+    if type(layer.weight) is not nn.Parameter or layer.weight.requires_grad:
+        return None
+    bias: Tensor | None = layer.bias
+    if bias is not None and bias.requires_grad:
+        return None
+    autocast = torch.is_autocast_enabled(inputs.device.type)
+    if not autocast and torch.promote_types(inputs.dtype, a.dtype) != inputs.dtype:
+        return None
+    if not torch.compiler.is_compiling() and (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    ):
+        return None
+    return layer
 
 
 def frozen_linear_plus_low_rank(

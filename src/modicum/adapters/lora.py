@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.adapters.base import Adapter, AdapterLayer, Factor, Placement
-from modicum.adapters.fused import frozen_linear_plus_low_rank
+from modicum.adapters.fused import frozen_linear_plus_low_rank, fusible
 from modicum.adapters.sites import Site
+from modicum.adapters.weights import at_least_fp32
 from modicum.core.ledger import Work
 from modicum.core.method import Info, PositiveFloat, PositiveInt
 from modicum.core.sharding import whole
@@ -39,17 +41,30 @@ class LoRALayer(AdapterLayer):
         scale = self.method.scale
         if self.site.kind == "embedding":
             outputs = base(inputs)
-            update = scale * (F.embedding(inputs, a.T) @ b.T)
-            return outputs + update.to(outputs.dtype)
-        if not dropout and type(base) is nn.Linear and not base.weight.requires_grad:
-            return frozen_linear_plus_low_rank(inputs, base, a, b, scale)
+            return (outputs + scale * self._rows(inputs, a, b)).to(outputs.dtype)
+        plain = None if dropout else fusible(base, inputs, a)
+        if plain is not None:
+            return frozen_linear_plus_low_rank(inputs, plain, a, b, scale)
         outputs = base(inputs)
-        thin = F.linear(F.dropout(inputs, dropout), a.to(inputs.dtype))
-        return outputs + scale * F.linear(thin, b.to(thin.dtype))
+        if not torch.is_autocast_enabled(inputs.device.type):
+            # In the dtype of bf16 inputs the factors' gradients would lose most of their digits.
+            dtype = torch.promote_types(inputs.dtype, a.dtype)
+            inputs, a, b = inputs.to(dtype), a.to(dtype), b.to(dtype)
+        update = F.linear(F.linear(F.dropout(inputs, dropout), a), b)
+        return (outputs + scale * update).to(outputs.dtype)
+
+    def _rows(self, entries: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Rows of A^T B^T as the embedding gives its own: scaled, none for the entry of padding."""
+        layer = self.layer
+        assert isinstance(layer, nn.Embedding)
+        by_count = layer.scale_grad_by_freq
+        rows = F.embedding(entries, a.T, layer.padding_idx, scale_grad_by_freq=by_count) @ b.T
+        factor = getattr(layer, "embed_scale", None)
+        return rows if factor is None else rows * torch.as_tensor(factor).to(rows)
 
     def delta(self) -> Tensor:
         a, b, scale = self.as_lora()
-        return scale * (b.float() @ a.float())
+        return scale * (at_least_fp32(b) @ at_least_fp32(a))
 
     def as_lora(self) -> tuple[Tensor, Tensor, float]:
         a, b = self.matrices()

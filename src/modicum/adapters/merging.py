@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from modicum.adapters import weights as base_weights
 from modicum.adapters.base import AdapterLayer
 from modicum.adapters.rewriting import RewritingLayer
-from modicum.adapters.sites import base_of, replace
+from modicum.adapters.wearing import exchange
 from modicum.core.errors import InputError
 from modicum.core.linear_forms import DENSE, form_of
 from modicum.core.sharding import is_sharded, own_part, whole
@@ -32,9 +32,10 @@ class Merged:
 def merge(attached: AttachedAdapter, dense: torch.dtype | None) -> Merged:
     """Fold an adapter into the base weights; see `AttachedAdapter.merge`."""
     before = Merged()
-    inexact = [n for n in attached.sites if not base_weights.is_exact(base_of(attached.model, n))]
+    bases = {name: attached.model.get_submodule(name) for name in attached.sites}
+    inexact = [name for name, base in bases.items() if not base_weights.is_exact(base)]
     for name in inexact:
-        _check_may_be_dense(name, base_of(attached.model, name), dense)
+        _check_may_be_dense(name, bases[name], dense)
     for name, layer in attached.layers():
         for other in attached.model.get_submodule(name).modules():
             if isinstance(other, RewritingLayer) and other.rewrote and other is not layer:
@@ -44,18 +45,19 @@ def merge(attached: AttachedAdapter, dense: torch.dtype | None) -> Merged:
                     value=name,
                 )
     for name, layer in attached.layers():
-        base = base_of(attached.model, name)
+        base = bases[name]
         weight = merged_weight(base, layer)
         if name in inexact:
             assert dense is not None
             before.layers[name] = base
-            replace(attached.model, f"{name}.adapted_base", _dense(base, weight, dense))
+            exchange(attached.model, name, _dense(base, weight, dense))
         else:
-            if any(parameter.dtype != torch.float32 for parameter in base.parameters()):
+            own = dict(base.named_parameters(recurse=False))
+            if any(parameter.dtype != torch.float32 for parameter in own.values()):
                 # In low precision w + d - d is not w, so unmerging needs the weight as it was.
                 before.tensors[name] = {
                     key: own_part(value.detach())[0].to("cpu", copy=True)
-                    for key, value in base.named_parameters()
+                    for key, value in own.items()
                 }
             base_weights.write(base, layer.site, weight)
         if isinstance(layer, RewritingLayer):
@@ -67,9 +69,9 @@ def merge(attached: AttachedAdapter, dense: torch.dtype | None) -> Merged:
 def unmerge(attached: AttachedAdapter, before: Merged) -> None:
     """Take a merged adapter out of the base weights again."""
     for name, layer in attached.layers():
-        base = base_of(attached.model, name)
+        base = attached.model.get_submodule(name)
         if name in before.layers:
-            replace(attached.model, f"{name}.adapted_base", before.layers[name])
+            exchange(attached.model, name, before.layers[name])
         elif name in before.tensors:
             for key, value in before.tensors[name].items():
                 own_part(base.get_parameter(key).detach())[0].copy_(value)
@@ -84,7 +86,7 @@ def unmerge(attached: AttachedAdapter, before: Merged) -> None:
 
 @torch.no_grad()
 def merged_weight(base: nn.Module, layer: AdapterLayer) -> Tensor:
-    """The weight that a layer and its adapter stand for together: fp32 [out, in], whole."""
+    """The weight that a layer and its adapter stand for together: [out, in], unsharded."""
     weight = base_weights.read(base, layer.site) + whole(layer.delta())
     if isinstance(layer, RewritingLayer) and layer.rewrote:
         weight = weight + layer.taken()
@@ -109,7 +111,7 @@ def _check_may_be_dense(name: str, base: nn.Module, dense: torch.dtype | None) -
             "unmerged and save it",
             value=name,
         )
-    if any(is_sharded(parameter) for parameter in base.parameters()):
+    if any(is_sharded(parameter) for parameter in base.parameters(recurse=False)):
         raise InputError(
             "a layer that is cut over ranks cannot be replaced by a dense one; save the adapter, "
             "and load and merge it in one process",

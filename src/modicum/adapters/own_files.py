@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from modicum.adapters.base import Adapter, check_state
 from modicum.adapters.rewriting import rewriting
-from modicum.adapters.sites import base_of
 from modicum.adapters.weights import is_exact
 from modicum.core.catalog import find
 from modicum.core.errors import InputError
@@ -37,9 +36,11 @@ def save(
     """Write the adapter, whole or not at all; without `write`, help only."""
     tensors = dict(attached.state_dict())
     for name, layer in rewriting(attached).items():
-        base = base_of(attached.model, name)
+        base = attached.model.get_submodule(name)
         if layer.rewrote and not is_exact(base):
-            tensors |= {f"{_BASE}{name}.{key}": p for key, p in base.named_parameters()}
+            tensors |= {
+                f"{_BASE}{name}.{key}": p for key, p in base.named_parameters(recurse=False)
+            }
     gathered = {key: whole(value.detach()).contiguous().cpu() for key, value in tensors.items()}
     if not write:
         return
@@ -93,8 +94,8 @@ def _put(attached: AttachedAdapter, state: dict[str, Tensor], base: dict[str, Te
         held = {
             f"{name}.{key}": parameter
             for name in layers
-            if not is_exact(base_of(attached.model, name))
-            for key, parameter in base_of(attached.model, name).named_parameters()
+            if not is_exact(attached.model.get_submodule(name))
+            for key, parameter in attached.model.get_submodule(name).named_parameters(recurse=False)
         }
         if held.keys() != base.keys() or any(held[k].shape != t.shape for k, t in base.items()):
             raise InputError("its base is quantized, and the model's weights are kept otherwise")

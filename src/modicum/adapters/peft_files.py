@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from modicum.adapters.own_files import read_json, read_tensors
 from modicum.adapters.rewriting import RewritingLayer, rewriting
-from modicum.adapters.sites import Site, all_sites, base_of
+from modicum.adapters.sites import Site, all_sites
 from modicum.adapters.weights import is_exact
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, write_json
@@ -140,7 +140,7 @@ def load(model: nn.Module, folder: Path, *, name: str) -> AttachedAdapter:
 def _lost(attached: AttachedAdapter) -> str | None:
     """A layer whose original weight is not there any more: rewritten, then quantized."""
     rewritten = (name for name, layer in rewriting(attached).items() if layer.rewrote)
-    return next((n for n in rewritten if not is_exact(base_of(attached.model, n))), None)
+    return next((n for n in rewritten if not is_exact(attached.model.get_submodule(n))), None)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _without_base_copies(
             saved = kept.pop(f"{_PREFIX}{site.name}.{part}", None)
             if saved is None:
                 continue
-            own = base_of(model, site.name).get_parameter("weight")
+            own = model.get_submodule(site.name).get_parameter("weight")
             if saved.shape != own.shape or not torch.equal(saved.to(own), own):
                 raise InputError(
                     "a base weight was trained or resized beside the adapter",

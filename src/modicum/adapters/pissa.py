@@ -12,6 +12,7 @@ from modicum.adapters.lora import LoRA, LoRALayer
 from modicum.adapters.rewriting import RewritingLayer, RoundTrip
 from modicum.adapters.sites import Site
 from modicum.adapters.svd import leading_triplets
+from modicum.adapters.weights import at_least_fp32
 from modicum.core.errors import InputError
 from modicum.core.method import Info, PositiveInt
 from modicum.core.sharding import whole
@@ -39,7 +40,7 @@ class PiSSALayer(LoRALayer, RewritingLayer):
         return {"A_0": a, "B_0": b}
 
     def taken(self) -> Tensor:
-        return self.method.scale * (self.B_0.float() @ self.A_0.float())
+        return self.method.scale * (at_least_fp32(self.B_0) @ at_least_fp32(self.A_0))
 
     def original(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         return self.beside(base, inputs, self.A_0, self.B_0, 0.0)

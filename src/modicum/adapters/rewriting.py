@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from modicum.adapters import weights as base_weights
 from modicum.adapters.base import AdapterLayer
-from modicum.adapters.sites import base_of
 from modicum.core.errors import InputError
 from modicum.core.linear_forms import form_of
 from modicum.core.ranks import Ranks, peer_errors
@@ -45,7 +44,7 @@ class RewritingLayer(AdapterLayer):
     def split(
         self, weight: Tensor, round_trip: RoundTrip, *, seed: int, name: str
     ) -> Mapping[str, Tensor]:
-        """The frozen tensors, for a weight fp32 [out, in].
+        """The frozen tensors, for a weight [out, in].
 
         Args:
             round_trip: what is left of a weight that is kept in the base layer's form.
@@ -53,7 +52,7 @@ class RewritingLayer(AdapterLayer):
 
     @abstractmethod
     def taken(self) -> Tensor:
-        """What the frozen tensors amount to: fp32 [out, in]."""
+        """What the frozen tensors amount to: [out, in]."""
 
     @abstractmethod
     def original(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
@@ -90,15 +89,14 @@ def check_base(model: nn.Module, layers: Iterable[AdapterLayer], *, readable: bo
                 "one as a PEFT LoRA for the original model, and load it here",
                 value=layer.site.name,
             )
-        base = base_of(model, layer.site.name)
-        form = form_of(base)
+        form = form_of(there)
         if form is not None and form.write is None:
             raise InputError(
                 f"its base is {form.name}, which cannot hold the rest of a weight; exclude it",
                 value=layer.site.name,
             )
         if not readable:
-            _check_readable(base, layer.site.name)
+            _check_readable(there, layer.site.name)
 
 
 def _check_readable(base: nn.Module, name: str) -> None:
@@ -127,7 +125,7 @@ def rewrite(
     ranks = ranks or Ranks()
     layers = rewriting(attached)
     for name in layers if attached.weights is None else ():
-        _check_readable(base_of(attached.model, name), name)
+        _check_readable(attached.model.get_submodule(name), name)
     if kept is not None:
         for name, layer in layers.items():
             layer.put(_kept(attached, name, layer, kept))
@@ -136,7 +134,7 @@ def rewrite(
         for first in range(0, len(names), ranks.size):
             _split_together(attached, names[first : first + ranks.size], ranks)
     for name, layer in layers.items():
-        base = base_of(attached.model, name)
+        base = attached.model.get_submodule(name)
         base_weights.write(base, layer.site, original_weight(attached, name) - layer.taken())
         layer.rewrote = True
 
@@ -146,24 +144,25 @@ def restore(attached: AttachedAdapter) -> None:
     """Put the original weights back into the base layers."""
     for name, layer in rewriting(attached).items():
         if layer.rewrote:
-            base = base_of(attached.model, name)
+            base = attached.model.get_submodule(name)
             base_weights.write(base, layer.site, original_weight(attached, name))
             layer.rewrote = False
 
 
 def original_weight(attached: AttachedAdapter, name: str) -> Tensor:
-    """W of a layer: fp32 [out, in], whole; every rank calls this where ranks hold parts of it.
+    """W of a layer: [out, in], unsharded; every rank calls this where ranks hold parts of it.
 
     Raises:
         InputError: the reader gives another shape.
     """
-    base, site = base_of(attached.model, name), attached.sites[name]
+    base, site = attached.model.get_submodule(name), attached.sites[name]
     layer = rewriting(attached)[name]
     if attached.weights is None:
         rest = base_weights.read(base, site)
         return rest + layer.taken() if layer.rewrote else rest
     device = next(layer.buffers()).device
-    weight = base_weights.oriented(attached.weights(name).to(device, torch.float32), site)
+    weight = base_weights.at_least_fp32(attached.weights(name).to(device))
+    weight = base_weights.oriented(weight, site)
     if weight.shape != (site.out_features, site.in_features):
         raise InputError(
             f"the weight to split has shape {tuple(weight.shape)}, the layer's is "
@@ -200,9 +199,11 @@ def _split_together(attached: AttachedAdapter, names: list[str], ranks: Ranks) -
     }
     if ranks.rank < len(names):
         name = names[ranks.rank]
+        if not weights[name].isfinite().all():
+            raise InputError("its weight has values that are not finite", value=name)
         mine = layers[name].split(
             weights[name],
-            partial(base_weights.round_trip, base_of(attached.model, name)),
+            partial(base_weights.round_trip, attached.model.get_submodule(name)),
             seed=attached.seed,
             name=f"{attached.name}/{name}",
         )

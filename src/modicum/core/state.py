@@ -12,7 +12,8 @@ any number of ranks can take it up. What is each rank's own is kept rank by rank
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -156,6 +157,25 @@ class StateRegistry:
             raise InputError(f"the checkpoint does not match this run: it {problem}")
 
 
+def _reshard(model: nn.Module) -> None:
+    """Have FSDP put its sharded parameters back into the modules."""
+    # Where nobody has imported FSDP, which takes a while, nothing is sharded.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    for module in model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
+
+
+def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that a state dict of the model would hold."""
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}" if path else name, buffer
+
+
 def trained_state(
     model: nn.Module, masters: Mapping[str, Tensor] | None = None
 ) -> tuple[Callable[[], dict[str, Tensor]], Callable[..., None]]:
@@ -169,13 +189,12 @@ def trained_state(
     """
 
     def tensors() -> dict[str, Tensor]:
-        # First, as this makes FSDP put its sharded parameters back into the modules.
-        persistent = set(model.state_dict(keep_vars=True))
+        _reshard(model)
         parameters: dict[str, Tensor] = {
             n: p for n, p in model.named_parameters() if p.requires_grad
         }
         parameters |= masters or {}
-        return parameters | {name: b for name, b in model.named_buffers() if name in persistent}
+        return parameters | dict(_persistent_buffers(model))
 
     def read() -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in tensors().items()}

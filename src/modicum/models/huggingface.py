@@ -183,20 +183,18 @@ def fill(model: Llama, folder: str | Path) -> None:
     """
     import torch
 
-    from modicum.adapters.sites import base_name
     from modicum.core.linear_forms import frozen_linears, own_rows, write_weight
     from modicum.core.sharding import own_part
 
     header = read_header(folder)
     with torch.no_grad():
-        for full, parameter in model.named_parameters():
-            name = base_name(full)
+        for name, parameter in model.named_parameters():
             if name in header.tensors:
                 part, before = own_part(parameter)
                 part.copy_(_read_rows(header, name, before, part.shape[0]))
         for path, layer in frozen_linears(model).items():
             rows, before = own_rows(layer)
-            write_weight(layer, _read_rows(header, base_name(f"{path}.weight"), before, rows))
+            write_weight(layer, _read_rows(header, f"{path}.weight", before, rows))
 
 
 def reader(folder: str | Path) -> Callable[[str], torch.Tensor]:

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from modicum.adapters.sites import base_name
 from modicum.core.errors import InputError
 from modicum.core.linear_forms import frozen_linears, own_rows, write_weight
 from modicum.core.meta import materialise, on_meta
@@ -166,6 +165,11 @@ class Llama(nn.Module):
             layers.append(state)
         return self.model.norm(x), States(tuple(layers), past + input_ids.shape[1])
 
+    @property
+    def weights_read(self) -> tuple[str, ...]:
+        """Layers whose weight is used without calling them: embeddings that make the logits too."""
+        return ("model.embed_tokens",) if self.lm_head is None else ()
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states [..., width] to logits [..., vocabulary]."""
         if self.lm_head is None:
@@ -202,7 +206,7 @@ class Llama(nn.Module):
                 raise ValueError(f"{name} has no memory yet; call to_empty(device=...) first")
             part, _ = own_part(parameter)
             path, _, leaf = name.rpartition(".")
-            if base_name(name).endswith("norm.weight"):
+            if name.endswith("norm.weight"):
                 part.fill_(1.0)
             elif leaf == "bias":
                 part.zero_()
@@ -219,7 +223,7 @@ class Llama(nn.Module):
 
     def _draw(self, part: Tensor, name: str, seed: int, before: int) -> None:
         """Fill the part of a weight that follows its first `before` elements."""
-        name, std = base_name(name), self.config.initializer_range
+        std = self.config.initializer_range
         layer = name.rpartition(".")[0]
         if layer.endswith(("o_proj", "down_proj")):
             std /= math.sqrt(2 * self.config.layers)

@@ -66,11 +66,9 @@ def save(
 
 def ranks_of(model: torch.nn.Module) -> dict[str, int]:
     """The ranks of the layers that are held as low-rank factors, by their names."""
-    from modicum.adapters.sites import base_name
     from modicum.linears import LowRankLinear
 
-    named = ((base_name(f"{name}."), module) for name, module in model.named_modules())
-    return {name[:-1]: m.rank for name, m in named if isinstance(m, LowRankLinear)}
+    return {name: m.rank for name, m in model.named_modules() if isinstance(m, LowRankLinear)}
 
 
 def _write_weights(model: Llama, config: ModelConfig, folder: Path, shard_bytes: int) -> str:
@@ -102,12 +100,11 @@ def _write_weights(model: Llama, config: ModelConfig, folder: Path, shard_bytes:
 
 def _dense_tensor(model: Llama, name: str) -> torch.Tensor:
     """The whole parameter of this Hugging Face name; of a projection, the dense weight it holds."""
-    from modicum.adapters.sites import base_of
     from modicum.core.linear_forms import form_of
     from modicum.core.sharding import whole
 
     path, _, leaf = name.rpartition(".")
-    module = base_of(model, path)
+    module = model.get_submodule(path)
     form = form_of(module) if leaf == "weight" else None
     if form is None:
         return whole(module.get_parameter(leaf).detach())

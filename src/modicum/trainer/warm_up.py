@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from modicum.adapters.sites import base_of
 from modicum.core.errors import InputError, Restart
 from modicum.core.linear_forms import full_weight
 from modicum.core.meta import materialise
@@ -59,7 +58,7 @@ def _trial_model(plan: Plan, config: Any) -> Any:
     model.initialise(plan.recipe.training.seed)
     if adapter is not None:
         # What a quantized layer stands for is as good as any weight here.
-        adapter.initialise(weights=lambda name: full_weight(base_of(model, name)).detach())
+        adapter.initialise(weights=lambda name: full_weight(model.get_submodule(name)).detach())
     return model
 
 

@@ -100,7 +100,7 @@ def reconstructed(value: PiSSA, weight: Tensor) -> Tensor:
     """What a layer on a quantized base stands for right after PiSSA is attached: [out, in]."""
     model = nn.Sequential(linear_form("nf4").from_dense(weight, None))
     value.attach(model, weights=lambda name: weight).merge(dense=torch.float32)
-    return model.get_submodule("0.adapted_base").get_parameter("weight")
+    return model.get_submodule("0").get_parameter("weight")
 
 
 def plain(weight: Tensor, rank: int) -> Tensor:

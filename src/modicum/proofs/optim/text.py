@@ -93,7 +93,7 @@ class Adapted(Loop):
         super().__init__(model, [])
         self.rate, self.rank, self.every = rate, rank, every
         self.adapter = LoRA(rank=rank).attach(model)
-        layers = {f"{site}.adapted_base.weight" for site in self.adapter.sites}
+        layers = {f"{site}.weight" for site in self.adapter.sites}
         self.rest = [p for name, p in model.named_parameters() if name not in layers]
         factors = {id(parameter) for parameter in self.adapter.parameters()}
         self.rest = [p for p in self.rest if id(p) not in factors]

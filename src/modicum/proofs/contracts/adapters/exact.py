@@ -6,7 +6,6 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 from modicum.adapters.attached import AttachedAdapter
-from modicum.adapters.sites import base_of
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.adapters.subjects import (
     Subject,
@@ -94,7 +93,7 @@ def check_delta_is_the_change_of_the_weight(subject: Subject) -> None:
     stir(small(subject).attach(merged)).merge()
     for name, layer in adapter.layers():
         original = odd_model().get_submodule(name).get_parameter("weight")
-        change = base_of(merged, name).get_parameter("weight") - original
+        change = merged.get_submodule(name).get_parameter("weight") - original
         assert_close(change, layer.delta(), 1e-5, "merging changes the weight by something else")
         site, delta = adapter.sites[name], layer.delta()
         expected = (site.out_features, site.in_features)
@@ -148,5 +147,5 @@ def check_gradients_are_those_of_the_function(subject: Subject) -> None:
 
 def _weights(adapter: AttachedAdapter) -> list[torch.Tensor]:
     """Copies of the base weights under the adapter."""
-    bases = (base_of(adapter.model, name) for name in adapter.sites)
+    bases = (adapter.model.get_submodule(name) for name in adapter.sites)
     return [base.get_parameter("weight").detach().clone() for base in bases]
