@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from modicum.adapters import LoRA, load
+from modicum.adapters import LoRA, load, peft_config
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.adapters.subjects import stir
 
@@ -149,6 +153,164 @@ def test_what_is_no_plain_lora_is_refused_with_one_message(
     assert error.value.file == tmp_path / "adapter_config.json"
     assert str(error.value).count("\n") == 0
     assert [name for name, _ in ours.named_modules()] == names
+
+
+def test_every_field_of_the_installed_peft_is_classified() -> None:
+    classified = {*peft_config.READ, *peft_config.HARMLESS, *peft_config.REFUSED}
+    assert {field.name for field in dataclasses.fields(peft.LoraConfig)} <= classified
+
+
+def test_what_peft_writes_by_default_is_off_or_understood(plain: Path) -> None:
+    written = json.loads((plain / "adapter_config.json").read_text())
+    for field in dataclasses.fields(peft.LoraConfig):
+        if field.name in peft_config.REFUSED:
+            assert not written[field.name]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LoRA that PEFT has written."""
+    folder = tmp_path_factory.mktemp("plain")
+    theirs(r=2, lora_alpha=3, target_modules=["q_proj", "v_proj"]).save_pretrained(folder)
+    return folder
+
+
+def edited(plain: Path, folder: Path, change: dict[str, object]) -> Path:
+    """The same adapter with another configuration."""
+    shutil.copytree(plain, folder, dirs_exist_ok=True)
+    config = json.loads((plain / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | change))
+    return folder
+
+
+ACCEPTED: list[dict[str, object]] = [
+    {"init_lora_weights": "gaussian"},
+    {"init_lora_weights": "orthogonal"},
+    {"init_lora_weights": "mica"},
+    {"init_lora_weights": "eva", "eva_config": {"rho": 1.0}},
+    {"init_lora_weights": False},
+    {"corda_config": {"corda_method": "ipm"}, "loftq_config": {"loftq_bits": 4}},
+    {"lora_ga_config": {"direction": "ArBr"}, "eva_config": {"rho": 1.0}},
+    {"fan_in_fan_out": True, "inference_mode": False, "ensure_weight_tying": True},
+    {"task_type": "CAUSAL_LM", "revision": "main", "peft_version": "99", "auto_mapping": None},
+    {"runtime_config": {"ephemeral_gpu_offload": False}, "megatron_core": "another"},
+    {"qalora_group_size": 4, "from_a_later_peft": None, "and_this": [], "and_that": False},
+    {"rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": [], "target_parameters": []},
+    {
+        "alora_invocation_tokens": [],
+        "trainable_token_indices": [],
+        "layer_replication": [],
+        "megatron_config": {},
+    },
+    {"use_rslora": True, "lora_alpha": 2.5, "lora_dropout": 0.5},
+    {"target_modules": r".*\.(q|v)_proj"},
+    {"target_modules": "all-linear"},
+    {"target_modules": ["self_attn.q_proj", "v_proj"], "exclude_modules": ["mlp.v_proj"]},
+    {"layers_to_transform": 0},
+    {"layers_to_transform": [0, 7], "layers_pattern": "layers"},
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # PEFT remarks on keys that it does not use
+@pytest.mark.parametrize("change", ACCEPTED, ids=lambda change: ",".join(change))
+def test_what_is_accepted_gives_the_logits_that_peft_gives(
+    change: dict[str, object], plain: Path, tmp_path: Path
+) -> None:
+    folder = edited(plain, tmp_path / "adapter", change)
+    loaded = peft.PeftModel.from_pretrained(model(), folder).eval()
+    ours = model()
+    load(ours, folder)
+    torch.testing.assert_close(logits(ours), logits(loaded), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        *[
+            ({"init_lora_weights": start}, "path_initial_model_for_weight_conversion")
+            for start in ("pissa", "pissa_niter_4", "olora", "OLoRA", "corda", "lora_ga")
+        ],
+        ({"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}}, "quantized the base"),
+        ({"init_lora_weights": "newest"}, "no such start"),
+        ({"init_lora_weights": 1}, "no such start"),
+        ({"alora_invocation_tokens": [3, 4]}, "aLoRA"),
+        ({"use_qalora": True}, "QALoRA"),
+        ({"use_bdlora": {"nblocks": 2}}, "BD-LoRA"),
+        ({"kasa_config": {}}, "KaSA"),
+        ({"velora_config": {"num_groups": 4}}, "VeLoRA"),
+        ({"monteclora_config": {"num_samples": 4}}, "MonteCLoRA"),
+        ({"arrow_config": {"top_k": 2}}, "Arrow"),
+        ({"trainable_token_indices": []}, "rows of embeddings"),
+        ({"layer_replication": [[0, 1]]}, "repeated"),
+        ({"target_parameters": ["weight"]}, "no layers"),
+        ({"megatron_config": {"a": 1}}, "Megatron"),
+        ({"enable_lora": [True, False]}, "fused"),
+        ({"from_a_later_peft": 0.5}, "not known"),
+        ({"from_a_later_peft": 0}, "not known"),
+        ({"r": 2.5}, "integer"),
+        ({"r": True}, "integer"),
+        ({"lora_alpha": float("nan")}, "above zero"),
+        ({"lora_dropout": "0"}, "below 1"),
+        ({"use_rslora": "no"}, "true or false"),
+        ({"target_modules": "(q"}, "regular expression"),
+        ({"target_modules": [1]}, "list of names"),
+        ({"target_modules": ["q_proj"]}, "leaves out.*v_proj"),
+        ({"exclude_modules": ".*v_proj"}, "leaves out.*v_proj"),
+        ({"layers_to_transform": [1]}, "leaves out"),
+        ({"layers_to_transform": "1"}, "number"),
+        ({"target_modules": "all-linear", "init_lora_weights": False}, "would be random"),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, dict) else "",
+)
+def test_what_peft_does_otherwise_is_refused_by_the_key(
+    change: dict[str, object], said: str, plain: Path, tmp_path: Path
+) -> None:
+    folder = edited(plain, tmp_path / "adapter", change)
+    ours = model()
+    with pytest.raises(InputError, match=said) as error:
+        load(ours, folder)
+    assert error.value.file == folder / "adapter_config.json"
+    assert error.value.field in change
+    assert str(error.value).count("\n") == 0
+    assert type(ours.model.layers[0].self_attn.q_proj) is nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model.layers.0.self_attn.q_proj.lora_magnitude_vector", "not a factor of plain LoRA"),
+        ("model.layers.0.self_attn.q_proj.lora_B.bias", "not a factor of plain LoRA"),
+        ("model.layers.0.self_attn.q_proj.lora_A.default.weight", "not a factor of plain LoRA"),
+        ("model.norm.lora_A.weight", "not a factor of plain LoRA"),
+        ("model.norm.weight", "base weight was trained"),
+        ("model.layers.7.self_attn.q_proj.lora_A.weight", "no such layer"),
+    ],
+)
+def test_tensors_that_are_not_understood_are_refused_by_name(
+    name: str, said: str, plain: Path, tmp_path: Path
+) -> None:
+    folder = edited(plain, tmp_path / "adapter", {})
+    file = folder / "adapter_model.safetensors"
+    save_file(load_file(file) | {f"base_model.model.{name}": torch.ones(2)}, file)
+    with pytest.raises(InputError, match=f"{said}.*{re.escape(name)}"):
+        load(model(), folder)
+
+
+@pytest.mark.filterwarnings("ignore:(PiSSA|OLoRA) changes the base weights")
+@pytest.mark.parametrize("start", ["pissa", "olora"])
+def test_an_adapter_that_peft_has_converted_loads(start: str, tmp_path: Path) -> None:
+    fields = {"r": 2, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": start}
+    wrapped = peft.get_peft_model(model(), peft.LoraConfig(**fields))
+    wrapped.save_pretrained(tmp_path / "first")
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_" in name:
+                parameter.add_(0.1)
+    first = str(tmp_path / "first")
+    wrapped.save_pretrained(tmp_path / "last", path_initial_model_for_weight_conversion=first)
+    ours = model()
+    load(ours, tmp_path / "last")
+    torch.testing.assert_close(logits(ours), logits(wrapped), rtol=0, atol=2e-5)
 
 
 def test_embeddings_that_were_trained_beside_the_adapter_are_refused(tmp_path: Path) -> None:

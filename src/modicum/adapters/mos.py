@@ -12,6 +12,7 @@ from torch import Tensor
 
 from modicum.adapters.base import Factor, Placement
 from modicum.adapters.lora import LoRA, LoRALayer
+from modicum.adapters.names import plain_name
 from modicum.adapters.sites import Site
 from modicum.core.errors import InputError
 from modicum.core.method import Info, PositiveFloat, PositiveInt
@@ -179,7 +180,7 @@ class MoS(LoRA):
 
 def pool_names(site: Site) -> tuple[str, str]:
     """The names of the pools that a layer takes its A and its B from: those of its kind."""
-    named = (part for part in reversed(site.name.split(".")) if not part.isdigit())
+    named = (part for part in reversed(plain_name(site.name).split(".")) if not part.isdigit())
     kind = f"{next(named, 'layer')}_{site.out_features}x{site.in_features}"
     return f"{kind}_A", f"{kind}_B"
 

@@ -16,11 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from modicum.adapters.base import Adapter, check_state
-from modicum.adapters.rewriting import rewriting
+from modicum.adapters.names import exactly, plain_name
+from modicum.adapters.rewriting import restore, rewriting
+from modicum.adapters.sites import all_sites
+from modicum.adapters.wearing import undone_on_failure
 from modicum.adapters.weights import is_exact
 from modicum.core.catalog import find
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, write_json
+from modicum.core.method import Strings
 from modicum.core.sharding import own_part, whole
 
 if TYPE_CHECKING:
@@ -34,19 +38,21 @@ def save(
     attached: AttachedAdapter, folder: Path, *, base_model: str | None, write: bool = True
 ) -> None:
     """Write the adapter, whole or not at all; without `write`, help only."""
-    tensors = dict(attached.state_dict())
+    tensors = {plain_name(key): value for key, value in attached.state_dict().items()}
     for name, layer in rewriting(attached).items():
         base = attached.model.get_submodule(name)
         if layer.rewrote and not is_exact(base):
-            tensors |= {
-                f"{_BASE}{name}.{key}": p for key, p in base.named_parameters(recurse=False)
+            named = {
+                plain_name(f"{name}.{key}"): p for key, p in base.named_parameters(recurse=False)
             }
+            tensors |= {f"{_BASE}{key}": p for key, p in named.items()}
     gathered = {key: whole(value.detach()).contiguous().cpu() for key, value in tensors.items()}
     if not write:
         return
+    targets = [plain_name(name) for name in attached.sites]
     config = {
         "method": attached.method.info.name,
-        "fields": attached.method.model_dump() | {"targets": list(attached.sites), "exclude": []},
+        "fields": attached.method.model_dump() | {"targets": targets, "exclude": []},
         "seed": attached.seed,
         "base_model": base_model,
     }
@@ -72,19 +78,24 @@ def load(
     assert isinstance(value, Adapter)
     base = {key.removeprefix(_BASE): t for key, t in tensors.items() if key.startswith(_BASE)}
     state = {key: t for key, t in tensors.items() if not key.startswith(_BASE)}
-    attached = None
     try:
-        attached = AttachedAdapter(model, value, name=name, seed=seed, start=False)
-        _put(attached, state, base)
+        value = value.with_fields(**_exactly_named(model, value.targets))
+        with undone_on_failure(model, name):
+            attached = AttachedAdapter(model, value, name=name, seed=seed, start=False)
+            try:
+                _put(attached, state, base)
+            except BaseException:
+                restore(attached)
+                raise
     except InputError as error:
-        if attached is not None:
-            attached.detach()
         raise InputError(f"does not fit the model: {error}", file=folder / WEIGHTS) from None
     return attached
 
 
 def _put(attached: AttachedAdapter, state: dict[str, Tensor], base: dict[str, Tensor]) -> None:
     """The adapter's tensors into it; the base is rewritten by them, or is what the folder holds."""
+    own = {plain_name(key): key for key in attached.state_dict()}
+    state = {own.get(key, key): tensor for key, tensor in state.items()}
     check_state(attached.state_dict(), state)
     kept = {attached.model_name(key): tensor for key, tensor in state.items()}
     if not base:
@@ -92,7 +103,7 @@ def _put(attached: AttachedAdapter, state: dict[str, Tensor], base: dict[str, Te
     else:
         layers = rewriting(attached)
         held = {
-            f"{name}.{key}": parameter
+            plain_name(f"{name}.{key}"): parameter
             for name in layers
             if not is_exact(attached.model.get_submodule(name))
             for key, parameter in attached.model.get_submodule(name).named_parameters(recurse=False)
@@ -106,6 +117,12 @@ def _put(attached: AttachedAdapter, state: dict[str, Tensor], base: dict[str, Te
             layer.put({key: state[f"{name}.{key}"] for key, _ in layer.named_buffers()})
             layer.rewrote = True
     attached.load_state_dict(state)
+
+
+def _exactly_named(model: nn.Module, names: Strings) -> dict[str, Strings]:
+    """The fields that choose the layers of these plain names, as the model calls them."""
+    sites = {plain_name(site.name): site.name for site in all_sites(model)}
+    return exactly(model, [sites.get(plain_name(name), name) for name in names])
 
 
 def base_model_of(folder: str | Path) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,28 +11,25 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from modicum.adapters.own_files import read_json, read_tensors
+from modicum.adapters.names import exactly, plain_model, plain_name
+from modicum.adapters.own_files import read_tensors
+from modicum.adapters.peft_config import chooses, leaves_out, read_config
+from modicum.adapters.peft_task import heads, task_fields
 from modicum.adapters.rewriting import RewritingLayer, rewriting
-from modicum.adapters.sites import Site, all_sites
+from modicum.adapters.sites import Site, all_sites, choose
+from modicum.adapters.wearing import undone_on_failure
 from modicum.adapters.weights import is_exact
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, write_json
 from modicum.core.sharding import whole
+from modicum.core.targets import ALL_LINEAR
 
 if TYPE_CHECKING:
     from modicum.adapters.attached import AttachedAdapter
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_REFUSED = {
-    "use_dora": "DoRA scales rows of the weight, which LoRA does not",
-    "rank_pattern": "layers have different ranks",
-    "alpha_pattern": "layers have different scales",
-    "modules_to_save": "whole layers were trained beside the adapter",
-    "layer_replication": "layers of the base are repeated",
-    "lora_bias": "the adapter has biases",
-    "target_parameters": "parameters that are no layers are adapted",
-}
+_FACTOR = re.compile(r"\.(lora_|base_layer|weight|bias).*$")
 
 
 def exact_form(attached: AttachedAdapter) -> Literal["peft", "modicum"]:
@@ -80,6 +79,12 @@ def save(
         tensors[b_key] = whole(b.detach()).contiguous().cpu()
         scales.add(scale)
         ranks.add(a.shape[0])
+    model = plain_model(attached.model)
+    task = task_fields(model, [plain_name(name) for name in attached.sites])
+    for name, head in heads(model, task["task_type"]).items():
+        for key, value in head.state_dict().items():
+            kept = whole(value.detach()).clone().contiguous().cpu()
+            tensors[f"{_PREFIX}{name}.{plain_name(key)}"] = kept
     if not write:
         return
     if len(scales) > 1 or len(ranks) > 1:
@@ -87,7 +92,7 @@ def save(
     rank, scale = ranks.pop(), scales.pop()
     config = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        **task,
         "base_model_name_or_path": base_model,
         "r": rank,
         "lora_alpha": scale * rank,
@@ -109,31 +114,24 @@ def load(model: nn.Module, folder: Path, *, name: str) -> AttachedAdapter:
     """Attach the adapter that a PEFT LoRA folder holds; errors are those of `files.load`."""
     from modicum.adapters.lora import LoRA
 
-    config = read_config(folder)
+    file = folder / WEIGHTS
+    config = read_config(folder / CONFIG)
     value = LoRA.from_peft(config)
-    tensors = read_tensors(folder / WEIGHTS)
-    tensors = _without_base_copies(model, tensors, folder / WEIGHTS)
-    known = {key: site for site in all_sites(model) for key in _keys(site)}
-    strange = sorted(tensors.keys() - known.keys())
-    if strange:
-        raise InputError(
-            "the adapter is for another model: it has no such layer",
-            file=folder / WEIGHTS,
-            value=strange[0].removeprefix(_PREFIX),
-        )
-    names = tuple(dict.fromkeys(known[key].name for key in tensors))
-    attached = value.with_fields(targets=names).attach(model, name=name)
-    state = {
-        f"{site.name}.{factor}": tensors[key]
-        for site in attached.sites.values()
-        for factor, key in zip("AB", _keys(site), strict=True)
-        if key in tensors
-    }
-    try:
-        attached.load_state_dict(state)
-    except InputError as error:
-        attached.detach()
-        raise InputError(f"does not fit the model: {error}", file=folder / WEIGHTS) from None
+    tensors = {plain_name(key): tensor for key, tensor in read_tensors(file).items()}
+    known = {key: (site, "AB"[i]) for site in all_sites(model) for i, key in enumerate(_keys(site))}
+    _check_the_others(model, {key: t for key, t in tensors.items() if key not in known}, file)
+    factors = {key: known[key] for key in tensors if key in known}
+    if not factors:
+        raise InputError("it has no factors", file=file)
+    names = tuple(dict.fromkeys(site.name for site, _ in factors.values()))
+    _check_the_choice(model, config, names, folder / CONFIG)
+    state = {f"{site.name}.{factor}": tensors[key] for key, (site, factor) in factors.items()}
+    with undone_on_failure(model, name):
+        attached = value.with_fields(**exactly(model, names)).attach(model, name=name)
+        try:
+            attached.load_state_dict(state)
+        except InputError as error:
+            raise InputError(f"does not fit the model: {error}", file=file) from None
     return attached
 
 
@@ -143,61 +141,90 @@ def _lost(attached: AttachedAdapter) -> str | None:
     return next((n for n in rewritten if not is_exact(attached.model.get_submodule(n))), None)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """PEFT's configuration of a plain LoRA adapter.
+def _check_the_others(model: nn.Module, others: dict[str, Tensor], file: Path) -> None:
+    """Make sure that tensors which are no factors say nothing that the model does not.
+
+    With an adapter on embeddings PEFT saves the embeddings themselves too.
 
     Raises:
-        InputError: it is no JSON, or describes another kind of adapter.
+        InputError: one is of a layer that the model does not have, is a base weight that is not
+            the model's, or is something that plain LoRA does not have.
     """
-    path = folder / CONFIG
-    config = read_json(path)
-    kind = config.get("peft_type")
-    if kind != "LORA":
-        raise InputError("not a LoRA adapter", file=path, field="peft_type", value=kind)
-    for key, why in _REFUSED.items():
-        if config.get(key):
-            raise InputError(f"not plain LoRA: {why}", file=path, field=key, value=config[key])
-    if config.get("bias", "none") != "none":
-        problem = "biases were trained beside the adapter"
-        raise InputError(problem, file=path, field="bias", value=config["bias"])
-    for key in ("r", "lora_alpha"):
-        if not isinstance(config.get(key), int | float) or config[key] <= 0:
-            raise InputError("must be above zero", file=path, field=key, value=config.get(key))
-    return config
+    own = {
+        plain_name(name): parameter
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+    modules = _modules(model)
+    for key, saved in others.items():
+        name = key.removeprefix(_PREFIX)
+        there = own.get(name.replace(".base_layer.", "."))
+        if there is not None:
+            if saved.shape != there.shape or not torch.equal(saved.to(there), there):
+                problem = "a base weight was trained or resized beside the adapter"
+                raise InputError(problem, file=file, value=name)
+        elif _FACTOR.sub("", name) in modules:
+            raise InputError("not a factor of plain LoRA on such a layer", file=file, value=name)
+        else:
+            problem = "the adapter is for another model: it has no such layer"
+            raise InputError(problem, file=file, value=name)
 
 
-def _without_base_copies(
-    model: nn.Module, tensors: dict[str, Tensor], file: Path
-) -> dict[str, Tensor]:
-    """The factors alone: with an adapter on embeddings PEFT saves the embeddings themselves too.
+def _check_the_choice(
+    model: nn.Module, config: Mapping[str, Any], names: Collection[str], file: Path
+) -> None:
+    """Make sure that PEFT would use the factors of just these layers.
 
     Raises:
-        InputError: such a weight is not the model's, so more than the adapter was trained.
+        InputError: the configuration leaves one of them out, or PEFT would draw random factors.
     """
-    kept = dict(tensors)
-    for site in all_sites(model):
-        for part in ("base_layer.weight", "weight"):
-            saved = kept.pop(f"{_PREFIX}{site.name}.{part}", None)
-            if saved is None:
-                continue
-            own = model.get_submodule(site.name).get_parameter("weight")
-            if saved.shape != own.shape or not torch.equal(saved.to(own), own):
-                raise InputError(
-                    "a base weight was trained or resized beside the adapter",
-                    file=file,
-                    value=site.name,
-                )
-    return kept
+    sites = {site.name: plain_name(site.name) for site in all_sites(model)}
+    targets, among = config.get("target_modules"), set(sites)
+    if targets is None:
+        among, targets = set(names), ".*"
+    elif isinstance(targets, str) and targets.lower() == ALL_LINEAR:
+        among, targets = {site.name for site in choose(model, [ALL_LINEAR])}, ".*"
+    meant = {**config, "target_modules": targets}
+    for name in names:
+        key = leaves_out(meant, sites[name]) or (None if name in among else "target_modules")
+        if key is not None:
+            problem = f"leaves out the layer {sites[name]}, of which {WEIGHTS} has factors"
+            raise InputError(problem, file=file, field=key, value=config.get(key))
+    missing = sorted(n for n in among.difference(names) if chooses(meant, sites[n]))
+    if missing and config.get("init_lora_weights", True) in (None, False):
+        raise InputError(
+            f"the factors of the layer {sites[missing[0]]} are not in {WEIGHTS}, and would be "
+            "random",
+            file=file,
+            field="init_lora_weights",
+            value=config.get("init_lora_weights"),
+        )
 
 
 def _keys(site: Site) -> tuple[str, str]:
+    name = _PREFIX + plain_name(site.name)
     if site.kind == "embedding":
-        return f"{_PREFIX}{site.name}.lora_embedding_A", f"{_PREFIX}{site.name}.lora_embedding_B"
-    return f"{_PREFIX}{site.name}.lora_A.weight", f"{_PREFIX}{site.name}.lora_B.weight"
+        return f"{name}.lora_embedding_A", f"{name}.lora_embedding_B"
+    return f"{name}.lora_A.weight", f"{name}.lora_B.weight"
 
 
-def _target_modules(attached: AttachedAdapter) -> list[str]:
-    """Last names where they choose just these layers, as people and servers write them."""
-    suffixes = {site.suffix for site in attached.sites.values()}
-    chosen = {site.name for site in all_sites(attached.model) if site.suffix in suffixes}
-    return sorted(suffixes if chosen == attached.sites.keys() else attached.sites)
+def _target_modules(attached: AttachedAdapter) -> list[str] | str:
+    """Last names where PEFT takes them for just these layers, as people and servers write them.
+
+    Else full names, and where PEFT takes those for the ends of others too, a pattern.
+    """
+    adapted = {plain_name(site.name) for site in attached.sites.values()}
+    everything = _modules(attached.model)
+    for names in ({name.rsplit(".", 1)[-1] for name in adapted}, adapted):
+        config = {"target_modules": sorted(names)}
+        if {name for name in everything if chooses(config, name)} == adapted:
+            return sorted(names)
+    return "|".join(re.escape(name) for name in sorted(adapted))
+
+
+def _modules(model: nn.Module) -> set[str]:
+    """Plain names of all modules but those inside of adapters."""
+    return {
+        plain_name(name)
+        for name, _ in model.named_modules()
+        if ".layers_by_adapter" not in f".{name}"
+    }

@@ -75,7 +75,7 @@ def _why_not_called(model: nn.Module, name: str) -> str | None:
         kind = plain_type(module)
         switched_off = not getattr(module, _SWITCHES.get(kind.__name__, ""), True)
         told = getattr(module, "weights_read", None)
-        inside = path[above:]
+        inside = [part for part in path[above:] if part != "_orig_mod"]  # of compiled modules
         reads = _reads(kind, tuple(inside)) if told is None else ".".join(inside) in told
         if reads and not switched_off:
             return f"{kind.__name__} uses its weight without calling the layer"

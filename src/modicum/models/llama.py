@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast, overload
+from typing import Any, ClassVar, TypeVar, cast, overload
 
 import torch
 import torch.nn.functional as F
@@ -93,6 +93,8 @@ class Llama(nn.Module):
     Raises:
         InputError: the configuration names a mixer, MLP or linear form that does not exist.
     """
+
+    peft_task_type: ClassVar = "CAUSAL_LM"  # as which PEFT loads adapters of it
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

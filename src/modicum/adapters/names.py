@@ -1,0 +1,37 @@
+"""Names of layers as the plain model has them, whoever compiled it, and targets from such names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import nn
+
+from modicum.adapters.sites import all_sites
+from modicum.core.targets import named
+
+_COMPILED = "_orig_mod"  # under which torch.compile keeps the module that it stands for
+
+
+def plain_name(name: str) -> str:
+    """A dotted name without what `torch.compile` puts into it.
+
+    >>> plain_name("_orig_mod.layers.0._orig_mod.q_proj")
+    'layers.0.q_proj'
+    """
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
+
+
+def plain_model(model: nn.Module) -> nn.Module:
+    """The module that a compiled one stands for."""
+    inner = getattr(model, _COMPILED, model)
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
+def exactly(model: nn.Module, names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The fields `targets` and `exclude` of an adapter for the layers of these full names alone.
+
+    A full name is the last part of others too: that of `0` is one of `1.0`.
+    """
+    others = (site.name for site in all_sites(model) if site.name not in names)
+    return {"targets": tuple(names), "exclude": tuple(o for o in others if named(o, names))}

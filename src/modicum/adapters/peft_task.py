@@ -1,0 +1,76 @@
+"""Which of PEFT's wrappers is right for a model, so that PEFT loads what is saved for it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Collection
+from typing import Any
+
+from torch import nn
+
+from modicum.adapters.names import plain_name
+
+# PEFT's task types: the table of transformers' classes that do this, what PEFT hands to `forward`,
+# and how names of heads end, which PEFT keeps whole beside the adapter and reads from its file.
+_INPUTS = ("input_ids", "attention_mask", "inputs_embeds")
+_TASKS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "CAUSAL_LM": ("CAUSAL_LM", (*_INPUTS, "labels"), ()),
+    "SEQ_2_SEQ_LM": ("SEQ_TO_SEQ_CAUSAL_LM", (*_INPUTS, "labels", "decoder_input_ids"), ()),
+    "SEQ_CLS": ("SEQUENCE_CLASSIFICATION", (*_INPUTS, "labels"), ("classifier", "score")),
+    "TOKEN_CLS": ("TOKEN_CLASSIFICATION", (*_INPUTS, "labels"), ("classifier", "score")),
+    "QUESTION_ANS": ("QUESTION_ANSWERING", (*_INPUTS, "start_positions"), ("qa_outputs",)),
+    "FEATURE_EXTRACTION": ("", _INPUTS, ()),
+}
+_GENERATES = ("CAUSAL_LM", "SEQ_2_SEQ_LM")
+
+
+def task_fields(model: nn.Module, adapted: Collection[str]) -> dict[str, Any]:
+    """The fields `task_type` and `auto_mapping` of PEFT's configuration.
+
+    Args:
+        model: not compiled.
+        adapted: plain names of the layers with factors.
+
+    >>> task_fields(nn.Sequential(nn.Linear(2, 2)), ["0"])
+    {'task_type': None, 'auto_mapping': None}
+    """
+    # A model of ours says itself what transformers' class of the same files does.
+    own = getattr(type(model), "peft_task_type", None)
+    known = next((c for c in type(model).__mro__ if c.__module__.startswith("transformers.")), None)
+    if own is not None or known is None or not hasattr(known, "main_input_name"):
+        return {"task_type": own, "auto_mapping": None}
+    found = next((task for task in _TASKS if _is_right(task, known, model, adapted)), None)
+    mapping = {"base_model_class": known.__name__, "parent_library": known.__module__}
+    return {"task_type": found, "auto_mapping": mapping if found is None else None}
+
+
+def heads(model: nn.Module, task: str | None) -> dict[str, nn.Module]:
+    """The modules, by plain names, that PEFT reads from the adapter's file for this task."""
+    ends = _TASKS[task][2] if task is not None else ()
+    modules = ((plain_name(name), module) for name, module in model.named_modules())
+    return {name: module for name, module in modules if name.endswith(ends)} if ends else {}
+
+
+def _is_right(task: str, known: Any, model: nn.Module, adapted: Collection[str]) -> bool:
+    """Whether PEFT's wrapper for this task fits a model of transformers' class `known`."""
+    tables = importlib.import_module("transformers.models.auto.modeling_auto")
+    table, handed, _ = _TASKS[task]
+    name = f"MODEL_FOR_{table}_MAPPING_NAMES" if table else "MODEL_MAPPING_NAMES"
+    classes = getattr(tables, name, {}).values()
+    if not any(known.__name__ in ((c,) if isinstance(c, str) else c) for c in classes):
+        return False
+    generates = task not in _GENERATES or hasattr(known, "prepare_inputs_for_generation")
+    # PEFT cannot have factors in what it keeps whole, nor keep a part of that whole once more.
+    kept = heads(model, task)
+    taken = any(f"{layer}.".startswith(f"{head}.") for head in kept for layer in adapted)
+    nested = any(other.startswith(f"{head}.") for head in kept for other in kept)
+    return generates and not taken and not nested and _takes(known, handed)
+
+
+def _takes(known: Any, handed: tuple[str, ...]) -> bool:
+    """Whether a model of this class takes text, with all that PEFT's wrapper hands on."""
+    parameters = inspect.signature(known.forward).parameters
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes_all = anything or all(name in parameters for name in handed)
+    return known.main_input_name == "input_ids" and takes_all
