@@ -74,3 +74,10 @@ def test_gpt2s_transposed_layers_count() -> None:
     assert all_layers(model)["0"] == Layer("0", 3, 8, True, ("0",))
     assert torch.Size([3, 8]) == model[0].weight.shape
     assert transformers.__version__
+
+
+def test_a_layer_whose_weight_another_module_uses_is_left_out_or_refused() -> None:
+    model = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8), nn.Linear(4, 4))
+    assert [layer.name for layer in choose(model, ["all-linear"])] == ["1"]
+    with pytest.raises(InputError, match="TransformerEncoderLayer uses its weight"):
+        choose(model, ["linear1"])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from modicum.core import targets as targeting
 from modicum.core.errors import InputError
+from modicum.core.plain_layers import why_not_plain
 
 
 @dataclass(frozen=True)
@@ -52,31 +53,51 @@ def layer_of(name: str, module: nn.Module, names: tuple[str, ...] = ()) -> Layer
 
 
 def all_layers(model: nn.Module) -> dict[str, Layer]:
-    """Every dense linear layer of a model by its name."""
+    """Every dense linear layer of a model by its name, that computes what its type says.
+
+    >>> model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.TransformerEncoderLayer(2, 1)})
+    >>> list(all_layers(model))
+    ['a']
+    """
+    return {name: layer for name, (layer, why) in _surveyed(model).items() if why is None}
+
+
+def _surveyed(model: nn.Module) -> dict[str, tuple[Layer, str | None]]:
+    """Every dense linear layer, with the reason why another could not stand in its place."""
     named: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         named.setdefault(id(module), []).append(name)
-    found = (layer_of(n, module, tuple(named[id(module)])) for n, module in model.named_modules())
-    return {layer.name: layer for layer in found if layer is not None}
+    found = {}
+    for name, module in model.named_modules():
+        layer = layer_of(name, module, tuple(named[id(module)]))
+        if layer is not None:
+            found[name] = layer, why_not_plain(model, name, type(module))
+    return found
 
 
 def choose(model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()) -> list[Layer]:
     """The layers that `targets` name: a full name, its last parts, a pattern, or `all-linear`.
 
-    `all-linear` is every linear layer but the output head. Nothing is read but shapes.
+    `all-linear` is every linear layer but the output head that computes what its type says. Nothing
+    is read but shapes.
 
     Raises:
-        InputError: a target matches no layer, or one whose weight is used elsewhere too (tied
-            embeddings), where factors would stand in one place and not in the other.
+        InputError: a target matches no layer, or one that may compute something else, or one whose
+            weight is used elsewhere too (tied embeddings), where factors would stand in one place
+            and not in the other.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> [layer.name for layer in choose(model, ["all-linear"], exclude=["2"])]
     ['0']
     """
-    layers = all_layers(model)
+    layers = _surveyed(model)
+    plain = [name for name, (_, why) in layers.items() if why is None]
     kind = "dense linear layer"
-    names = targeting.choose(model, list(layers), targets, exclude, linear=layers, kind=kind)
-    return untied(model, [layers[name] for name in names])
+    names = targeting.choose(model, list(layers), targets, exclude, linear=plain, kind=kind)
+    for name in names:
+        if (why := layers[name][1]) is not None:
+            raise InputError(f"{why}; leave it out with `exclude`", field="targets", value=name)
+    return untied(model, [layers[name][0] for name in names])
 
 
 def untied(model: nn.Module, layers: list[Layer]) -> list[Layer]:
