@@ -40,6 +40,15 @@ CONFIGS = {
     "GPT2": transformers.GPT2Config(
         n_embd=16, n_layer=1, n_head=2, n_positions=32, vocab_size=29, pad_token_id=0
     ),
+    "Mamba": transformers.MambaConfig(
+        hidden_size=16, num_hidden_layers=1, state_size=4, vocab_size=29, pad_token_id=0
+    ),
+    "Qwen2Moe": transformers.Qwen2MoeConfig(
+        **(SIZES | {"num_key_value_heads": 2, "moe_intermediate_size": 8}),
+        shared_expert_intermediate_size=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+    ),
     "T5": transformers.T5Config(
         d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, vocab_size=29
     ),
@@ -96,6 +105,26 @@ def test_peft_loads_it_with_equal_outputs(
     loaded = peft.PeftModel.from_pretrained(made(name), tmp_path).eval()
     torch.testing.assert_close(output(loaded, name), output(ours, name), rtol=0, atol=1e-5)
     load(plain, tmp_path)
+    assert torch.equal(output(plain, name), output(ours, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("MambaForCausalLM", "Mamba models.*out_proj"),
+        ("Qwen2MoeForCausalLM", "fused experts.*_proj"),
+    ],
+)
+def test_what_peft_would_read_as_something_else_is_kept_in_our_form(
+    name: str, said: str, tmp_path: Path
+) -> None:
+    ours, plain = made(name), made(name)
+    adapter = stir(LoRA(rank=2).attach(ours))
+    with pytest.raises(InputError, match=said):
+        adapter.save(tmp_path / "peft", form="peft")
+    assert not (tmp_path / "peft").exists()
+    adapter.save(tmp_path / "own")
+    load(plain, tmp_path / "own")
     assert torch.equal(output(plain, name), output(ours, name))
 
 

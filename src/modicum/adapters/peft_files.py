@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from modicum.adapters.names import exactly, plain_model, plain_name
 from modicum.adapters.own_files import read_tensors
 from modicum.adapters.peft_config import chooses, leaves_out, read_config
-from modicum.adapters.peft_task import heads, task_fields
+from modicum.adapters.peft_task import heads, task_fields, unreadable
 from modicum.adapters.rewriting import RewritingLayer, rewriting
 from modicum.adapters.sites import Site, all_sites, choose
 from modicum.adapters.wearing import undone_on_failure
@@ -35,7 +35,8 @@ _FACTOR = re.compile(r"\.(lora_|base_layer|weight|bias).*$")
 def exact_form(attached: AttachedAdapter) -> Literal["peft", "modicum"]:
     """`peft` where that format holds the adapter exactly, for the model as it was before."""
     _, first = next(attached.layers())
-    return "peft" if first.as_lora() is not None and _lost(attached) is None else "modicum"
+    exact = first.as_lora() is not None and _lost(attached) is None
+    return "peft" if exact and _unreadable(attached) is None else "modicum"
 
 
 def save(
@@ -61,6 +62,13 @@ def save(
             'use form="modicum", which keeps the base, or form="peft-rest" and save the base too, '
             "or merge(dense=torch.bfloat16) and save the model",
             value=lost,
+        )
+    if (strange := _unreadable(attached)) is not None:
+        layer_name, why = strange
+        raise InputError(
+            f'{why}, so it would load another adapter; use form="modicum", or merge it and save '
+            "the model",
+            value=layer_name,
         )
     tensors: dict[str, Tensor] = {}
     scales, ranks = set(), set()
@@ -133,6 +141,10 @@ def load(model: nn.Module, folder: Path, *, name: str) -> AttachedAdapter:
         except InputError as error:
             raise InputError(f"does not fit the model: {error}", file=file) from None
     return attached
+
+
+def _unreadable(attached: AttachedAdapter) -> tuple[str, str] | None:
+    return unreadable(plain_model(attached.model), [plain_name(name) for name in attached.sites])
 
 
 def _lost(attached: AttachedAdapter) -> str | None:

@@ -23,6 +23,13 @@ _TASKS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "FEATURE_EXTRACTION": ("", _INPUTS, ()),
 }
 _GENERATES = ("CAUSAL_LM", "SEQ_2_SEQ_LM")
+# Layers that PEFT does not adapt, by the family of the model: of the first two it takes these names
+# for experts, which transformers 5 keeps as one parameter, wherever they stand.
+_EXPERTS = {
+    "mixtral": ("gate", "w1", "w2", "w3"),
+    "qwen2_moe": ("gate", "gate_proj", "up_proj", "down_proj"),
+}
+_MAMBAS = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
 
 
 def task_fields(model: nn.Module, adapted: Collection[str]) -> dict[str, Any]:
@@ -37,7 +44,7 @@ def task_fields(model: nn.Module, adapted: Collection[str]) -> dict[str, Any]:
     """
     # A model of ours says itself what transformers' class of the same files does.
     own = getattr(type(model), "peft_task_type", None)
-    known = next((c for c in type(model).__mro__ if c.__module__.startswith("transformers.")), None)
+    known = next((c for c in type(model).__mro__ if _is_transformers(c)), None)
     if own is not None or known is None or not hasattr(known, "main_input_name"):
         return {"task_type": own, "auto_mapping": None}
     found = next((task for task in _TASKS if _is_right(task, known, model, adapted)), None)
@@ -45,11 +52,35 @@ def task_fields(model: nn.Module, adapted: Collection[str]) -> dict[str, Any]:
     return {"task_type": found, "auto_mapping": mapping if found is None else None}
 
 
+def unreadable(model: nn.Module, adapted: Collection[str]) -> tuple[str, str] | None:
+    """A layer with factors that PEFT would not put on such a model, and why not; None: no such."""
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if not isinstance(kind, str) or not _is_transformers(type(model)):
+        return None
+    names: tuple[str, ...] = ()
+    why = ""
+    if kind in _MAMBAS:
+        names, why = ("out_proj",), "PEFT adapts no such layer of Mamba models"
+    try:
+        families = importlib.import_module("transformers.conversion_mapping")
+    except ImportError:  # transformers 4 keeps each expert as layers
+        families = None
+    family = getattr(families, "_MODEL_TO_CONVERSION_PATTERN", {}).get(kind, kind)
+    if families is not None and family in _EXPERTS:
+        names, why = _EXPERTS[family], "PEFT takes such names for the model's fused experts"
+    found = next((name for name in adapted if name.rsplit(".", 1)[-1] in names), None)
+    return None if found is None else (found, why)
+
+
 def heads(model: nn.Module, task: str | None) -> dict[str, nn.Module]:
     """The modules, by plain names, that PEFT reads from the adapter's file for this task."""
     ends = _TASKS[task][2] if task is not None else ()
     modules = ((plain_name(name), module) for name, module in model.named_modules())
     return {name: module for name, module in modules if name.endswith(ends)} if ends else {}
+
+
+def _is_transformers(made: type) -> bool:
+    return made.__module__.startswith("transformers.")
 
 
 def _is_right(task: str, known: Any, model: nn.Module, adapted: Collection[str]) -> bool:
