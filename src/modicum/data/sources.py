@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Literal
 
-from modicum.core.errors import InputError
+from modicum.core.errors import InputError, clipped
 from modicum.core.units import format_bytes
 from modicum.data.globs import chosen_by, walk
 from modicum.data.readers import Document, opened, read_jsonl, read_python, read_text
@@ -271,7 +271,8 @@ def _standard_library(
     if not chosen:
         raise wrong(
             f"the Python standard library in {root} has {len(there)} source files, and "
-            f"include {list(include)} with exclude {list(exclude)} chooses none of them",
+            f"include {clipped(str(list(include)))} with exclude {clipped(str(list(exclude)))} "
+            "chooses none of them",
             word=include[0] if include else None,
             candidates=_names(there),
         )
