@@ -178,3 +178,29 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "r.yaml").write_bytes(b"a: \xff")
     with pytest.raises(InputError, match=r"r.yaml: not UTF-8 text \(byte 3\)"):
         load(tmp_path / "r.yaml")
+
+
+# Nine lines of ten aliases each stand for ten to the ninth values.
+BOMB = "a: &a [x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n"
+    for before, name in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (BOMB, "stands for more than 100000 values"),
+        ("a: " + "[" * 100_000, "nested too deeply"),
+        ("a: &a [*a]\n", "nested too deeply, or within itself"),
+        ("x" * (1 << 18) + "y", "more than 256 KiB"),
+        ("training: {steps: " + "9" * 5000 + "}\n", "cannot be read as !!int"),
+    ],
+    ids=["aliases", "depth", "itself", "size", "digits"],
+)
+def test_a_text_that_means_no_recipe_is_refused_at_once_and_briefly(tmp_path, text, told):
+    file = tmp_path / "r.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=told) as raised:
+        load(file)
+    assert len(str(raised.value)) < 1000

@@ -20,6 +20,11 @@ SHIPPED = (
 )
 
 
+# Far more than a recipe ever has. A few lines of aliases of aliases can stand for any number of
+# values, and a file of any size is one that was given by mistake.
+LARGEST_BYTES, MOST_VALUES = 1 << 18, 100_000
+
+
 def shipped() -> dict[str, Path]:
     """The recipes that come with modicum, by name."""
     return {
@@ -109,11 +114,17 @@ def _read(name: str | Path, overrides: Iterable[str]) -> tuple[dict[str, Any], _
     """A recipe's values with the overrides in them, and where each is written."""
     path = locate(name)
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, "rb") as handle:
+            raw = handle.read(LARGEST_BYTES + 1)
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 text (byte {error.start})", file=path) from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+    if len(raw) > LARGEST_BYTES:
+        raise InputError(
+            f"this is no recipe: it has more than {LARGEST_BYTES // 1024} KiB", file=path
+        )
     values, lines = parse(text, path)
     spelled: dict[str, str] = {}
     for override in overrides:
@@ -134,7 +145,8 @@ def parse(text: str, source: str | Path, *, mapping: bool = True) -> tuple[Any, 
     """YAML text as plain values, and the line of each dotted field.
 
     Raises:
-        InputError: not YAML, a key twice, a tag, or (with `mapping`) no sections at all.
+        InputError: not YAML, a key twice, a tag, too many values, or (with `mapping`) no sections
+            at all.
     """
     import yaml
 
@@ -196,6 +208,9 @@ _COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 def _construct(node: Any, path: str, lines: dict[str, int], source: str | Path) -> Any:
     import yaml
+
+    if len(lines) > MOST_VALUES:
+        raise InputError(f"stands for more than {MOST_VALUES} values", file=source)
 
     if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
         line = node.start_mark.line + 1

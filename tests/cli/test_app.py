@@ -358,6 +358,29 @@ def test_report_says_where_it_is(modicum: Any, runs: Any) -> None:
     assert json.loads(modicum("report", runs.adapted, "--json").out)["steps"] == 3
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("prove", "lora", "--save"),
+        ("merge", "run", "--out"),
+        ("drill", "--output"),
+        ("drill", "--work"),
+        ("demo", "--runs"),
+        ("init", "--out"),
+        ("train", "demo-pretrain", "--out"),
+    ],
+)
+def test_a_place_that_takes_no_file_is_told_before_the_work(
+    modicum: Any, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file" / "below" / "it", tmp_path / ("a" * 300)):
+        ended = modicum(*words, place)
+        assert ended.code == 2
+        assert words[-1] in one_message(ended)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 # The process
 
 

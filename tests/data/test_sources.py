@@ -140,7 +140,7 @@ def test_describe_says_what_is_read(tmp_path):
     ],
 )
 def test_what_cannot_be_opened_is_said(tmp_path, path, options, message):
-    fill(tmp_path, {"data/a.txt": "text", "a.parquet": "PAR1"})
+    fill(tmp_path, {"data/a.txt": "text", "a.parquet": "no table"})
     (tmp_path / "bare").mkdir()
     with pytest.raises(InputError, match=message):
         open_source(tmp_path / path, recipe_file="recipe.yaml", **options)

@@ -88,7 +88,7 @@ def test_both_spellings_of_rotary_positions(
 @pytest.mark.parametrize(
     ("changes", "field", "words"),
     [
-        ({"model_type": "lama"}, "model_type", "Did you mean 'llama'"),
+        ({"model_type": "lama"}, "model_type", "allowed: llama, mistral, qwen2"),
         ({"model_type": None}, "model_type", "not supported"),
         ({"hidden_act": "gelu"}, "hidden_act", "allowed: silu"),
         ({"num_key_value_heads": 4}, "num_key_value_heads", "multiple"),

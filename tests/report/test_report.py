@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from modicum.report import run as page
 from modicum.report.folder import FILES, read
 
 MakeRun = Callable[..., Path]
+ABC = "abcdefghijklmnopqrstuvwxyz"
 VOID = {"meta", "br", "hr", "img", "link", "input", "path", "use", "rect"}
 
 
@@ -276,3 +278,10 @@ def test_nothing_in_the_files_can_break_the_page(whole_run: Path, data: st.DataO
         (whole_run / name).write_text(original)
     assert not shown.unbalanced
     assert "<x>" not in shown.html
+
+
+def test_a_recipe_that_stands_for_too_much_is_shown_as_it_is(make_run: MakeRun) -> None:
+    aliases = "".join(f"{b}: &{b} [{'*' + a}, {'*' + a}]\n" for a, b in pairwise(ABC))
+    folder = make_run()
+    (folder / "recipe.yaml").write_text(f"a: &a [x]\n{aliases}")
+    assert any("shown as it is" in note for note in read(folder).notes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,27 +10,23 @@ import typer
 from typer.core import TyperGroup
 
 from modicum.core.errors import FoundWanting, InputError, Interrupted
+from modicum.core.method import LARGEST_SEED
+from modicum.core.places import check_file, check_folder
 
 
 class Commands(TyperGroup):
     """The commands; how they end is told by modicum.cli.main, not by typer's exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run one, with all that it prints on its way before this returns.
+        """Run one.
 
         Raises:
             Interrupted: Ctrl-C or SIGTERM, with nothing to save or at once.
         """
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
+            return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted("interrupted; the same command goes on") from None
-        except BrokenPipeError:
-            # Whoever read our output has gone; the interpreter must not complain of it at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return None
-        return result
 
 
 Progress = Literal["auto", "live", "lines", "json", "quiet"]
@@ -145,6 +140,7 @@ def init(
     """
     from modicum.cli.init import write_recipe
 
+    check_file(out, "--out")
     for path in write_recipe(out, model=model, data=data, adapter=adapter, memory=memory):
         print(f"wrote {path}")
     print(f"next: modicum plan {out}; modicum train {out}")
@@ -193,6 +189,8 @@ def prove(
     from modicum.cli.live import listener
     from modicum.cli.tables import print_proof
 
+    if save is not None:
+        check_folder(save, "--save")
     with listener("quiet" if as_json else "auto") as tell:
         proof = proofs.prove(name, null=null, full=full, plugins=plugin or (), listener=tell)
     if save is not None:
@@ -260,7 +258,9 @@ def chat(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 for the likeliest.")] = 0.7,
-    seed: Annotated[int | None, typer.Option(help="The same seed writes the same.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=LARGEST_SEED, help="The same seed writes the same.")
+    ] = None,
     base: Annotated[bool, typer.Option("--base", help="Without the run's adapter.")] = False,
 ) -> None:
     """Let a run's model write."""
@@ -288,11 +288,12 @@ def merge(
     from modicum.models import saving
     from modicum.serve import load_run
 
+    check_folder(out, "--out")
+    if out.exists() and any(out.iterdir()):
+        raise InputError("there is something already; give --out a new folder", file=out)
     conversation = load_run(run)
     if conversation.adapter is None:
         raise InputError("this run has no adapter; its model is in model/", file=run)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError("there is something already; give --out a new folder", file=out)
     conversation.adapter.merge(dense=next(conversation.model.parameters()).dtype)
     conversation.adapter.detach()
     files = sorted((run / "tokenizer").glob("*"))
@@ -307,12 +308,14 @@ def demo(
     """Train a small code model, then adapt it under a budget."""
     from modicum.cli.demo import run_demo
 
-    run_demo(runs, progress)
+    run_demo(check_folder(runs, "--runs"), progress)
 
 
 @app.command()
 def drill(
-    seed: Annotated[int, typer.Option(help="Which recipes are drawn.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Which recipes are drawn.")
+    ] = 0,
     count: Annotated[int, typer.Option(min=1, help="How many.")] = 40,
     work: Annotated[
         Path | None, typer.Option(help="Where runs are kept that went wrong; else nowhere.")
@@ -326,6 +329,10 @@ def drill(
     """
     from modicum.cli.drill import run_drill
 
+    if work is not None:
+        check_folder(work, "--work")
+    if output is not None:
+        check_file(output, "--output")
     run_drill(seed, count, work=work, output=output, as_json=as_json)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from modicum.core.errors import InputError
+
 if TYPE_CHECKING:
     from modicum.serve import Conversation
 
@@ -23,8 +25,11 @@ def converse(conversation: Conversation, prompt: str | None, options: dict[str, 
     while True:
         try:
             text = input("> " if asking else "")
+            text.encode("utf-8")
         except EOFError:
             return
+        except UnicodeError:
+            raise InputError("what was typed is not UTF-8 text", field="standard input") from None
         if text.strip() == "/quit":
             return
         if text.strip() == "/new":

@@ -7,8 +7,10 @@ import signal
 import sys
 from importlib.util import find_spec
 
+from modicum.cli import streams
 from modicum.core.allocator import begin_tuned
 from modicum.core.errors import InputError, Interrupted, ModicumError, Restart
+from modicum.core.places import refusal
 from modicum.parallel.place import LOST, Place, end_with_supervisor, place
 
 # What the extra `cli` brings, by the names that are imported.
@@ -21,6 +23,7 @@ def run() -> None:
     0 done; 2 the input was wrong; 3 it cannot fit; 4 interrupted and resumable; 5 checked and
     found wanting; 1 a bug.
     """
+    streams.settle()
     begin_tuned()
     try:
         _run()
@@ -64,16 +67,33 @@ def _run() -> None:
     if not here.supervised:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        from modicum.cli.app import app
-
-        app(prog_name="modicum")
+        streams.refuse_closed()
+        streams.refuse_words(sys.argv[1:])
+        _answer()
     except ModicumError as error:
         sys.exit(_told(error, here))
+    except streams.OutputLost as lost:
+        if lost.gone:
+            sys.exit(0)
+        sys.exit(_told(lost.told(), here))
     except KeyboardInterrupt:
         sys.exit(_told(Interrupted("interrupted"), here))
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and (refused := refusal(error)) is not None:
+            sys.exit(_told(refused, here))
         if not here.first:
             print(f"modicum: {here.name} failed:", file=sys.stderr)
+        raise
+
+
+def _answer() -> None:
+    """Run the command, with all that it prints on its way before this ends."""
+    from modicum.cli.app import app
+
+    try:
+        app(prog_name="modicum")
+    except SystemExit:
+        streams.finish()
         raise
 
 

@@ -23,6 +23,7 @@ from modicum.cli.promises_file import FigurePlace, Promise, read_promises
 from modicum.cli.promises_table import shown, with_table, with_unit
 from modicum.core.errors import InputError
 from modicum.core.files import write_json, write_text
+from modicum.core.places import check_file
 from modicum.core.units import format_duration
 
 RESULTS = Path("benchmarks") / "results" / "promises.json"
@@ -61,6 +62,7 @@ def run_promises(file: Path, only: Sequence[str] = (), *, long: bool = False) ->
             )
     chosen = [promise for promise in promises if not only or promise.id in only]
     root, machine = file.resolve().parent, _machine()
+    check_file(root / RESULTS)
     outcomes: dict[str, _Outcome | None] = {}
     rows = []
     for promise in chosen:
@@ -109,7 +111,8 @@ class _Outcome:
                 cwd=root,
                 env=environment,
                 stdout=subprocess.PIPE,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 check=False,
             )
         except OSError as error:

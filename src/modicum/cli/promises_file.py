@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from modicum.core.errors import InputError
 from modicum.core.method import describe
+from modicum.recipe_yaml import parse
 
 BAR_FORMAT = "a relation and a value: '< 0.3', '>= 0.98', '== 0', '== holds'"
 _RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -82,13 +82,14 @@ def read_promises(file: Path) -> list[Promise]:
         InputError: it is missing or no list of promises, with what is wrong in which.
     """
     try:
-        entries = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(
             "there is no such file; promises are checked in a checkout of modicum", file=file
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"this is not YAML: {error}", file=file) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 text (byte {error.start})", file=file) from None
+    entries, _ = parse(text, file, mapping=False)
     if not isinstance(entries, list):
         raise InputError("expected a list of promises", file=file)
     promises = []

@@ -174,8 +174,11 @@ def print_proof(
 
 def print_json(value: Any, stream: TextIO | None = None) -> None:
     """Print strict JSON, indented: NaN and infinity become null, a path its text."""
-    text = json.dumps(finite(value), indent=2, ensure_ascii=False, default=str)
-    print(text, file=stream or sys.stdout)
+    stream = stream or sys.stdout
+    # JSON has a spelling of its own for letters that the stream lacks.
+    plain_letters = not (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
+    text = json.dumps(finite(value), indent=2, ensure_ascii=plain_letters, default=str)
+    print(text, file=stream)
 
 
 def _words(name: str) -> str:

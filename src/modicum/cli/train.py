@@ -13,6 +13,7 @@ import typer
 
 from modicum import recipe_yaml, report
 from modicum.core.errors import InputError, ModicumError
+from modicum.core.places import check_folder
 from modicum.parallel.place import Place, place, started_elsewhere
 from modicum.trainer.folder import RunFolder
 
@@ -62,6 +63,8 @@ def train(asked: Asked) -> None:
     """
     here = _place(asked)
     told, folder = recipe_yaml.load(asked.recipe, asked.overrides), asked.folder
+    if not os.path.lexists(folder):  # else the run itself sees what is there
+        check_folder(folder, "--out")
     speaks = here.first and not here.supervised
     if asked.fork is None and RunFolder(folder).has_finished(told):
         if asked.talks and speaks:
@@ -89,6 +92,8 @@ def show_plan(asked: Asked, folder: Path | None) -> None:
 
     here = _place(asked)
     told = recipe_yaml.load(asked.recipe, asked.overrides)
+    if folder is not None and not os.path.lexists(folder):
+        check_folder(folder, "--out")
     with recipe_yaml.places(asked.recipe, asked.overrides):
         row = _plan(told, folder, asked.ranks or here.size).row()
     if not here.first:

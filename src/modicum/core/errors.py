@@ -16,6 +16,15 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def clipped(text: str, most: int = 300) -> str:
+    """The text, or its beginning and how long it is.
+
+    >>> clipped("9" * 1000, 12)
+    '999999999999... (1000 characters)'
+    """
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
 class ModicumError(Exception):
     """Anything that modicum itself has to say. `exit_code` is what the command line ends with."""
 
@@ -55,9 +64,9 @@ class InputError(ModicumError):
         where = str(file) if file else ""
         if line is not None:
             where += f":{line}" if where else f"line {line}"
-        text = ": ".join([part for part in (where, field) if part] + [problem])
+        text = ": ".join([clipped(part) for part in (where, field) if part] + [problem])
         if value is not _MISSING:
-            text += f" (found: {value!r})"
+            text += f" (found: {clipped(repr(value))})"
         if allowed:
             text += f"; allowed: {allowed}"
         wanted = word if word is not None else (value if isinstance(value, str) else None)

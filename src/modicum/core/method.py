@@ -33,6 +33,9 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Betas = Annotated[tuple[Probability, Probability], Field(strict=False)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
+# What torch's own generators take.
+LARGEST_SEED = 2**63 - 1
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 

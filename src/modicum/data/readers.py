@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modicum.core.errors import InputError
+from modicum.data.kinds import HEAD, refuse_other_kinds
 
 _KINDS = {dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number"}
 _KINDS |= {bool: "true or false", type(None): "null"}
@@ -43,6 +44,14 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from error
 
 
+@contextmanager
+def opened_text(path: Path) -> Iterator[io.BufferedReader]:
+    """The same of a file that does not begin as another kind of file does."""
+    with opened(path) as handle:
+        refuse_other_kinds(path, handle.peek(HEAD)[:HEAD])
+        yield handle
+
+
 def read_text(path: Path, name: str, piece_bytes: int) -> Iterator[Document]:
     """A UTF-8 text file: one document, or several of about `piece_bytes` when it is longer.
 
@@ -50,10 +59,11 @@ def read_text(path: Path, name: str, piece_bytes: int) -> Iterator[Document]:
     after a word, so a file of any length is read in bounded memory.
 
     Raises:
-        InputError: the file is not UTF-8; the line and the byte's offset are named.
+        InputError: the file is not UTF-8 (the line and the byte's offset are named), or of another
+            kind.
     """
     offset, line, rest = 0, 1, b""
-    with opened(path) as handle:
+    with opened_text(path) as handle:
         while block := rest + handle.read(piece_bytes + 1 - len(rest)):
             cut = len(block) if len(block) <= piece_bytes else _place_to_cut(block)
             piece, rest = block[:cut], block[cut:]
@@ -94,11 +104,12 @@ def read_jsonl(path: Path, name: str, column: str, prompt_column: str | None) ->
     """One JSON object a line; `column` holds the text, `prompt_column` what stands before it.
 
     Raises:
-        InputError: a line is not UTF-8, not JSON, no object, lacks a column, or holds something
-            other than a string there; the line is named, and the columns that are there.
+        InputError: the file is of another kind; a line is not UTF-8, not JSON, no object, lacks a
+            column, or holds something other than a string there; the line is named, and the columns
+            that are there.
     """
     offset = 0
-    with opened(path) as handle:
+    with opened_text(path) as handle:
         for number, raw in enumerate(handle, start=1):
             if raw.strip():
                 row = _parse(path, number, raw, offset)

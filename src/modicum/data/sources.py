@@ -18,10 +18,11 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Literal
 
-from modicum.core.errors import InputError
+from modicum.core.errors import InputError, clipped
 from modicum.core.units import format_bytes
 from modicum.data.globs import chosen_by, walk
-from modicum.data.readers import Document, opened, read_jsonl, read_python, read_text
+from modicum.data.kinds import refuse_tables
+from modicum.data.readers import Document, opened, opened_text, read_jsonl, read_python, read_text
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES: tuple[str, ...] = (
@@ -207,10 +208,13 @@ def open_source(
         root, title = Path(path).expanduser(), str(path)
         if not root.exists():
             raise _nothing_there(root, wrong)
-        if root.is_dir():
-            files, piece_bytes = _folder(root, include, exclude, wrong), FOLDER_PIECE
-        else:
-            files, piece_bytes = (_file(root, wrong),), SINGLE_FILE_PIECE
+        try:
+            if root.is_dir():
+                files, piece_bytes = _folder(root, include, exclude, wrong), FOLDER_PIECE
+            else:
+                files, piece_bytes = (_file(root, wrong),), SINGLE_FILE_PIECE
+        except InputError as error:
+            raise error.located(field=field) from None
     if prompt_column is not None and any(file.kind != "jsonl" for file in files):
         raise wrong(
             f"text files have no columns, so there is no prompt column {prompt_column!r}; "
@@ -221,12 +225,17 @@ def open_source(
 
 
 def _source_file(path: Path, name: str, kind: Kind | None = None) -> SourceFile:
+    refuse_tables(path)
     kind = kind or ("jsonl" if path.suffix.lower() in JSONL_SUFFIXES else "text")
     return SourceFile(path, name, kind, path.stat().st_size)
 
 
 def _file(path: Path, wrong: Wrong) -> SourceFile:
-    if path.suffix.lower() in _UNREADABLE or not path.is_file():
+    unreadable = path.suffix.lower() in _UNREADABLE
+    if unreadable and path.is_file():
+        with opened_text(path):  # says better what it is, where the first bytes do
+            pass
+    if unreadable or not path.is_file():
         raise wrong(
             f"{path.suffix or 'such'} files cannot be read; convert it to text or JSONL",
             value=str(path),
@@ -271,7 +280,8 @@ def _standard_library(
     if not chosen:
         raise wrong(
             f"the Python standard library in {root} has {len(there)} source files, and "
-            f"include {list(include)} with exclude {list(exclude)} chooses none of them",
+            f"include {clipped(str(list(include)))} with exclude {clipped(str(list(exclude)))} "
+            "chooses none of them",
             word=include[0] if include else None,
             candidates=_names(there),
         )

@@ -1,4 +1,9 @@
-"""Rotary positions as config.json spells them: the old two fields and transformers 5's one."""
+"""Rotary positions as config.json spells them: the old two fields and transformers 5's one.
+
+A file may hold both spellings. They are read in the order in which transformers 4 and 5 read them:
+`rope_scaling` before `rope_parameters`, and a base inside of the one that is read before the base
+next to it.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +33,24 @@ def rope_from_hf(
     Raises:
         InputError: the type of scaling is not supported, or one of its numbers is missing.
     """
-    place = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    place = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     given = raw.get(place) or {}
     if not isinstance(given, Mapping):
         raise InputError("must be a JSON object", file=file, field=place, value=given)
     entry = dict(given)
-    theta = entry.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0
+    theta = entry.pop("rope_theta", raw.get("rope_theta", 10000.0))
     if isinstance(theta, bool) or not isinstance(theta, int | float):
         raise InputError("must be a number", file=file, field="rope_theta", value=theta)
+    nested = next((key for key, value in entry.items() if isinstance(value, Mapping)), None)
+    if nested is not None:
+        raise InputError(
+            "rotary positions that differ from layer to layer are not supported",
+            file=file,
+            field=f"{place}.{nested}",
+        )
     legacy = entry.pop("type", "default")
     kind = entry.pop("rope_type", legacy)
-    if kind not in ROPE_TYPES:
+    if not isinstance(kind, str) or kind not in ROPE_TYPES:
         raise InputError(
             "this scaling of rotary positions is not supported",
             file=file,
@@ -58,7 +70,10 @@ def rope_from_hf(
     if kind == "default":
         return float(theta), None
     if kind == "llama3":
-        entry.setdefault("original_max_position_embeddings", raw.get("max_position_embeddings"))
+        original = "original_max_position_embeddings"
+        if original in raw:  # which some files hold next to the entry, and transformers takes then
+            entry[original] = raw[original]
+        entry.setdefault(original, raw.get("max_position_embeddings"))
     for name in _NUMBERS[kind]:
         value = entry.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from modicum.core.method import PositiveFloat, PositiveInt, Probability, Strings
+from modicum.core.method import PositiveFloat, PositiveInt, Probability, Seed, Strings
 from modicum.core.units import BYTES_FORMAT, DURATION_FORMAT, Every, parse_bytes
 
 Size = Annotated[
@@ -116,7 +116,7 @@ class TrainingSection(Section):
     """Sequences in an update, over all ranks."""
     micro_batch_size: PositiveInt | Auto = "auto"
     """Sequences in a forward pass; an update accumulates as many as it takes."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     """Reaches initial weights, data order, dropout and samples."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: products in bfloat16, frozen weights stored in it, trained ones in fp32."""

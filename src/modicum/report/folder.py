@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import InputError
+from modicum.recipe_yaml import parse
 from modicum.report.numbers import number
 
 Row = dict[str, Any]
@@ -84,11 +85,9 @@ def _by_step(rows: list[Row]) -> list[Row]:
 
 
 def _recipe(text: str, notes: list[str]) -> Row:
-    import yaml  # a report is the only reader in this room that needs it
-
     try:
-        recipe = yaml.safe_load(text)
-    except yaml.YAMLError:
+        recipe, _ = parse(text, "recipe.yaml")
+    except InputError:
         notes.append("recipe.yaml: not readable as YAML; shown as it is.")
         return {}
     return recipe if isinstance(recipe, dict) else {}
