@@ -156,7 +156,7 @@ def _train(
     inputs: dict[str, Tensor],
     rate: float | None = None,
 ) -> float:
-    """Plain gradient descent on the squares of all outputs; the rate, from norms if not given."""
+    """Plain gradient descent on a sum of all outputs; the rate, from norms if not given."""
     for _ in range(STEPS):
         slopes = _gradients(model, parameters, inputs)
         rate = rate or STEP * _norm(parameters) / max(_norm(slopes), 1e-20)
@@ -174,7 +174,11 @@ def _gradients(
     model: nn.Module, parameters: list[nn.Parameter], inputs: dict[str, Tensor]
 ) -> list[Tensor]:
     found = [value for value in outputs(model, inputs) if value.requires_grad]
-    loss = sum((value.float().square().mean() for value in found), torch.zeros(()))
+    # In a fixed direction, as the sum of squares of a normalised output has no slope.
+    generator = torch.Generator().manual_seed(3)
+    directions = [torch.randn(value.shape, generator=generator) for value in found]
+    parts = (v.mul(d).mean() for v, d in zip(found, directions, strict=True))
+    loss = sum(parts, torch.zeros(()))
     if not loss.requires_grad:
         return [torch.zeros_like(parameter) for parameter in parameters]
     slopes = torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -56,17 +56,17 @@ def small_model(model_type: str) -> tuple[nn.Module, dict[str, Tensor]]:
     Raises:
         NotMadeError: no class, or no small configuration of it, or no inputs that it takes.
     """
-    why = "no model class of its own in the auto classes"
+    whys = []
     for name in _class_names(model_type):
         for shrink in (_by_name, _by_ratio, _as_it_is):
             try:
                 model = _made(name, model_type, shrink)
                 return model, _inputs(model)
             except NotMadeError as error:
-                why = str(error)
+                whys.append(str(error))
             except Exception as error:  # whatever a foreign model does with an odd configuration
-                why = f"{name}: {type(error).__name__}: {error}".split("\n")[0][:200]
-    raise NotMadeError(why)
+                whys.append(f"{name}: {type(error).__name__}: {error}".split("\n")[0][:200])
+    raise NotMadeError(whys[0] if whys else "no model class of its own in the auto classes")
 
 
 def _class_names(model_type: str) -> list[str]:
@@ -106,10 +106,10 @@ def _by_name(config: PretrainedConfig) -> None:
             if isinstance(value, int):
                 _set(one, name, _small(name, value))
             elif isinstance(value, list | tuple) and value:
-                fewer = value[:LAYERS] if len(value) == layers else value
-                numbers = all(isinstance(item, int) for item in fewer)
-                what = _small_list if numbers else lambda _, items: items
-                _set(one, name, type(value)(what(name, fewer)))
+                if len(value) == layers:
+                    _set(one, name, type(value)(_fewer(value)))
+                elif all(isinstance(item, int) for item in value):
+                    _set(one, name, type(value)(_small_list(name, value)))
 
 
 def _small(name: str, value: int) -> int:
@@ -117,7 +117,14 @@ def _small(name: str, value: int) -> int:
     return value if rule is None or value <= 0 else rule(value)
 
 
+def _fewer(values: Any) -> list[Any]:
+    """What is said of the layers that are left: the first, and one that differs if one does."""
+    return [values[0], *[v for v in values if v != values[0]][:1], *values[1:]][:LAYERS]
+
+
 def _small_list(name: str, values: Any) -> list[int]:
+    if re.search(r"layer_ind|layer_id", name):
+        return [LAYERS - 1]
     if re.search(r"depth|layers|blocks", name):
         return [1 for _ in values]
     return [_small(name, value) for value in values]
@@ -137,11 +144,18 @@ def _by_ratio(config: PretrainedConfig) -> None:
             elif isinstance(value, int) and value >= 64 and value % 16 == 0 and "image" not in name:
                 _set(one, name, value // 8)
             elif isinstance(value, list | tuple) and len(value) == layers:
-                _set(one, name, value[:LAYERS])
+                _set(one, name, type(value)(_fewer(value)))
 
 
 def _as_it_is(config: PretrainedConfig) -> None:
-    """The default configuration: some are small enough."""
+    """The default configuration: some are small enough.
+
+    Raises:
+        NotMadeError: it is clearly not; counting its parameters would take long.
+    """
+    for one in _configs(config):
+        if max(getattr(one, "hidden_size", 0) or 0, 0) > 512:
+            raise NotMadeError("the default configuration is large")
 
 
 def _set(config: PretrainedConfig, name: str, value: Any) -> None:

@@ -194,6 +194,7 @@ ACCEPTED: list[dict[str, object]] = [
     {"fan_in_fan_out": True, "inference_mode": False, "ensure_weight_tying": True},
     {"task_type": "CAUSAL_LM", "revision": "main", "peft_version": "99", "auto_mapping": None},
     {"runtime_config": {"ephemeral_gpu_offload": False}, "megatron_core": "another"},
+    {"merge_weights": True, "enable_lora": None},
     {"qalora_group_size": 4, "from_a_later_peft": None, "and_this": [], "and_that": False},
     {"rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": [], "target_parameters": []},
     {

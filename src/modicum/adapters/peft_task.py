@@ -14,9 +14,11 @@ from modicum.adapters.names import plain_name
 # PEFT's task types: the table of transformers' classes that do this, what PEFT hands to `forward`,
 # and how names of heads end, which PEFT keeps whole beside the adapter and reads from its file.
 _INPUTS = ("input_ids", "attention_mask", "inputs_embeds")
+_DECODER = ("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
+_OPTIONS = ("output_attentions", "output_hidden_states", "return_dict")
 _TASKS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "CAUSAL_LM": ("CAUSAL_LM", (*_INPUTS, "labels"), ()),
-    "SEQ_2_SEQ_LM": ("SEQ_TO_SEQ_CAUSAL_LM", (*_INPUTS, "labels", "decoder_input_ids"), ()),
+    "SEQ_2_SEQ_LM": ("SEQ_TO_SEQ_CAUSAL_LM", (*_INPUTS, *_DECODER, "labels"), ()),
     "SEQ_CLS": ("SEQUENCE_CLASSIFICATION", (*_INPUTS, "labels"), ("classifier", "score")),
     "TOKEN_CLS": ("TOKEN_CLASSIFICATION", (*_INPUTS, "labels"), ("classifier", "score")),
     "QUESTION_ANS": ("QUESTION_ANSWERING", (*_INPUTS, "start_positions"), ("qa_outputs",)),
@@ -103,5 +105,7 @@ def _takes(known: Any, handed: tuple[str, ...]) -> bool:
     """Whether a model of this class takes text, with all that PEFT's wrapper hands on."""
     parameters = inspect.signature(known.forward).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    takes_all = anything or all(name in parameters for name in handed)
-    return known.main_input_name == "input_ids" and takes_all
+    # Inputs must have names of their own: a model may hand whatever else it got to its encoder,
+    # together with its own.
+    named = (*handed, *(() if anything else _OPTIONS))
+    return known.main_input_name == "input_ids" and all(name in parameters for name in named)
