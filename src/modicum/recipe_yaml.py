@@ -108,13 +108,7 @@ class _Written:
 def _read(name: str | Path, overrides: Iterable[str]) -> tuple[dict[str, Any], _Written]:
     """A recipe's values with the overrides in them, and where each is written."""
     path = locate(name)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 text (byte {error.start})", file=path) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
-    values, lines = parse(text, path)
+    values, lines = parse(text_of(path), path)
     spelled: dict[str, str] = {}
     for override in overrides:
         field, separator, value = override.partition("=")
@@ -128,6 +122,20 @@ def _read(name: str | Path, overrides: Iterable[str]) -> tuple[dict[str, Any], _
         except InputError as error:
             raise error.located(file=spelled[field]) from None
     return values, _Written(path, lines, spelled)
+
+
+def text_of(path: Path) -> str:
+    """The text of a recipe's file.
+
+    Raises:
+        InputError: it is no UTF-8, or cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 text (byte {error.start})", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
 
 
 def parse(text: str, source: str | Path, *, mapping: bool = True) -> tuple[Any, dict[str, int]]:
