@@ -113,19 +113,7 @@ class _Written:
 def _read(name: str | Path, overrides: Iterable[str]) -> tuple[dict[str, Any], _Written]:
     """A recipe's values with the overrides in them, and where each is written."""
     path = locate(name)
-    try:
-        with open(path, "rb") as handle:
-            raw = handle.read(LARGEST_BYTES + 1)
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 text (byte {error.start})", file=path) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
-    if len(raw) > LARGEST_BYTES:
-        raise InputError(
-            f"this is no recipe: it has more than {LARGEST_BYTES // 1024} KiB", file=path
-        )
-    values, lines = parse(text, path)
+    values, lines = parse(text_of(path), path)
     spelled: dict[str, str] = {}
     for override in overrides:
         field, separator, value = override.partition("=")
@@ -139,6 +127,27 @@ def _read(name: str | Path, overrides: Iterable[str]) -> tuple[dict[str, Any], _
         except InputError as error:
             raise error.located(file=spelled[field]) from None
     return values, _Written(path, lines, spelled)
+
+
+def text_of(path: Path) -> str:
+    """The text of a recipe's file.
+
+    Raises:
+        InputError: it is no UTF-8, is too large, or cannot be read.
+    """
+    try:
+        with open(path, "rb") as handle:
+            raw = handle.read(LARGEST_BYTES + 1)
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 text (byte {error.start})", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+    if len(raw) > LARGEST_BYTES:
+        raise InputError(
+            f"this is no recipe: it has more than {LARGEST_BYTES // 1024} KiB", file=path
+        )
+    return text
 
 
 def parse(text: str, source: str | Path, *, mapping: bool = True) -> tuple[Any, dict[str, int]]:

@@ -213,11 +213,15 @@ def test_each_byte_of_the_manifest_matters(tmp_path):
 
 def test_no_checkpoint_is_left(tmp_path):
     assert CheckpointStore(tmp_path / "none").newest() is None
-    store = saved(tmp_path, [5])
+    store = saved(tmp_path, [5, 10])
     flip(store.path(5) / TENSORS)
+    (store.path(10) / MANIFEST).unlink()
     warnings: list[str] = []
-    assert store.newest(warnings.append) is None
-    assert warnings[0].endswith("; none is left")
+    with pytest.raises(Damaged, match=r"^every checkpoint is damaged") as caught:
+        store.newest(warnings.append)
+    assert f"{store.path(5) / TENSORS} (its checksum is another)" in str(caught.value)
+    assert f"{store.path(10) / MANIFEST} (this file is missing)" in str(caught.value)
+    assert warnings == []
 
 
 def test_another_format_is_not_taken_for_damage(tmp_path, monkeypatch):

@@ -121,7 +121,7 @@ def test_every_rank_is_told_the_same_and_the_report_is_written_once(
     out, fork = tmp_path / "run", tmp_path / "-other"
     ended = modicum(
         "train", recipe, "--out", out, "--set", "training.steps=7", "--set",
-        "training.seed=3", "--fork", fork, "--ranks=3", "--progress", "lines",
+        "training.seed=3", "--fork", fork, "--ranks=3", "--progress", "lines", "--restart",
     )  # fmt: skip
     assert (ended.code, ended.out) == (0, f"report: {out / 'report.html'}\n")
     assert ended.err == "warning: 3 ranks share 2 cores\n"
@@ -130,7 +130,7 @@ def test_every_rank_is_told_the_same_and_the_report_is_written_once(
     assert command == [
         "-m", "modicum", "train", "--out", str(out), "--progress", "lines",
         "--set", "training.steps=7", "--set", "training.seed=3", "--fork", str(fork),
-        "--", str(recipe),
+        "--restart", "--", str(recipe),
     ]  # fmt: skip
     assert written == [out]
 

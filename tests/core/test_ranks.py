@@ -438,13 +438,25 @@ def test_one_process_makes_no_group(environment: Callable[..., None], values: di
         assert not dist.is_initialized()
 
 
+PLACE = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+
+
 @pytest.mark.parametrize(
     ("values", "field"),
     [
         ({"WORLD_SIZE": "2"}, "RANK"),
         ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE"),
-        ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "x"}, "LOCAL_RANK"),
+        ({"WORLD_SIZE": "0", "RANK": "0"}, "WORLD_SIZE"),
+        ({"RANK": "0"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "2", "RANK": "5"}, "RANK"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "LOCAL_RANK"),
+        (PLACE | {"LOCAL_RANK": "x"}, "LOCAL_RANK"),
+        (PLACE | {"LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK"),
+        (PLACE | {"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE"),
+        (PLACE, "MASTER_ADDR"),
+        (PLACE | {"MASTER_ADDR": "localhost"}, "MASTER_PORT"),
+        (PLACE | {"MASTER_ADDR": "localhost", "MASTER_PORT": "65536"}, "MASTER_PORT"),
     ],
 )
 def test_an_incomplete_environment_is_named(
@@ -452,12 +464,6 @@ def test_an_incomplete_environment_is_named(
 ) -> None:
     environment(**values)
     with pytest.raises(InputError, match=f"^{field}: .*--ranks N.*torchrun"), joined():
-        raise AssertionError("joined nobody")
-
-
-def test_ranks_that_do_not_know_where_to_meet_say_so(environment: Callable[..., None]) -> None:
-    environment(WORLD_SIZE="2", RANK="0")
-    with pytest.raises(InputError, match="MASTER_ADDR"), joined():
         raise AssertionError("joined nobody")
 
 
@@ -470,7 +476,8 @@ def test_a_rank_that_dies_while_they_meet_is_missed(
     def die(*_: Any, **__: Any) -> None:
         raise RuntimeError(f"Gloo connectFullMesh failed with {text}")
 
-    environment(WORLD_SIZE="2", RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    environment(**PLACE, MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    monkeypatch.setattr(module, "_meet", lambda *_: None)
     monkeypatch.setattr(dist, "init_process_group", die)
     with pytest.raises(PeerLost, match="another rank is gone"), joined():
         raise AssertionError("joined nobody")
@@ -481,10 +488,11 @@ def test_a_rank_that_dies_while_they_meet_is_missed(
 def test_ranks_that_nobody_joins_give_up(
     environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
-    monkeypatch.setattr(module, "TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr(module, "MEETING", timedelta(seconds=1))
     port = str(free_port())
-    environment(WORLD_SIZE="2", RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    told = f"rank {rank} could not reach the others at 127.0.0.1:{port}: "
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    environment(**PLACE | place, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    told = rf"rank {rank} could not reach the others at 127.0.0.1:{port} within 1 s.*: .*\Z"
     with pytest.raises(InputError, match=told), joined():
         raise AssertionError("joined nobody")
     assert not torch.distributed.is_initialized()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from tests.trainer.conftest import full, lora, losses, outcome, rows, run
 import modicum
 from modicum.checkpoint import CheckpointStore
 from modicum.core.errors import InputError, Interrupted
+from modicum.trainer import continued
 
 # What happens, and the how-maniest time: the kill comes then.
 MOMENTS = {
@@ -355,6 +357,120 @@ def test_a_damaged_checkpoint_is_named_and_written_anew(dataset, finished, tmp_p
 
 
 interrupt = interrupting("step", 5)
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    """What a folder holds, apart from the run's record and report, which tell of each start."""
+    own = (folder / "run.json", folder / "lock", folder / "report.html")
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p not in own}
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left(dataset, finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    longer = full(dataset, training={"steps": 21})
+    states = sorted(folder.glob("checkpoints/*/rank-00000.safetensors"))
+    for state in states:
+        state.write_bytes(state.read_bytes()[:-1])
+    before, told = files(folder), []
+    plan = modicum.plan(modicum.Recipe(**longer))
+    with pytest.raises(InputError, match="every checkpoint is damaged") as caught:
+        modicum.train(plan, folder, listener=told.append)
+    assert all(str(state) in str(caught.value) for state in states)
+    assert "--restart" in str(caught.value)
+    assert not [event for event in told if event["event"] == "warning"]
+    after = files(folder)
+    assert {**after, folder / "recipe.yaml": b""} == {**before, folder / "recipe.yaml": b""}
+
+
+def test_an_extended_run_without_checkpoints_is_refused(dataset, finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(InputError, match=r"its checkpoints are gone.*--restart"):
+        run(full(dataset, training={"steps": 21}), folder)
+    assert losses(folder) == losses(finished)
+
+
+def test_a_restart_begins_anew_and_says_what_it_replaces(dataset, finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    with pytest.raises(InputError, match="begun with another recipe"):
+        run(full(dataset, training={"seed": 3}), folder, restart=True)
+    assert outcome(folder) == outcome(finished)
+    told = []
+    values = full(dataset)
+    with pytest.raises(Interrupted):
+        modicum.train(
+            continued(modicum.Recipe(**values), folder, restart=True),
+            folder,
+            restart=True,
+            listener=lambda event: (told.append(event), interrupting("step", 1)(event))[0],
+        )
+    [warning] = [event["message"] for event in told if event["event"] == "warning"]
+    assert "metrics.jsonl (20 lines)" in warning
+    assert "step-00000015, step-00000020, model/" in warning
+    assert [row["step"] for row in rows(folder)] == [1]
+    assert not (folder / "model").exists()
+    run(values, folder)
+    assert outcome(folder) == outcome(finished)
+
+
+def test_a_fork_is_begun_anew_as_a_fork(dataset, finished, tmp_path):
+    values, folder = full(dataset, training={"steps": 21}), tmp_path / "fork"
+    run(values, folder, fork=finished)
+    with pytest.raises(InputError, match=f"--fork: .*give --fork as well.*allowed: {finished}"):
+        run(values, folder, restart=True)
+    assert run(values, folder, fork=finished, restart=True)["forked_from"] == str(finished)
+    assert [row["step"] for row in rows(folder)] == [21]
+
+
+GARBAGE = {
+    "a line": (b"garbage\n", ":1: is damaged"),
+    "no row": (b'{"a": 1}\n', ":1: is damaged"),
+    "no text": (b"\xff\xfe", ":1: is damaged"),
+    "a folder": (None, ": must be a file, and is a folder"),
+}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "plan.jsonl", "evaluations.jsonl"])
+@pytest.mark.parametrize(("content", "message"), GARBAGE.values(), ids=GARBAGE)
+def test_rows_that_are_none_are_refused_and_left(
+    dataset, finished, tmp_path, name, content, message
+):
+    refused_and_left(dataset, finished, tmp_path / "run", name, content, f"{name}{message}")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("run.json", None, "must be a file, and is a folder"),
+        ("run.json", b"garbage", "is damaged: not the JSON that a run writes"),
+        ("run.json", b'{"modicum": "", "peak_bytes": 3}', "is damaged"),
+        ("recipe.yaml", None, "must be a file, and is a folder"),
+        ("recipe.yaml", b"\xff\xfe", "not UTF-8 text"),
+        ("checkpoints", b"x", "must be a folder, and is a file"),
+        ("tokenizer", b"x", "must be a folder, and is a file"),
+        ("lock", None, "must be a file, and is a folder"),
+    ],
+)
+def test_what_is_no_part_of_a_run_is_refused_and_left(
+    dataset, finished, tmp_path, name, content, message
+):
+    refused_and_left(dataset, finished, tmp_path / "run", name, content, f"{name}: {message}")
+
+
+def refused_and_left(dataset, finished, folder, name, content, message):
+    """Put something in the place of a part of a run, and extend the run."""
+    shutil.copytree(finished, folder, ignore=shutil.ignore_patterns(name))
+    if content is None:
+        (folder / name).mkdir()
+    else:
+        (folder / name).write_bytes(content)
+    before = files(folder)
+    with pytest.raises(InputError, match=re.escape(message)):
+        run(full(dataset, training={"steps": 21}), folder)
+    assert files(folder) == before
 
 
 @pytest.mark.dear

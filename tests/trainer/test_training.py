@@ -199,6 +199,20 @@ def test_single_losses_that_are_no_number_are_skipped(dataset, finished, tmp_pat
     assert len(warnings) == 3
 
 
+def test_a_run_in_which_every_step_is_skipped_has_failed(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr("modicum.tasks.CausalLM", Diverging)
+    monkeypatch.setattr(Diverging, "calls", [])
+    monkeypatch.setattr(Diverging, "bad", range(100))
+    values, folder = full(dataset, training={"steps": 3}), tmp_path / "run"
+    for _ in range(2):  # nor does the same again come to an end
+        with pytest.raises(
+            InputError, match=r"nothing was trained: no step of this run, up to step 3"
+        ):
+            run(values, folder)
+        assert json.loads((folder / "run.json").read_text())["status"] == "failed"
+        assert not (folder / "model").exists()
+
+
 def test_a_run_that_diverges_stops_with_its_checkpoints_intact(
     dataset, finished, tmp_path, monkeypatch
 ):

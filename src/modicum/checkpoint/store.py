@@ -22,6 +22,7 @@ from modicum.checkpoint.saving import Plan, Published, Snapshot, State, Work
 from modicum.checkpoint.staging import Staging
 from modicum.checkpoint.tensor_file import chunks, streamed
 from modicum.core.errors import InputError
+from modicum.core.files import remove
 from modicum.core.ranks import Ranks
 
 
@@ -226,9 +227,10 @@ class CheckpointStore:
     def newest(self, warn: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
         """The newest checkpoint that is whole; damaged ones are named to `warn` and passed over.
 
-        Rank 0 looks, and tells the others.
+        Rank 0 looks, and tells the others. None where there is none, not even a damaged one.
 
         Raises:
+            Damaged: there are checkpoints, and each of them is; with the files.
             InputError: another version of modicum wrote the newest, or it may not be read.
         """
         found: Checkpoint | None = None
@@ -245,19 +247,24 @@ class CheckpointStore:
         return found if found is not None else self._opened(self.last)
 
     def _newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        steps = self.steps()
-        for step in reversed(steps):
+        found, damaged = None, []
+        for step in reversed(self.steps()):
             try:
-                return self.read(step)
+                found = self.read(step)
+                break
             except Damaged as error:
-                last = step == steps[0]
-                warn(
-                    f"{error}; " + ("none is left" if last else "the checkpoint before it is used")
-                )
-        return None
+                damaged.append(error)
+        if damaged and found is None:
+            files = ", ".join(
+                f"{each.file} ({each.problem.removeprefix('damaged: ')})" for each in damaged
+            )
+            raise Damaged(f"every checkpoint is damaged: {files}")
+        for each in damaged:
+            warn(f"{each}; the checkpoint before it is used")
+        return found
 
     def forget_after(self, step: int) -> None:
         """Remove what a run that goes on from `step` does again: later checkpoints, all damaged."""
         for later in self.steps() if self.ranks.first else ():
             if later > step:
-                shutil.rmtree(self.path(later), ignore_errors=True)
+                remove(self.path(later))

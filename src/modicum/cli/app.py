@@ -89,6 +89,9 @@ def train(
     fork: Annotated[
         Path | None, typer.Option(help="Start a new run from this run's newest checkpoint.")
     ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Begin anew at step 1, in the place of the run there.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan and do nothing.")
     ] = False,
@@ -100,11 +103,10 @@ def train(
     """Plan and run a recipe; given again, go on where it stopped."""
     from modicum.cli import train as run
 
-    asked = run.Asked(
-        recipe, tuple(set_ or ()), out, fork, "quiet" if quiet else progress, as_json, ranks
-    )
+    mode: Progress = "quiet" if quiet else progress
+    asked = run.Asked(recipe, tuple(set_ or ()), out, fork, mode, as_json, ranks, restart)
     if dry_run:
-        run.show_plan(asked, asked.folder)
+        run.show_plan(asked, None if restart else asked.folder)
     else:
         run.train(asked)
 

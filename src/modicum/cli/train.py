@@ -14,7 +14,7 @@ import typer
 from modicum import recipe_yaml, report
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.places import check_folder
-from modicum.parallel.place import Place, place, started_elsewhere
+from modicum.parallel.place import Place, place, started_again, started_elsewhere
 from modicum.trainer.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Asked:
     mode: Mode = "auto"
     as_json: bool = False
     ranks: int | None = None
+    restart: bool = False
 
     @property
     def folder(self) -> Path:
@@ -51,6 +52,8 @@ class Asked:
             command += ["--set", override]
         if self.fork is not None:
             command += ["--fork", str(self.fork)]
+        if self.restart:
+            command += ["--restart"]
         return [*command, "--", self.recipe]
 
 
@@ -66,7 +69,8 @@ def train(asked: Asked) -> None:
     if not os.path.lexists(folder):  # else the run itself sees what is there
         check_folder(folder, "--out")
     speaks = here.first and not here.supervised
-    if asked.fork is None and RunFolder(folder).has_finished(told):
+    restart = asked.restart and not started_again()
+    if asked.fork is None and not restart and RunFolder(folder).has_finished(told):
         if asked.talks and speaks:
             print(f"{folder} has finished already and is left as it is", file=sys.stderr)
         if speaks and not (folder / "report.html").exists():
@@ -75,7 +79,7 @@ def train(asked: Asked) -> None:
         _run_ranks(asked, asked.ranks)
     else:
         with recipe_yaml.places(asked.recipe, asked.overrides):
-            _run(told, asked, here)
+            _run(told, asked, here, restart)
     if not speaks:
         return
     if asked.as_json:
@@ -128,10 +132,13 @@ def _place(asked: Asked) -> Place:
     return place()
 
 
-def _run(recipe: Recipe, asked: Asked, here: Place) -> None:
+def _run(recipe: Recipe, asked: Asked, here: Place, restart: bool) -> None:
     """Train in this process, as one of the ranks or alone, and write the report of what came of it.
 
     Ranks meet first: what is planned depends on all of them.
+
+    Args:
+        restart: whether a run that is there makes room; not so for ranks that were started again.
     """
     from modicum.cli.live import Listener, listener
     from modicum.core.machine import pick_device
@@ -141,10 +148,10 @@ def _run(recipe: Recipe, asked: Asked, here: Place) -> None:
     folder = asked.folder
     try:
         with joined(pick_device(recipe.training.device).type) as ranks:
-            plan = continued(recipe, folder, ranks=ranks)
+            plan = continued(recipe, folder, ranks=ranks, restart=restart)
             # Rank 0 shows what goes on; the others hear of it and say nothing.
             with listener(asked.mode) if here.first else Listener(sys.stderr) as tell:
-                train(plan, folder, listener=tell, fork=asked.fork, ranks=ranks)
+                train(plan, folder, listener=tell, fork=asked.fork, restart=restart, ranks=ranks)
     except ModicumError:
         if here.first and not here.supervised:
             _report_anyway(folder)
@@ -174,6 +181,6 @@ def _run_ranks(asked: Asked, ranks: int) -> None:
 
 def _report_anyway(folder: Path) -> None:
     """The report of a run that was begun and not finished."""
-    if RunFolder(folder).read_record().get("status") in ("interrupted", "failed"):
-        with suppress(ModicumError, OSError):  # what stopped the run is what must be told
+    with suppress(ModicumError, OSError):  # what stopped the run is what must be told
+        if RunFolder(folder).read_record().get("status") in ("interrupted", "failed"):
             report.write(folder)

@@ -85,6 +85,14 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, where there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 @contextmanager
 def publish_file(target: Path) -> Iterator[Path]:
     """Write a hidden file beside `target`; when the block ends well it becomes `target`.

@@ -23,8 +23,11 @@ import torch
 import torch.distributed as dist
 
 from modicum.core.errors import InputError, Interrupted
+from modicum.core.rank_environment import local_rank_and_size, meeting_place, rank_and_size
 
 T = TypeVar("T")
+# How long ranks wait for each other to come.
+MEETING = timedelta(minutes=5)
 # An exchange that takes longer than this has lost somebody; waiting for work does not count.
 TIMEOUT = timedelta(minutes=30)
 _POLL_SECONDS = 0.05
@@ -173,7 +176,8 @@ def joined(device_type: str = "cpu") -> Iterator[Ranks]:
     already is used and left as it is.
 
     Raises:
-        InputError: the environment is incomplete, or the others cannot be reached.
+        InputError: the environment is incomplete or impossible, or not all ranks came within
+            `MEETING`.
         PeerLost: another rank died while they met.
     """
     if dist.is_available() and dist.is_initialized():
@@ -184,27 +188,55 @@ def joined(device_type: str = "cpu") -> Iterator[Ranks]:
             int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
         )
         return
-    size = _number("WORLD_SIZE", 1)
+    rank, size = rank_and_size()
     if size == 1:
         yield Ranks()
         return
-    rank = _number("RANK")
-    ranks = Ranks(rank, size, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", size))
+    ranks = Ranks(rank, size, *local_rank_and_size(size))
+    address = meeting_place()
     if device_type == "cuda":
-        torch.cuda.set_device(ranks.local_rank)
+        _take_device(ranks.local_rank)
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT)
+        store = _meet(rank, size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         if _GONE.search(str(error)):  # one that was reached died before all had met
             raise _lost(error) from error
-        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise InputError(f"rank {rank} could not reach the others at {address}: {error}") from None
+        raise _unreachable(rank, address, error) from None
     try:
         yield ranks
     finally:
         # After an error the others may be gone, and an orderly farewell would wait for them.
         dist.destroy_process_group()
+
+
+def _meet(rank: int, size: int) -> dist.Store:
+    """The store that all ranks share, once they are all there."""
+    store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=MEETING))
+    store.set_timeout(TIMEOUT)
+    return store
+
+
+def _unreachable(rank: int, address: str, error: Exception) -> InputError:
+    why = str(error).strip().splitlines()[0]  # below it are frames of C++
+    return InputError(
+        f"rank {rank} could not reach the others at {address} within "
+        f"{MEETING.total_seconds():g} s, so check that all ranks are started: {why}",
+        field="MASTER_ADDR",
+    )
+
+
+def _take_device(local_rank: int) -> None:
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise InputError(
+            "there is no such device on this machine for this rank",
+            field="LOCAL_RANK",
+            value=local_rank,
+            allowed=f"0 to {count - 1}",
+        )
+    torch.cuda.set_device(local_rank)
 
 
 def peer_errors() -> AbstractContextManager[None]:
@@ -240,17 +272,3 @@ def _lost(error: Exception) -> PeerLost:
         "another rank is gone, so this one ends; the same command goes on from the last "
         f"checkpoint ({first[:160]})"
     )
-
-
-def _number(name: str, default: int | None = None) -> int:
-    """A whole number of the environment.
-
-    Raises:
-        InputError: it is missing or none.
-    """
-    text = os.environ.get(name, "" if default is None else str(default))
-    if not text.isdigit():
-        raise InputError(
-            "ranks need it: start them with `--ranks N` or torchrun", field=name, value=text
-        )
-    return int(text)

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import IO, Any
 
 from modicum.core.errors import InputError, Interrupted
-from modicum.parallel.place import SUPERVISOR
+from modicum.parallel.place import STARTS, SUPERVISOR
 from modicum.parallel.rank_process import Activity, RankProcess, Weight
 
 RESTARTS = 8  # how often all ranks are started again before that is given up
@@ -70,9 +70,9 @@ class Supervisor:
             InputError: a rank cannot be started.
         """
         with self._signals():
-            for _ in range(RESTARTS + 1):
+            for number in range(RESTARTS + 1):
                 try:
-                    self._start()
+                    self._start({STARTS: str(number)})
                     self._watch()
                 finally:
                     self._end()
@@ -100,10 +100,10 @@ class Supervisor:
 
     # Starting and looking
 
-    def _start(self) -> None:
+    def _start(self, again: dict[str, str]) -> None:
         self._ranks, self._selector = [], selectors.DefaultSelector()
         self._failed_since: float | None = None
-        shared = self._environment | shared_environment(self._size, self._environment)
+        shared = self._environment | shared_environment(self._size, self._environment) | again
         # A terminal's Ctrl-C reaches every process; it is one request, and the supervisor's. Ranks
         # are born with it blocked, and so it is from their first instruction on.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

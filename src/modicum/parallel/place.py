@@ -15,11 +15,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from modicum.core.errors import InputError
+from modicum.core.rank_environment import rank_and_size
 
 SUPERVISOR = "MODICUM_SUPERVISOR"
 # What a supervised rank ends with when another one is gone: a consequence, never the reason.
 LOST = 76
+# How often ranks were started again, as torchrun sets it and our supervisor does.
+STARTS = "TORCHELASTIC_RESTART_COUNT"
 _TORCHRUN = "TORCHELASTIC_RUN_ID"  # torchrun sets it, and is its ranks' parent
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's <sys/prctl.h>
 
@@ -55,16 +57,13 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
     """The place that the environment tells of: alone, where it names no ranks or a single one.
 
     Raises:
-        InputError: a number in it is none.
+        InputError: it names no possible rank.
 
     >>> place({"RANK": "1", "WORLD_SIZE": "2"})
     Place(rank=1, size=2, supervised=False)
     """
     supervised = SUPERVISOR in environment
-    size = _number(environment, "WORLD_SIZE", "1")
-    if size <= 1:
-        return Place(supervised=supervised)
-    return Place(_number(environment, "RANK"), size, supervised)
+    return Place(*rank_and_size(environment), supervised)
 
 
 def started_elsewhere(environment: Mapping[str, str] = os.environ) -> bool:
@@ -72,13 +71,9 @@ def started_elsewhere(environment: Mapping[str, str] = os.environ) -> bool:
     return "RANK" in environment
 
 
-def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:
-    text = environment.get(name, default)
-    if not text.isdigit():
-        raise InputError(
-            "ranks need it: start them with `--ranks N` or torchrun", field=name, value=text
-        )
-    return int(text)
+def started_again(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process takes the place of a rank that ended: the run is under way."""
+    return environment.get(STARTS, "0") != "0"
 
 
 def end_with_supervisor() -> None:

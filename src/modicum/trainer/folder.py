@@ -5,15 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError
-from modicum.core.files import disk_errors, write_json, write_text
+from modicum.core.files import disk_errors, remove, write_json, write_text
 from modicum.recipe import Recipe, differences
+from modicum.trainer.contents import Types, check_kinds, damaged_record, read_object, read_rows
 
 if TYPE_CHECKING:
     from modicum.core.ranks import Ranks
@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 RECIPE, PLAN, RUN = "recipe.yaml", "plan.jsonl", "run.json"
 BASE = "base"  # the model that a run began with, where it made that itself
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
+# In the order in which a run is removed: while its record is there, the others are no stranger's.
+_FOLDERS = ("model", "adapter", "compressed", "checkpoints", "data", "tokenizer", BASE)
+_FILES = ("report.html", PLAN, METRICS, EVALUATIONS, SAMPLES, RECIPE, RUN)
+_NUMBER = (int, float)
+_ROWS: dict[str, Types] = {
+    PLAN: {"revision": int, "why": str, "choices": list},
+    METRICS: {"step": int, "loss": (*_NUMBER, type(None)), "tokens": _NUMBER, "seconds": _NUMBER},
+    EVALUATIONS: {"step": int, "loss": (*_NUMBER, type(None))},
+    SAMPLES: {"step": int},
+}
+_RECORD: Types = dict.fromkeys(
+    ("seconds", "steps", "tokens", "interruptions"), _NUMBER
+) | dict.fromkeys(("peak_bytes", "final", "outputs"), dict)
 # What may be another at each start of a run: nothing of it changes what is computed.
 _OF_A_START = ("parallel.", "checkpoint.asynchronous:")
 
@@ -45,6 +58,7 @@ class RunFolder:
         """
         with ExitStack() as stack:
             with disk_errors(self.path):
+                check_kinds(self.path, ("lock",), ())
                 try:
                     self.path.mkdir(parents=True, exist_ok=True)
                 except (FileExistsError, NotADirectoryError):
@@ -67,20 +81,33 @@ class RunFolder:
             yield
 
     def _mend(self) -> None:
-        """Undo what a process left half done: a row that was cut off, a file not yet renamed."""
+        """Undo what a process left half done: a row that was cut off, a file not yet renamed.
+
+        Raises:
+            InputError: what is there is no run as it was written.
+        """
         for left in self.path.glob(".*.part"):
             if left.is_file():
                 left.unlink()
+        if not self.started():
+            return
         for name in (PLAN, METRICS, EVALUATIONS, SAMPLES):
-            path = self.path / name
+            path, rows = self.path / name, self.rows(name)
             if path.exists() and not path.read_bytes().endswith(b"\n"):
-                self._rewrite(name, self.rows(name))
+                self._rewrite(name, rows)
 
     # The recipe
 
     def started(self) -> bool:
-        """Whether a run was begun here: its record is written first, then its recipe."""
-        return (self.path / RECIPE).exists() and bool(self.read_record())
+        """Whether a run was begun here: its record is written first, then its recipe.
+
+        Raises:
+            InputError: so it was, and what it left is not as it was written.
+        """
+        if not (self.path / RECIPE).exists() or not self.read_record():
+            return False
+        check_kinds(self.path, _FILES, _FOLDERS)
+        return True
 
     def may_begin(self, recipe: Recipe) -> bool:
         """Whether `recipe` begins a run here: there is none, or another's that made no step."""
@@ -91,12 +118,20 @@ class RunFolder:
         return bool(_changes(self.read_recipe().plain(), recipe.plain()))
 
     def clear(self) -> None:
-        """Remove what a run that made no step has left."""
-        for name in ("data", "tokenizer", BASE):
-            shutil.rmtree(self.path / name, ignore_errors=True)
-        # The recipe last: without it the others would be a stranger's files.
-        for name in (PLAN, RUN, EVALUATIONS, SAMPLES, "report.html", RECIPE):
-            (self.path / name).unlink(missing_ok=True)
+        """Remove a run and all that it has left."""
+        for name in (*_FOLDERS, *_FILES):
+            remove(self.path / name)
+
+    def held(self) -> list[str]:
+        """What of a run is here that another would replace, in words."""
+        held = []
+        for name in (METRICS, EVALUATIONS, SAMPLES):
+            if (self.path / name).exists():
+                count = (self.path / name).read_bytes().count(b"\n")
+                held.append(f"{name} ({count} line{'s' if count != 1 else ''})")
+        steps = sorted(path.name for path in self.path.glob("checkpoints/step-*"))
+        outputs = [f"{name}/" for name in _FOLDERS[:3] if (self.path / name).exists()]
+        return [*held, *steps, *outputs]
 
     def refuse_strangers(self) -> None:
         """Refuse a folder that holds something, and no run.
@@ -114,10 +149,14 @@ class RunFolder:
 
     def read_recipe(self) -> Recipe:
         """The recipe that the run was begun with (or last extended to)."""
-        from modicum.recipe_yaml import parse
+        from modicum.recipe_yaml import parse, text_of
 
-        values, _ = parse((self.path / RECIPE).read_text(encoding="utf-8"), self.path / RECIPE)
-        return Recipe(**values)
+        path = self.path / RECIPE
+        values, _ = parse(text_of(path), path)
+        try:
+            return Recipe(**values)
+        except InputError as error:
+            raise error.located(file=path) from None
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Keep the recipe, every field spelled out."""
@@ -165,17 +204,13 @@ class RunFolder:
         write_text(self.path / name, _lines(rows))
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """The whole rows of a .jsonl file; a last one that was cut off is left out."""
+        """The whole rows of a .jsonl file; a last one that was cut off is left out.
+
+        Raises:
+            InputError: another line is no row.
+        """
         path = self.path / name
-        if not path.exists():
-            return []
-        rows = []
-        for line in path.read_bytes().split(b"\n"):
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue
-        return [row for row in rows if isinstance(row, dict)]
+        return read_rows(path, _ROWS[name]) if path.exists() else []
 
     def cut_back(self, step: int) -> None:
         """Forget rows of steps after `step`, which will be done again."""
@@ -186,12 +221,21 @@ class RunFolder:
     # The record
 
     def read_record(self) -> dict[str, Any]:
-        """`run.json`, or an empty record where there is none of ours."""
-        try:
-            record = json.loads((self.path / RUN).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        """`run.json`, or an empty record where there is none of ours.
+
+        Raises:
+            InputError: it is damaged, and a run's recipe stands beside it.
+        """
+        path = self.path / RUN
+        if not path.exists():
             return {}
-        return record if isinstance(record, dict) and "modicum" in record else {}
+        begun = (self.path / RECIPE).exists()
+        if begun:
+            check_kinds(self.path, (RUN,), ())
+        record = read_object(path, _RECORD) if path.is_file() else None
+        if record is None and begun:
+            raise damaged_record(path)
+        return record if record and "modicum" in record else {}
 
     def write_record(self, record: dict[str, Any]) -> None:
         """Write `run.json`, whole."""

@@ -39,6 +39,7 @@ def train(
     *,
     listener: Listener = lambda event: None,
     fork: str | Path | None = None,
+    restart: bool = False,
     ranks: Ranks | None = None,
 ) -> dict[str, Any]:
     """Run a plan in the folder `out`, or go on where an interrupted run of it stopped.
@@ -48,6 +49,8 @@ def train(
         out: the run folder; made if it is not there. Ranks on several hosts need one that all see.
         listener: is told of every event, as `docs/reference/run-folder.md` lists them.
         fork: a run folder whose newest checkpoint a *new* run starts from.
+        restart: begin anew, in the place of the run of this recipe that is there; the listener is
+            told what that replaces.
         ranks: this process among those that were joined (`modicum.core.ranks.joined`), each of
             which calls this with the same plan.
 
@@ -69,12 +72,15 @@ def train(
         same_model(plan.inputs.model_folder, ranks)
         stack.enter_context(folder.locked())
         origin = None if fork is None else str(Path(fork).resolve())
-        begun = ranks.tell(_enter(folder, plan.recipe, origin) if ranks.first else None)
+        begun = ranks.first and _enter(folder, plan.recipe, origin, listener if restart else None)
+        begun = ranks.tell(begun)
         record = Record.open(folder, plan, origin)
         if begun and ranks.first:
             _check_fork(record, origin, folder)
         if ranks.tell(ranks.first and begun and _has_finished(record, folder, plan.recipe)):
             return record.content
+        if ranks.first and begun and record.finished:
+            _check_extends(folder)
         if begun:
             plan = plan.replaying(ranks.tell(folder.rows(PLAN)))
         try:
@@ -152,15 +158,50 @@ def _run(session: Session) -> None:
     session.settle()
 
 
-def _enter(folder: RunFolder, recipe: Recipe, origin: str | None) -> bool:
-    """Look at what the folder holds before anything is written; whether a run was begun there."""
+def _enter(
+    folder: RunFolder, recipe: Recipe, origin: str | None, replacing: Listener | None
+) -> bool:
+    """Look at what the folder holds before anything is written; whether a run goes on there.
+
+    Args:
+        replacing: where a run that is there makes room for another, who is told of it.
+    """
     folder.refuse_strangers()
-    begun = not folder.may_begin(recipe)
-    if not begun:
-        folder.clear()
-    if origin is not None and not begun:
+    replaces = replacing is not None and folder.started()
+    if not replaces and not folder.may_begin(recipe):
+        return True
+    if replaces:
+        _check_restart(folder, recipe, origin)
+    if origin is not None:
         _check_origin(Path(origin), recipe)
-    return begun
+    if replacing is not None and replaces:
+        message = "begins anew and replaces what this run had here: "
+        held = ", ".join(folder.held()) or "no step"
+        replacing({"event": "warning", "message": message + held})
+    folder.clear()
+    return False
+
+
+def _check_restart(folder: RunFolder, recipe: Recipe, origin: str | None) -> None:
+    folder.check_same(recipe)
+    forked_from = folder.read_record().get("forked_from")
+    if forked_from is not None and forked_from != origin:
+        raise InputError(
+            "this run began as a fork, so to begin it anew give --fork as well, or another --out",
+            file=folder.path,
+            field="--fork",
+            allowed=str(forked_from),
+        )
+
+
+def _check_extends(folder: RunFolder) -> None:
+    """Refuse more steps of a run that has lost its state."""
+    if not CheckpointStore(folder.path / "checkpoints").steps():
+        raise InputError(
+            "this run has finished, and its checkpoints are gone, so it cannot be extended; put "
+            "one back, or begin anew at step 1 with --restart",
+            file=folder.path,
+        )
 
 
 def _has_finished(record: Record, folder: RunFolder, recipe: Recipe) -> bool:

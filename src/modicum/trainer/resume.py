@@ -11,8 +11,12 @@ from modicum.trainer.alike import same_setup
 from modicum.trainer.folder import PLAN, RunFolder
 
 
-def continued(recipe: Recipe, out: str | Path, *, ranks: Ranks | int = 1) -> Plan:
+def continued(
+    recipe: Recipe, out: str | Path, *, ranks: Ranks | int = 1, restart: bool = False
+) -> Plan:
     """The plan of `recipe`, with the choices of the run in `out` where there is one.
+
+    With `restart` that run will make room for another, and its choices do not count.
 
     With another number of ranks than before, or other settings of `parallel`, choices are made
     anew, within what the run has learnt. `ranks` is as for `plan`.
@@ -25,7 +29,7 @@ def continued(recipe: Recipe, out: str | Path, *, ranks: Ranks | int = 1) -> Pla
         same_setup(recipe, ranks)
     folder = RunFolder(Path(out))
     rows = []
-    if not folder.may_begin(recipe):
+    if not restart and not folder.may_begin(recipe):
         folder.check_same(recipe)
         rows = folder.rows(PLAN)
     if isinstance(ranks, Ranks):

@@ -48,7 +48,8 @@ class Session:
 
     `evaluated` and `sampled` are the steps that there are rows of, `saved` that of the newest
     checkpoint: rank 0 told them all, who else would see its files at different times. `stalled` is
-    how long that checkpoint kept training waiting, in seconds.
+    how long that checkpoint kept training waiting, in seconds. `updated` is whether any update of
+    this run was not skipped.
     """
 
     ranks: Ranks
@@ -71,6 +72,7 @@ class Session:
     evaluated: set[int] = field(default_factory=set)
     sampled: set[int] = field(default_factory=set)
     skipped_in_a_row: int = 0
+    updated: bool = False
     stalled: float = 0.0
 
     def tell(self, event: str, **content: Any) -> None:
@@ -181,20 +183,31 @@ class Session:
         RunFolder(self.folder.path).append(PLAN, plan.row())
 
     def _guard(self, outcome: Outcome) -> None:
-        """Let a few updates be skipped, then stop with the last good state on disk."""
+        """Let a few updates be skipped, then stop with the last good state on disk.
+
+        Raises:
+            InputError: too many in a row, or all of the run.
+        """
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if outcome.skipped else 0
         if not outcome.skipped:
+            self.updated = True
             return
         self.tell("warning", message=f"step {self.step}: loss or gradient not finite, skipped")
-        limit = self.plan.recipe.training.skip_limit
-        if self.skipped_in_a_row > limit:
+        training = self.plan.recipe.training
+        if self.skipped_in_a_row > training.skip_limit:
             raise InputError(
                 f"training diverged: {self.skipped_in_a_row} updates in a row had a loss or a "
                 f"gradient that is not finite, up to step {self.step}; lower "
                 "training.learning_rate or add training.warmup_steps (checkpoints before it are "
                 "intact)",
                 field="training.learning_rate",
-                value=self.plan.recipe.training.learning_rate,
+                value=training.learning_rate,
+            )
+        if self.step == training.steps and not self.updated:
+            raise InputError(
+                f"nothing was trained: no step of this run, up to step {self.step}, updated "
+                "anything, as each had a loss or a gradient that is not finite; look at the data "
+                "and the weights that it began with, or lower training.learning_rate"
             )
 
     # Looking at the model

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from modicum.checkpoint import Checkpoint, CheckpointStore
+from modicum.checkpoint import Checkpoint, CheckpointStore, Damaged
 from modicum.core.errors import InputError
 from modicum.core.events import Events
 from modicum.core.memory import TensorMeter, release
@@ -142,9 +142,16 @@ def _newest(
     """The run's newest checkpoint, or that of the run to fork, and whether it is the latter.
 
     Raises:
-        InputError: the run to fork has none.
+        InputError: the run has damaged ones alone; or the run to fork has no whole one.
     """
-    found = store.newest(warn)
+    try:
+        found = store.newest(warn)
+    except Damaged as error:
+        raise InputError(
+            f"{error.problem}; put one back as it was, or begin anew at step 1 with --restart, "
+            "which replaces this run's metrics and checkpoints",
+            file=store.folder,
+        ) from None
     if found is not None or origin is None:
         return found, False
     found = CheckpointStore(Path(origin) / "checkpoints", ranks=ranks).newest(warn)
@@ -165,7 +172,9 @@ def _forget_what_came_after(session: Session) -> None:
     evaluations = folder.rows(EVALUATIONS)
     session.evaluated = {row["step"] for row in ranks.tell(evaluations)}
     session.sampled = set(ranks.tell([row["step"] for row in folder.rows(SAMPLES)]))
-    record.resume(folder.rows(METRICS), evaluations)
+    metrics = folder.rows(METRICS)
+    session.updated = ranks.tell(any(not row.get("skipped") for row in metrics))
+    record.resume(metrics, evaluations)
 
 
 def _first_seed(seed: int, ranks: Ranks) -> int:
