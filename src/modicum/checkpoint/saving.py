@@ -141,9 +141,17 @@ class Work:
     thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Do it in a thread of its own, which takes only what training leaves of the processor."""
-        self.thread = threading.Thread(target=self._in_background, name="checkpoint", daemon=True)
-        self.thread.start()
+        """Do it in a thread of its own, which takes only what training leaves of the processor.
+
+        Raises:
+            MemoryError: there is no room for a thread's stack.
+        """
+        thread = threading.Thread(target=self._in_background, name="checkpoint", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise MemoryError(str(error)) from error
+        self.thread = thread
 
     def _in_background(self) -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own

@@ -77,13 +77,16 @@ class Plan:
 
     @property
     def process_range(self) -> tuple[int, int] | None:
-        """Between what and what: allocators keep more next to some tensors than to others."""
+        """Between what and what.
+
+        Allocators keep more next to some tensors than to others, and a checkpoint may be written
+        before the next peak or still be under way then.
+        """
         if self.device != "cpu":
             return None
-        least, most = (
-            self.prediction.process_bytes(self.process_base, k) for k in self.record.kept
-        )
-        return least, most
+        base, (least, most) = self.process_base, self.record.kept
+        process = self.prediction.process_bytes
+        return process(base, least, staged=False), process(base, most)
 
     @property
     def budget(self) -> int | None:

@@ -94,15 +94,17 @@ class Prediction:
         """Bytes beside the device's: of what is staged for checkpoints."""
         return sum(entry.bytes for entry in self.ledger.entries if entry.place == "host")
 
-    def process_bytes(self, base: int, kept: float) -> int:
+    def process_bytes(self, base: int, kept: float, *, staged: bool = True) -> int:
         """The process's resident size at the peak.
 
         Args:
             base: what it holds before the first tensor.
             kept: bytes that the allocator keeps next to each byte of tensors at the peak.
+            staged: whether a checkpoint is still being written then, from a copy of the state.
         """
         # What is staged stays where it is, so nothing is lost between its blocks.
-        return base + self.host_bytes + round(self.peak_bytes * (1 + kept))
+        host = self.host_bytes if staged else 0
+        return base + host + round(self.peak_bytes * (1 + kept))
 
 
 def predict(recipe: Recipe, config: Any, choice: Choice) -> Prediction:

@@ -6,8 +6,10 @@ of the two a block runs is a function of the recipe and of what was decided when
 
 from __future__ import annotations
 
+import codecs
+import locale
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -122,8 +124,26 @@ def _settings() -> Iterator[None]:
     # else. The trial has timed them, so the decision needs no warning of them.
     if hasattr(dynamo, "issue_3_13_0_warning"):
         limits["issue_3_13_0_warning"] = False
-    with dynamo.patch(limits), inductor.patch(known):
+    with dynamo.patch(limits), inductor.patch(known), _utf8_files():
         yield
+
+
+@contextmanager
+def _utf8_files() -> Iterator[None]:
+    """Files read as UTF-8 where the locale says otherwise: the compiler's templates are UTF-8.
+
+    They are read as what the locale says, which in one of ASCII fails.
+    """
+    if codecs.lookup(locale.getencoding()).name == "utf-8":
+        yield
+        return
+    before = locale.setlocale(locale.LC_CTYPE)
+    with suppress(locale.Error):  # a system without it: then compiling fails as it did
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+    try:
+        yield
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
 
 
 def graph_breaks() -> int:
