@@ -17,6 +17,7 @@ from tests.trainer.conftest import full, lora, losses, outcome, rows, run
 import modicum
 from modicum.checkpoint import CheckpointStore
 from modicum.core.errors import InputError, Interrupted
+from modicum.recipe_yaml import load
 from modicum.trainer import continued
 
 # What happens, and the how-maniest time: the kill comes then.
@@ -500,3 +501,27 @@ def test_a_killed_export_keeps_what_was_measured(dataset, finished, tmp_path):
     for key in ("measured_by_kind", "final", "steps", "tokens", "parameters"):
         assert after[key] == before[key], key
     assert after["peak_bytes"]["measured"] == before["peak_bytes"]["measured"]
+
+
+def test_a_run_goes_on_from_another_directory(
+    dataset, finished, finished_lora, tmp_path, monkeypatch
+):
+    begun, elsewhere, folder = tmp_path / "begun", tmp_path / "elsewhere", tmp_path / "run"
+    for place in (begun, elsewhere):
+        place.mkdir()
+    (begun / "base").symlink_to(finished)
+    (begun / "data.jsonl").symlink_to(dataset)
+    values = lora(Path("base"), Path("data.jsonl"))
+    monkeypatch.chdir(begun)
+    with pytest.raises(Interrupted):
+        run(values, folder, listener=interrupting("step", 7))
+    monkeypatch.chdir(elsewhere)
+    recipe = modicum.Recipe(**values)
+    for again in (recipe, load(folder / "recipe.yaml")):
+        assert continued(again, folder).recipe.model.path == str(finished)
+    told = []
+    modicum.train(continued(recipe, folder), folder, listener=told.append)
+    assert [event["step"] for event in told if event["event"] == "resumed"] == [7]
+    assert outcome(folder) == outcome(finished_lora)
+    config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(finished / "model")

@@ -64,7 +64,7 @@ def train(asked: Asked) -> None:
         typer.Exit: ranks ended badly, and why has been said.
     """
     here = _place(asked)
-    told, folder = recipe_yaml.load(asked.recipe, asked.overrides), asked.folder
+    told, folder = _recipe(asked), asked.folder
     speaks = here.first and not here.supervised
     restart = asked.restart and not started_again()
     if asked.fork is None and not restart and RunFolder(folder).has_finished(told):
@@ -92,7 +92,7 @@ def show_plan(asked: Asked, folder: Path | None) -> None:
     from modicum.cli.tables import print_json, print_plan
 
     here = _place(asked)
-    told = recipe_yaml.load(asked.recipe, asked.overrides)
+    told = _recipe(asked) if folder is not None else recipe_yaml.load(asked.recipe, asked.overrides)
     with recipe_yaml.places(asked.recipe, asked.overrides):
         row = _plan(told, folder, asked.ranks or here.size).row()
     if not here.first:
@@ -101,6 +101,12 @@ def show_plan(asked: Asked, folder: Path | None) -> None:
         print_json(row)
     else:
         print_plan(row)
+
+
+def _recipe(asked: Asked) -> Recipe:
+    """The recipe; a run that is there goes on with the paths of where it was begun."""
+    where = Path.cwd() if asked.restart else RunFolder(asked.folder).directory()
+    return recipe_yaml.load(asked.recipe, asked.overrides, where)
 
 
 def _plan(recipe: Recipe, folder: Path | None, ranks: int) -> Any:

@@ -85,6 +85,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def located(name: str | None) -> str | None:
+    """The name of a folder that is here as an absolute path; another, such as a hub's, as it is."""
+    return name if name is None or not Path(name).exists() else str(Path(name).resolve())
+
+
 def remove(path: Path) -> None:
     """Remove a file, or a folder with all that is in it, where there is one."""
     if path.is_dir() and not path.is_symlink():
