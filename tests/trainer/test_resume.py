@@ -12,12 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tests.trainer.conftest import full, lora, losses, outcome, rows, run
 
 import modicum
 from modicum.checkpoint import CheckpointStore
 from modicum.core.errors import InputError, Interrupted
 from modicum.recipe_yaml import load
+from modicum.serve import load_run
 from modicum.trainer import continued
 
 # What happens, and the how-maniest time: the kill comes then.
@@ -490,6 +492,35 @@ def test_other_data_than_the_run_began_with_is_refused(dataset, finished, tmp_pa
     shutil.copy(dataset, copy)
     run(values, folder)
     assert losses(folder) == losses(finished)
+
+
+def scale_a_norm(folder: Path) -> None:
+    """Multiply one weight of few elements by 1.5, which no loss curve shows at once."""
+    [file] = folder.glob("*.safetensors")
+    weights = load_file(file)
+    weights["model.norm.weight"] *= 1.5
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def test_another_base_model_than_the_run_began_with_is_refused(
+    dataset, finished, finished_lora, tmp_path
+):
+    base, folder = tmp_path / "base", tmp_path / "run"
+    shutil.copytree(finished, base)
+    values = lora(base, dataset)
+    with pytest.raises(Interrupted):
+        run(values, folder, listener=interrupting("step", 7))
+    kept = (base / "model" / "model.safetensors").read_bytes()
+    scale_a_norm(base / "model")
+    with pytest.raises(InputError, match=r"the base model \(model.safetensors\) has changed"):
+        run(values, folder)
+    (base / "model" / "model.safetensors").write_bytes(kept)
+    run(values, folder)
+    assert outcome(folder) == outcome(finished_lora)
+    assert load_run(folder).adapter is not None
+    scale_a_norm(base / "model")
+    with pytest.raises(InputError, match="has changed since this adapter was trained on it"):
+        load_run(folder)
 
 
 def test_a_killed_export_keeps_what_was_measured(dataset, finished, tmp_path):
