@@ -169,6 +169,7 @@ def test_peft_loads_both_of_its_loras(form: str, tmp_path: Path) -> None:
         torch.testing.assert_close(merged(ids).logits, ours(ids).logits, rtol=0, atol=2e-5)
 
 
+@pytest.mark.filterwarnings("ignore:merged weights were rounded")
 def test_the_original_weights_come_back() -> None:
     for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 0.02)):
         model = odd_model(dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -295,7 +296,11 @@ def merge(
         raise InputError("this run has no adapter; its model is in model/", file=run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError("there is something already; give --out a new folder", file=out)
-    conversation.adapter.merge(dense=next(conversation.model.parameters()).dtype)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        conversation.adapter.merge(dense=next(conversation.model.parameters()).dtype)
+    for warning in told:
+        print(f"warning: {warning.message}", file=sys.stderr)
     conversation.adapter.detach()
     files = sorted((run / "tokenizer").glob("*"))
     print(saving.save(conversation.model, out, files=files))
