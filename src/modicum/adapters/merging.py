@@ -88,7 +88,7 @@ def _tell(rounding: dict[str, float]) -> None:
             f"{rounding[worst]:.2g} of the adapter's own change (in {worst}); merge into fp32 "
             "weights, or keep the adapter unmerged, where that matters",
             RoundingWarning,
-            stacklevel=4,  # who called `AttachedAdapter.merge`
+            stacklevel=5,  # who called `AttachedAdapter.merge`
         )
 
 
