@@ -81,8 +81,9 @@ class GaLore(MatrixOptimizer):
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="verified against code",
         holds="does not hold",
-        reason="memory is as claimed next to Adam of the same precision (bf16 by state_bits and "
-        "projector_bits 16), and its loss within 1 % of AdamW's; but LoRA's is nearer",
+        reason="state is 65 % less than Adam's of the same precision, fp32 or bf16, as claimed; "
+        "with 8 bits 83 % less than Adam's in fp32, and 73 % than in bf16; its loss is within 1 % "
+        "of AdamW's, but LoRA's is nearer",
         slot="optimizer",
     )
 

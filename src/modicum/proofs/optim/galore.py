@@ -101,7 +101,8 @@ def less_state(run: ProofRun) -> None:
         run.at_least(f"part of AdamW's state that 7B does without, {bits}-bit", saving, bar)
         for dtype in (torch.float32, torch.bfloat16):
             off = _off(value, rank, dtype)
-            run.at_most(f"bytes by which the ledger is off a real state, {dtype} weights", off, 0)
+            words = f"bytes by which the ledger is off a real state, {bits}-bit, {dtype} weights"
+            run.at_most(words, off, 0)
 
 
 def _llama(width: int, mlp_width: int, layers: int, vocabulary: int = VOCABULARY) -> Llama:
