@@ -178,9 +178,9 @@ def _gradients(
     generator = torch.Generator().manual_seed(3)
     directions = [torch.randn(value.shape, generator=generator) for value in found]
     parts = (v.mul(d).mean() for v, d in zip(found, directions, strict=True))
-    loss = sum(parts, torch.zeros(()))
-    if not loss.requires_grad:
+    if not found:
         return [torch.zeros_like(parameter) for parameter in parameters]
+    loss = torch.stack(list(parts)).sum()
     slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [
         torch.zeros_like(parameter) if slope is None else slope

@@ -12,6 +12,7 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.recipe import SLOTS, Recipe, assign, methods_for
+from modicum.recipe.paths import anchored
 from modicum.recipe.slots import DEFAULTS
 
 SHIPPED = (
@@ -59,13 +60,18 @@ def locate(name: str | Path) -> Path:
     )
 
 
-def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+def load(name: str | Path, overrides: Iterable[str] = (), folder: Path | None = None) -> Recipe:
     """Read a recipe and apply `--set` overrides (`training.steps=10`, values in YAML).
+
+    Args:
+        folder: what relative paths in it are made absolute from; None leaves them.
 
     Raises:
         InputError: with file, line, field, value, what is allowed, and the nearest match.
     """
     values, written = _read(name, overrides)
+    if folder is not None:
+        values = anchored(values, folder)
     try:
         return Recipe(**values)
     except InputError as error:

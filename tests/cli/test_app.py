@@ -353,6 +353,23 @@ def test_a_merged_model_computes_what_the_adapter_does(
         one_message(again)
 
 
+def test_a_merge_into_bf16_says_how_much_was_rounded(
+    modicum: Any, runs: Any, tmp_path: Path
+) -> None:
+    from modicum.models import huggingface, saving
+
+    base, run = tmp_path / "base", tmp_path / "run"
+    saving.save(huggingface.load(runs.new).bfloat16(), base)
+    shutil.copytree(runs.adapted, run)
+    (run / "adapter" / "base_weights.json").unlink()
+    config = run / "adapter" / "adapter_config.json"
+    told = json.loads(config.read_text()) | {"base_model_name_or_path": str(base)}
+    config.write_text(json.dumps(told))
+    ended = modicum("merge", run, "--out", tmp_path / "merged")
+    assert (ended.code, ended.err.count("\n")) == (0, 1)
+    assert ended.err.startswith("warning: merged weights were rounded to a low precision: the err")
+
+
 def test_report_says_where_it_is(modicum: Any, runs: Any) -> None:
     assert modicum("report", runs.adapted).out == f"{runs.adapted / 'report.html'}\n"
     assert json.loads(modicum("report", runs.adapted, "--json").out)["steps"] == 3

@@ -13,7 +13,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from modicum.core.errors import InputError
-from modicum.core.files import disk_errors, file_digest, publish_folder, write_json, write_text
+from modicum.core.files import (
+    disk_errors,
+    file_digest,
+    located,
+    publish_folder,
+    write_json,
+    write_text,
+)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -157,3 +164,11 @@ def test_text_that_does_not_fit_the_disk_leaves_the_old_file(full_disk):
 def test_digest_of_a_file(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     assert file_digest(tmp_path / "a").startswith("ba7816bf8f01cfea")
+
+
+def test_a_folder_is_named_so_that_it_is_found_from_anywhere(tmp_path, monkeypatch):
+    (tmp_path / "base").mkdir()
+    monkeypatch.chdir(tmp_path)
+    names = ("base", "./base", str(tmp_path / "base"))
+    assert {located(name) for name in names} == {str(tmp_path / "base")}
+    assert (located("somebody/model"), located(None)) == ("somebody/model", None)

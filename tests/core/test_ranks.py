@@ -463,7 +463,10 @@ def test_an_incomplete_environment_is_named(
     environment: Callable[..., None], values: dict[str, str], field: str
 ) -> None:
     environment(**values)
-    with pytest.raises(InputError, match=f"^{field}: .*--ranks N.*torchrun"), joined():
+    with (
+        pytest.raises(InputError, match=f"^the environment: {field}: .*--ranks N.*torchrun"),
+        joined(),
+    ):
         raise AssertionError("joined nobody")
 
 

@@ -246,11 +246,31 @@ def test_8_bit_moments_stay_near_those_of_32() -> None:
         assert (found - moments[name]).norm() / moments[name].norm() < 0.05
 
 
+def test_moments_in_bf16_take_the_bytes_of_the_authors_and_stay_near() -> None:
+    def trained(bits: int) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        weight, vector = (nn.Parameter(numbers(*shape)) for shape in ((13, 7), (7,)))
+        before = weight.detach().clone()
+        optimizer = GaLore(
+            [weight, vector], lr=0.01, rank=4, update_gap=5, state_bits=bits, projector_bits=bits
+        )
+        vector.grad = numbers(7, name="of a vector")
+        run(optimizer, weight, 12)
+        return weight.detach() - before, optimizer.state[weight], optimizer.state[vector]
+
+    (exact, *_), (near, state, rest) = trained(32), trained(16)
+    kept = [value for name, value in [*state.items(), *rest.items()] if name != "step"]
+    assert {value.dtype for value in kept} == {torch.bfloat16}
+    # Two moments in the subspace, its basis, and two moments of the vector.
+    assert sum(value.nbytes for value in kept) == 2 * (2 * 13 * 4 + 4 * 7 + 2 * 7)
+    assert 0 < (exact - near).norm() / exact.norm() < 0.05
+
+
+@pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_8_bit_state_survives_a_state_dictionary(dtype: torch.dtype) -> None:
+def test_state_in_few_bits_survives_a_state_dictionary(dtype: torch.dtype, bits: int) -> None:
     def made() -> tuple[nn.Parameter, GaLore]:
         weight = nn.Parameter(numbers(130, 70).to(dtype))
-        return weight, GaLore([weight], lr=0.01, rank=40, update_gap=5, state_bits=8)
+        return weight, GaLore([weight], lr=0.01, rank=40, update_gap=5, state_bits=bits)
 
     def step(weight: nn.Parameter, optimizer: GaLore, first: int, steps: int) -> None:
         for number in range(first, first + steps):
@@ -339,6 +359,7 @@ def test_the_ledger_of_a_large_matrix_bounds_its_scratch_memory() -> None:
     for fields in (
         {"rank": 64},
         {"rank": 64, "state_bits": 8, "projector_bits": 16, "on_refresh": "rotate"},
+        {"rank": 64, "state_bits": 16, "projector_bits": 16},
         {"rank": 64, "side": "full", "svd": "randomized"},
         {"rank": 300},
     ):

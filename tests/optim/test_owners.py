@@ -104,12 +104,13 @@ def _stepped(
 FIELDS: list[dict[str, Any]] = [
     {"rank": 2, "update_gap": 2, "weight_decay": 0.1},
     {"rank": 64, "update_gap": 3, "state_bits": 8, "projector_bits": 16},
-    {"rank": 3, "update_gap": 2, "svd": "randomized", "stagger": True, "on_refresh": "rotate"},
+    {"rank": 3, "update_gap": 2, "svd": "randomized", "stagger": True, "on_refresh": "rotate"}
+    | {"state_bits": 16, "projector_bits": 16},
 ]
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("fields", FIELDS, ids=["fp32", "8-bit", "randomized"])
+@pytest.mark.parametrize("fields", FIELDS, ids=["fp32", "8-bit", "randomized, bf16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("ranks", "shards"), [(2, 2), (3, 3), (4, 4), (4, 2)])
 def test_by_the_same_gradients_ranks_do_what_one_process_does(

@@ -12,11 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tests.trainer.conftest import full, lora, losses, outcome, rows, run
 
 import modicum
 from modicum.checkpoint import CheckpointStore
 from modicum.core.errors import InputError, Interrupted
+from modicum.recipe_yaml import load
+from modicum.serve import load_run
 from modicum.trainer import continued
 
 # What happens, and the how-maniest time: the kill comes then.
@@ -491,6 +494,35 @@ def test_other_data_than_the_run_began_with_is_refused(dataset, finished, tmp_pa
     assert losses(folder) == losses(finished)
 
 
+def scale_a_norm(folder: Path) -> None:
+    """Multiply one weight of few elements by 1.5, which no loss curve shows at once."""
+    [file] = folder.glob("*.safetensors")
+    weights = load_file(file)
+    weights["model.norm.weight"] *= 1.5
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def test_another_base_model_than_the_run_began_with_is_refused(
+    dataset, finished, finished_lora, tmp_path
+):
+    base, folder = tmp_path / "base", tmp_path / "run"
+    shutil.copytree(finished, base)
+    values = lora(base, dataset)
+    with pytest.raises(Interrupted):
+        run(values, folder, listener=interrupting("step", 7))
+    kept = (base / "model" / "model.safetensors").read_bytes()
+    scale_a_norm(base / "model")
+    with pytest.raises(InputError, match=r"the base model \(model.safetensors\) has changed"):
+        run(values, folder)
+    (base / "model" / "model.safetensors").write_bytes(kept)
+    run(values, folder)
+    assert outcome(folder) == outcome(finished_lora)
+    assert load_run(folder).adapter is not None
+    scale_a_norm(base / "model")
+    with pytest.raises(InputError, match="has changed since this adapter was trained on it"):
+        load_run(folder)
+
+
 def test_a_killed_export_keeps_what_was_measured(dataset, finished, tmp_path):
     values, folder = full(dataset), tmp_path / "run"
     shutil.copytree(finished, folder)
@@ -500,3 +532,27 @@ def test_a_killed_export_keeps_what_was_measured(dataset, finished, tmp_path):
     for key in ("measured_by_kind", "final", "steps", "tokens", "parameters"):
         assert after[key] == before[key], key
     assert after["peak_bytes"]["measured"] == before["peak_bytes"]["measured"]
+
+
+def test_a_run_goes_on_from_another_directory(
+    dataset, finished, finished_lora, tmp_path, monkeypatch
+):
+    begun, elsewhere, folder = tmp_path / "begun", tmp_path / "elsewhere", tmp_path / "run"
+    for place in (begun, elsewhere):
+        place.mkdir()
+    (begun / "base").symlink_to(finished)
+    (begun / "data.jsonl").symlink_to(dataset)
+    values = lora(Path("base"), Path("data.jsonl"))
+    monkeypatch.chdir(begun)
+    with pytest.raises(Interrupted):
+        run(values, folder, listener=interrupting("step", 7))
+    monkeypatch.chdir(elsewhere)
+    recipe = modicum.Recipe(**values)
+    for again in (recipe, load(folder / "recipe.yaml")):
+        assert continued(again, folder).recipe.model.path == str(finished)
+    told = []
+    modicum.train(continued(recipe, folder), folder, listener=told.append)
+    assert [event["step"] for event in told if event["event"] == "resumed"] == [7]
+    assert outcome(folder) == outcome(finished_lora)
+    config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(finished / "model")

@@ -33,6 +33,7 @@ from modicum.adapters.wearing import (
     worn,
 )
 from modicum.core.errors import InputError
+from modicum.core.files import located
 from modicum.core.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -284,7 +285,8 @@ class AttachedAdapter:
         Tensors that are cut over ranks are gathered for it: every rank calls this, and one writes.
 
         Args:
-            base_model: what the folder says of the model that the adapter is for.
+            base_model: what the folder says of the model that the adapter is for: a name, or a
+                folder, whose absolute path is kept.
             form: `peft`: a PEFT LoRA (`adapter_config.json`, `adapter_model.safetensors`) for the
                 model as it was before the adapter came. `peft-rest`: a PEFT LoRA for the base
                 weights as they are now, which must be saved too: another one for methods that
@@ -301,6 +303,7 @@ class AttachedAdapter:
                 "the adapter is on the meta device, where tensors have no values; initialise it"
             )
             raise InputError(problem, value=self.name)
+        base_model = located(base_model)
         form = form or peft_files.exact_form(self)
         if form == "modicum":
             own_files.save(self, Path(folder), base_model=base_model, write=write)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,21 @@ if TYPE_CHECKING:
     from modicum.adapters.attached import AttachedAdapter
 
 
+class RoundingWarning(UserWarning):
+    """Merged weights were rounded to a low precision, and by how much."""
+
+
 @dataclass
 class Merged:
-    """What a merge replaced and sums cannot give back: low-precision weights, whole layers."""
+    """What a merge replaced and sums cannot give back: low-precision weights, whole layers.
+
+    `rounding` is, by layer that was rounded, the norm of the rounding error over that of the
+    adapter's own change.
+    """
 
     tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     layers: dict[str, nn.Module] = field(default_factory=dict)
+    rounding: dict[str, float] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -60,9 +70,28 @@ def merge(attached: AttachedAdapter, dense: torch.dtype | None) -> Merged:
                     for key, value in own.items()
                 }
             base_weights.write(base, layer.site, weight)
+        now = attached.model.get_submodule(name)
+        if any(parameter.dtype.itemsize < 4 for parameter in now.parameters(recurse=False)):
+            error = (base_weights.read(now, layer.site) - weight).norm()
+            change = whole(layer.delta()).norm()
+            before.rounding[name] = float(error / change) if change else 0.0
         if isinstance(layer, RewritingLayer):
             layer.rewrote = False
+    _tell(before.rounding)
     return before
+
+
+def _tell(rounding: dict[str, float]) -> None:
+    """Warn of the largest rounding error, if weights were rounded at all."""
+    worst = max(rounding, key=rounding.__getitem__, default="")
+    if worst and rounding[worst]:
+        warnings.warn(
+            f"merged weights were rounded to a low precision: the error is up to "
+            f"{rounding[worst]:.2g} of the adapter's own change (in {worst}); merge into fp32 "
+            "weights, or keep the adapter unmerged, where that matters",
+            RoundingWarning,
+            stacklevel=5,  # who called `AttachedAdapter.merge`
+        )
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -296,7 +297,11 @@ def merge(
     conversation = load_run(run)
     if conversation.adapter is None:
         raise InputError("this run has no adapter; its model is in model/", file=run)
-    conversation.adapter.merge(dense=next(conversation.model.parameters()).dtype)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        conversation.adapter.merge(dense=next(conversation.model.parameters()).dtype)
+    for warning in told:
+        print(f"warning: {warning.message}", file=sys.stderr)
     conversation.adapter.detach()
     files = sorted((run / "tokenizer").glob("*"))
     print(saving.save(conversation.model, out, files=files))

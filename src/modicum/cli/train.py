@@ -65,7 +65,7 @@ def train(asked: Asked) -> None:
         typer.Exit: ranks ended badly, and why has been said.
     """
     here = _place(asked)
-    told, folder = recipe_yaml.load(asked.recipe, asked.overrides), asked.folder
+    told, folder = _recipe(asked), asked.folder
     if not os.path.lexists(folder):  # else the run itself sees what is there
         check_folder(folder, "--out")
     speaks = here.first and not here.supervised
@@ -95,7 +95,7 @@ def show_plan(asked: Asked, folder: Path | None) -> None:
     from modicum.cli.tables import print_json, print_plan
 
     here = _place(asked)
-    told = recipe_yaml.load(asked.recipe, asked.overrides)
+    told = _recipe(asked) if folder is not None else recipe_yaml.load(asked.recipe, asked.overrides)
     if folder is not None and not os.path.lexists(folder):
         check_folder(folder, "--out")
     with recipe_yaml.places(asked.recipe, asked.overrides):
@@ -106,6 +106,12 @@ def show_plan(asked: Asked, folder: Path | None) -> None:
         print_json(row)
     else:
         print_plan(row)
+
+
+def _recipe(asked: Asked) -> Recipe:
+    """The recipe; a run that is there goes on with the paths of where it was begun."""
+    where = Path.cwd() if asked.restart else RunFolder(asked.folder).directory()
+    return recipe_yaml.load(asked.recipe, asked.overrides, where)
 
 
 def _plan(recipe: Recipe, folder: Path | None, ranks: int) -> Any:

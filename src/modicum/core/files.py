@@ -85,6 +85,17 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def user_cache(name: str) -> Path:
+    """The folder of this name in the user's cache: in `$XDG_CACHE_HOME/modicum`, or `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "modicum" / name
+
+
+def located(name: str | None) -> str | None:
+    """The name of a folder that is here as an absolute path; another, such as a hub's, as it is."""
+    return name if name is None or not Path(name).exists() else str(Path(name).resolve())
+
+
 def remove(path: Path) -> None:
     """Remove a file, or a folder with all that is in it, where there is one."""
     if path.is_dir() and not path.is_symlink():
@@ -150,15 +161,3 @@ def file_digest(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal, read in pieces."""
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def sampled_digest(file: Path, places: int = 1024) -> str:
-    """A digest of a large file's size, its first 64 KiB and `places` places spread over it."""
-    size = file.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with open(file, "rb") as handle:
-        digest.update(handle.read(1 << 16))
-        for place in range(places):
-            handle.seek(size * place // places)
-            digest.update(handle.read(256))
-    return digest.hexdigest()[:32]

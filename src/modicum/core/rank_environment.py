@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from modicum.core.errors import InputError
 
+_WHERE = "the environment"
 _START = "start ranks with `--ranks N` or torchrun, which set it"
 
 
@@ -45,7 +46,7 @@ def meeting_place(environment: Mapping[str, str] = os.environ) -> str:
     """
     address = environment.get("MASTER_ADDR", "")
     if not address.strip():
-        raise InputError(f"is missing; {_START}", field="MASTER_ADDR", value=address)
+        raise InputError(f"is missing; {_START}", file=_WHERE, field="MASTER_ADDR")
     return f"{address}:{_number(environment, 'MASTER_PORT', least=1, below=1 << 16)}"
 
 
@@ -58,6 +59,7 @@ def _number(
         problem = "is not possible" if text else "is missing"
         raise InputError(
             f"{problem}; {_START}",
+            file=_WHERE,
             field=name,
             value=text,
             allowed=f"{least} or more" if below is None else f"{least} to {below - 1}",

@@ -222,8 +222,7 @@ def _unreachable(rank: int, address: str, error: Exception) -> InputError:
     why = str(error).strip().splitlines()[0]  # below it are frames of C++
     return InputError(
         f"rank {rank} could not reach the others at {address} within "
-        f"{MEETING.total_seconds():g} s, so check that all ranks are started: {why}",
-        field="MASTER_ADDR",
+        f"{MEETING.total_seconds():g} s, so check that all ranks are started: {why}"
     )
 
 
@@ -232,6 +231,7 @@ def _take_device(local_rank: int) -> None:
     if local_rank >= count:
         raise InputError(
             "there is no such device on this machine for this rank",
+            file="the environment",
             field="LOCAL_RANK",
             value=local_rank,
             allowed=f"0 to {count - 1}",

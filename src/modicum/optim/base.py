@@ -27,7 +27,7 @@ from modicum.core.sharding import own_part
 from modicum.core.targets import named
 from modicum.optim.owners import Owners, Place
 from modicum.optim.projectors import Projector, Shape
-from modicum.optim.quantized import moment_bytes, opened
+from modicum.optim.quantized import DTYPES, moment_bytes, opened
 from modicum.optim.rules import Rule
 from modicum.optim.spending import COUNTER, of_matrices
 
@@ -41,13 +41,13 @@ class Parts:
     Args:
         projector: of a matrix's gradient.
         inner: the rule in the projector's subspace.
-        rest: the rule of all other parameters, whose moments are fp32.
+        rest: the rule of all other parameters, whose moments are fp32, or bf16 where `bits` is 16.
         scale: alpha, a factor on the inner rule's update.
         update_gap: T, steps between two refreshes of the projector.
         on_refresh: what becomes of moments in the old basis: `keep` leaves the numbers as they
             are, `reset` begins anew, `rotate` turns them into the new basis.
         stagger: whether matrices are refreshed one after the other, spread over the T steps.
-        bits: of an element of the inner rule's moments, 32 or 8.
+        bits: of an element of the inner rule's moments, 32, 16 (bf16) or 8.
         exclude: names of parameters that are no matrices; patterns, or a name's last parts.
     """
 
@@ -60,6 +60,11 @@ class Parts:
     stagger: bool = False
     bits: int = 32
     exclude: tuple[str, ...] = ()
+
+    @property
+    def rest_dtype(self) -> torch.dtype:
+        """What the rest rule's moments are kept in."""
+        return DTYPES.get(self.bits, torch.float32)
 
     def takes(self, name: str | None, shape: Sequence[int], matrix: bool) -> bool:
         """Whether a parameter is a matrix for the projector; else it gets the rest rule."""
@@ -195,12 +200,18 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         if "step" not in state:
             state["step"] = torch.zeros(())
             for name in rule.moments:
-                state[name] = torch.zeros_like(parameter, dtype=torch.float32)
+                state[name] = torch.zeros_like(parameter, dtype=self.parts.rest_dtype)
+        for name in rule.moments:  # of a state that was saved by other fields
+            state[name] = state[name].to(self.parts.rest_dtype)
         state["step"] += 1
         assert parameter.grad is not None
         gradient = own_part(parameter.grad)[0].float()
-        moments = {name: own_part(state[name])[0] for name in rule.moments}
+        kept = {name: own_part(state[name])[0] for name in rule.moments}
+        moments = {name: moment.float() for name, moment in kept.items()}
         direction, factor = rule.direction(gradient, moments, int(state["step"]))
+        for name, moment in kept.items():
+            if moment is not moments[name]:
+                moment.copy_(moments[name])
         self._apply(parameter, direction, group, group["lr"] * factor)
 
     def _apply(

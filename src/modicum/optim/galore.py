@@ -19,7 +19,7 @@ class GaLore(MatrixOptimizer):
     gradient are found. Adam works on R = G V^T [m, r], and alpha times its direction times V goes
     to W; where m < n the left ones, U. So the *smaller* dimension is reduced. State of a matrix:
     n r + 2 m r elements instead of Adam's 2 m n. All else (embeddings, output head, vectors, layers
-    narrower than r) is trained by plain Adam, its moments in fp32 always.
+    narrower than r) is trained by plain Adam, its moments in fp32, or in bf16 by `state_bits=16`.
 
     Prefer it to LoRA for training from nothing and where the result must not be of low rank; prefer
     AdamW where its moments fit. `in_backward` and `state_bits=8` together leave little more than
@@ -27,7 +27,9 @@ class GaLore(MatrixOptimizer):
     projects the factors that are wider than r, of which there is little to save.
 
     Moments keep their numbers when the subspace changes, as in the authors' code, though they then
-    stand in another basis; `on_refresh` has the other ways. Under bf16 all arithmetic is fp32. With
+    stand in another basis; `on_refresh` has the other ways. Under bf16 all arithmetic is fp32, and
+    so is the state by default, where `galore-torch` keeps that of bf16 weights in bf16, in half the
+    bytes: here that is `state_bits=16, projector_bits=16`. Long means then lose small steps. With
     sharded parameters each matrix has an owner (see `modicum.optim.owners`), so the subspace is
     that of the whole gradient, not of a rank's rows.
 
@@ -39,7 +41,8 @@ class GaLore(MatrixOptimizer):
         side: which dimensions are reduced; `std` is the smaller one, see `SVDProjector`.
         svd: LAPACK's, or a randomized one, which is faster and nearly as good.
         projector_bits: 16 keeps the singular vectors in bf16.
-        state_bits: 8 keeps moments in blocks of 8 bits, see `modicum.optim.quantized`.
+        state_bits: 16 keeps all moments in bf16; 8 keeps those in the subspace in blocks of 8 bits,
+            see `modicum.optim.quantized`.
         on_refresh: what becomes of moments in the old subspace.
         stagger: whether the matrices' SVDs are spread over the T steps; the authors do all at once.
         betas, epsilon: Adam's.
@@ -78,7 +81,9 @@ class GaLore(MatrixOptimizer):
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="verified against code",
         holds="does not hold",
-        reason="memory is as claimed, and its loss within 1 % of AdamW's; but LoRA's is nearer",
+        reason="state is 65 % less than Adam's of the same precision, fp32 or bf16, as claimed; "
+        "with 8 bits 83 % less than Adam's in fp32, and 73 % than in bf16; its loss is within 1 % "
+        "of AdamW's, but LoRA's is nearer",
         slot="optimizer",
     )
 
@@ -93,7 +98,7 @@ class GaLore(MatrixOptimizer):
         side: Literal["std", "reverse_std", "left", "right", "full"] = "std",
         svd: Literal["exact", "randomized"] = "exact",
         projector_bits: Literal[32, 16] = 32,
-        state_bits: Literal[32, 8] = 32,
+        state_bits: Literal[32, 16, 8] = 32,
         on_refresh: Literal["keep", "reset", "rotate"] = "keep",
         stagger: bool = False,
         betas: Betas = (0.9, 0.999),

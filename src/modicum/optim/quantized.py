@@ -1,4 +1,4 @@
-"""Moments of an optimizer in 8 bits: blocks of 256 with a scale each, on a dynamic map.
+"""Moments of an optimizer in 8 bits, blocks of 256 with a scale each on a dynamic map; or in bf16.
 
 The codes and scales are plain tensors in `optimizer.state`, `NAME` and `NAME_scale`, so they are
 saved and loaded like any other. A moment of fewer than 4096 elements stays fp32: it takes little,
@@ -22,6 +22,8 @@ BLOCK, SMALLEST = 256, 4096
 # Elements that are looked up at a time, which bounds the scratch memory.
 CHUNK = 4096 * BLOCK
 _EXPONENTS = 7
+# What moments are kept in that are no codes, by the bits that are asked for.
+DTYPES = {32: torch.float32, 16: torch.bfloat16}
 
 
 @functools.cache
@@ -84,10 +86,15 @@ def dequantize(codes: Tensor, scale: Tensor, *, signed: bool) -> Tensor:
     return result
 
 
+def coded(elements: int, bits: int) -> bool:
+    """Whether a moment of so many elements is kept as codes."""
+    return bits == 8 and elements >= SMALLEST
+
+
 def moment_bytes(elements: int, bits: int) -> int:
     """Bytes that a moment of so many elements takes."""
-    if bits == 32 or elements < SMALLEST:
-        return 4 * elements
+    if not coded(elements, bits):
+        return elements * DTYPES.get(bits, torch.float32).itemsize
     return elements + 4 * scales(elements)
 
 
@@ -103,7 +110,8 @@ def opened(
 
     Args:
         moments: their names, and whether they have a sign.
-        bits: 32, or 8 for those that are large enough; these are quantized again at the end.
+        bits: 32; 16 for bf16, to which they are rounded at the end; or 8 for those that are large
+            enough, which are quantized again at the end.
 
     >>> state = {}
     >>> for _ in range(2):
@@ -113,19 +121,23 @@ def opened(
     (torch.uint8, 2.0)
     """
     elements = shape.numel()
-    small = bits == 32 or elements < SMALLEST
+    codes, dtype = coded(elements, bits), DTYPES.get(bits, torch.float32)
     found: dict[str, Tensor] = {}
     for name, signed in moments.items():
         if name not in state:
             found[name] = torch.zeros(shape, device=device)
-        elif small:
-            found[name] = state[name]
+        elif not codes:
+            found[name] = state[name].float()
         else:
             found[name] = dequantize(state[name], state[f"{name}_scale"], signed=signed)
     yield found
     for name, signed in moments.items():
-        if small:
-            state[name] = found[name]
+        if not codes:
+            kept = state.get(name)
+            if kept is not None and kept.dtype == dtype != torch.float32:
+                kept.copy_(found.pop(name))
+            else:
+                state[name] = found.pop(name).to(dtype)
             continue
         if name not in state:
             state[name] = torch.empty(shape, dtype=torch.uint8, device=device)

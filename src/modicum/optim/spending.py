@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from modicum.core.ledger import Entry, Ledger, Phase, Trained, Training, Wire, Work
 from modicum.optim.owners import assign
-from modicum.optim.quantized import BLOCK, CHUNK, SMALLEST
+from modicum.optim.quantized import BLOCK, CHUNK, coded
 
 if TYPE_CHECKING:
     from modicum.optim.base import Parts
@@ -50,7 +50,7 @@ def of_matrices(parts: Parts, at: Training, *, in_backward: bool) -> Ledger:
     rest = [p for p in at.parameters if p not in matrices]
     costs = {index: parts.kept_bytes(_shape(p)) for index, p in enumerate(matrices)}
     owners = assign(costs, at.shards)
-    moments = 4 * len(parts.rest.moments)
+    moments = parts.rest_dtype.itemsize * len(parts.rest.moments)
     kept, work, wire = [0] * at.shards, [0] * at.shards, [0] * at.shards
     for rank in range(at.shards):
         kept[rank] = sum(
@@ -67,7 +67,7 @@ def of_matrices(parts: Parts, at: Training, *, in_backward: bool) -> Ledger:
                 4 * (elements - local) if rank == owner else parameter.element_bytes * local
             )
     scratch = [_scratch(parts, parameter, at.shards) for parameter in matrices]
-    scratch += [_rest_scratch(parameter, at.shards) for parameter in rest]
+    scratch += [_rest_scratch(parts, parameter, at.shards) for parameter in rest]
     phase: Phase = "backward" if in_backward else "step"
     ledger = largest_gradient(at) if in_backward else gradients(at)
     if at.shards > 1 and matrices:
@@ -107,8 +107,9 @@ def _scratch(parts: Parts, parameter: Trained, shards: int) -> int:
     padded = shards * parameter.rows(0, shards) * shape[1]
     gathered = whole * parameter.element_bytes if shards > 1 else 0
     gradient = gathered + (4 * whole if half else 0)
-    quantized = parts.bits < 32 and inside >= SMALLEST
-    opened = 4 * len(parts.inner.moments) * inside if quantized else 0
+    quantized = coded(inside, parts.bits)
+    copied = quantized or parts.bits == 16
+    opened = 4 * len(parts.inner.moments) * inside if copied else 0
     # A chunk's padded copy, its magnitudes, the scaled values, their places and what comes out.
     codes = 5 * 4 * min(CHUNK, inside + BLOCK) if quantized else 0
     # LAPACK's gesdd: a copy of G, U, V and its scratch.
@@ -127,7 +128,8 @@ def _scratch(parts: Parts, parameter: Trained, shards: int) -> int:
     return max(moments)
 
 
-def _rest_scratch(parameter: Trained, shards: int) -> int:
-    """A direction and, for parameters in bf16, copies of gradient and parameter in fp32."""
+def _rest_scratch(parts: Parts, parameter: Trained, shards: int) -> int:
+    """A direction, and copies in fp32 of what is in bf16: gradient and parameter, moments."""
     held = local_elements(parameter, 0, shards)
-    return 4 * held * (3 if parameter.element_bytes < 4 else 1)
+    moments = len(parts.rest.moments) if parts.rest_dtype.itemsize < 4 else 0
+    return 4 * held * ((3 if parameter.element_bytes < 4 else 1) + moments)

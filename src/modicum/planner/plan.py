@@ -244,6 +244,7 @@ def plan(
     """
     live = Ranks() if isinstance(ranks, int) else ranks
     count = ranks if isinstance(ranks, int) else ranks.size
+    recipe = recipe.anchored()
     layouts(recipe, count)  # what does not go with the ranks is told before anything is looked at
     task = task_of(recipe)
     inputs = task.look(recipe)

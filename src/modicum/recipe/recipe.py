@@ -16,6 +16,7 @@ from modicum.core.catalog import Record, catalog
 from modicum.core.errors import InputError
 from modicum.core.method import Method, Strings, describe
 from modicum.core.traits import Part, clashes
+from modicum.recipe.paths import anchored
 from modicum.recipe.sections import (
     BudgetSection,
     CheckpointSection,
@@ -237,6 +238,11 @@ class Recipe(Section):
         for path, value in paths.items():
             assign(values, path.replace("__", "."), value)
         return Recipe(**values)
+
+    def anchored(self, folder: Path | None = None) -> Recipe:
+        """The recipe with absolute paths; relative ones are of `folder`, or of where we work."""
+        values = self.model_dump(mode="json", exclude_unset=True)
+        return Recipe(**anchored(values, folder or Path.cwd()))
 
 
 def assign(values: dict[str, Any], path: str, value: Any) -> None:

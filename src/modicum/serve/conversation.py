@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from modicum.adapters import AttachedAdapter, base_model_of, load
 from modicum.core.errors import InputError
 from modicum.core.machine import pick_device
+from modicum.core.weight_digests import BASE_WEIGHTS, changed_weights
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface
 from modicum.models.generate import generate
@@ -104,7 +106,7 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
     """The model of a run folder (with its adapter on its base), or of a model folder.
 
     Raises:
-        InputError: nothing was exported there yet, or the adapter's base is gone.
+        InputError: nothing was exported there yet, or the adapter's base is gone or has changed.
     """
     folder = Path(path)
     where = pick_device(device)
@@ -121,9 +123,26 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
         raise InputError(
             "the adapter's base model is not there any more", file=folder / "adapter", value=base
         )
+    _check_base(folder / "adapter" / BASE_WEIGHTS, Path(base))
     model = huggingface.load(base, device=where, linear=_linear_form(folder / "recipe.yaml"))
     adapter = load(model, folder / "adapter")
     return Conversation(model.eval(), Tokenizer.load(folder / "tokenizer"), adapter)
+
+
+def _check_base(file: Path, base: Path) -> None:
+    """Refuse a base model that has changed since an adapter was trained on it, if that is known."""
+    if not file.is_file():
+        return
+    try:
+        before = {str(name): str(digest) for name, digest in json.loads(file.read_bytes()).items()}
+    except (ValueError, AttributeError):
+        raise InputError("is damaged: not JSON of digests", file=file) from None
+    if changed := changed_weights(base, before):
+        raise InputError(
+            f"the base model has changed since this adapter was trained on it ({changed[0]}); put "
+            "it back as it was, or train the adapter anew",
+            file=base,
+        )
 
 
 def _linear_form(recipe: Path) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from modicum import __version__
-from modicum.core.files import sampled_digest
 from modicum.core.machine import versions
 from modicum.core.ranks import Ranks
+from modicum.core.weight_digests import weight_digests
 from modicum.recipe import Recipe, differences
 
 
@@ -30,17 +30,7 @@ def same_model(folder: Path | None, ranks: Ranks) -> None:
     Raises:
         InputError: one has not; with the files that differ, on every rank.
     """
-    ranks.same("base model", model_files(folder), _explain)
-
-
-def model_files(folder: Path | None) -> dict[str, str]:
-    """A digest of each of a base model's weight files; nothing where the model is new.
-
-    It is made of the file's size, its header and a thousand places in it: training changes nearly
-    every number, and whole models are too large to read twice.
-    """
-    files = [] if folder is None else sorted(folder.glob("*.safetensors"))
-    return {file.name: sampled_digest(file) for file in files}
+    ranks.same("base model", weight_digests(folder), _explain)
 
 
 @cache

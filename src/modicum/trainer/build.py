@@ -20,6 +20,7 @@ from modicum.core.optimizers import OptimizerMethod
 from modicum.core.parameters import optimizer_groups
 from modicum.core.ranks import Ranks
 from modicum.core.strategy import Strategy
+from modicum.core.weight_digests import changed_weights, weight_digests
 from modicum.memory.attached import Activations
 from modicum.memory.base import ActivationContext, ActivationPolicy
 from modicum.optim.base import MatrixOptimizer
@@ -29,7 +30,6 @@ from modicum.parallel.sharded import Sharded
 from modicum.parallel.zero import Zero
 from modicum.planner import Plan
 from modicum.tasks import Data
-from modicum.trainer.alike import model_files
 from modicum.trainer.compiled import compile_blocks
 
 
@@ -58,18 +58,20 @@ def same_inputs(
 
     A run that goes on with other data or another base model is another run, so that is refused.
     """
-    identity = {**data.identity, "model": model_files(model_folder)}
-    what = {"model": ("base model", "model.path")}
+    identity = {**data.identity, "model": weight_digests(model_folder)}
+
+    def refuse(name: str, field: str) -> None:
+        raise InputError(
+            f"the {name} has changed since this run began; put it back as it was, or start "
+            "a new run from this one's state: give --out a new folder and --fork this one",
+            field=field,
+        )
 
     def check(state: Mapping[str, Any]) -> None:
-        for key, value in identity.items():
-            name, field = what.get(key, ("data", "data.path"))
-            if state.get(key) != value:
-                raise InputError(
-                    f"the {name} has changed since this run began; put it back as it was, or start "
-                    "a new run from this one's state: give --out a new folder and --fork this one",
-                    field=field,
-                )
+        if changed := changed_weights(model_folder, state.get("model", {})):
+            refuse(f"base model ({', '.join(changed)})", "model.path")
+        if any(state.get(key) != value for key, value in data.identity.items()):
+            refuse("data", "data.path")
 
     return lambda: identity, check
 

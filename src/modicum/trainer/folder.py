@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, remove, write_json, write_text
 from modicum.recipe import Recipe, differences
+from modicum.recipe.paths import anchored
 from modicum.trainer.contents import Types, check_kinds, damaged_record, read_object, read_rows
 
 if TYPE_CHECKING:
@@ -31,9 +32,11 @@ _ROWS: dict[str, Types] = {
     EVALUATIONS: {"step": int, "loss": (*_NUMBER, type(None))},
     SAMPLES: {"step": int},
 }
-_RECORD: Types = dict.fromkeys(
-    ("seconds", "steps", "tokens", "interruptions"), _NUMBER
-) | dict.fromkeys(("peak_bytes", "final", "outputs"), dict)
+_RECORD: Types = {
+    **dict.fromkeys(("seconds", "steps", "tokens", "interruptions"), _NUMBER),
+    **dict.fromkeys(("peak_bytes", "final", "outputs"), dict),
+    "directory": str,
+}
 # What may be another at each start of a run: nothing of it changes what is computed.
 _OF_A_START = ("parallel.", "checkpoint.asynchronous:")
 
@@ -115,7 +118,7 @@ class RunFolder:
             return True
         if self.rows(METRICS) or any(self.path.glob("checkpoints/step-*")):
             return False
-        return bool(_changes(self.read_recipe().plain(), recipe.plain()))
+        return bool(_changes(*self._compared(recipe)))
 
     def clear(self) -> None:
         """Remove a run and all that it has left."""
@@ -154,9 +157,17 @@ class RunFolder:
         path = self.path / RECIPE
         values, _ = parse(text_of(path), path)
         try:
-            return Recipe(**values)
+            return Recipe(**anchored(values, self.directory()))
         except InputError as error:
             raise error.located(file=path) from None
+
+    def directory(self) -> Path:
+        """What relative paths in the run's recipe mean: they are of where the run was begun."""
+        return Path(self.read_record().get("directory") or Path.cwd())
+
+    def _compared(self, recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The run's recipe and another, as plain values that can be compared."""
+        return self.read_recipe().plain(), recipe.anchored(self.directory()).plain()
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Keep the recipe, every field spelled out."""
@@ -170,7 +181,7 @@ class RunFolder:
         Raises:
             InputError: it is another recipe, with the differences.
         """
-        old, new = self.read_recipe().plain(), recipe.plain()
+        old, new = self._compared(recipe)
         changes = _changes(old, new)
         if not changes:
             return False

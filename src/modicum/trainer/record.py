@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from modicum import __version__
@@ -38,6 +39,7 @@ class Record:
             "modicum": __version__,
             "versions": versions(),
             "machine": plan.machine.as_json(),
+            "directory": old.get("directory", str(Path.cwd())),
             "forked_from": old.get("forked_from", forked_from),
             "started": old.get("started") or _now(),
             "ended": old.get("ended"),

@@ -25,9 +25,10 @@ def continued(
         InputError: the run there has another recipe, with the difference; or as `plan`.
         DoesNotFit: as `plan`.
     """
+    folder = RunFolder(Path(out))
+    recipe = recipe.anchored(folder.directory())
     if isinstance(ranks, Ranks):
         same_setup(recipe, ranks)
-    folder = RunFolder(Path(out))
     rows = []
     if not restart and not folder.may_begin(recipe):
         folder.check_same(recipe)

@@ -14,10 +14,12 @@ from modicum.adapters import AttachedAdapter
 from modicum.checkpoint import Checkpoint, CheckpointStore
 from modicum.core.errors import InputError, Interrupted, Restart
 from modicum.core.events import Event
+from modicum.core.files import write_json
 from modicum.core.memory import TensorMeter, bytes_by_kind, used_bytes
 from modicum.core.out_of_memory import halved, ran_out
 from modicum.core.ranks import Ranks
 from modicum.core.state import StateRegistry
+from modicum.core.weight_digests import BASE_WEIGHTS, weight_digests
 from modicum.data.shares import counted, micro_batches
 from modicum.planner import Plan
 from modicum.planner.choose import MEMORY, MICRO
@@ -341,6 +343,8 @@ class Session:
             base = str(self.plan.inputs.model_folder)
             target = self.folder.path / "adapter"
             self.adapter.save(target, base_model=base, write=self.ranks.first)
+            if self.ranks.first:
+                write_json(target / BASE_WEIGHTS, weight_digests(self.plan.inputs.model_folder))
             return {"adapter": "adapter/"}
         target = self.folder.path / "model"
         task, write = self.plan.task, self.ranks.first

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from modicum.core.errors import InputError, ModicumError
-from modicum.core.files import write_json
+from modicum.core.files import user_cache, write_json
 
 # Runs in a process of its own: it trains, and what trains stands far above this file.
 PROBE = "modicum.trainer.probe"
@@ -103,8 +103,7 @@ def depends_on(device: str = "cpu") -> dict[str, str]:
 
 def cache_folder() -> Path:
     """Where records are kept: `$XDG_CACHE_HOME/modicum/machines`, or below `~/.cache`."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "modicum" / "machines"
+    return user_cache("machines")
 
 
 def record_file(device: str = "cpu") -> Path:

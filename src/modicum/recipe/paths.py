@@ -1,0 +1,42 @@
+"""The paths in a recipe, spelled so that they mean the same in any working directory.
+
+They are the fields named `path`, those whose names end in `_path`, a tokenizer, and plugins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_OTHERS = {("data", "tokenizer")}
+
+
+def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A recipe's values with every path absolute; relative ones are taken from `folder`.
+
+    What is no text is left as it is, for others to refuse.
+
+    >>> anchored({"model": {"path": "base"}, "plugins": ["/a.py"]}, Path("/work"))
+    {'model': {'path': '/work/base'}, 'plugins': ['/a.py']}
+    """
+    made = dict(values)
+    for name, section in values.items():
+        if isinstance(section, Mapping):
+            made[name] = {
+                key: _absolute(value, folder) if _is_path(name, key) else value
+                for key, value in section.items()
+            }
+    if isinstance(values.get("plugins"), list | tuple):
+        made["plugins"] = [_absolute(plugin, folder) for plugin in values["plugins"]]
+    return made
+
+
+def _is_path(section: str, key: Any) -> bool:
+    return key == "path" or str(key).endswith("_path") or (section, key) in _OTHERS
+
+
+def _absolute(value: Any, folder: Path) -> Any:
+    if not isinstance(value, str) or not value:
+        return value
+    return str((folder / Path(value).expanduser()).resolve())
