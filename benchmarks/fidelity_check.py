@@ -178,7 +178,7 @@ def _gradients(
     generator = torch.Generator().manual_seed(3)
     directions = [torch.randn(value.shape, generator=generator) for value in found]
     parts = (v.mul(d).mean() for v, d in zip(found, directions, strict=True))
-    if not found:
+    if not directions:
         return [torch.zeros_like(parameter) for parameter in parameters]
     loss = torch.stack(list(parts)).sum()
     slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
