@@ -13,7 +13,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from modicum.core.errors import InputError
-from modicum.core.files import disk_errors, file_digest, publish_folder, write_json, write_text
+from modicum.core.files import (
+    disk_errors,
+    file_digest,
+    publish_folder,
+    read_json,
+    write_json,
+    write_text,
+)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -157,3 +164,29 @@ def test_text_that_does_not_fit_the_disk_leaves_the_old_file(full_disk):
 def test_digest_of_a_file(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     assert file_digest(tmp_path / "a").startswith("ba7816bf8f01cfea")
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (b"{", "a.json:1: this is not JSON"),
+        (b"\xff", r"not UTF-8 text \(byte 0\)"),
+        (b"1" * 5000, "too large to be meant"),
+        (b"[" * 100_000, "too large to be meant"),
+    ],
+)
+def test_a_file_that_is_no_json_is_told(tmp_path: Path, raw: bytes, told: str) -> None:
+    (tmp_path / "a.json").write_bytes(raw)
+    with pytest.raises(InputError, match=told):
+        read_json(tmp_path / "a.json")
+
+
+def test_a_pipe_is_not_waited_for_and_what_is_not_there_is_told(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, told in (
+        ("pipe", "no regular file"), (".", "no regular file"), ("none", "No such file"),
+        ("loop", "symbolic links"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=told):
+            read_json(tmp_path / name)

@@ -10,6 +10,7 @@ import torch
 
 from modicum.adapters import AttachedAdapter, base_model_of, load
 from modicum.core.errors import InputError
+from modicum.core.files import read_text
 from modicum.core.machine import pick_device
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface
@@ -130,5 +131,5 @@ def _linear_form(recipe: Path) -> str:
     """The form in which a run held its base weights."""
     if not recipe.is_file():
         return "dense"
-    values, _ = parse(recipe.read_text(encoding="utf-8"), recipe)
+    values, _ = parse(read_text(recipe), recipe)
     return str(values.get("model", {}).get("linear", "dense"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError
-from modicum.core.files import disk_errors, write_json, write_text
+from modicum.core.files import disk_errors, read_text, write_json, write_text
 from modicum.recipe import Recipe, differences
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class RunFolder:
         """The recipe that the run was begun with (or last extended to)."""
         from modicum.recipe_yaml import parse
 
-        values, _ = parse((self.path / RECIPE).read_text(encoding="utf-8"), self.path / RECIPE)
+        values, _ = parse(read_text(self.path / RECIPE), self.path / RECIPE)
         return Recipe(**values)
 
     def write_recipe(self, recipe: Recipe) -> None:
