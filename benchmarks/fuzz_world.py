@@ -106,7 +106,7 @@ def _copy(source: str, target: str) -> str:
 
 def stamps(folder: Path) -> Stamps:
     """What tells of each file and folder below whether somebody changed it."""
-    found = {}
+    found: Stamps = {}
     for path in folder.rglob("*"):
         about = path.lstat()
         inside = stat.S_ISDIR(about.st_mode)  # whose own size and date change with its entries
