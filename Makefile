@@ -23,7 +23,7 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses=4 --dist=worksteal
 
 .PHONY: help demo test test-rest test-more test-all test-avx2 lint format types imports docs wheel \
-	wheel-check promises benchmarks matrix install clean
+	wheel-check promises benchmarks matrix fuzz install clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -101,6 +101,9 @@ benchmarks: install ## side by side with peers; a while
 
 matrix: install ## the demo and some tests under up to twenty changes; two hours
 	@env -u OMP_NUM_THREADS $(BIN)/python benchmarks/matrix.py
+
+fuzz: install ## spoilt inputs of all kinds, ten minutes of them: no stack trace, no hang, one message
+	@env -u OMP_NUM_THREADS $(BIN)/python benchmarks/fuzz.py --write
 
 install: $(VENV)/.installed
 

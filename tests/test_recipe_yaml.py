@@ -204,3 +204,12 @@ def test_a_text_that_means_no_recipe_is_refused_at_once_and_briefly(tmp_path, te
     with pytest.raises(InputError, match=told) as raised:
         load(file)
     assert len(str(raised.value)) < 1000
+
+
+def test_a_key_that_is_no_name_is_an_unknown_key(tmp_path):
+    (tmp_path / "r.yaml").write_text("mo-del: {layers: 1}\n")
+    with pytest.raises(InputError, match="mo-del: unknown key"):
+        load(tmp_path / "r.yaml")
+    (tmp_path / "r.yaml").write_text("training: {ste-ps: 1}\n")
+    with pytest.raises(InputError, match=r"r\.yaml:1: training\.ste-ps: unknown key"):
+        load(tmp_path / "r.yaml")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import InputError
+from modicum.core.files import read_bytes
 from modicum.recipe import SLOTS, Recipe, assign, methods_for
 from modicum.recipe.paths import anchored
 from modicum.recipe.slots import DEFAULTS
@@ -141,19 +142,15 @@ def text_of(path: Path) -> str:
     Raises:
         InputError: it is no UTF-8, is too large, or cannot be read.
     """
-    try:
-        with open(path, "rb") as handle:
-            raw = handle.read(LARGEST_BYTES + 1)
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 text (byte {error.start})", file=path) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+    raw = read_bytes(path, LARGEST_BYTES + 1)
     if len(raw) > LARGEST_BYTES:
         raise InputError(
             f"this is no recipe: it has more than {LARGEST_BYTES // 1024} KiB", file=path
         )
-    return text
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 text (byte {error.start})", file=path) from None
 
 
 def parse(text: str, source: str | Path, *, mapping: bool = True) -> tuple[Any, dict[str, int]]:

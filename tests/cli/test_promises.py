@@ -225,3 +225,18 @@ def test_a_wrong_file_is_refused(
 def test_a_missing_file_is_told() -> None:
     with pytest.raises(InputError, match="no such file"):
         read_promises(Path("nowhere.yaml"))
+
+
+def test_a_command_of_no_words_and_a_figure_of_no_kind_are_not_kept(checkout: Path) -> None:
+    result = {"file": "result.json", "key": "a"}
+    rows = run_promises(
+        write(
+            checkout,
+            {"id": "none", "command": "", "figure": result},
+            {"id": "quote", "command": "python 'x", "figure": result},
+            {"id": "object", "figure": result, "bar": "< holds"},
+        )
+    )
+    assert [row["kept"] for row in rows] == [False] * 3
+    assert "no words" in rows[0]["problem"]
+    assert "closing quotation" in rows[1]["problem"]

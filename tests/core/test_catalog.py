@@ -235,3 +235,21 @@ def test_values_are_frozen_and_methods_must_say_what_they_make():
         value.bind(Context(None))
     with pytest.raises(TypeError, match="ledger"):
         value.ledger(None)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"# coding: nope\n", "not valid Python"),
+        (b"\xff\xfe", "not valid Python"),
+        (b"x = 1\0", "not valid Python"),
+        (
+            b"from typing import ClssVar\nclass A:\n    info = Info()\n    n: ClssVar = 1\n",
+            "A|Info",
+        ),
+    ],
+)
+def test_a_plugin_that_cannot_be_read_is_told(tmp_path: Path, text: bytes, told: str) -> None:
+    (tmp_path / "mine.py").write_bytes(text)
+    with pytest.raises(InputError, match=told):
+        read_file(tmp_path / "mine.py")

@@ -63,3 +63,10 @@ def test_the_word_that_is_looked_up_may_differ_from_the_value():
 def test_what_would_make_it_fit_stands_under_the_message():
     error = DoesNotFit("too large", ["--set a=1", "--set b=2"])
     assert str(error).splitlines() == ["too large", "  - --set a=1", "  - --set b=2"]
+
+
+def test_a_message_is_one_short_line_whatever_it_names():
+    error = InputError("no\nsuch", file="a\nb\x1b[31m", field="é", value="9" * 1000)
+    assert str(error).startswith("a b\\x1b[31m: é: no such (found: '999")
+    assert str(error).endswith("... (1002 characters))")
+    assert len(str(error)) < 400

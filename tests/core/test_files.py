@@ -18,6 +18,7 @@ from modicum.core.files import (
     file_digest,
     located,
     publish_folder,
+    read_json,
     write_json,
     write_text,
 )
@@ -172,3 +173,29 @@ def test_a_folder_is_named_so_that_it_is_found_from_anywhere(tmp_path, monkeypat
     names = ("base", "./base", str(tmp_path / "base"))
     assert {located(name) for name in names} == {str(tmp_path / "base")}
     assert (located("somebody/model"), located(None)) == ("somebody/model", None)
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (b"{", "a.json:1: this is not JSON"),
+        (b"\xff", r"not UTF-8 text \(byte 0\)"),
+        (b"1" * 5000, "too large to be meant"),
+        (b"[" * 100_000, "too large to be meant"),
+    ],
+)
+def test_a_file_that_is_no_json_is_told(tmp_path: Path, raw: bytes, told: str) -> None:
+    (tmp_path / "a.json").write_bytes(raw)
+    with pytest.raises(InputError, match=told):
+        read_json(tmp_path / "a.json")
+
+
+def test_a_pipe_is_not_waited_for_and_what_is_not_there_is_told(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, told in (
+        ("pipe", "no regular file"), (".", "no regular file"), ("none", "No such file"),
+        ("loop", "symbolic links"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=told):
+            read_json(tmp_path / name)

@@ -141,7 +141,10 @@ def test_special_tokens_around_a_text_are_known_by_their_side(tmp_path):
             {"tokenizer.json": None, "tokenizer_config.json": '{"eos_token": "<|edn|>"}'},
             r"tokenizer_config\.json: eos_token: .*Did you mean '<\|end\|>'\?",
         ),
-        ({"tokenizer.json": None, "tokenizer_config.json": "{"}, r"_config\.json: this is not val"),
+        (
+            {"tokenizer.json": None, "tokenizer_config.json": "{"},
+            r"_config\.json:1: this is not JSON",
+        ),
         ({"tokenizer.json": None, "config.json": "[]"}, r"config\.json: this holds no JSON object"),
         ({"tokenizer.json": None, "config.json": '{"eos_token_id": 9999}'}, r"nothing here says"),
     ],

@@ -71,3 +71,9 @@ def test_temperature_sharpens() -> None:
     generator = torch.Generator().manual_seed(0)
     share = sum(sample(logits, 0.5, 1.0, generator) for _ in range(4000)) / 4000
     assert share == pytest.approx(0.36 / 0.52, abs=0.03)
+
+
+def test_a_draw_from_what_is_no_number_is_told() -> None:
+    damaged = torch.tensor([1.0, float("nan")])
+    with pytest.raises(InputError, match="damaged or diverged"):
+        sample(damaged, 1.0, 1.0, torch.Generator())

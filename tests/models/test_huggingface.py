@@ -256,3 +256,14 @@ def test_broken_indexes_are_named(
 def test_an_unknown_linear_form_is_refused_before_reading(folder: Path) -> None:
     with pytest.raises(InputError, match="Did you mean 'dense'"):
         load(folder, linear="dens")
+
+
+def test_a_header_that_names_a_tensor_twice_is_told(tmp_path: Path) -> None:
+    made = create(ModelConfig(vocabulary_size=8, width=4, layers=1, heads=1), 0)
+    file = save(made, tmp_path / "m") / "model.safetensors"
+    raw = file.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = b'{"model.norm.weight": 1, ' + raw[9 : 8 + length]
+    file.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
+    with pytest.raises(InputError, match=r"model\.safetensors: .*cannot be read"):
+        load(tmp_path / "m")

@@ -6,7 +6,7 @@ kept too, since the original weight, which could be rewritten again, is not ther
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from modicum.adapters.rewriting import restore, rewriting
 from modicum.adapters.sites import all_sites
 from modicum.adapters.wearing import undone_on_failure
 from modicum.adapters.weights import is_exact
+from modicum.core import files
 from modicum.core.catalog import find
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, write_json
@@ -142,17 +143,14 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file of an adapter's folder.
 
     Raises:
-        InputError: it is missing, or no JSON object.
+        InputError: it is missing, cannot be read, or is no JSON object.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"not an adapter: no {path.name} in this folder", file=path.parent
-        ) from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"not valid JSON: {error}", file=path) from None
-    return content if isinstance(content, dict) else {}
+    if not os.path.lexists(path):
+        raise InputError(f"not an adapter: no {path.name} in this folder", file=path.parent)
+    content = files.read_json(path)
+    if not isinstance(content, dict):
+        raise InputError("this is no JSON object", file=path)
+    return content
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -161,9 +159,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         InputError: the file is missing or cannot be read.
     """
+    if not os.path.lexists(path):
+        raise InputError("the adapter's weights are missing", file=path)
+    if not path.is_file():
+        raise InputError("this is no regular file", file=path)
     try:
         return load_file(path)
-    except FileNotFoundError:
-        raise InputError("the adapter's weights are missing", file=path) from None
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise InputError(f"cannot be read: {error}", file=path) from None

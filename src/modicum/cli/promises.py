@@ -107,7 +107,7 @@ class _Outcome:
         started, clock = time.time(), time.perf_counter()
         try:
             done = subprocess.run(
-                shlex.split(command),
+                _words(command),
                 cwd=root,
                 env=environment,
                 stdout=subprocess.PIPE,
@@ -115,8 +115,9 @@ class _Outcome:
                 errors="replace",
                 check=False,
             )
-        except OSError as error:
-            return cls(started, "", f"the command could not be run: {error.strerror}")
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            return cls(started, "", f"the command could not be run: {why}")
         took = format_duration(time.perf_counter() - clock)
         print(f"  ({took})", file=sys.stderr, flush=True)
         code = done.returncode
@@ -140,6 +141,18 @@ class _Outcome:
                 raise ValueError(f"the command did not write {place.file}")
             text = path.read_text(encoding="utf-8")
         return _figure(_parsed(text, place), place)
+
+
+def _words(command: str) -> list[str]:
+    """The words of a command.
+
+    Raises:
+        ValueError: there are none, or a quote is not closed.
+    """
+    words = shlex.split(command)
+    if not words:
+        raise ValueError("it has no words")
+    return words
 
 
 def _row(promise: Promise, outcome: _Outcome, root: Path, machine: str) -> Row:

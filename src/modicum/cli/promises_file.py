@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from modicum.core.errors import InputError
+from modicum.core.files import read_text
 from modicum.core.method import describe
 from modicum.recipe_yaml import parse
 
@@ -69,8 +71,7 @@ class Promise(BaseModel):
             bar = text
         if isinstance(figure, bool):
             figure = json.dumps(figure)
-        numeric = isinstance(figure, int | float)
-        if numeric != isinstance(bar, float):
+        if not isinstance(figure, int | float | str) or isinstance(figure, str) != (bar is text):
             return False
         return _RELATIONS[relation](figure, bar)
 
@@ -81,15 +82,11 @@ def read_promises(file: Path) -> list[Promise]:
     Raises:
         InputError: it is missing or no list of promises, with what is wrong in which.
     """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not os.path.lexists(file):
         raise InputError(
             "there is no such file; promises are checked in a checkout of modicum", file=file
-        ) from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 text (byte {error.start})", file=file) from None
-    entries, _ = parse(text, file, mapping=False)
+        )
+    entries, _ = parse(read_text(file), file, mapping=False)
     if not isinstance(entries, list):
         raise InputError("expected a list of promises", file=file)
     promises = []

@@ -6,7 +6,6 @@ For models of any kind. The built-in decoder has a folder of its own, in Hugging
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from modicum.compress.compressed import Compressed
 from modicum.core.errors import InputError
-from modicum.core.files import publish_folder, write_json
+from modicum.core.files import publish_folder, read_json, write_json
 from modicum.core.sharding import whole
 
 TENSORS, DESCRIPTION = "compressed.safetensors", "compressed.json"
@@ -54,10 +53,10 @@ def load(model: nn.Module, folder: str | Path) -> Compressed:
     """
     folder = Path(folder)
     try:
-        about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        about = read_json(folder / DESCRIPTION)
         ranks = {str(name): int(rank) for name, rank in about["ranks"].items()}
         tensors = load_file(folder / TENSORS)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
+    except (InputError, OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError("this folder holds no compressed model", file=folder) from None
     try:
         compressed = Compressed(model, ranks)

@@ -25,6 +25,14 @@ def clipped(text: str, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
+def _one_line(text: str) -> str:
+    """A message without ends of lines and codes of terminals, which names of files may hold."""
+    return "".join(
+        c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode()
+        for c in text
+    )
+
+
 class ModicumError(Exception):
     """Anything that modicum itself has to say. `exit_code` is what the command line ends with."""
 
@@ -73,7 +81,7 @@ class InputError(ModicumError):
         self.suggestion = nearest(wanted, self._told["candidates"]) if wanted is not None else None
         if self.suggestion:
             text += f". Did you mean {self.suggestion!r}?"
-        super().__init__(text)
+        super().__init__(_one_line(text))
 
     def located(
         self,

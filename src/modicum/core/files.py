@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,52 @@ def _free(path: Path) -> str:
     while not path.exists() and path != path.parent:
         path = path.parent
     return f"{shutil.disk_usage(path).free} bytes free"
+
+
+def read_bytes(path: Path, at_most: int = -1) -> bytes:
+    """All of a regular file; a pipe, of which one would wait for more, is refused.
+
+    Args:
+        at_most: read no more bytes than this; -1: all.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputError("this is no regular file", file=path)
+        with open(path, "rb") as handle:
+            return handle.read(at_most)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular file in UTF-8.
+
+    Raises:
+        InputError: there is none, it cannot be read, or is no text.
+    """
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"this is not UTF-8 text (byte {error.start})", file=path) from None
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        InputError: there is none, it cannot be read, or is no JSON; with the line where one is at
+            fault.
+    """
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"this is not JSON: {error.msg}", file=path, line=error.lineno) from None
+    except (ValueError, RecursionError):  # a number of thousands of digits, brackets in brackets
+        raise InputError("this JSON holds what is too large to be meant", file=path) from None
 
 
 def sync(path: Path) -> None:

@@ -155,7 +155,8 @@ def describe(
     field = (prefix + ".".join(map(str, path))).rstrip(".")
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
-        word = str(path[-1])
+        word = str(error["loc"][-1])
+        field = field if path and path[-1] == word else f"{field}.{word}".lstrip(".")
         return InputError(
             "unknown key",
             field=field,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import InputError, ModicumError
+from modicum.core.files import read_bytes
 
 READABLE = {"typing", "pydantic", "annotated_types", "modicum.core.method"}
 SOURCES = Path(__file__).resolve().parents[1]
@@ -32,10 +33,12 @@ def parse(file: Path) -> ast.Module:
         InputError: it is not valid Python, with the line.
     """
     try:
-        return ast.parse(file.read_bytes(), filename=str(file))
+        return ast.parse(read_bytes(file), filename=str(file))
     except SyntaxError as error:
         problem = f"not valid Python: {error.msg}"
         raise InputError(problem, file=file, line=error.lineno) from None
+    except (ValueError, RecursionError, MemoryError) as error:  # as Python refuses some bytes
+        raise InputError(f"not valid Python: {error}", file=file) from None
 
 
 def assigned(node: ast.ClassDef, name: str) -> ast.expr | None:
@@ -55,7 +58,12 @@ def names(tree: ast.Module) -> dict[str, Any]:
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module in READABLE:
             source = importlib.import_module(node.module)
-            known |= {a.asname or a.name: getattr(source, a.name) for a in node.names}
+            # What is not there is unknown where it is used, with the line.
+            known |= {
+                a.asname or a.name: getattr(source, a.name)
+                for a in node.names
+                if hasattr(source, a.name)
+            }
     return known
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError, nearest
-from modicum.core.files import write_text
+from modicum.core.files import read_json, read_text, write_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -116,11 +116,13 @@ class Tokenizer:
             raise InputError("there is no such tokenizer file or folder", file=file)
         library = _library()
         try:
-            inner = library.Tokenizer.from_str(file.read_text(encoding="utf-8"))
+            inner = library.Tokenizer.from_str(read_text(file))
+        except InputError:
+            raise
         except Exception as error:  # the library raises plain `Exception` for all that is wrong
             raise InputError(f"this is no tokenizer: {error}", file=file) from error
         beside = ((name, file.parent / name) for name in _COMPANIONS)
-        companions = {name: _text(there) for name, there in beside if there.is_file()}
+        companions = {name: read_text(there) for name, there in beside if there.is_file()}
         return cls(inner, _find_end(file, inner), companions)
 
     def save(self, folder: str | Path) -> None:
@@ -216,20 +218,10 @@ def _model_file(folder: Path) -> Path:
     raise InputError(f"this is no tokenizer folder: it has no {_MODEL}", file=folder)
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", file=file) from error
-
-
 def _json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
-    try:
-        value = json.loads(_text(file))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"this is not valid JSON: {error}", file=file) from error
+    value = read_json(file)
     if not isinstance(value, dict):
         raise InputError("this holds no JSON object", file=file)
     return value

@@ -6,7 +6,6 @@ what others do with its activations.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modicum.core.errors import InputError
-from modicum.core.files import disk_errors, publish_folder, write_json
+from modicum.core.files import disk_errors, publish_folder, read_json, write_json
 from modicum.core.meta import materialise, on_meta
 from modicum.core.random import normal_
 from modicum.core.sharding import elements_before, own_part, whole
@@ -226,9 +225,9 @@ def read_config(folder: str | Path) -> ConvNetConfig:
     """
     file = Path(folder) / CONFIG
     try:
-        raw: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        raw: dict[str, Any] = read_json(file)
         model_type = raw.pop("model_type", None)
-    except (OSError, ValueError, AttributeError):
+    except AttributeError:
         raise InputError("cannot be read as a model's configuration", file=file) from None
     if model_type != _MODEL_TYPE:
         raise InputError(

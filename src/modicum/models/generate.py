@@ -18,10 +18,20 @@ def sample(
 
     `top_p` keeps the fewest likeliest tokens whose probabilities reach it (nucleus sampling,
     Holtzman et al., arXiv 1904.09751).
+
+    Raises:
+        InputError: a draw from what is no finite number.
     """
     if temperature == 0.0:
         return int(logits.argmax())
     probabilities = torch.softmax(logits.float() / temperature, dim=-1)
+    if not probabilities.isfinite().all():
+        raise InputError(
+            "the model's outputs are no finite numbers: its weights are damaged or diverged, or "
+            "the temperature is too small",
+            field="temperature",
+            value=temperature,
+        )
     if top_p < 1.0:
         ordered, order = probabilities.sort(descending=True)
         beyond = ordered.cumsum(0) - ordered >= top_p

@@ -6,7 +6,6 @@ Reading a configuration or checking a folder needs no torch, so that a plan is m
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modicum.core.errors import InputError
+from modicum.core.files import read_json
 from modicum.models.config import ModelConfig
 from modicum.models.safetensors_file import TensorEntry, read_entries, read_index
 
@@ -75,13 +75,7 @@ def read_config(folder: str | Path) -> ModelConfig:
     file = resolve(folder) / CONFIG
     if not file.is_file():
         raise InputError("this folder is no model: it has no config.json", file=file.parent)
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise InputError(f"this is not JSON: {error.msg}", file=file, line=error.lineno) from None
-    except UnicodeDecodeError:
-        raise InputError("this is not UTF-8 text", file=file) from None
-    return ModelConfig.from_hf(raw, file)
+    return ModelConfig.from_hf(read_json(file), file)
 
 
 def read_header(folder: str | Path) -> ModelHeader:
@@ -257,11 +251,15 @@ def _read_rows(
 
     It lies in the file's own pages: copy it, and let go of it.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    # Opened for each tensor alone: a file's pages count as resident as long as it is mapped, and
-    # the whole file's would double the peak.
-    with safe_open(header.tensors[name].file, framework="pt") as file:
-        end = None if rows is None else before + rows
-        tensor: torch.Tensor = file.get_slice(name)[before:end]
-        return tensor
+    place = header.tensors[name].file
+    try:
+        # Opened for each tensor alone: a file's pages count as resident as long as it is mapped,
+        # and the whole file's would double the peak.
+        with safe_open(place, framework="pt") as file:
+            end = None if rows is None else before + rows
+            tensor: torch.Tensor = file.get_slice(name)[before:end]
+            return tensor
+    except SafetensorError as error:  # which is stricter than a look at the header is
+        raise InputError(f"cannot be read: {error}", file=place, field=name) from None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import InputError
+from modicum.core.files import read_json
 
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64"), 64),
@@ -62,7 +63,7 @@ def read_entries(file: Path) -> dict[str, TensorEntry]:
         text = handle.read(length)
     try:
         header = json.loads(text)
-    except ValueError:  # neither UTF-8 nor JSON
+    except (ValueError, RecursionError):  # neither UTF-8 nor JSON, or not meant
         raise InputError("the header is not JSON: not a safetensors file", file=file) from None
     if not isinstance(header, dict):
         raise InputError("the header is not a JSON object: not a safetensors file", file=file)
@@ -100,11 +101,11 @@ def read_index(file: Path) -> Mapping[str, list[str]]:
         InputError: the index cannot be read, or names a file outside of its folder.
     """
     try:
-        weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = read_json(file)["weight_map"]
         files: dict[str, list[str]] = {}
         for name, shard in weight_map.items():
             files.setdefault(shard, []).append(name)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         raise InputError("this is not an index of weights", file=file) from None
     for shard in files:
         if Path(shard).name != shard:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import InputError
+from modicum.core.files import read_bytes
 from modicum.recipe_yaml import parse
 from modicum.report.numbers import number
 
@@ -52,8 +53,8 @@ def listing(row: Row, name: str) -> list[Row]:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return read_bytes(path).decode("utf-8", "replace")
+    except InputError:
         return None
 
 

@@ -11,6 +11,7 @@ import torch
 
 from modicum.adapters import AttachedAdapter, base_model_of, load
 from modicum.core.errors import InputError
+from modicum.core.files import read_text
 from modicum.core.machine import pick_device
 from modicum.core.weight_digests import BASE_WEIGHTS, changed_weights
 from modicum.data.tokenizer import Tokenizer
@@ -149,5 +150,5 @@ def _linear_form(recipe: Path) -> str:
     """The form in which a run held its base weights."""
     if not recipe.is_file():
         return "dense"
-    values, _ = parse(recipe.read_text(encoding="utf-8"), recipe)
+    values, _ = parse(read_text(recipe), recipe)
     return str(values.get("model", {}).get("linear", "dense"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import InputError
+from modicum.core.files import read_bytes
 
 # By the name of a value, the types that it may have.
 Types = Mapping[str, type | tuple[type, ...]]
@@ -30,10 +31,10 @@ def check_kinds(folder: Path, files: Collection[str], folders: Collection[str]) 
 def read_object(path: Path, types: Types) -> dict[str, Any] | None:
     """The JSON object in a file; None where it is none, or a value in it has another type."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_bytes(path))
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) and _fits(value, types) else None
+    return value if isinstance(value, dict) and fits(value, types) else None
 
 
 def damaged_record(path: Path) -> InputError:
@@ -48,7 +49,7 @@ def read_rows(path: Path, types: Types) -> list[dict[str, Any]]:
         InputError: another line is no such row.
     """
     rows = []
-    *lines, last = path.read_bytes().split(b"\n")
+    *lines, last = read_bytes(path).split(b"\n")
     for number, line in enumerate([*lines, last], start=1):
         row = _row(line, types)
         if row is not None:
@@ -66,8 +67,9 @@ def _row(line: bytes, types: Types) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     complete = isinstance(row, dict) and types.keys() <= row.keys()
-    return row if complete and _fits(row, types) else None
+    return row if complete and fits(row, types) else None
 
 
-def _fits(values: Mapping[str, Any], types: Types) -> bool:
+def fits(values: Mapping[str, Any], types: Types) -> bool:
+    """Whether the values that are there have the types that they may have."""
     return all(isinstance(values[name], kind) for name, kind in types.items() if name in values)

@@ -14,7 +14,14 @@ from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, remove, write_json, write_text
 from modicum.recipe import Recipe, differences
 from modicum.recipe.paths import anchored
-from modicum.trainer.contents import Types, check_kinds, damaged_record, read_object, read_rows
+from modicum.trainer.contents import (
+    Types,
+    check_kinds,
+    damaged_record,
+    fits,
+    read_object,
+    read_rows,
+)
 
 if TYPE_CHECKING:
     from modicum.core.ranks import Ranks
@@ -37,6 +44,7 @@ _RECORD: Types = {
     **dict.fromkeys(("peak_bytes", "final", "outputs"), dict),
     "directory": str,
 }
+_PEAKS: Types = dict.fromkeys(("measured", "process"), (*_NUMBER, type(None)))
 # What may be another at each start of a run: nothing of it changes what is computed.
 _OF_A_START = ("parallel.", "checkpoint.asynchronous:")
 
@@ -244,7 +252,7 @@ class RunFolder:
         if begun:
             check_kinds(self.path, (RUN,), ())
         record = read_object(path, _RECORD) if path.is_file() else None
-        if record is None and begun:
+        if begun and (record is None or not fits(record.get("peak_bytes", {}), _PEAKS)):
             raise damaged_record(path)
         return record if record and "modicum" in record else {}
 
