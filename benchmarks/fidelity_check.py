@@ -133,7 +133,9 @@ def _others(plain: nn.Module, inputs: dict[str, Tensor]) -> dict[str, float]:
 def _peft_fails(plain: nn.Module) -> Case | None:
     """That peft cannot adapt all linear layers of such a model by itself, if so."""
     try:
-        get_peft_model(copy.deepcopy(plain), LoraConfig(target_modules="all-linear"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            get_peft_model(copy.deepcopy(plain), LoraConfig(target_modules="all-linear"))
     except Exception as error:  # whatever peft or the model says
         said = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
         return {"result": "not made", "why": f"peft cannot adapt it: {said}"}
