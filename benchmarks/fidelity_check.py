@@ -79,7 +79,7 @@ def _with_peft(
         except InputError as error:
             without_peft = {"result": "refused", "why": str(error)}
         else:
-            without_peft = _peft_fails(plain)
+            without_peft = _peft_fails(plain, inputs, path / "theirs")
         if without_peft is None:
             theirs = _peft(plain, path / "first")
             apart["peft"] = _apart(_run(theirs, inputs), _run(model, inputs))
@@ -130,15 +130,19 @@ def _others(plain: nn.Module, inputs: dict[str, Tensor]) -> dict[str, float]:
     return apart
 
 
-def _peft_fails(plain: nn.Module) -> Case | None:
-    """That peft cannot adapt all linear layers of such a model by itself, if so."""
+def _peft_fails(plain: nn.Module, inputs: dict[str, Tensor], folder: Path) -> Case | None:
+    """That peft by itself cannot adapt such a model, or not load again what it wrote, if so."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            get_peft_model(copy.deepcopy(plain), LoraConfig(target_modules="all-linear"))
+            config = LoraConfig(target_modules="all-linear")
+            model = get_peft_model(copy.deepcopy(plain), config)
+            _run(model, inputs)
+            model.save_pretrained(folder)
+        _peft(plain, folder)
     except Exception as error:  # whatever peft or the model says
         said = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
-        return {"result": "not made", "why": f"peft cannot adapt it: {said}"}
+        return {"result": "not made", "why": f"peft cannot, by itself: {said}"}
     return None
 
 
@@ -148,7 +152,7 @@ def _peft(plain: nn.Module, folder: Path) -> PeftModel:
         model = PeftModel.from_pretrained(copy.deepcopy(plain), folder, is_trainable=True)
     lost = [str(one.message) for one in said if "adapter keys" in str(one.message)]
     if lost:
-        raise AssertionError(f"peft says: {lost[0][:200]}")
+        raise AssertionError(lost[0][:200])
     return model.eval()
 
 

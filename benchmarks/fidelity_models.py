@@ -170,7 +170,8 @@ def _inputs(model: nn.Module) -> dict[str, Tensor]:
     why = ""
     for inputs in _candidates(model):
         try:
-            found = outputs(model, inputs)
+            with torch.no_grad():
+                found = outputs(model, inputs)
         except Exception as error:  # whatever a foreign model says of inputs that it cannot take
             why = why or f"{type(error).__name__}: {error}".split("\n")[0][:150]
             continue
