@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -65,9 +66,14 @@ def _child(model_type: str, to: Connection) -> None:
 
 
 def sweep(
-    names: Sequence[str], progress: Path, limit: float, again: Sequence[str]
+    names: Sequence[str],
+    progress: Path,
+    limit: float,
+    again: Sequence[str],
+    minutes: float = float("inf"),
 ) -> dict[str, Case]:
-    """What became of each, from `progress` where it is known already."""
+    """What became of each, from `progress` where it is known already, as far as time allows."""
+    end = time.monotonic() + 60 * minutes
     done: dict[str, Case] = {}
     if progress.exists():
         for line in progress.read_text(encoding="utf-8").splitlines():
@@ -75,13 +81,13 @@ def sweep(
             done[name] = case
     done = {name: case for name, case in done.items() if case["result"] not in again}
     for name in names:
-        if name in done:
+        if name in done or time.monotonic() > end:
             continue
         done[name] = in_a_process(name, limit)
         with progress.open("a", encoding="utf-8") as file:
             file.write(json.dumps([name, done[name]]) + "\n")
         say(f"{name}: {done[name]['result']} {done[name].get('why', '')}")
-    return {name: done[name] for name in names}
+    return {name: done[name] for name in names if name in done}
 
 
 def summed(cases: dict[str, Case]) -> dict[str, Any]:
@@ -115,6 +121,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="TYPE", help="these; prints, writes nothing")
     parser.add_argument("--limit", type=float, default=90, help="seconds for one architecture")
     parser.add_argument("--again", nargs="+", default=[], choices=RESULTS, help="do these anew")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin none after")
     kept = Path(tempfile.gettempdir()) / "modicum-fidelity.jsonl"
     parser.add_argument("--progress", type=Path, default=kept, help="what is done already")
     parser.add_argument("--fresh", action="store_true", help="begin anew")
@@ -131,10 +138,12 @@ def main() -> None:
         return
     if options.fresh:
         options.progress.unlink(missing_ok=True)
-    cases = sweep(model_types(), options.progress, options.limit, options.again)
+    names = model_types()
+    cases = sweep(names, options.progress, options.limit, options.again, options.minutes)
     settings = {"steps": STEPS, "limit_s": options.limit, "most_parameters": LARGEST}
     settings["largest_difference_allowed"] = CLOSE
-    write_result("fidelity", summed(cases), settings)
+    figures = {"architectures": len(names), "left": len(names) - len(cases)} | summed(cases)
+    write_result("fidelity", figures, settings)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from fidelity_models import NotMadeError, outputs, small_model
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
 from modicum.adapters import LoRA, MoS, PiSSA, load
@@ -49,26 +49,24 @@ def check(model_type: str) -> Case:
             return {"class": name, "result": "differs", "why": f"refused, but {changed}: {error}"}
         return {"class": name, "result": "refused", "why": str(error)}
     layers = len(adapter.sites)
-    apart, refused = _with_peft(plain, adapter, inputs)
+    apart, without_peft = _with_peft(plain, adapter, inputs)
     apart |= _others(plain, inputs)
     largest = {key: float(f"{value:.1e}") for key, value in apart.items()}
     case: Case = {"class": name, "layers": layers, "apart": largest}
     if wrong := [key for key, value in largest.items() if not value <= CLOSE[key]]:
         return case | {"result": "differs", "why": ", ".join(wrong)}
-    if refused is not None:
-        return case | {"result": "refused", "why": refused}
-    return case | {"result": "equal"}
+    return case | (without_peft or {"result": "equal"})
 
 
 def _with_peft(
     plain: nn.Module, adapter: AttachedAdapter, inputs: dict[str, Tensor]
-) -> tuple[dict[str, float], str | None]:
+) -> tuple[dict[str, float], Case | None]:
     """Relative differences from peft's LoRA, before and after three updates, and once merged.
 
-    Also with which sentence the adapter was not written for peft, if it was not: then what is
-    compared is modicum with itself.
+    Also why peft has no part in it, if so: the adapter was not written for it, or peft itself
+    cannot adapt such a model. Then what is compared is modicum with itself.
     """
-    model, apart, refused = adapter.model, {}, None
+    model, apart, without_peft = adapter.model, {}, None
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in adapter.parameters():
@@ -79,8 +77,10 @@ def _with_peft(
         try:
             adapter.save(path / "first", form="peft")
         except InputError as error:
-            refused = str(error)
+            without_peft = {"result": "refused", "why": str(error)}
         else:
+            without_peft = _peft_fails(plain, inputs, path / "theirs")
+        if without_peft is None:
             theirs = _peft(plain, path / "first")
             apart["peft"] = _apart(_run(theirs, inputs), _run(model, inputs))
             other = _peft_factors(theirs)
@@ -104,7 +104,7 @@ def _with_peft(
     adapter.unmerge()
     adapter.detach()
     apart["detached"] = _apart(_run(model, inputs), _run(plain, inputs))
-    return apart, refused
+    return apart, without_peft
 
 
 def _others(plain: nn.Module, inputs: dict[str, Tensor]) -> dict[str, float]:
@@ -130,13 +130,29 @@ def _others(plain: nn.Module, inputs: dict[str, Tensor]) -> dict[str, float]:
     return apart
 
 
+def _peft_fails(plain: nn.Module, inputs: dict[str, Tensor], folder: Path) -> Case | None:
+    """That peft by itself cannot adapt such a model, or not load again what it wrote, if so."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = LoraConfig(target_modules="all-linear")
+            model = get_peft_model(copy.deepcopy(plain), config)
+            _run(model, inputs)
+            model.save_pretrained(str(folder))
+        _peft(plain, folder)
+    except Exception as error:  # whatever peft or the model says
+        said = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+        return {"result": "not made", "why": f"peft cannot, by itself: {said}"}
+    return None
+
+
 def _peft(plain: nn.Module, folder: Path) -> PeftModel:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model = PeftModel.from_pretrained(copy.deepcopy(plain), folder, is_trainable=True)
     lost = [str(one.message) for one in said if "adapter keys" in str(one.message)]
     if lost:
-        raise AssertionError(f"peft says: {lost[0][:200]}")
+        raise AssertionError(lost[0][:200])
     return model.eval()
 
 
@@ -182,10 +198,8 @@ def _gradients(
         return [torch.zeros_like(parameter) for parameter in parameters]
     loss = torch.stack(list(parts)).sum()
     slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [
-        torch.zeros_like(parameter) if slope is None else slope
-        for parameter, slope in zip(parameters, slopes, strict=True)
-    ]
+    used: list[Tensor | None] = list(slopes)  # None: what a layer gives is not used
+    return [torch.zeros_like(p) if s is None else s for p, s in zip(parameters, used, strict=True)]
 
 
 @torch.no_grad()

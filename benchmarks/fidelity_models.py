@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.models.auto import configuration_auto, modeling_auto
 
+CONFIG_NAMES: dict[str, str] = vars(configuration_auto)["CONFIG_MAPPING_NAMES"]
 LARGEST = 40_000_000  # parameters
 VOCABULARY, WIDTH, LAYERS, HEADS = 99, 32, 2, 4
 _TABLES = (
@@ -46,7 +47,7 @@ class NotMadeError(Exception):
 
 def model_types() -> list[str]:
     """Every configuration that transformers' auto classes know, by its name there."""
-    return sorted(vars(configuration_auto)["CONFIG_MAPPING_NAMES"])
+    return sorted(CONFIG_NAMES)
 
 
 def small_model(model_type: str) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -76,7 +77,7 @@ def _class_names(model_type: str) -> list[str]:
 
 
 def _made(name: str, model_type: str, shrink: Callable[[PretrainedConfig], None]) -> nn.Module:
-    config = getattr(transformers, vars(configuration_auto)["CONFIG_MAPPING_NAMES"][model_type])()
+    config = getattr(transformers, CONFIG_NAMES[model_type])()
     shrink(config)
     made = getattr(transformers, name)
     with torch.device("meta"):
@@ -169,7 +170,8 @@ def _inputs(model: nn.Module) -> dict[str, Tensor]:
     why = ""
     for inputs in _candidates(model):
         try:
-            found = outputs(model, inputs)
+            with torch.no_grad():
+                found = outputs(model, inputs)
         except Exception as error:  # whatever a foreign model says of inputs that it cannot take
             why = why or f"{type(error).__name__}: {error}".split("\n")[0][:150]
             continue
