@@ -197,12 +197,7 @@ ACCEPTED: list[dict[str, object]] = [
     {"merge_weights": True, "enable_lora": None},
     {"qalora_group_size": 4, "from_a_later_peft": None, "and_this": [], "and_that": False},
     {"rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": [], "target_parameters": []},
-    {
-        "alora_invocation_tokens": [],
-        "trainable_token_indices": [],
-        "layer_replication": [],
-        "megatron_config": {},
-    },
+    {"alora_invocation_tokens": [], "layer_replication": [], "megatron_config": {}},
     {"use_rslora": True, "lora_alpha": 2.5, "lora_dropout": 0.5},
     {"target_modules": r".*\.(q|v)_proj"},
     {"target_modules": "all-linear"},

@@ -108,13 +108,8 @@ def test_peft_loads_it_with_equal_outputs(
     assert torch.equal(output(plain, name), output(ours, name))
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("MambaForCausalLM", "Mamba models.*out_proj"),
-        ("Qwen2MoeForCausalLM", "fused experts.*_proj"),
-    ],
-)
+@pytest.mark.filterwarnings("ignore:all-linear leaves out")
+@pytest.mark.parametrize(("name", "said"), [("Qwen2MoeForCausalLM", "fused experts.*_proj")])
 def test_what_peft_would_read_as_something_else_is_kept_in_our_form(
     name: str, said: str, tmp_path: Path
 ) -> None:

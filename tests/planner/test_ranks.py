@@ -277,7 +277,8 @@ def test_all_ranks_have_the_plan_of_the_one_with_the_least_room(pool: Pool, new,
     assert prediction["process_base"] == 320_000_000  # rank 1's, as is what its allocator keeps
     least, most = prediction["process_range"]
     tensors = prediction["peak_bytes"]
-    assert most - least == pytest.approx(0.08 * tensors, abs=2)
+    copied = alone.prediction.host_bytes  # a checkpoint's copy, at the top of the range alone
+    assert most - least == pytest.approx(0.08 * tensors + copied, abs=2)
     assert most <= budget
 
 

@@ -65,9 +65,10 @@ def train(asked: Asked) -> None:
         typer.Exit: ranks ended badly, and why has been said.
     """
     here = _place(asked)
-    told, folder = _recipe(asked), asked.folder
+    folder = asked.folder
     if not os.path.lexists(folder):  # else the run itself sees what is there
         check_folder(folder, "--out")
+    told = _recipe(asked)
     speaks = here.first and not here.supervised
     restart = asked.restart and not started_again()
     if asked.fork is None and not restart and RunFolder(folder).has_finished(told):
@@ -95,9 +96,9 @@ def show_plan(asked: Asked, folder: Path | None) -> None:
     from modicum.cli.tables import print_json, print_plan
 
     here = _place(asked)
-    told = _recipe(asked) if folder is not None else recipe_yaml.load(asked.recipe, asked.overrides)
     if folder is not None and not os.path.lexists(folder):
         check_folder(folder, "--out")
+    told = _recipe(asked) if folder is not None else recipe_yaml.load(asked.recipe, asked.overrides)
     with recipe_yaml.places(asked.recipe, asked.overrides):
         row = _plan(told, folder, asked.ranks or here.size).row()
     if not here.first:
