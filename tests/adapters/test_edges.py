@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from modicum.adapters import AttachedAdapter, LoRA, MoS, PiSSA
+from modicum.adapters import AttachedAdapter, LoRA, MoS, PiSSA, load
 from modicum.adapters.base import Adapter
 from modicum.core.errors import InputError
 from modicum.linears import NF4Linear
@@ -366,9 +366,20 @@ def test_a_folder_of_save_pretrained_is_read_again(value: Adapter, tmp_path: Pat
     model.save_pretrained(tmp_path)
     again = transformers.Gemma3ForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(again(input_ids=ids).logits, base, rtol=1e-5, atol=1e-5)
-    restored = value.attach(again, seed=8)
-    restored.load_state_dict(adapter.state_dict())
+    restored = load(again, tmp_path)
+    assert (restored.method.info, restored.sites.keys()) == (value.info, adapter.sites.keys())
     torch.testing.assert_close(again(input_ids=ids).logits, output, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match="no adapter of this name") as error:
+        load(gemma(), tmp_path, name="other")
+    assert "default" in str(error.value.allowed)
+
+
+def test_the_state_of_an_adapter_with_other_fields_is_refused() -> None:
+    state = adapted(LoRA(rank=2, alpha=1.0)).model.state_dict()
+    for value, field in ((LoRA(rank=2), "alpha"), (PiSSA(rank=2, alpha=1.0), None)):
+        with pytest.raises(InputError, match="the state is of an") as error:
+            value.attach(odd_model()).model.load_state_dict(state, strict=False)
+        assert error.value.field == field
 
 
 def test_a_patched_layer_of_another_library_is_called_through(tmp_path: Path) -> None:

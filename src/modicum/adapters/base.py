@@ -8,6 +8,7 @@ other modules of the room.
 
 from __future__ import annotations
 
+import json
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -159,6 +160,29 @@ class AdapterLayer(nn.Module):
         for key, factor in self.method.frozen(self.site).items():
             setattr(self, key, factor.at_least(self.site.dtype).empty(device).zero_())
 
+    def get_extra_state(self) -> Tensor:
+        """Which method with which fields this is, so that a model's state dict tells it."""
+        fields = self.method.model_dump(exclude={"targets", "exclude"})
+        text = json.dumps({"method": self.method.info.name, "fields": fields}, sort_keys=True)
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Make sure that a state dict is of this method with these fields.
+
+        Raises:
+            InputError: it is of another.
+        """
+        own, other = decoded(self.get_extra_state()), decoded(state)
+        if own["method"] != other.get("method"):
+            raise InputError("the state is of another method", value=other.get("method"))
+        fields = other.get("fields", {})
+        for name, value in own["fields"].items():
+            if name != "dropout" and fields.get(name) != value:
+                problem = (
+                    f"the state is of an adapter with {fields.get(name)!r}; attach one with it"
+                )
+                raise InputError(problem, field=name, value=value)
+
     @abstractmethod
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         """The layer's output, where `base` computes what the layer gives without this adapter."""
@@ -170,6 +194,21 @@ class AdapterLayer(nn.Module):
     def as_lora(self) -> tuple[Tensor, Tensor, float] | None:
         """(A [r, in], B [out, r], s) with delta = s B A, where that is exact; else None."""
         return None
+
+
+def decoded(state: Tensor) -> dict[str, Any]:
+    """What `AdapterLayer.get_extra_state` says.
+
+    Raises:
+        InputError: it is something else.
+    """
+    try:
+        value = json.loads(bytes(state.to(torch.uint8).flatten().tolist()))
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InputError("the state does not say of which adapter it is")
+    return value
 
 
 def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from modicum.adapters import own_files, peft_files
+from modicum.adapters import model_files, own_files, peft_files
 
 if TYPE_CHECKING:
     from modicum.adapters.attached import AttachedAdapter
@@ -22,11 +22,15 @@ def load(
     train: bool = False,
     plugins: Iterable[str | Path] = (),
 ) -> AttachedAdapter:
-    """Attach the adapter that a folder holds: a PEFT LoRA, or one in modicum's own format.
+    """Attach the adapter that a folder holds.
+
+    That is a PEFT LoRA, one in modicum's own format, or one next to the weights of a whole model,
+    as `save_pretrained` and checkpoints of `transformers.Trainer` hold it.
 
     Args:
         model: the base model, with the weights that it had before the adapter was trained.
-        name: what to call it on this model.
+        name: what to call it on this model; of a whole model's adapters the one of this name is
+            read.
         train: leave the factors trainable, to go on; else they are frozen, to be used.
         plugins: files with methods of your own, of which the folder may name one.
 
@@ -46,6 +50,8 @@ def load(
     path = Path(folder)
     if (path / own_files.CONFIG).exists():
         attached = own_files.load(model, path, name=name, plugins=plugins)
+    elif not (path / peft_files.CONFIG).exists() and model_files.files_of(path):
+        attached = model_files.load(model, path, name=name, plugins=plugins)
     else:
         attached = peft_files.load(model, path, name=name)
     if not train:

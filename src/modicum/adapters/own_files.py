@@ -7,7 +7,7 @@ kept too, since the original weight, which could be rewritten again, is not ther
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,19 +66,50 @@ def load(
     model: nn.Module, folder: Path, *, name: str, plugins: Iterable[str | Path] = ()
 ) -> AttachedAdapter:
     """Attach the adapter that a folder of modicum's holds; errors are those of `files.load`."""
-    from modicum.adapters.attached import AttachedAdapter
-
     config, tensors = read_json(folder / CONFIG), read_tensors(folder / WEIGHTS)
+    value = described(config, plugins, folder / CONFIG)
     try:
-        value = find(config["method"], plugins, room="adapters").load()(**config["fields"])
         seed = int(config["seed"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"does not describe an adapter: {error!r}", file=folder / CONFIG) from None
-    except InputError as error:
-        raise error.located(file=folder / CONFIG) from None
-    assert isinstance(value, Adapter)
     base = {key.removeprefix(_BASE): t for key, t in tensors.items() if key.startswith(_BASE)}
     state = {key: t for key, t in tensors.items() if not key.startswith(_BASE)}
+    return attached_with(model, value, state, base, name=name, seed=seed, file=folder / WEIGHTS)
+
+
+def described(config: Mapping[str, Any], plugins: Iterable[str | Path], file: Path) -> Adapter:
+    """The value that a description names: a method and its fields.
+
+    Raises:
+        InputError: there is no such method, or it has no such fields.
+    """
+    try:
+        value = find(config["method"], plugins, room="adapters").load()(**config["fields"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"does not describe an adapter: {error!r}", file=file) from None
+    except InputError as error:
+        raise error.located(file=file) from None
+    assert isinstance(value, Adapter)
+    return value
+
+
+def attached_with(
+    model: nn.Module,
+    value: Adapter,
+    state: dict[str, Tensor],
+    base: dict[str, Tensor],
+    *,
+    name: str,
+    seed: int,
+    file: Path,
+) -> AttachedAdapter:
+    """Attach an adapter to the layers that its targets name in full, with these tensors.
+
+    Raises:
+        InputError: they are not this adapter's, or it does not fit the model.
+    """
+    from modicum.adapters.attached import AttachedAdapter
+
     try:
         value = value.with_fields(**_exactly_named(model, value.targets))
         with undone_on_failure(model, name):
@@ -89,7 +120,7 @@ def load(
                 restore(attached)
                 raise
     except InputError as error:
-        raise InputError(f"does not fit the model: {error}", file=folder / WEIGHTS) from None
+        raise InputError(f"does not fit the model: {error}", file=file) from None
     return attached
 
 

@@ -1,0 +1,83 @@
+"""Adapters in the files of a whole model, next to its weights: as `save_pretrained` leaves them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from modicum.adapters.base import decoded
+from modicum.adapters.names import plain_name
+from modicum.adapters.own_files import attached_with, described
+from modicum.core.errors import InputError
+
+if TYPE_CHECKING:
+    from modicum.adapters.attached import AttachedAdapter
+
+_OF_LAYER = re.compile(r"^(.+)\.layers_by_adapter\.([^.]+)\.([^.]+)$")
+_SHARED = re.compile(r"^shared_by_([^.]+)\.([^.]+)$")
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The safetensors files of a model's folder that hold tensors of adapters."""
+    return [file for file in sorted(folder.glob("model*.safetensors")) if _read(file)]
+
+
+def load(
+    model: nn.Module, folder: Path, *, name: str, plugins: Iterable[str | Path] = ()
+) -> AttachedAdapter:
+    """Attach the adapter `name` that the model's own files hold; errors are those of `files.load`.
+
+    Args:
+        model: what `from_pretrained` made of the same folder, or another with those weights.
+    """
+    state: dict[str, Tensor] = {}
+    there, sites, description = set(), [], None
+    for file in files_of(folder):
+        for (owner, site, key), tensor in _read(file, name).items():
+            there.add(owner)
+            if tensor is None:
+                continue
+            if key == "_extra_state":
+                description = decoded(tensor)
+                sites.append(site)
+            else:
+                state[f"{site}.{key}"] = tensor
+    if description is None:
+        raise InputError(
+            "the model's files hold no adapter of this name",
+            file=folder,
+            value=name,
+            allowed=", ".join(sorted(there)),
+            candidates=there,
+        )
+    value = described(description, plugins, folder)
+    value = value.with_fields(targets=tuple(sites))
+    return attached_with(model, value, state, {}, name=name, seed=0, file=folder)
+
+
+def _read(file: Path, name: str | None = None) -> dict[tuple[str, str, str], Tensor | None]:
+    """By (adapter, site, key) what a file holds of adapters; the tensors of `name` alone.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    found: dict[tuple[str, str, str], Tensor | None] = {}
+    try:
+        with safe_open(file, framework="pt") as handle:
+            for full in handle.keys():  # noqa: SIM118 - it is no dictionary
+                plain = plain_name(full)
+                if match := _OF_LAYER.match(plain):
+                    site, owner, key = match.groups()
+                elif match := _SHARED.match(plain):
+                    (owner, key), site = match.groups(), "shared"
+                else:
+                    continue
+                found[owner, site, key] = handle.get_tensor(full) if owner == name else None
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"cannot be read: {error}", file=file) from None
+    return found
