@@ -199,7 +199,6 @@ ACCEPTED: list[dict[str, object]] = [
     {"rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": [], "target_parameters": []},
     {
         "alora_invocation_tokens": [],
-        "trainable_token_indices": [],
         "layer_replication": [],
         "megatron_config": {},
     },
