@@ -100,11 +100,7 @@ def summed(cases: dict[str, Case]) -> dict[str, Any]:
         "largest_among_equal": {
             key: max((apart[key] for apart in equal if key in apart), default=None) for key in CLOSE
         },
-        "equal": {
-            name: {key: case[key] for key in ("class", "layers", "apart")}
-            for name, case in cases.items()
-            if case["result"] == "equal"
-        },
+        "equal": {name: _worst(case) for name, case in cases.items() if case["result"] == "equal"},
     } | {
         key.replace(" ", "_"): {
             name: {k: v for k, v in case.items() if k != "result"}
@@ -113,6 +109,13 @@ def summed(cases: dict[str, Case]) -> dict[str, Any]:
         }
         for key in RESULTS[1:]
     }
+
+
+def _worst(case: Case) -> str:
+    """The class, and the difference that is nearest to what is allowed."""
+    key = max(case["apart"], key=lambda key: case["apart"][key] / CLOSE[key])
+    precision = " in float64" if case.get("float64") else ""
+    return f"{case['class']}, {case['layers']} layers, {key} {case['apart'][key]}{precision}"
 
 
 def main() -> None:
