@@ -66,8 +66,11 @@ def _compared(model: nn.Module, inputs: dict[str, Tensor]) -> Case:
     layers = len(adapter.sites)
     for _, layer in adapter.layers():
         layer.to(next(model.parameters()).dtype)  # factors as fine as the model, as peft's are
-    apart, without_peft = _with_peft(plain, adapter, inputs)
-    apart |= _others(plain, inputs)
+    try:
+        apart, without_peft = _with_peft(plain, adapter, inputs)
+        apart |= _others(plain, inputs)
+    except InputError as error:  # by the first pass: a layer that the model never calls
+        return {"class": name, "result": "refused", "why": str(error)}
     largest = {key: float(f"{value:.1e}") for key, value in apart.items()}
     case: Case = {"class": name, "layers": layers, "apart": largest}
     if wrong := [key for key, value in largest.items() if not value <= CLOSE[key]]:
