@@ -234,12 +234,9 @@ _called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def _begin_watching(model: nn.Module, args: Any) -> None:
-    # Whether a layer was called inside of a compiled graph is not seen.
     if torch.compiler.is_compiling():
         return
     _drop(model._forward_pre_hooks, _begin_watching)
-    if any(module._compiled_call_impl is not None for module in model.modules()):
-        return
     for name, module in list(wearers(model)):
         for watched in (module, _caller(model, name)):
             if _note_called not in watched._forward_pre_hooks.values():
@@ -248,7 +245,8 @@ def _begin_watching(model: nn.Module, args: Any) -> None:
 
 
 def _note_called(module: nn.Module, args: Any) -> None:
-    _called.add(module)
+    if not torch.compiler.is_compiling():
+        _called.add(module)
 
 
 def _end_watching(model: nn.Module, args: Any, output: Any) -> None:
@@ -263,7 +261,11 @@ def _end_watching(model: nn.Module, args: Any, output: Any) -> None:
     _drop(model._forward_hooks, _end_watching)
     for module in model.modules():
         _drop(module._forward_pre_hooks, _note_called)
-    missed = [name for name, module in wearers(model) if module not in _called]
+    missed = [
+        name
+        for name, module in wearers(model)
+        if module not in _called and not _is_inside_compiled(model, name)
+    ]
     for name in missed:
         parent, caller = model.get_submodule(name.rpartition(".")[0]), _caller(model, name)
         chosen = isinstance(parent, _LISTS) and any(one in _called for one in parent.children())
@@ -281,6 +283,13 @@ def _end_watching(model: nn.Module, args: Any, output: Any) -> None:
             f"is {missed[0]}; where no pass does, their adapters do nothing",
             stacklevel=2,
         )
+
+
+def _is_inside_compiled(model: nn.Module, name: str) -> bool:
+    """Whether a module around a layer may run compiled, where calls of the layer are not seen."""
+    path = name.split(".")[:-1]
+    around = (model.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1))
+    return any(m._compiled_call_impl is not None or "forward" in m.__dict__ for m in around)
 
 
 def _caller(model: nn.Module, name: str) -> nn.Module:
