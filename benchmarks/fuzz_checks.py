@@ -11,6 +11,7 @@ from fuzz_zygote import Ended
 
 _OWN = re.compile(r"^modicum: ", re.MULTILINE)
 _USAGE = re.compile(r"^Error: ", re.MULTILINE)
+_HELP = re.compile(r"^\s*Usage: modicum", re.MULTILINE)  # of a command group without a command
 _WARNING = re.compile(r"^.*\b\w*Warning: .*$", re.MULTILINE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
@@ -32,7 +33,7 @@ def faults(case: Case, ended: Ended, changed: Sequence[str]) -> list[str]:
         found.append(f"exit code {ended.code}")
     if ended.code in (2, 3) and not found:
         messages = len(_OWN.findall(ended.err)) + len(_USAGE.findall(ended.err))
-        if messages != 1:
+        if messages != 1 and not (messages == 0 and _HELP.search(ended.out + ended.err)):
             found.append(f"{messages} messages")
         elif ended.code == 2 and _lines(ended.err) > 1:
             found.append("a message of several lines")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from modicum.core.errors import InputError
 from modicum.recipe import Recipe, methods_for
+from modicum.recipe.paths import anchored
 from modicum.recipe_yaml import dump, load, locate, parse, shipped
 
 ADAPTERS = ", ".join(sorted(methods_for("adapter")))
@@ -213,3 +214,11 @@ def test_a_key_that_is_no_name_is_an_unknown_key(tmp_path):
     (tmp_path / "r.yaml").write_text("training: {ste-ps: 1}\n")
     with pytest.raises(InputError, match=r"r\.yaml:1: training\.ste-ps: unknown key"):
         load(tmp_path / "r.yaml")
+
+
+def test_a_path_that_links_to_itself_is_for_its_reader_to_refuse(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    values = {"data": {"path": "loop"}, "model": {"path": "~nobody-of-this-name/model"}}
+    named = anchored(values, tmp_path)
+    assert named["data"]["path"] == str(tmp_path / "loop")
+    assert named["model"]["path"] == str(tmp_path / "~nobody-of-this-name/model")

@@ -5,6 +5,7 @@ They are the fields named `path`, those whose names end in `_path`, a tokenizer,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,4 +40,5 @@ def _is_path(section: str, key: Any) -> bool:
 def _absolute(value: Any, folder: Path) -> Any:
     if not isinstance(value, str) or not value:
         return value
-    return str((folder / Path(value).expanduser()).resolve())
+    # Links are not followed: who reads the file says what is wrong with one.
+    return os.path.abspath(os.path.join(folder, os.path.expanduser(value)))

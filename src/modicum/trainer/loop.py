@@ -8,6 +8,7 @@ alone can know (a signal, the time) is agreed on once an update.
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -71,7 +72,7 @@ def train(
         same_setup(plan.recipe, ranks)
         same_model(plan.inputs.model_folder, ranks)
         stack.enter_context(folder.locked())
-        origin = None if fork is None else str(Path(fork).resolve())
+        origin = None if fork is None else os.path.realpath(fork)
         begun = ranks.first and _enter(folder, plan.recipe, origin, listener if restart else None)
         begun = ranks.tell(begun)
         record = Record.open(folder, plan, origin)
