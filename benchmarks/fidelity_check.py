@@ -99,7 +99,7 @@ def _with_peft(
         except InputError as error:
             without_peft = {"result": "refused", "why": str(error)}
         else:
-            without_peft = _peft_fails(plain, inputs, path / "theirs")
+            without_peft = _peft_fails(plain, inputs, path / "first")
             if without_peft is not None:
                 return {}, without_peft
         if without_peft is None:
@@ -152,16 +152,17 @@ def _others(plain: nn.Module, inputs: dict[str, Tensor]) -> dict[str, float]:
     return apart
 
 
-def _peft_fails(plain: nn.Module, inputs: dict[str, Tensor], folder: Path) -> Case | None:
+def _peft_fails(plain: nn.Module, inputs: dict[str, Tensor], ours: Path) -> Case | None:
     """That peft by itself cannot train such a model, or not load again what it wrote, if so."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            config = LoraConfig(target_modules="all-linear")
+            written = LoraConfig.from_pretrained(str(ours))
+            config = LoraConfig(r=2, target_modules=written.target_modules)
             model = get_peft_model(copy.deepcopy(plain), config)
             _gradients(model.eval(), list(_peft_factors(model).values()), inputs)
-            model.save_pretrained(str(folder))
-        _peft(plain, folder)
+            model.save_pretrained(f"{ours}-of-peft")
+        _peft(plain, Path(f"{ours}-of-peft"))
     except Exception as error:  # whatever peft or the model says
         said = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
         return {"result": "not made", "why": f"peft cannot, by itself: {said}"}
