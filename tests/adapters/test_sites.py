@@ -76,7 +76,7 @@ def test_an_adapted_layer_keeps_its_name() -> None:
 
 
 def test_a_model_with_nothing_to_adapt_is_refused() -> None:
-    with pytest.raises(InputError, match="no layer"):
+    with pytest.raises(InputError, match="no linear layer"):
         LoRA().attach(nn.Sequential(nn.ReLU()))
 
 
