@@ -284,7 +284,6 @@ _ENVIRONMENT = {
     "RANK": ("", "0", "1", "-1", "x"),
     "WORLD_SIZE": ("", "0", "1", "-1", "x", "9" * 30),
     "LOCAL_RANK": ("x", "-1"),
-    "MODICUM_SUPERVISOR": ("", "x", "1"),
     "OMP_NUM_THREADS": ("1",),
     "PATH": ("", "/nowhere"),
     "MPLBACKEND": ("nope",),
