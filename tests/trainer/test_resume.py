@@ -549,7 +549,7 @@ def test_a_run_goes_on_from_another_directory(
     monkeypatch.chdir(elsewhere)
     recipe = modicum.Recipe(**values)
     for again in (recipe, load(folder / "recipe.yaml")):
-        assert continued(again, folder).recipe.model.path == str(finished)
+        assert continued(again, folder).recipe.model.path == str(begun / "base")
     told = []
     modicum.train(continued(recipe, folder), folder, listener=told.append)
     assert [event["step"] for event in told if event["event"] == "resumed"] == [7]

@@ -60,7 +60,8 @@ def choose(
     for target in targets:
         matched = everything if target == ALL_LINEAR else {n for n in layers if named(n, [target])}
         if not matched and target == ALL_LINEAR:
-            raise InputError("the model has no linear layer to choose", field="targets")
+            sought = kind if "linear" in kind else f"linear {kind}"
+            raise InputError(f"the model has no {sought} to choose", field="targets")
         if not matched:
             names = [ALL_LINEAR, *sorted({name.rsplit(".", 1)[-1] for name in layers})]
             raise InputError(
