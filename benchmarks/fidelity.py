@@ -3,7 +3,7 @@
 Each is made with random weights, gets the same LoRA from both, is trained three steps by both,
 merged, saved and loaded by both. It is equal, refused with one sentence that leaves the model as it
 was, not made (and why), or differs. Each runs in a process of its own, at idle priority. What is
-done is kept in `--progress`, so the same command goes on where it stopped.
+done is kept in `--progress`, so the same command resumes where it stopped.
 """
 
 from __future__ import annotations

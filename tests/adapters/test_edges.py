@@ -374,6 +374,42 @@ def test_a_folder_of_save_pretrained_is_read_again(value: Adapter, tmp_path: Pat
     assert "default" in str(error.value.allowed)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_that_is_merged_is_not_put_on_the_merged_model(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model, ids = gemma(), torch.tensor([[3, 5, 7, 2]])
+    adapter = stir(LoRA(rank=2).attach(model))
+    adapter.merge()
+    output = model(input_ids=ids).logits
+    model.save_pretrained(tmp_path)
+    again = transformers.Gemma3ForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(again(input_ids=ids).logits, output, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match="count twice"):
+        load(again, tmp_path)
+    state = copy.deepcopy(model.state_dict())
+    adapter.unmerge()
+    with pytest.raises(InputError, match="is merged into the weights"):
+        model.load_state_dict(state)
+    torch.testing.assert_close(model(input_ids=ids).logits, output, rtol=1e-4, atol=1e-4)
+
+
+@each_method
+def test_a_state_of_other_shapes_is_named_and_changes_nothing(value: Adapter) -> None:
+    adapter, x = adapted(value), numbers(4, 7)
+    output = adapter.model(x)
+    wrong = {"wide.weight": torch.zeros(3, 7)}
+    wrong |= {"wide.layers_by_adapter.default.A_0": torch.zeros(5, 7)}
+    with pytest.raises(RuntimeError, match=r"size mismatch for wide\.weight"):
+        adapter.model.load_state_dict(wrong, strict=False)
+    assert torch.equal(adapter.model(x), output)
+
+
+def test_a_detached_model_has_no_hook_left_of_an_adapter_that_never_ran() -> None:
+    model = odd_model()
+    LoRA(rank=1).attach(model).detach()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
 def test_the_state_of_an_adapter_with_other_fields_is_refused() -> None:
     state = adapted(LoRA(rank=2, alpha=1.0)).model.state_dict()
     for value, field in ((LoRA(rank=2), "alpha"), (PiSSA(rank=2, alpha=1.0), None)):

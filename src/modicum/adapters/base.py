@@ -122,7 +122,12 @@ class AdapterLayer(nn.Module):
 
     Factors are parameters, what is not trained is a buffer. Factors are fp32, on an fp64 weight
     fp64; they compute in their own dtype, under autocast in that one's.
+
+    Attributes:
+        merged: whether it is folded into the weight now.
     """
+
+    merged = False
 
     def __init__(
         self,
@@ -161,9 +166,10 @@ class AdapterLayer(nn.Module):
             setattr(self, key, factor.at_least(self.site.dtype).empty(device).zero_())
 
     def get_extra_state(self) -> Tensor:
-        """Which method with which fields this is, so that a model's state dict tells it."""
+        """Which method with which fields this is, and whether it is merged, for a state dict."""
         fields = self.method.model_dump(exclude={"targets", "exclude"})
-        text = json.dumps({"method": self.method.info.name, "fields": fields}, sort_keys=True)
+        about = {"method": self.method.info.name, "fields": fields, "merged": self.merged}
+        text = json.dumps(about, sort_keys=True)
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -175,6 +181,11 @@ class AdapterLayer(nn.Module):
         own, other = decoded(self.get_extra_state()), decoded(state)
         if own["method"] != other.get("method"):
             raise InputError("the state is of another method", value=other.get("method"))
+        if self.merged != other.get("merged"):
+            problem = (
+                "one of the state and this adapter is merged into the weights, the other is not"
+            )
+            raise InputError(f"{problem}; merge or unmerge this one first", value=self.site.name)
         fields = other.get("fields", {})
         for name, value in own["fields"].items():
             if name != "dropout" and fields.get(name) != value:

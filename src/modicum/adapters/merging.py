@@ -75,6 +75,7 @@ def merge(attached: AttachedAdapter, dense: torch.dtype | None) -> Merged:
             error = (base_weights.read(now, layer.site) - weight).norm()
             change = whole(layer.delta()).norm()
             before.rounding[name] = float(error / change) if change else 0.0
+        layer.merged = True
         if isinstance(layer, RewritingLayer):
             layer.rewrote = False
     _tell(before.rounding)
@@ -109,6 +110,7 @@ def unmerge(attached: AttachedAdapter, before: Merged) -> None:
             if isinstance(layer, RewritingLayer):
                 rest = rest - layer.taken()
             base_weights.write(base, layer.site, rest)
+        layer.merged = False
         if isinstance(layer, RewritingLayer):
             layer.rewrote = True
 

@@ -55,6 +55,13 @@ def load(
             allowed=", ".join(sorted(there)),
             candidates=there,
         )
+    if description.get("merged"):
+        raise InputError(
+            "this adapter is folded into the weights of the model's files already, so it would "
+            "count twice; use the model as it is",
+            file=folder,
+            value=name,
+        )
     value = described(description, plugins, folder)
     value = value.with_fields(targets=tuple(sites))
     return attached_with(model, value, state, {}, name=name, seed=0, file=folder)

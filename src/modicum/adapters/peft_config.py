@@ -43,14 +43,14 @@ REFUSED = {
     "use_qalora": "QALoRA pools the inputs of its factors",
     "use_bdlora": "BD-LoRA's factors are block-diagonal",
     "alora_invocation_tokens": "aLoRA leaves out what comes before these tokens",
-    "velora_config": "VeLoRA keeps projections beside the factors",
+    "velora_config": "VeLoRA keeps projections next to the factors",
     "kasa_config": "KaSA cuts the base weight and has a diagonal between the factors",
     "monteclora_config": "MonteCLoRA samples around the factors",
     "arrow_config": "Arrow routes between adapters",
     "rank_pattern": "layers have different ranks",
     "alpha_pattern": "layers have different scales",
-    "modules_to_save": "whole layers were trained beside the adapter",
-    "trainable_token_indices": "rows of embeddings were trained beside the adapter",
+    "modules_to_save": "full layers were trained in addition to the adapter",
+    "trainable_token_indices": "rows of embeddings were trained in addition to the adapter",
     "layer_replication": "layers of the base are repeated",
     "lora_bias": "the adapter has biases",
     "target_parameters": "parameters that are no layers are adapted",
@@ -130,7 +130,7 @@ def _check(config: Mapping[str, Any]) -> None:
         problem = f"not plain LoRA: {REFUSED[key]}" if key in REFUSED else "not known, and not off"
         raise InputError(problem, field=key, value=value)
     if config.get("bias", "none") != "none":
-        problem = "biases were trained beside the adapter"
+        problem = "biases were trained in addition to the adapter"
         raise InputError(problem, field="bias", value=config["bias"])
     _check_numbers(config)
     _check_init(config.get("init_lora_weights", True))

@@ -172,7 +172,7 @@ def _check_the_others(model: nn.Module, others: dict[str, Tensor], file: Path) -
         there = own.get(name.replace(".base_layer.", "."))
         if there is not None:
             if saved.shape != there.shape or not torch.equal(saved.to(there), there):
-                problem = "a base weight was trained or resized beside the adapter"
+                problem = "a base weight was trained or resized in addition to the adapter"
                 raise InputError(problem, file=file, value=name)
         elif _FACTOR.sub("", name) in modules:
             raise InputError("not a factor of plain LoRA on such a layer", file=file, value=name)

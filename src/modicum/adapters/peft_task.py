@@ -12,7 +12,7 @@ from torch import nn
 from modicum.adapters.names import plain_name
 
 # PEFT's task types: the table of transformers' classes that do this, what PEFT hands to `forward`,
-# and how names of heads end, which PEFT keeps whole beside the adapter and reads from its file.
+# and how names of heads end, which PEFT keeps in full next to the adapter and reads from its file.
 _INPUTS = ("input_ids", "attention_mask", "inputs_embeds")
 _DECODER = ("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
 _OPTIONS = ("output_attentions", "output_hidden_states", "return_dict")

@@ -134,7 +134,8 @@ def choose(model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()
             would change one use and a merge both.
     """
     found = survey(model)
-    layers = [name for name, _ in model.named_modules() if name in found.sites | found.refused]
+    known = found.sites.keys() | found.refused.keys()
+    layers = [name for name, _ in model.named_modules() if name in known]
     if not found.linear and found.refused and targeting.ALL_LINEAR in targets:
         raise _refusal(*next(iter(found.refused.items())))
     names = targeting.choose(model, layers, targets, exclude, linear=found.linear)

@@ -71,20 +71,38 @@ class AdaptedLayer(nn.Module):
             destination[f"{prefix}weight"] = self._original(layer)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        for name, each in self.layers_by_adapter.items():
+            said = state_dict.get(f"{prefix}layers_by_adapter.{name}._extra_state")
+            if said is not None and isinstance(each, AdapterLayer):
+                each.set_extra_state(said)  # refused before the weight is touched
         layer, key = self.rewriter(), f"{prefix}weight"
-        if layer is not None and key in state_dict:
+        found = {} if layer is None else self._kept(layer, state_dict, prefix)
+        shapes = {name: tensor.shape for name, tensor in found.items()}
+        fits = layer is not None and shapes == {n: t.shape for n, t in layer.named_buffers()}
+        # What does not fit is named by `load_state_dict` itself, and nothing of it is used.
+        if (
+            fits
+            and key in state_dict
+            and state_dict[key].shape == self.get_parameter("weight").shape
+        ):
+            assert layer is not None
             _check_is_plain(self, prefix)
-            own = next(n for n, known in self.layers_by_adapter.items() if known is layer)
             before, stored = self._original(layer), state_dict[key]
             taken = layer.taken()
             for name, buffer in layer.named_buffers():
-                buffer.copy_(state_dict.get(f"{prefix}layers_by_adapter.{own}.{name}", buffer))
+                buffer.copy_(found[name])
             # What it has is exact where nothing else is read: sums would round it.
             same = torch.equal(taken, layer.taken()) and torch.equal(before, stored.to(before))
             rest = base_weights.at_least_fp32(stored.to(before.device))
             rest = rest - base_weights.oriented(layer.taken(), layer.site)
             state_dict[key] = self.get_parameter("weight") if same else rest.to(stored.dtype)
         super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def _kept(self, layer: RewritingLayer, state: Any, prefix: str) -> dict[str, Tensor]:
+        """What a state dict says was taken out of the weight, else what it is here."""
+        own = next(name for name, known in self.layers_by_adapter.items() if known is layer)
+        at = f"{prefix}layers_by_adapter.{own}."
+        return {name: state.get(f"{at}{name}", buffer) for name, buffer in layer.named_buffers()}
 
     def _original(self, layer: RewritingLayer) -> Tensor:
         """The weight as it is stored without the adapter that has a part of it."""
@@ -178,6 +196,8 @@ def take_off(model: nn.Module, name: str) -> None:
                 module.__dict__["forward"] = patched
     if shared_name(name) in dict(model.named_children()):
         delattr(model, shared_name(name))
+    if not worn(model):
+        _stop_watching(model)
 
 
 def exchange(model: nn.Module, name: str, new: nn.Module) -> None:
@@ -258,31 +278,37 @@ def _end_watching(model: nn.Module, args: Any, output: Any) -> None:
     Raises:
         InputError: the module around a layer was called, and the layer was not.
     """
-    _drop(model._forward_hooks, _end_watching)
-    for module in model.modules():
-        _drop(module._forward_pre_hooks, _note_called)
+    _stop_watching(model)
+    called = {module for module in model.modules() if module in _called}
+    _called.difference_update(called)
     missed = [
         name
         for name, module in wearers(model)
-        if module not in _called and not _is_inside_compiled(model, name)
+        if module not in called and not _is_inside_compiled(model, name)
     ]
     for name in missed:
         parent, caller = model.get_submodule(name.rpartition(".")[0]), _caller(model, name)
-        chosen = isinstance(parent, _LISTS) and any(one in _called for one in parent.children())
-        if caller in _called and not chosen:
+        chosen = isinstance(parent, _LISTS) and any(one in called for one in parent.children())
+        if caller in called and not chosen:
             raise InputError(
                 f"{type(caller).__name__} ran without calling it, so an adapter has no effect "
                 "there; leave it out with `exclude`",
                 field="targets",
                 value=name,
             )
-    _called.clear()
     if missed:
         warnings.warn(
             f"the first forward pass did not reach {len(missed)} layers with adapters, the first "
             f"is {missed[0]}; where no pass does, their adapters do nothing",
             stacklevel=2,
         )
+
+
+def _stop_watching(model: nn.Module) -> None:
+    _drop(model._forward_hooks, _end_watching)
+    for module in model.modules():
+        _drop(module._forward_pre_hooks, _note_called)
+        _drop(module._forward_pre_hooks, _begin_watching)
 
 
 def _is_inside_compiled(model: nn.Module, name: str) -> bool:

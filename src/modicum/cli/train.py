@@ -110,7 +110,7 @@ def show_plan(asked: Asked, folder: Path | None) -> None:
 
 
 def _recipe(asked: Asked) -> Recipe:
-    """The recipe; a run that is there goes on with the paths of where it was begun."""
+    """The recipe; a run that is there resumes with the paths of where it was begun."""
     where = Path.cwd() if asked.restart else RunFolder(asked.folder).directory()
     return recipe_yaml.load(asked.recipe, asked.overrides, where)
 

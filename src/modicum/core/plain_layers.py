@@ -1,6 +1,6 @@
 """Which layers compute what their type says, from a weight that is theirs to read and to change.
 
-A layer that does not is left out or refused by those who would stand beside it or replace it: a
+A layer that does not is left out or refused by those who would add to it or replace it: a
 subclass with a forward of its own, a weight that a parametrization or a hook makes, a tensor of
 another library's, a module above the layer that reads its weight and never calls it.
 """

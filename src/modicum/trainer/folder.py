@@ -243,7 +243,7 @@ class RunFolder:
         """`run.json`, or an empty record where there is none of ours.
 
         Raises:
-            InputError: it is damaged, and a run's recipe stands beside it.
+            InputError: it is damaged, and a run's recipe is next to it.
         """
         path = self.path / RUN
         if not path.exists():
