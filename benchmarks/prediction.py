@@ -2,7 +2,7 @@
 
 Tensor bytes are the meter's (`peak_bytes.measured` of run.json). Process bytes are the largest
 resident size of a process that does everything (it reads the data, trains a tokenizer, plans,
-trains eight steps, evaluates, saves, exports), less what the plan says that Python and torch hold.
+trains some steps, evaluates, saves, exports), less what the plan says that Python and torch hold.
 
     python benchmarks/prediction.py                        # the whole grid
     python benchmarks/prediction.py --quick --output FILE  # three of it, of over 200 MB of tensors
@@ -27,6 +27,7 @@ from modicum.core.files import write_json
 QUICK = ("default model", "bf16", "lora, bf16")
 LARGE_BYTES = 200 * 10**6  # a forecast's error is promised from so many bytes of tensors on
 STEPS = 8
+QUICK_STEPS = 4
 COMMON: dict[str, Any] = {
     "data.limit": "1MB",
     "training.steps": STEPS,
@@ -86,7 +87,8 @@ def main() -> None:
         adapt = {"model.path": str(folder / "base" / "model")}
         grid = FULL | {name: {**adapt, **fields} for name, fields in LORA.items()}
         if asked.quick:
-            grid = {name: grid[name] for name in QUICK}
+            fewer = {"training.steps": QUICK_STEPS, "checkpoint.every": QUICK_STEPS // 2}
+            grid = {name: fewer | grid[name] for name in QUICK}
         print(f"{'':36}{'tensor bytes, MB':>26}{'process minus base, MB':>28}")
         print(f"{'':36}" + f"{'predicted':>10}{'came':>8}{'ratio':>8}" * 2 + f"{'speed':>8}")
         for number, (name, fields) in enumerate(grid.items()):
