@@ -17,7 +17,7 @@ from typing import Any
 
 from common import alone, interleaved, paired_ratio, say, spread, write_result
 
-from modicum.core.allocator import TUNABLES, tuned
+from modicum.cli.allocator import TUNABLES, tuned
 
 ROUNDS, STEPS, ROWS, TOKENS = 7, 8, 8, 256
 
@@ -29,7 +29,7 @@ def one() -> None:
 
     import torch
 
-    from modicum.core.memory import (
+    from modicum.core.machine.memory import (
         TensorMeter,
         forget_peak,
         peak_resident_bytes,

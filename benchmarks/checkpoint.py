@@ -36,8 +36,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from torch.nn import functional as F
 
 from modicum.checkpoint import CheckpointStore
-from modicum.core.parameters import optimizer_groups
-from modicum.core.state import StateRegistry, model_view, optimizer_view
+from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.state import StateRegistry, model_view, optimizer_view
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
 

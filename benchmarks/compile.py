@@ -18,13 +18,13 @@ from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import create
 from modicum.tasks import CausalLM
-from modicum.trainer.compiling import Trial
+from modicum.trainer.compile_trial import CompileTrial
 
 # Width, heads, key heads, rows and tokens; the first is recipes/demo-pretrain.yaml's.
 SHAPES = [(192, 6, 2, 16, 128), (512, 8, 8, 8, 256), (1024, 16, 16, 4, 256)]
 
 
-def trial(shape: tuple[int, ...], precision: str) -> Trial:
+def trial(shape: tuple[int, ...], precision: str) -> CompileTrial:
     """A block of a new model, with the input it gets."""
     width, heads, kv_heads, rows, tokens = shape
     config = ModelConfig(
@@ -32,7 +32,9 @@ def trial(shape: tuple[int, ...], precision: str) -> Trial:
     )
     ids = torch.randint(0, 2048, (rows, tokens), generator=torch.Generator().manual_seed(0))
     documents = (torch.arange(tokens) > tokens // 3).int().expand(rows, tokens)
-    return Trial(create(config, seed=0).train(), CausalLM(), Batch(ids, ids, documents), precision)
+    return CompileTrial(
+        create(config, seed=0).train(), CausalLM(), Batch(ids, ids, documents), precision
+    )
 
 
 def main() -> None:

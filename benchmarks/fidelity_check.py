@@ -17,7 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
 from modicum.adapters import LoRA, MoS, PiSSA, load
-from modicum.adapters.attached import AttachedAdapter
+from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.core.errors import InputError
 
 STEPS, STEP = 3, 0.01  # each update changes the factors by so much of their norm

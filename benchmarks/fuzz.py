@@ -33,7 +33,7 @@ from fuzz_checks import faults
 from fuzz_world import changed, make, restore, stamps
 from fuzz_zygote import Ended, Request, Zygote, fresh
 
-from modicum.core.allocator import tuned
+from modicum.cli.allocator import tuned
 from modicum.core.errors import FoundWanting
 from modicum.core.units import format_duration
 

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from modicum.core.method import Info, Method, PositiveInt
+from modicum.core.contracts.method import Info, Method, PositiveInt
 
 
 class Mine(Method):

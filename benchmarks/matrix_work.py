@@ -36,19 +36,19 @@ TESTS = {
         "tests/models/test_convnet_ledger.py",
     ),
     "memory": (
-        "tests/core/test_memory.py",
-        "tests/core/test_out_of_memory.py",
+        "tests/core/machine/test_memory.py",
+        "tests/trainer/test_out_of_memory.py",
         "tests/trainer/test_memory.py",
     ),
     "numerics": (
         "tests/models/test_llama.py",
         "tests/linears",
-        "tests/core/test_codecs.py",
+        "tests/core/codecs/test_elements.py",
         "tests/adapters/test_fused.py",
         "tests/optim/test_quantized.py",
     ),
-    "ranks": ("tests/core/test_ranks.py", "tests/parallel/test_launch.py"),
-    "compile": ("tests/trainer/test_compiling.py",),
+    "ranks": ("tests/core/ranks/test_ranks.py", "tests/parallel/test_launch.py"),
+    "compile": ("tests/trainer/test_compile_trial.py",),
 }
 LIMIT_SECONDS = 1200.0  # a row that takes longer hangs
 # Rows without `full_demo` do a third of its steps: its memory is that of a step.

@@ -21,7 +21,7 @@ from typing import Any
 
 from common import alone, say, write_result
 
-from modicum.core.allocator import tuned
+from modicum.cli.allocator import tuned
 from modicum.core.files import write_json
 
 QUICK = ("default model", "bf16", "lora, bf16")

@@ -64,7 +64,7 @@ class Baton:
         self._losses.append(loss)
         self._left -= 1
         if self._left == 0:
-            from modicum.core.memory import peak_resident_bytes
+            from modicum.core.machine.memory import peak_resident_bytes
 
             seconds = time.perf_counter() - self._start
             self._connection.send((seconds, self._losses, peak_resident_bytes()))

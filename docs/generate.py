@@ -15,7 +15,7 @@ import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from modicum.core.catalog import catalog
+from modicum.core.contracts.catalog import catalog
 from modicum.recipe_yaml import json_schema
 
 SOURCES = Path(__file__).resolve().parents[1] / "src" / "modicum"

@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(__file__).parent))
 from pool import pool as pool
 
-from modicum.core.allocator import tuned
+from modicum.cli.allocator import tuned
 from modicum.core.errors import ModicumError
 
 hypothesis.settings.register_profile(

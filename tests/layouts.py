@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from modicum.core.layout import Layout
+from modicum.core.contracts.strategy import Strategy
 from modicum.core.ranks import Ranks
-from modicum.core.strategy import Strategy
+from modicum.core.ranks.layout import Layout
 from modicum.models.config import ModelConfig
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded

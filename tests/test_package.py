@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import modicum
-from modicum.core.catalog import ROOMS
+from modicum.core.contracts.catalog import ROOMS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -43,7 +43,8 @@ def test_import_brings_neither_torch_nor_pydantic_nor_any_part_of_modicum() -> N
 
 def test_recipe_and_catalog_do_not_import_torch() -> None:
     loaded = modules_after(
-        "import modicum; from modicum.core.catalog import catalog; catalog(); modicum.Recipe"
+        "from modicum.core.contracts.catalog import catalog; catalog();"
+        "import modicum; modicum.Recipe"
     )
     assert "modicum.recipe" in loaded
     assert not loaded & {"torch", "numpy", "transformers"}

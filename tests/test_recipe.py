@@ -17,7 +17,7 @@ from modicum.recipe import Recipe, assign, differences, methods_for
 from modicum.recipe_yaml import json_schema
 
 PLUGIN = """
-from modicum.core.method import Info, Method
+from modicum.core.contracts.method import Info, Method
 class Greedy(Method):
     info = Info(name="greedy", title="Greedy", room="adapters", paper="", claim="",
                 traits=("frees_gradient_in_backward",))

@@ -11,15 +11,15 @@ from pool import Pool
 from torch import Tensor
 
 from modicum.adapters import MoS, PiSSA
-from modicum.adapters.attached import AttachedAdapter
+from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.base import Adapter
-from modicum.core.layout import Layout
-from modicum.core.meta import materialise, on_meta
-from modicum.core.parameters import optimizer_groups, trainable
+from modicum.core.contracts.parameters import optimizer_groups, trainable
+from modicum.core.contracts.state import StateRegistry, optimizer_view
+from modicum.core.contracts.strategy import Strategy
+from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import whole
-from modicum.core.state import StateRegistry, optimizer_view
-from modicum.core.strategy import Strategy
+from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.sharding import whole
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
 from modicum.parallel.replicated import Replicated
@@ -175,18 +175,18 @@ def splits(ranks: Ranks, kind: str) -> tuple[int, list[Tensor]]:
     import modicum.adapters.pissa as home
 
     made = [0]
-    original = home.leading_triplets
+    original = home.truncated_svd
 
     def counting(*args: Any, **named: Any) -> Any:
         made[0] += 1
         # Another kind of machine: what it splits differs a little.
         return tuple(part * (1 + 1e-6 * ranks.rank) for part in original(*args, **named))
 
-    home.leading_triplets = counting
+    home.truncated_svd = counting
     try:
         training = Training(ranks, kind, "pissa")
     finally:
-        home.leading_triplets = original
+        home.truncated_svd = original
     return made[0], list(training.weights().values())
 
 

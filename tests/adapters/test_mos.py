@@ -17,9 +17,9 @@ from modicum.adapters import LoRA, MoS, PiSSA, load
 from modicum.adapters.base import Adapter
 from modicum.adapters.mos import pool_names
 from modicum.adapters.sites import Site
+from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.errors import InputError
-from modicum.core.meta import materialise
-from modicum.core.parameters import optimizer_groups
+from modicum.core.layers.meta import materialise
 from modicum.proofs.contracts.adapters.subjects import distance, llama, numbers, stir, tokens
 
 VALUE = MoS(rank=4, equivalent_rank=3, private_rank=1, shards=4)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from modicum.adapters import LoRA, MoS, load
-from modicum.adapters.attached import Form
+from modicum.adapters.attached_adapter import Form
 from modicum.adapters.base import Adapter
 from modicum.proofs.contracts.adapters.subjects import stir
 

@@ -23,12 +23,12 @@ import modicum.checkpoint.publishing
 from modicum.checkpoint import CheckpointStore
 from modicum.checkpoint.dcp import SafetensorsReader, SafetensorsWriter
 from modicum.checkpoint.manifest import MANIFEST, tensor_file
+from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.state import StateRegistry, model_view, optimizer_view, random_view
 from modicum.core.errors import InputError
-from modicum.core.layout import Layout
-from modicum.core.parameters import optimizer_groups
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import is_sharded, whole
-from modicum.core.state import StateRegistry, model_view, optimizer_view, random_view
+from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.sharding import is_sharded, whole
 
 
 class Net(nn.Module):
@@ -256,7 +256,7 @@ def save_on_a_full_disk(ranks: Ranks, folder: Path, full: int) -> str:
         modicum.checkpoint.publishing.write_file = write
     assert store.newest().step == 1
     assert [path.name for path in folder.iterdir()] == ["step-00000001"]
-    ranks.tell(None)
+    ranks.broadcast(None)
     return str(caught.value)
 
 

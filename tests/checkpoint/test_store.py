@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 import modicum.checkpoint.publishing
 from modicum.checkpoint import CheckpointStore, Damaged
 from modicum.checkpoint.manifest import MANIFEST, tensor_file
+from modicum.core.contracts.state import StateRegistry
 from modicum.core.errors import InputError
 from modicum.core.files import write_json
-from modicum.core.state import StateRegistry
 
 TENSORS = tensor_file(0)
 

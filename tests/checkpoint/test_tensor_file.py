@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from modicum.checkpoint import tensor_file
-from modicum.checkpoint.pieces import Piece
 from modicum.checkpoint.staging import Staging
 from modicum.checkpoint.tensor_file import (
     PAGE,
@@ -20,6 +19,7 @@ from modicum.checkpoint.tensor_file import (
     streamed,
     write_file,
 )
+from modicum.checkpoint.tensor_slices import TensorSlice
 
 TENSORS = {
     "byte": torch.arange(7, dtype=torch.uint8),
@@ -31,7 +31,7 @@ TENSORS = {
 
 
 def pieces():
-    return dict(Piece.of(name, tensor) for name, tensor in TENSORS.items())
+    return dict(TensorSlice.of(name, tensor) for name, tensor in TENSORS.items())
 
 
 @pytest.mark.parametrize("chunk", [PAGE, 3 * PAGE, 1 << 20])
@@ -83,8 +83,8 @@ def test_other_errors_are_not_taken_for_a_lack_of_direct_writing(tmp_path, monke
 
 
 def test_two_tensors_of_one_name_are_refused():
-    one = Piece("w@2", "U8", (3,), (0,), (3,))
-    other = Piece("w", "U8", (5,), (2,), (3,))
+    one = TensorSlice("w@2", "U8", (3,), (0,), (3,))
+    other = TensorSlice("w", "U8", (5,), (2,), (3,))
     with pytest.raises(ValueError, match="two tensors are named 'w@2'"):
         FileLayout.of([one, other])
 
@@ -93,7 +93,7 @@ def test_a_part_is_put_together_from_pieces(tmp_path):
     whole = torch.arange(40.0).view(8, 5)
     cut = [(0, 3), (3, 4), (4, 8)]
     tensors = {
-        Piece("w", "F32", (8, 5), (a, 0), (b - a, 5)): whole[a:b] for a, b in cut
+        TensorSlice("w", "F32", (8, 5), (a, 0), (b - a, 5)): whole[a:b] for a, b in cut
     }  # fmt: skip
     layout = FileLayout.of(list(tensors))
     write_file(tmp_path / "a", streamed(layout, tensors))

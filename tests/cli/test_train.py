@@ -13,7 +13,7 @@ import pytest
 
 from modicum.core.errors import Restart
 from modicum.core.ranks import PeerLost
-from modicum.parallel.place import LOST
+from modicum.parallel.rank_environment import LOST
 from modicum.recipe_yaml import load
 from modicum.trainer.folder import RunFolder
 

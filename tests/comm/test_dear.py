@@ -13,14 +13,14 @@ from pool import Pool
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from modicum.comm import DeAR, Exchanged, Wrapped
+from modicum.comm import DeAR, ScheduleQuery, Wrapped
 from modicum.comm.deferred import Deferred
+from modicum.core.contracts.parameters import optimizer_groups, trainable
+from modicum.core.contracts.state import StateRegistry, optimizer_view
+from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
-from modicum.core.layout import Layout
-from modicum.core.parameters import optimizer_groups, trainable
 from modicum.core.ranks import Ranks
-from modicum.core.state import StateRegistry, optimizer_view
-from modicum.core.strategy import Strategy
+from modicum.core.ranks.layout import Layout
 from modicum.models.config import ModelConfig
 from modicum.models.llama import create
 from modicum.parallel.replicated import Replicated
@@ -487,7 +487,7 @@ def test_the_ledgers_traffic_is_the_meters() -> None:
     method = DeAR(bucket_bytes=300)
     layers = ((91, 13), (13, 13), (39,))
     for ranks in (1, 2, 3, 8):
-        ledger = method.ledger(Exchanged(layers, ranks))
+        ledger = method.ledger(ScheduleQuery(layers, ranks))
         buffers = [-(-106 // ranks) * ranks, -(-(13 + 13 + 39 + 3) // ranks) * ranks]
         sent = 4 * sum(buffers) * (ranks - 1) // ranks
         assert [(w.collective, w.bytes, w.count) for w in ledger.wire] == [
@@ -500,7 +500,7 @@ def test_the_ledgers_traffic_is_the_meters() -> None:
 
 def test_one_group_is_sent_when_the_backward_pass_is_over() -> None:
     layers = ((91, 13), (13, 13), (39,))
-    one, two = (DeAR(bucket_bytes=size).ledger(Exchanged(layers, 2)) for size in (10_000, 300))
+    one, two = (DeAR(bucket_bytes=size).ledger(ScheduleQuery(layers, 2)) for size in (10_000, 300))
     assert (one.bytes("workspace", "backward"), two.bytes("workspace", "step")) == (0, 2 * 174)
     assert one.bytes("workspace", "step") == 4 * 174 + 2 * 174
     assert two.bytes("workspace", "backward") == 2 * 4 * 106

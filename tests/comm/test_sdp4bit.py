@@ -12,12 +12,12 @@ from pool import Pool
 from torch import Tensor, nn
 
 from modicum.comm import SDP4Bit
+from modicum.core.contracts.ledger import Ledger
 from modicum.core.errors import InputError
-from modicum.core.exchange import ExchangeContext, ExchangeSite, ShardExchange
-from modicum.core.ledger import Ledger
-from modicum.core.memory import TensorMeter
+from modicum.core.machine.memory import TensorMeter
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import own_part, whole
+from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery, ShardExchange
+from modicum.core.ranks.sharding import own_part, whole
 from modicum.parallel.zero import Zero
 
 ranked = pytest.mark.ranks
@@ -308,7 +308,7 @@ def counted(ledger: Ledger) -> Counter[tuple[str, str]]:
 def test_bytes_on_the_wire_are_those_of_the_ledger(
     pool: Pool, ranks: int, local: int, fields: dict[str, Any]
 ) -> None:
-    site = ExchangeSite(WIDTHS, ranks, ranks, copy_bytes=2)
+    site = ExchangeQuery(WIDTHS, ranks, ranks, copy_bytes=2)
     ledger = counted(SDP4Bit(ranks_per_node=local, **fields).ledger(site))
     for found in pool.run(sent, local, fields, torch.bfloat16, ranks=ranks):
         assert found == ledger
@@ -317,12 +317,12 @@ def test_bytes_on_the_wire_are_those_of_the_ledger(
 def test_bytes_are_those_of_the_paper() -> None:
     """4.016 bits an element of weights; 8.25 of gradients in a host, 4.25 / local between them."""
     elements = 1 << 20
-    site = ExchangeSite((elements // 8,), 8, 4)
+    site = ExchangeQuery((elements // 8,), 8, 4)
     found = counted(SDP4Bit().ledger(site))
     assert found["all_gather", "shard"] * 8 / (elements * 7 / 8) == 4 + 32 / 2048
     assert found["all_to_all", "local"] * 8 / (elements * 3 / 4) == 8.25
     assert found["all_to_all", "node"] * 8 / (elements / 4 * 1 / 2) == 4.25
-    alone = SDP4Bit().ledger(ExchangeSite((elements,), 1, 1))
+    alone = SDP4Bit().ledger(ExchangeQuery((elements,), 1, 1))
     assert sum(wire.bytes for wire in alone.wire) == 0
 
 
@@ -346,7 +346,7 @@ def scratch(ranks: Ranks, local: int, width: int) -> Any:
 def test_scratch_memory_is_that_of_the_ledger(pool: Pool, ranks: int, local: int) -> None:
     width = (1 << 20) + 100
     # The last row is coded when the backward pass is over: here that is the smaller one.
-    ledger = SDP4Bit(ranks_per_node=local).ledger(ExchangeSite((width, 1), ranks, ranks))
+    ledger = SDP4Bit(ranks_per_node=local).ledger(ExchangeQuery((width, 1), ranks, ranks))
     for coding, differing in pool.run(scratch, local, width, ranks=ranks):
         assert coding == pytest.approx(ledger.bytes(phase="backward"), rel=0.2)
         assert differing == pytest.approx(ledger.bytes(phase="step"), rel=0.2)

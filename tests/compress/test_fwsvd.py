@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from modicum.compress import FWSVD, Calibration, calibrate
-from modicum.compress.base import Placement
-from modicum.compress.layers import Layer
+from modicum.compress.base import CompressorQuery
+from modicum.compress.dense_layers import DenseLayer
+from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.contracts.parameters import ParameterMetadata, describe_parameter, metadata
 from modicum.core.errors import InputError
-from modicum.core.factorize import decompose
-from modicum.core.ledger import Ledger, Shape
-from modicum.core.linear_forms import full_weight
-from modicum.core.parameters import ParameterMetadata, describe_parameter, metadata
+from modicum.core.layers.factorize import decompose
+from modicum.core.layers.linear_forms import full_weight
 
 
 def model(seed: int = 0) -> nn.Sequential:
@@ -83,7 +83,7 @@ def test_the_scale_of_the_information_changes_nothing(
 def test_damping_goes_from_the_paper_to_a_plain_svd() -> None:
     importance = torch.tensor([1e-4, 1.0, 50.0, 2.0, 0.0, 1.0, 1.0, 9.0, 0.1])
     calibration = known(importance)
-    layer = Layer("0", 9, 12)
+    layer = DenseLayer("0", 9, 12)
     metric = FWSVD(damping=1.0).metric(layer, calibration)
     assert torch.allclose(metric, importance.double() / importance.double().mean() + 1.0)
     plain = product(FWSVD(damping=0.0, **ONLY), known(torch.ones(9)))
@@ -140,7 +140,7 @@ def test_both_fishers_come_from_one_pass_and_differ() -> None:
     data = [(torch.randn(8, 5, 9), torch.randn(8, 5, 6)) for _ in range(2)]
     exact, tokens = FWSVD(fisher="examples"), FWSVD(fisher="tokens")
     both = calibrate(of, data, loss, statistics=exact.statistics + tokens.statistics)
-    layer = Layer("0", 9, 12)
+    layer = DenseLayer("0", 9, 12)
     metrics = [value.metric(layer, both) for value in (exact, tokens)]
     assert not torch.allclose(*metrics, rtol=1e-2)
     with pytest.raises(InputError, match="did not note the token_fisher"):
@@ -169,13 +169,13 @@ def test_fields_are_checked() -> None:
 def test_the_plan_keeps_the_share_and_never_adds(
     ins: int, outs: int, share: float, rank: int
 ) -> None:
-    layer = Layer("x", ins, outs)
+    layer = DenseLayer("x", ins, outs)
     by_share, by_rank = FWSVD(share=share), FWSVD(rank=rank)
     for value in (by_share, by_rank):
         planned = value.plan([layer]).get("x")
         assert (planned is None) == (value.trained(layer) == ins * outs)
         assert value.trained(layer) <= ins * outs
-        ledger = value.ledger(Placement(layer, Shape(2, 5)))
+        ledger = value.ledger(CompressorQuery(layer, ModelQuery(2, 5)))
         assert ledger.bytes("weight") == 4 * (value.trained(layer) - ins * outs)
         assert (ledger == Ledger()) == (planned is None)
     if by_share.rank_of(layer) not in (None, 1):

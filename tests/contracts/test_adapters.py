@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modicum.core.catalog import read_file
+from modicum.core.contracts.catalog import read_file
 from modicum.proofs import run_battery
 
 PLUGINS = Path(__file__).parent / "plugins"

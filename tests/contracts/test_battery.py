@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from modicum.core.catalog import Record, catalog
+from modicum.core.contracts.catalog import MethodRecord, catalog
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.base import BATTERIES, Check, NotApplicable, checks
 
@@ -18,7 +18,7 @@ LEAST = {"adapters": 25, "comm": 9, "compress": 15, "memory": 10, "optim": 15}
 CHECKED = [record for record in catalog().values() if record.room not in WITHOUT]
 
 
-def marks(record: Record, entry: Check) -> list[pytest.MarkDecorator]:
+def marks(record: MethodRecord, entry: Check) -> list[pytest.MarkDecorator]:
     if not entry.dear:
         return []
     return [pytest.mark.dear, *([pytest.mark.ranks] if record.room in WITH_RANKS else [])]
@@ -32,7 +32,7 @@ def marks(record: Record, entry: Check) -> list[pytest.MarkDecorator]:
         for entry in checks(record.room, slot=record.info.slot)
     ],
 )
-def test_method(record: Record, entry: Check) -> None:
+def test_method(record: MethodRecord, entry: Check) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from modicum.core.catalog import Record, catalog, of_value, read_file
+from modicum.core.contracts.catalog import MethodRecord, catalog, of_value, read_file
 
 RECORDS = [
     *catalog().values(),
@@ -19,7 +19,7 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
-def test_the_catalog_sees_what_importing_gives(record: Record) -> None:
+def test_the_catalog_sees_what_importing_gives(record: MethodRecord) -> None:
     method = record.load()
     assert record.info == method.info
     assert record.class_name == method.__name__
@@ -36,5 +36,5 @@ def test_the_catalog_sees_what_importing_gives(record: Record) -> None:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
-def test_a_value_leads_back_to_its_record(record: Record) -> None:
+def test_a_value_leads_back_to_its_record(record: MethodRecord) -> None:
     assert of_value(record.load()()) == record

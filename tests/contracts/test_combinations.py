@@ -16,12 +16,12 @@ import torch
 import yaml
 from pool import Pool
 
-from modicum.core.catalog import catalog
+from modicum.core.contracts.catalog import catalog
 from modicum.core.errors import ModicumError
 from modicum.core.ranks import Ranks
 from modicum.planner import plan
 from modicum.recipe import Recipe
-from modicum.trainer import compiled, continued, train
+from modicum.trainer import compiled_blocks, continued, train
 
 TABLE = yaml.safe_load(
     (Path(__file__).resolve().parents[2] / "docs" / "combinations.yaml").read_text()
@@ -165,9 +165,9 @@ def eager_tracing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         torch, "compile", lambda function, **more: compile_(function, backend="aot_eager", **more)
     )
-    compiled._function.cache_clear()
+    compiled_blocks._function.cache_clear()
     yield
-    compiled._function.cache_clear()
+    compiled_blocks._function.cache_clear()
     torch.compiler.reset()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from modicum.core.catalog import read_file
+from modicum.core.contracts.catalog import read_file
 from modicum.proofs import run_battery
 
 

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from modicum.compress import FWSVD, Calibration
-from modicum.compress.layers import Layer
-from modicum.core.ledger import Entry, Ledger, Work
+from modicum.compress.dense_layers import DenseLayer
+from modicum.core.contracts.ledger import Entry, Ledger, Work
 from modicum.proofs import run_battery
 
 
 class Careless(FWSVD):
     """A compressor with what the battery must notice."""
 
-    def metric(self, layer: Layer, calibration: Calibration) -> Tensor:
+    def metric(self, layer: DenseLayer, calibration: Calibration) -> Tensor:
         noise = torch.rand(layer.in_features)  # another one at each fit
         return super().metric(layer, calibration) * noise
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from modicum.core.dual_quantization import DualQuantization
-from modicum.core.error_bounded import Compressed
+from modicum.core.codecs.dual_quantization import DualQuantization
+from modicum.core.codecs.error_bounded import CompressedTensor
 from modicum.memory import COMET
 from modicum.proofs import run_battery
 
@@ -35,7 +35,7 @@ def test_what_is_too_coarse_is_found_wanting() -> None:
 def test_masks_from_values_are_found_wanting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small elements are zeros then, and a ReLU's gradient stops where it should not."""
 
-    def nonzero(self: DualQuantization, record: Compressed) -> Tensor:
+    def nonzero(self: DualQuantization, record: CompressedTensor) -> Tensor:
         values = self.decompress(record)
         return values > 0.1 * values.max()
 
@@ -44,5 +44,5 @@ def test_masks_from_values_are_found_wanting(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_storages_that_a_relu_keeps_are_found_wanting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modicum.core.saved._RELUS", set())
+    monkeypatch.setattr("modicum.core.layers.saved_tensors._RELUS", set())
     assert wanting(COMET()) >= {"storages_are_let_go", "bytes_are_fewer_and_given_back"}

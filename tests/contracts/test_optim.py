@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modicum.core.optimizers import OptimizerMethod
+from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.optim import GaLore
 from modicum.proofs import run_battery
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.core.catalog import ROOMS, Record, catalog, read_file
-from modicum.core.method import Method
+from modicum.core.contracts.catalog import ROOMS, MethodRecord, catalog, read_file
+from modicum.core.contracts.method import Method
 from modicum.proofs import run_battery
 from modicum.recipe_yaml import load
 
@@ -42,7 +42,7 @@ def code(text: str) -> list[str]:
 
 
 @pytest.fixture
-def record() -> Record:
+def record() -> MethodRecord:
     [found] = read_file(EXAMPLE)
     return found
 
@@ -113,19 +113,19 @@ def test_the_commands_of_the_guide_say_what_it_says() -> None:
 
 
 @pytest.mark.dear
-def test_the_example_passes_its_battery(record: Record) -> None:
+def test_the_example_passes_its_battery(record: MethodRecord) -> None:
     results = run_battery(record)
     assert [(result.name, result.message) for result in results if not result.passed] == []
     assert {result.name for result in results if result.skipped} == set()
 
 
-def test_the_lines_in_the_docstring_of_the_example_run(record: Record) -> None:
+def test_the_lines_in_the_docstring_of_the_example_run(record: MethodRecord) -> None:
     found = doctest.testmod(sys.modules[record.load().__module__])
     assert found.attempted == 5
     assert found.failed == 0
 
 
-def test_the_example_is_in_no_library_here(record: Record) -> None:
+def test_the_example_is_in_no_library_here(record: MethodRecord) -> None:
     assert record.name not in catalog()
     import peft
 
@@ -141,7 +141,9 @@ def adapted(method: type[Method], width: int, *, seed: int = 0, **fields: object
 
 
 @pytest.mark.parametrize(("width", "rank"), [(7, 3), (8, 4), (5, 9), (1, 1)])
-def test_each_input_is_in_one_sum_with_its_sign(record: Record, width: int, rank: int) -> None:
+def test_each_input_is_in_one_sum_with_its_sign(
+    record: MethodRecord, width: int, rank: int
+) -> None:
     layer = adapted(record.load(), width, rank=rank)
     x = torch.arange(1.0, width + 1)
     expected = [0.0] * rank
@@ -151,7 +153,7 @@ def test_each_input_is_in_one_sum_with_its_sign(record: Record, width: int, rank
     assert set(layer.signs.tolist()) <= {-1, 1}
 
 
-def test_sums_are_as_large_as_inputs_on_average(record: Record) -> None:
+def test_sums_are_as_large_as_inputs_on_average(record: MethodRecord) -> None:
     x = torch.linspace(-1, 3, 40)
     norms = [
         adapted(record.load(), 40, seed=s, rank=8).summed(x).square().sum() for s in range(400)
@@ -162,7 +164,7 @@ def test_sums_are_as_large_as_inputs_on_average(record: Record) -> None:
     assert float(unsigned.square().sum() / x.square().sum()) > 2
 
 
-def test_without_signs_it_is_the_miss_of_peft(record: Record) -> None:
+def test_without_signs_it_is_the_miss_of_peft(record: MethodRecord) -> None:
     import peft
 
     class One(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from modicum.core.errors import InputError
 from modicum.core.ranks import Ranks
 from modicum.data.images import DIGITS, ImageBatch, Textures, digits
-from modicum.data.shares import counted, micro_batches
+from modicum.data.rank_split import counted, micro_batches
 
 
 def test_textures_are_a_function_of_seed_and_number() -> None:

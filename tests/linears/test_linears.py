@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from modicum.core.errors import InputError
-from modicum.core.linear_forms import form_of
+from modicum.core.layers.linear_forms import form_of
 from modicum.linears import (
     FORMS,
     NF4,
@@ -78,7 +78,7 @@ def test_an_unknown_form_is_named_with_its_nearest_match() -> None:
 
 
 def test_a_later_form_needs_no_change_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modicum.core.linear_forms.FORMS", dict(FORMS))
+    monkeypatch.setattr("modicum.core.layers.linear_forms.FORMS", dict(FORMS))
     dense = linear_form("dense")
     register(LinearForm("mine", dense.make, dense.from_dense, dense.to_dense))
     assert type(make_linear("mine", 2, 3, bias=False)) is nn.Linear

@@ -10,11 +10,11 @@ from pool import Pool
 from torch import Tensor, nn
 
 from modicum.core.errors import InputError
-from modicum.core.layout import Layout
-from modicum.core.linear_forms import form_of, full_weight, linear_form, write_weight
-from modicum.core.meta import materialise, on_meta
+from modicum.core.layers.linear_forms import form_of, full_weight, linear_form, write_weight
+from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import own_part, whole
+from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.sharding import own_part, whole
 from modicum.linears import LowRankLinear, make_linear
 from modicum.parallel.sharded import Sharded
 

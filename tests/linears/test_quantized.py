@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modicum.core.errors import InputError
-from modicum.core.linear_forms import (
+from modicum.core.layers.linear_forms import (
     form_of,
     frozen_linears,
     full_weight,
@@ -23,10 +23,10 @@ from modicum.core.linear_forms import (
     own_rows,
     write_weight,
 )
-from modicum.core.memory import TensorMeter
-from modicum.core.meta import materialise, on_meta
+from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.machine.memory import TensorMeter
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import own_part, whole
+from modicum.core.ranks.sharding import own_part, whole
 from modicum.linears import Int8Linear, NF4Linear
 from modicum.linears.quantized import GROUP, QuantizedLinear
 

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modicum.core.dual_quantization import DualQuantization
+from modicum.core.codecs.dual_quantization import DualQuantization
 from modicum.core.errors import InputError
-from modicum.core.memory import TensorMeter
+from modicum.core.machine.memory import TensorMeter
 from modicum.core.random import normal_, uniform_
 from modicum.memory import COMET
-from modicum.memory.base import SavedActivations, Seen
+from modicum.memory.base import ActivationQuery, Seen
 
 
 def numbers(*shape: int, name: str) -> Tensor:
@@ -106,7 +106,7 @@ def test_what_is_left_is_within_what_the_ledger_says(element_bytes: int) -> None
     bound = comet.first_bound(float(normal.max()))
     after_relu = codec.compress(normal.relu(), bound).nbytes / normal.nbytes
     assert after_relu == pytest.approx(expected.values, rel=0.15)
-    ledger = comet.ledger(SavedActivations(4000, 800, 400, element_bytes))
+    ledger = comet.ledger(ActivationQuery(4000, 800, 400, element_bytes))
     assert ledger.bytes("workspace") == expected.storing * 400 // element_bytes
     kept = ledger.bytes("activation", "loss")
     assert kept == round(4000 * expected.values) + round(800 / (8 * element_bytes))

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from pool import Pool
 from torch import Tensor
 
-from modicum.core.layout import Layout
-from modicum.core.meta import materialise, on_meta
-from modicum.core.parameters import optimizer_groups
+from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.strategy import Strategy
+from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.random import normal_
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import whole
-from modicum.core.strategy import Strategy
+from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.sharding import whole
 from modicum.memory import COMET, ActivationContext
 from modicum.models.convnet import ConvNet, ConvNetConfig
 from modicum.parallel.replicated import Replicated

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from modicum.core.errors import InputError
-from modicum.core.meta import on_meta
+from modicum.core.layers.meta import on_meta
 from modicum.models.convnet import ConvNet, ConvNetConfig, create, load, read_config, save
 
 SMALL = ConvNetConfig(classes=5, channels=1, size=16, widths=(4, 8, 12), norm="group")

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from modicum.core.ledger import Shape
-from modicum.core.memory import TensorMeter, tensor_bytes
-from modicum.core.saved import Shares
+from modicum.core.contracts.ledger import ModelQuery
+from modicum.core.layers.saved_tensors import Shares
+from modicum.core.machine.memory import TensorMeter, tensor_bytes
 from modicum.memory import COMET
 from modicum.models.convnet import ConvNet, ConvNetConfig, create
 from modicum.models.convnet_ledger import ledger
@@ -41,8 +41,8 @@ def loss(model: ConvNet, batch: tuple[Tensor, Tensor], half: bool = False) -> Te
         return F.cross_entropy(model(batch[0]).float(), batch[1], reduction="sum")
 
 
-def shape(half: bool, rows: int = ROWS) -> Shape:
-    return Shape(rows, 1, compute_bytes=2 if half else 4)
+def shape(half: bool, rows: int = ROWS) -> ModelQuery:
+    return ModelQuery(rows, 1, compute_bytes=2 if half else 4)
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
@@ -84,7 +84,7 @@ def test_flops_are_those_of_pytorchs_counter(name: str, recompute: bool) -> None
 def test_weights_and_batch_are_exact() -> None:
     config = CONFIGS["norms"]
     model, batch = create(config, 0), inputs(config)
-    said = ledger(config, Shape(ROWS, 1, micro_batches=3))
+    said = ledger(config, ModelQuery(ROWS, 1, micro_batches=3))
     assert said.bytes("weight") == tensor_bytes(list(model.parameters()))
     assert said.bytes("buffer") == 3 * tensor_bytes(list(batch))
 

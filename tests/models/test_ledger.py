@@ -9,13 +9,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from modicum.adapters import LoRA
-from modicum.adapters.base import Placement
+from modicum.adapters.base import AdapterQuery
+from modicum.core.contracts.ledger import Ledger, ModelQuery, OptimizerQuery
+from modicum.core.contracts.parameters import optimizer_groups, trained_shapes
 from modicum.core.errors import InputError
-from modicum.core.ledger import Ledger, Shape, Training
-from modicum.core.memory import TensorMeter, bytes_by_kind
-from modicum.core.parameters import optimizer_groups, trained_shapes
+from modicum.core.machine.memory import TensorMeter, bytes_by_kind
 from modicum.models.config import ModelConfig
-from modicum.models.ledger import Adapted, ledger
+from modicum.models.ledger import AdapterActivations, ledger
 from modicum.models.llama import Llama, create
 from modicum.optim import AdamW
 
@@ -48,9 +48,9 @@ def model(config: ModelConfig, adapter: LoRA | None, half: bool) -> Llama:
     return made
 
 
-def shape(adapter: LoRA | None, half: bool, documents: bool, micro_batches: int = 1) -> Shape:
+def shape(adapter: LoRA | None, half: bool, documents: bool, micro_batches: int = 1) -> ModelQuery:
     stored = 2 if half and adapter is not None else 4
-    return Shape(
+    return ModelQuery(
         ROWS,
         TOKENS,
         micro_batches,
@@ -62,15 +62,15 @@ def shape(adapter: LoRA | None, half: bool, documents: bool, micro_batches: int 
 
 
 def predicted(
-    config: ModelConfig, adapter: LoRA | None, shape: Shape, recompute: bool = False
+    config: ModelConfig, adapter: LoRA | None, shape: ModelQuery, recompute: bool = False
 ) -> Ledger:
     if adapter is None:
         return ledger(config, shape, recompute=recompute)
     from modicum.adapters.sites import choose
 
     sites = choose(create(config, 0), adapter.targets)
-    parts = {site.name: adapter.ledger(Placement(site, shape)) for site in sites}
-    adapted = Adapted(
+    parts = {site.name: adapter.ledger(AdapterQuery(site, shape)) for site in sites}
+    adapted = AdapterActivations(
         {name: part.bytes("activation") for name, part in parts.items()},
         frozenset(site.name for site in sites if adapter.saves_input(site)),
     )
@@ -148,7 +148,7 @@ def test_flops_of_a_frozen_model_stop_where_nothing_before_learns(first):
     norm = frozen.model.layers[first].post_attention_layernorm
     norm.weight.requires_grad_(True)
     sites = {f"model.layers.{first}.self_attn.o_proj": 0}
-    expected = ledger(made, shape(None, False, False), adapted=Adapted(sites))
+    expected = ledger(made, shape(None, False, False), adapted=AdapterActivations(sites))
     assert flops(frozen) == (expected.flops("forward"), expected.flops("backward"))
 
 
@@ -171,7 +171,7 @@ def test_flops_of_a_quantized_decoder_are_those_of_the_dense_one():
     frozen.requires_grad_(False)
     frozen.model.layers[1].post_attention_layernorm.weight.requires_grad_(True)
     sites = {"model.layers.1.self_attn.o_proj": 0}
-    expected = ledger(made, shape(None, False, False), adapted=Adapted(sites))
+    expected = ledger(made, shape(None, False, False), adapted=AdapterActivations(sites))
     assert flops(frozen) == (expected.flops("forward"), expected.flops("backward"))
 
 
@@ -250,7 +250,7 @@ def peaks(
         optimizer.zero_grad()
     measured = meter.stop()
     at = shape(method, half, True, micro_batches)
-    update = Training(trained_shapes(trained), micro_batches=micro_batches)
+    update = OptimizerQuery(trained_shapes(trained), micro_batches=micro_batches)
     total = predicted(made, method, at, recompute) + AdamW.value().ledger(update)
     return measured, total.peak()
 

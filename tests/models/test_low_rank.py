@@ -14,23 +14,23 @@ from torch import Tensor
 
 from modicum.adapters import LoRA
 from modicum.compress import FWSVD
-from modicum.compress.base import Placement
-from modicum.compress.layers import choose
+from modicum.compress.base import CompressorQuery
+from modicum.compress.dense_layers import choose
+from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
-from modicum.core.layout import Layout
-from modicum.core.ledger import Ledger, Shape
-from modicum.core.linear_forms import full_weight
-from modicum.core.memory import tensor_bytes
-from modicum.core.meta import materialise, on_meta
+from modicum.core.layers.linear_forms import full_weight
+from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.machine.memory import tensor_bytes
 from modicum.core.ranks import Ranks
-from modicum.core.strategy import Strategy
+from modicum.core.ranks.layout import Layout
 from modicum.linears import LowRankLinear
 from modicum.models import ModelConfig, create, huggingface, load, read_config, read_header, save
 from modicum.models.huggingface import WEIGHTS
 from modicum.models.ledger import ledger
 from modicum.models.llama import Llama
 from modicum.parallel.sharded import Sharded
-from modicum.proofs.contracts.adapters.spending import _flops, _saved
+from modicum.proofs.contracts.adapters.ledger import _flops, _saved
 from modicum.proofs.contracts.compress.subjects import compressed, llama, tokens
 
 CONFIG = ModelConfig(
@@ -168,13 +168,13 @@ def test_factors_wear_adapters_which_go_to_a_file(tmp_path: Path) -> None:
 
 
 def test_the_ledger_counts_factors() -> None:
-    shape, meta = Shape(3, 24), llama("meta")
+    shape, meta = ModelQuery(3, 24), llama("meta")
     value = FWSVD(share=0.5)
     ranks = value.ranks(meta)
     dense = llama().config
     low = replace(dense, low_rank=ranks)
     layers = [layer for layer in choose(meta, value.targets) if layer.name in ranks]
-    said = Ledger.sum(value.ledger(Placement(layer, shape)) for layer in layers)
+    said = Ledger.sum(value.ledger(CompressorQuery(layer, shape)) for layer in layers)
     for recompute in (False, True):
         before = ledger(dense, shape, recompute=recompute)
         after = ledger(low, shape, recompute=recompute)

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from modicum.adapters import AttachedAdapter, LoRA
+from modicum.core.contracts.parameters import optimizer_groups, trainable
+from modicum.core.contracts.state import optimizer_state, trained_state
+from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
-from modicum.core.layout import Layout
-from modicum.core.linear_forms import frozen_linears, full_weight, linear_form
-from modicum.core.meta import materialise, on_meta
-from modicum.core.parameters import optimizer_groups, trainable
+from modicum.core.layers.linear_forms import frozen_linears, full_weight, linear_form
+from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import whole
-from modicum.core.state import optimizer_state, trained_state
-from modicum.core.strategy import Strategy
+from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.sharding import whole
 from modicum.linears import NF4Linear
 from modicum.models import Llama, ModelConfig, create, load, save
 from modicum.models.generate import generate

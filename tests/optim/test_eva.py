@@ -18,13 +18,13 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from modicum.adapters import LoRA
+from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.errors import InputError
-from modicum.core.memory import TensorMeter, tensor_bytes
-from modicum.core.parameters import trained_shapes
+from modicum.core.machine.memory import TensorMeter, tensor_bytes
 from modicum.models import ModelConfig, create
 from modicum.optim import SGD, Eva, TransformContext
 from modicum.optim.eva import EvaRuntime
-from modicum.optim.transform import Transforming
+from modicum.optim.transform import TransformQuery
 
 
 def gradient(runtime: EvaRuntime, index: int) -> Tensor:
@@ -474,7 +474,7 @@ def loss_of(model: nn.Module) -> Callable[[], Tensor]:
 def test_the_ledger_says_what_the_state_takes(variant: Any) -> None:
     model = create(LLAMA, seed=0)
     runtime = bound(model, variant=variant)
-    ledger = Eva(variant=variant).ledger(Transforming(trained_shapes(model)))
+    ledger = Eva(variant=variant).ledger(TransformQuery(trained_shapes(model)))
     sizes = [(layer.out_features, layer.in_features) for layer in runtime.layers]
     expected = 4 * sum(i + 1 + (o if variant != "f" else 0) for o, i in sizes)
     assert ledger.bytes("optimizer") == expected
@@ -487,13 +487,13 @@ def test_the_ledger_says_what_the_state_takes(variant: Any) -> None:
 
 def test_the_ledger_says_what_crosses_the_wire() -> None:
     shapes = trained_shapes(create(LLAMA, seed=0))
-    payload = Eva().ledger(Transforming(shapes)).bytes("optimizer")
-    (wire,) = Eva().ledger(Transforming(shapes, ranks=4)).wire
+    payload = Eva().ledger(TransformQuery(shapes)).bytes("optimizer")
+    (wire,) = Eva().ledger(TransformQuery(shapes, ranks=4)).wire
     assert (wire.collective, wire.bytes, wire.count) == ("all_reduce", 2 * payload * 3 // 4, 1)
-    means, scalars = Eva().ledger(Transforming(shapes, ranks=4, shards=2)).wire
+    means, scalars = Eva().ledger(TransformQuery(shapes, ranks=4, shards=2)).wire
     assert (scalars.bytes, scalars.axis) == (14 * 2 * 4, "shard")
     assert means == wire
-    (means, scalars) = Eva(variant="s").ledger(Transforming(shapes, ranks=4, shards=2)).wire
+    (means, scalars) = Eva(variant="s").ledger(TransformQuery(shapes, ranks=4, shards=2)).wire
     assert (means.axis, means.bytes) == ("shard", payload)
 
 
@@ -516,7 +516,7 @@ def test_it_saves_no_activation_and_adds_no_matrix_product() -> None:
                 runtime.apply()
         saved.append(sum(kept.values()))
         products.append(counter.get_total_flops())
-    ledger = Eva().ledger(Transforming(trained_shapes(watched), positions=24))
+    ledger = Eva().ledger(TransformQuery(trained_shapes(watched), positions=24))
     assert saved[0] == saved[1]
     assert products[0] == products[1]
     widths = {(layer.out_features, layer.in_features): 0 for layer in runtime.layers}
@@ -540,7 +540,7 @@ def test_the_workspace_of_a_step_is_no_more_than_the_ledger_says(
         model(torch.ones(1, 200, dtype=dtype)).sum().backward()
         with TensorMeter("cpu") as meter:
             runtime.apply()
-    said = Eva(variant=variant).ledger(Transforming(trained_shapes(model)))
+    said = Eva(variant=variant).ledger(TransformQuery(trained_shapes(model)))
     workspace = said.bytes("workspace", "step")
     assert 0 < meter.peak <= 1.05 * workspace
     if dtype == torch.bfloat16:

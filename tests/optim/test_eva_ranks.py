@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from modicum.checkpoint import CheckpointStore
+from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.state import StateRegistry, optimizer_view
 from modicum.core.errors import InputError
-from modicum.core.meta import materialise, on_meta
-from modicum.core.parameters import optimizer_groups
+from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import whole
-from modicum.core.state import StateRegistry, optimizer_view
+from modicum.core.ranks.sharding import whole
 from modicum.models.llama import Llama
 from modicum.optim import SGD, Eva, TransformContext
 from modicum.optim.eva import EvaRuntime

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.core.catalog import find
+from modicum.core.contracts.catalog import find
+from modicum.core.contracts.ledger import OptimizerQuery as At
+from modicum.core.contracts.ledger import TrainedParameter
+from modicum.core.contracts.parameters import matrices, optimizer_groups
 from modicum.core.errors import InputError
-from modicum.core.ledger import Trained
-from modicum.core.ledger import Training as At
-from modicum.core.parameters import matrices, optimizer_groups
 from modicum.core.random import normal_
 from modicum.models import ModelConfig
 from modicum.models.llama import Llama
 from modicum.optim import GaLore, MatrixOptimizer, step_in_backward
-from modicum.optim.base import Parts
+from modicum.optim.parts import OptimizerParts
 from modicum.optim.projectors import SVDProjector
 from modicum.optim.quantized import dequantize
 from modicum.optim.rules import Adam, Momentum
@@ -47,9 +47,9 @@ class Projected(MatrixOptimizer):
         super().__init__(params, lr, weight_decay=weight_decay)
 
     @classmethod
-    def parts_of(cls, value: Any) -> Parts:
+    def parts_of(cls, value: Any) -> OptimizerParts:
         rule = Momentum(0.9)
-        return Parts(SVDProjector(5), inner=rule, rest=rule, update_gap=100)
+        return OptimizerParts(SVDProjector(5), inner=rule, rest=rule, update_gap=100)
 
 
 @pytest.mark.parametrize("shape", [(8, 5), (5, 8), (5, 5)], ids=str)
@@ -343,7 +343,7 @@ def test_in_the_backward_pass_one_gradient_is_there_at_a_time() -> None:
     model(numbers(3, 16)).sum().backward()
     largest = max(p.nbytes for p in model.parameters())
     said = optimizer.method.ledger(
-        At(tuple(Trained(n, tuple(p.shape), True) for n, p in model.named_parameters()))
+        At(tuple(TrainedParameter(n, tuple(p.shape), True) for n, p in model.named_parameters()))
     )
     assert max(alive) <= largest + 64  # a bias may be there beside a weight
     assert said.bytes("gradient") == largest
@@ -353,7 +353,7 @@ def test_in_the_backward_pass_one_gradient_is_there_at_a_time() -> None:
 
 
 def test_the_ledger_of_a_large_matrix_bounds_its_scratch_memory() -> None:
-    from modicum.core.memory import TensorMeter
+    from modicum.core.machine.memory import TensorMeter
 
     shape = (700, 300)
     for fields in (
@@ -371,7 +371,7 @@ def test_the_ledger_of_a_large_matrix_bounds_its_scratch_memory() -> None:
             weight.grad = gradient(1, *weight.shape)
             with TensorMeter("cpu") as meter:
                 optimizer.step()
-            said = value.ledger(At((Trained("w", tuple(weight.shape), True),)))
+            said = value.ledger(At((TrainedParameter("w", tuple(weight.shape), True),)))
             bound, peak = said.bytes("workspace"), meter.peak or 0
             assert peak <= bound <= 3 * peak, (fields, weight.shape, peak, bound)
 

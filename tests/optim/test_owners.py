@@ -12,13 +12,13 @@ from pool import Pool
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from modicum.core.contracts.ledger import OptimizerQuery as At
+from modicum.core.contracts.ledger import TrainedParameter
 from modicum.core.errors import InputError
-from modicum.core.layout import Layout
-from modicum.core.ledger import Trained
-from modicum.core.ledger import Training as At
-from modicum.core.memory import tensor_bytes
+from modicum.core.machine.memory import tensor_bytes
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import whole
+from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.sharding import whole
 from modicum.optim import GaLore
 from modicum.optim.owners import Owners, Round, assign
 
@@ -122,7 +122,7 @@ def test_by_the_same_gradients_ranks_do_what_one_process_does(
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one, other), one.shape
     width = torch.empty((), dtype=dtype).element_size()
-    shapes = tuple(Trained(f"{shape}", shape, True, width) for shape in SHAPES)
+    shapes = tuple(TrainedParameter(f"{shape}", shape, True, width) for shape in SHAPES)
     value = GaLore.value(**fields)
     assert value.ledger(At(shapes)).bytes("optimizer") == alone
     said = value.ledger(At(shapes, shards=shards))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from modicum.core.catalog import find, of_value
+from modicum.core.contracts.catalog import find, of_value
 from modicum.core.random import normal_
 from modicum.optim import SGD, AdamW
 

@@ -12,14 +12,14 @@ from pool import Pool
 from torch import Tensor, nn
 
 from modicum.checkpoint import CheckpointStore
-from modicum.core.ledger import Training as At
-from modicum.core.memory import bytes_by_kind
-from modicum.core.meta import materialise, on_meta
-from modicum.core.parameters import optimizer_groups, trained_shapes
+from modicum.core.contracts.ledger import OptimizerQuery as At
+from modicum.core.contracts.parameters import optimizer_groups, trained_shapes
+from modicum.core.contracts.state import StateRegistry, model_view, optimizer_view
+from modicum.core.contracts.stepping import Stepper
+from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.machine.memory import bytes_by_kind
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import whole
-from modicum.core.state import StateRegistry, model_view, optimizer_view
-from modicum.core.stepping import Stepper
+from modicum.core.ranks.sharding import whole
 from modicum.models.llama import Llama
 from modicum.optim import GaLore
 from modicum.proofs.contracts.optim.subjects import loss, tokens
@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {"rank": 2, "update_gap": 3, "weight_decay": 0.1}
 BATCH = 12
 
 
-class Training:
+class OptimizerQuery:
     """The decoder, GaLore and a strategy, as the trainer puts them together."""
 
     def __init__(self, ranks: Ranks, layout: str, **fields: Any) -> None:
@@ -88,7 +88,7 @@ class Training:
 
 
 def trained(ranks: Ranks, layout: str, fields: dict[str, Any]) -> Any:
-    training = Training(ranks, layout, **fields)
+    training = OptimizerQuery(ranks, layout, **fields)
     training.steps(0, 5)
     kept = bytes_by_kind(training.model, training.optimizer)["optimizer"]
     return training.weights(), training.owned(), kept
@@ -131,7 +131,7 @@ def test_in_the_backward_pass_it_is_the_same_to_the_bit(pool: Pool, layout: str)
 
 
 def saved(ranks: Ranks, layout: str, folder: Path, fields: dict[str, Any]) -> dict[str, Tensor]:
-    training = Training(ranks, layout, **fields)
+    training = OptimizerQuery(ranks, layout, **fields)
     training.steps(0, 4)  # in the middle between two refreshes
     CheckpointStore(folder, ranks=ranks).save(4, training.registry)
     training.steps(4, 8)
@@ -139,7 +139,7 @@ def saved(ranks: Ranks, layout: str, folder: Path, fields: dict[str, Any]) -> di
 
 
 def resumed(ranks: Ranks, layout: str, folder: Path, fields: dict[str, Any]) -> Any:
-    training = Training(ranks, layout, **fields)
+    training = OptimizerQuery(ranks, layout, **fields)
     training.steps(20, 21)
     checkpoint = CheckpointStore(folder, ranks=ranks).newest()
     assert checkpoint is not None

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from modicum.core.capture import Capture, trained_layers
 from modicum.core.errors import InputError
 from modicum.optim import SGD, Eva, TransformContext
+from modicum.optim.capture import Capture, trained_layers
 from modicum.optim.eva import EvaRuntime
-from modicum.optim.means import RunningMeans
-from modicum.optim.sums import Sums
-from modicum.optim.transform import Rows
+from modicum.optim.layer_means import RunningMeans
+from modicum.optim.layer_sums import Sums
+from modicum.optim.transform import GradientRows
 from modicum.proofs import run_battery
 
 
@@ -208,7 +208,7 @@ def test_rows_are_changed_where_the_gradient_is(
     G = torch.cat(before, 1)
     (layer,) = eva.layers
     rows = eva.rows(layer)
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, GradientRows)
     a, left = torch.randn(8 + bias), torch.randn(4)
     torch.testing.assert_close(rows.times(a), G @ a)
     torch.testing.assert_close(rows.square(), G.square().sum())

@@ -18,7 +18,7 @@ import pytest
 from modicum.core.errors import InputError
 from modicum.parallel import launch, rank_process
 from modicum.parallel.launch import Supervisor
-from modicum.parallel.place import LOST, Place, place
+from modicum.parallel.rank_environment import LOST, RankPlace, place
 
 # What every rank's script begins with: it leaves its number and its process's in the folder.
 BEGIN = """
@@ -317,7 +317,7 @@ def test_ranks_end_with_a_killed_supervisor_even_in_a_call_that_does_not_return(
     if starter == "torchrun":
         busy += "os.environ['TORCHELASTIC_RUN_ID'] = os.environ.pop('MODICUM_SUPERVISOR')"
     busy += """
-from modicum.parallel.place import end_with_supervisor
+from modicum.parallel.rank_environment import end_with_supervisor
 end_with_supervisor()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 (folder / f"ready-{rank}").touch()
@@ -332,8 +332,10 @@ sum(range(10 ** 12))
 
 
 def test_a_place_is_what_the_environment_says() -> None:
-    assert place({}) == place({"RANK": "0", "WORLD_SIZE": "1"}) == Place()
-    assert place({"RANK": "3", "WORLD_SIZE": "4", "MODICUM_SUPERVISOR": "7"}) == Place(3, 4, True)
+    assert place({}) == place({"RANK": "0", "WORLD_SIZE": "1"}) == RankPlace()
+    assert place({"RANK": "3", "WORLD_SIZE": "4", "MODICUM_SUPERVISOR": "7"}) == RankPlace(
+        3, 4, True
+    )
     for wrong in ({"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "-1"}, {"WORLD_SIZE": "many"}):
         with pytest.raises(InputError, match="--ranks N"):
             place(wrong)

@@ -6,10 +6,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modicum.core.layout import Layout
-from modicum.core.ledger import Entry, Ledger
+from modicum.core.contracts.ledger import Entry, Ledger
+from modicum.core.ranks.layout import Layout
 from modicum.parallel.bucketed import cut
-from modicum.parallel.ledger import Group, Parts, bucket_sizes, replicated, sharded, staging
+from modicum.parallel.ledger import (
+    GatheredGroups,
+    Group,
+    bucket_sizes,
+    replicated,
+    sharded,
+    staging,
+)
 
 shapes = st.lists(
     st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), min_size=1, max_size=4
@@ -37,7 +44,7 @@ def bytes_of(group: Group) -> int:
 
 @given(st.lists(groups, min_size=1, max_size=4), st.integers(1, 8))
 def test_parts_make_the_whole_and_the_largest_counts(found, shards):
-    parts = Parts(found[0], tuple(found[1:]), Layout(shards=shards))
+    parts = GatheredGroups(found[0], tuple(found[1:]), Layout(shards=shards))
     trained, weights = sum(map(trained_of, found)), sum(map(bytes_of, found))
     assert parts.trained * shards >= trained
     assert parts.weights * shards >= weights
@@ -52,7 +59,7 @@ def test_parts_make_the_whole_and_the_largest_counts(found, shards):
 
 @given(st.lists(groups, min_size=1, max_size=3), st.integers(2, 6), st.integers(1, 3))
 def test_what_persists_is_divided_and_what_is_gathered_comes_on_top(found, shards, micro_batches):
-    parts = Parts(found[0], tuple(found[1:]), Layout(shards=shards))
+    parts = GatheredGroups(found[0], tuple(found[1:]), Layout(shards=shards))
     cut = sharded(Ledger(), parts, micro_batches=micro_batches)
     assert shards * cut.bytes("weight") >= sum(map(bytes_of, found))
     assert cut.bytes("gradient", "step") == 0
@@ -61,7 +68,7 @@ def test_what_persists_is_divided_and_what_is_gathered_comes_on_top(found, shard
 
 
 def test_a_model_cut_in_two():
-    cut = sharded(ONE, Parts(*MODEL, Layout(shards=2)), micro_batches=1, slack=250)
+    cut = sharded(ONE, GatheredGroups(*MODEL, Layout(shards=2)), micro_batches=1, slack=250)
     assert cut.bytes("weight") == 4000 // 2
     # Root and a block's buffer; gathering takes two more, of which 50 are free anyway later.
     assert cut.bytes("buffer", "forward") == 1600 + 1200 + (2 * 1200 - 50)
@@ -78,7 +85,7 @@ def test_a_model_cut_in_two():
 
 
 def test_blocks_that_stay_gathered_take_memory_and_spare_the_wire():
-    parts = Parts(*MODEL, Layout(shards=2))
+    parts = GatheredGroups(*MODEL, Layout(shards=2))
     given_back = sharded(ONE, parts, micro_batches=2)
     kept = sharded(ONE, parts, micro_batches=2, reshard_after_forward=False)
     assert kept.bytes("buffer", "loss") == given_back.bytes("buffer", "loss") + 1200
@@ -87,8 +94,8 @@ def test_blocks_that_stay_gathered_take_memory_and_spare_the_wire():
 
 
 def test_replicas_of_shards_sum_a_part_each():
-    alone = sharded(ONE, Parts(*MODEL, Layout(shards=2)), micro_batches=3)
-    hybrid = sharded(ONE, Parts(*MODEL, Layout(replicas=4, shards=2)), micro_batches=3)
+    alone = sharded(ONE, GatheredGroups(*MODEL, Layout(shards=2)), micro_batches=3)
+    hybrid = sharded(ONE, GatheredGroups(*MODEL, Layout(replicas=4, shards=2)), micro_batches=3)
     assert hybrid.entries == alone.entries
     *same, summed = hybrid.wire
     assert tuple(same) == alone.wire
@@ -99,7 +106,7 @@ def test_replicas_of_shards_sum_a_part_each():
 def test_frozen_weights_are_gathered_and_have_no_gradients():
     root = Group(frozen=((40, 20),))
     block = Group(trained=((5, 4),), frozen=((30, 20),))
-    parts = Parts(root, (block, block), Layout(shards=2))
+    parts = GatheredGroups(root, (block, block), Layout(shards=2))
     cut = sharded(Ledger(), parts, micro_batches=1)
     assert cut.bytes("weight") == 400 + 2 * (3 * 4 * 4 + 300)  # five rows: three, and two
     assert parts.block == 2 * (3 * 4 * 4 + 300)

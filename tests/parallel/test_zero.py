@@ -17,24 +17,29 @@ from torch import Tensor, nn
 from modicum.adapters import LoRA
 from modicum.checkpoint import CheckpointStore
 from modicum.comm import SDP4Bit
+from modicum.core.contracts.ledger import Ledger
+from modicum.core.contracts.parameters import (
+    ParameterMetadata,
+    describe_parameter,
+    metadata,
+    trained_shapes,
+)
+from modicum.core.contracts.state import StateRegistry, optimizer_view
+from modicum.core.contracts.stepping import Stepper
+from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
-from modicum.core.exchange import ExchangeContext, ShardExchange
-from modicum.core.layout import Layout
-from modicum.core.ledger import Ledger
-from modicum.core.memory import TensorMeter, tensor_bytes
-from modicum.core.meta import materialise, on_meta
-from modicum.core.parameters import ParameterMetadata, describe_parameter, metadata, trained_shapes
+from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.machine.memory import TensorMeter, tensor_bytes
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import is_sharded, own_part, whole
-from modicum.core.state import StateRegistry, optimizer_view
-from modicum.core.stepping import Stepper
-from modicum.core.strategy import Strategy
+from modicum.core.ranks.exchange import ExchangeContext, ShardExchange
+from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.sharding import is_sharded, own_part, whole
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
 from modicum.parallel import exchange_ledger
+from modicum.parallel.buffer_rows import BufferRows
 from modicum.parallel.replicated import Replicated
-from modicum.parallel.rows import Rows
 from modicum.parallel.sharded import Sharded
 from modicum.parallel.zero import Zero
 from modicum.tasks import CausalLM
@@ -156,7 +161,7 @@ def same(one: Weights, other: Weights) -> bool:
     shards=st.integers(1, 5),
 )
 def test_rows_are_cut_as_tensors_are_chunked(shapes: list[Any], shards: int) -> None:
-    layout = Rows(shapes, shards)
+    layout = BufferRows(shapes, shards)
     tensors = [torch.randn(shape) for shape in shapes]
     buffer = torch.zeros(shards, layout.width)
     for index, tensor in enumerate(tensors):

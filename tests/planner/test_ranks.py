@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pool import Pool
 
 from modicum.adapters import LoRA
+from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.errors import DoesNotFit, InputError
-from modicum.core.layout import Layout
+from modicum.core.machine.memory import TensorMeter, tensor_bytes
 from modicum.core.machine.record import MachineRecord
-from modicum.core.memory import TensorMeter, tensor_bytes
-from modicum.core.parameters import optimizer_groups
 from modicum.core.ranks import Ranks
+from modicum.core.ranks.layout import Layout
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import create

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from modicum.core.catalog import catalog, find
+from modicum.core.contracts.catalog import catalog, find
 from modicum.core.errors import InputError
 from modicum.proofs import ProofRun, prove, write
 from modicum.proofs.base import Criterion

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from modicum.report.facts import kinds_by_phase, kinds_measured
-from modicum.report.folder import RunFolder
+from modicum.report.folder import FolderContents
 from modicum.report.numbers import finite, percent, quantity, short
 
 
-def run(table: list[tuple[str, str, int]], by_phase: dict[str, int], **record: Any) -> RunFolder:
+def run(
+    table: list[tuple[str, str, int]], by_phase: dict[str, int], **record: Any
+) -> FolderContents:
     rows = [{"kind": kind, "phase": phase, "bytes": size} for kind, phase, size in table]
     plan = {"prediction": {"table": rows, "by_phase": by_phase}}
-    return RunFolder(Path("x"), run=record, plans=[plan])
+    return FolderContents(Path("x"), run=record, plans=[plan])
 
 
 def test_an_item_stands_in_each_of_its_phases() -> None:

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from modicum.core.catalog import find
+from modicum.core.contracts.catalog import find
+from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.errors import InputError
-from modicum.core.ledger import Shape
-from modicum.core.meta import materialise, on_meta
+from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.layers.saved_tensors import Shares
 from modicum.core.ranks import Ranks
-from modicum.core.saved import Shares
 from modicum.data.images import ImageBatch
 from modicum.models.convnet import ConvNetConfig, create, load
 from modicum.recipe import Recipe
@@ -101,8 +101,8 @@ def test_losses_are_sums_over_trained_labels() -> None:
 def test_ledger_row_and_trial() -> None:
     asked = task()
     config = asked.look(RECIPE).config
-    shape = Shape(6, 1)
-    assert asked.row(RECIPE) == Shape(1, 1)
+    shape = ModelQuery(6, 1)
+    assert asked.row(RECIPE) == ModelQuery(1, 1)
     plain = asked.ledger(config, shape)
     less = asked.ledger(config, shape, shares=Shares(0.1, 0.03))
     assert less.bytes("activation", "loss") < plain.bytes("activation", "loss")

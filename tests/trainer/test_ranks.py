@@ -178,10 +178,10 @@ def differs(ranks: Ranks, values: dict[str, Any], folder: Path, what: str) -> st
     if ranks.rank == 1 and what == "recipe":
         values["training"]["learning_rate"] = 0.5
     if ranks.rank == 1 and what == "code":
-        from modicum.trainer import alike
+        from modicum.trainer import rank_agreement
 
-        alike.code.cache_clear()
-        alike.__version__ = "0.0.0"
+        rank_agreement.code.cache_clear()
+        rank_agreement.__version__ = "0.0.0"
     if ranks.rank == 1 and what == "model":
         values["model"]["path"] = values["model"].pop("other")
     values["model"].pop("other", None)

@@ -164,7 +164,7 @@ class Second(Ranks):
         super().__init__(1, 2, 1, 2)
         self.agreed = []
 
-    def least(self, *values):
+    def min(self, *values):
         self.agreed.append(values)
         return list(values)
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from modicum.core.events import Events
-from modicum.core.parameters import optimizer_groups
-from modicum.core.strategy import Strategy
+from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.strategy import Strategy
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama, create
 from modicum.tasks import CausalLM
+from modicum.trainer.events import Events
 from modicum.trainer.step import StandardStep
 
 

@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modicum.adapters.base import Adapter, AdapterLayer, Factor, Placement
+from modicum.adapters.base import Adapter, AdapterLayer, AdapterQuery, Factor
 from modicum.adapters.lora import LoRA
 from modicum.adapters.sites import Site
+from modicum.core.contracts.ledger import Work
+from modicum.core.contracts.method import Info, PositiveInt
 from modicum.core.errors import InputError
-from modicum.core.ledger import Work
-from modicum.core.method import Info, PositiveInt
 from modicum.core.random import bits
-from modicum.core.sharding import whole
-from modicum.proofs.adapters.lab import RATES, Lab
+from modicum.core.ranks.sharding import whole
+from modicum.proofs.adapters.digits_bench import RATES, DigitsBench
 from modicum.proofs.base import ProofRun
 
 
@@ -114,7 +114,7 @@ class SignedSums(Adapter):
     def saved_elements(self, site: Site) -> int:
         return self.rank
 
-    def work(self, at: Placement) -> tuple[Work, ...]:
+    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
         product = 2 * at.shape.positions * self.rank * at.site.out_features
         return Work(product), Work(2 * product, phase="backward")
 
@@ -130,7 +130,7 @@ def prove(run: ProofRun) -> None:
     found = mean_size(contender)
     run.figure("|S x|^2 / |x|^2", method=found, baseline=mean_size(miss), claimed="1")
     run.at_most("how far the mean size of sums is from their input's", abs(found - 1), 0.15)
-    lab = Lab(run)
+    lab = DigitsBench(run)
     run.seeds = (0, 1, 2) if run.full else (0, 1)
     rates = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2) if run.full else (5e-3, 1e-2)
     ours, theirs = (lab.fastest(adapter, 200, run.seeds, rates) for adapter in (contender, miss))

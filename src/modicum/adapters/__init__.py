@@ -6,22 +6,22 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from modicum.adapters.attached import AttachedAdapter
+    from modicum.adapters.attached_adapter import AttachedAdapter
     from modicum.adapters.base import Adapter, AdapterLayer
     from modicum.adapters.files import load
     from modicum.adapters.lora import LoRA
     from modicum.adapters.mos import MoS
-    from modicum.adapters.own_files import base_model_of
+    from modicum.adapters.native_files import base_model_of
     from modicum.adapters.pissa import PiSSA
 
 _HOMES = {
     "Adapter": "base",
     "AdapterLayer": "base",
-    "AttachedAdapter": "attached",
+    "AttachedAdapter": "attached_adapter",
     "LoRA": "lora",
     "MoS": "mos",
     "PiSSA": "pissa",
-    "base_model_of": "own_files",
+    "base_model_of": "native_files",
     "load": "files",
 }
 __all__ = [

@@ -19,17 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from modicum.adapters.sites import Site
+from modicum.core.contracts.ledger import Entry, Ledger, ModelQuery, Phase, Work
+from modicum.core.contracts.method import Context, Method, Names, Probability, Strings
 from modicum.core.errors import InputError
-from modicum.core.ledger import Entry, Ledger, Phase, Shape, Work
-from modicum.core.method import Context, Method, Names, Probability, Strings
 from modicum.core.random import normal_, uniform_
-from modicum.core.sharding import elements_before, own_part
+from modicum.core.ranks.sharding import elements_before, own_part
 
 if TYPE_CHECKING:
-    from modicum.adapters.attached import AttachedAdapter
+    from modicum.adapters.attached_adapter import AttachedAdapter
 
 SAVED: tuple[Phase, ...] = ("forward", "loss", "backward")
-Weights = Callable[[str], Tensor]
+ReadWeight = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Placement:
+class AdapterQuery:
     """What an adapter's ledger is asked at: a site and the shape of a micro-batch."""
 
     site: Site
-    shape: Shape
+    shape: ModelQuery
 
 
 class SharedFactors(nn.Module):
@@ -284,7 +284,7 @@ class Adapter(Method):
         *,
         name: str = "default",
         seed: int = 0,
-        weights: Weights | None = None,
+        weights: ReadWeight | None = None,
     ) -> AttachedAdapter:
         """Freeze `model`, put this adapter on its target layers, and return the handle to it.
 
@@ -297,7 +297,7 @@ class Adapter(Method):
                 else than its type says; the name is taken; sizes do not fit; or the method needs
                 weights that a quantized base has lost. After a failure the model is as it was.
         """
-        from modicum.adapters.attached import AttachedAdapter
+        from modicum.adapters.attached_adapter import AttachedAdapter
 
         return AttachedAdapter(model, self, name=name, seed=seed, weights=weights)
 
@@ -317,7 +317,7 @@ class Adapter(Method):
         """Whether the layer's input is kept for the backward pass: by a linear map, undropped."""
         return self.needs_input and site.kind == "linear" and not self.dropout
 
-    def ledger(self, at: Placement) -> Ledger:
+    def ledger(self, at: AdapterQuery) -> Ledger:
         """A site's own tensors, what `layer.forward` saves beyond its input, the extra work."""
         compute = at.shape.compute_bytes
         saved = self.saved_elements(at.site) * at.shape.positions
@@ -343,7 +343,7 @@ class Adapter(Method):
             Entry("workspace", gradient, ("backward",), "a gradient of shared factors"),
         )
 
-    def matrices_kept(self, at: Placement) -> int:
+    def matrices_kept(self, at: AdapterQuery) -> int:
         """Elements of matrices that one forward pass makes of factors and keeps for backward.
 
         By default those are the factors, cast to the dtype of the products where it is not theirs.
@@ -355,7 +355,7 @@ class Adapter(Method):
         """Elements that one position's forward saves for backward, beside the layer's input."""
 
     @abstractmethod
-    def work(self, at: Placement) -> tuple[Work, ...]:
+    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
         """Matrix-product work beyond the frozen layer's own, forward and backward."""
 
     def with_fields(self, **fields: Any) -> Adapter:

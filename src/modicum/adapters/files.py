@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
-from modicum.adapters import model_files, own_files, peft_files
-
-if TYPE_CHECKING:
-    from modicum.adapters.attached import AttachedAdapter
+from modicum.adapters import model_files, native_files, peft_files
+from modicum.adapters.adapted_layer import undone_on_failure
+from modicum.adapters.attached_adapter import AttachedAdapter
+from modicum.adapters.base import check_state
+from modicum.adapters.base_weights import is_exact
+from modicum.adapters.names import exactly, plain_name
+from modicum.adapters.native_files import StoredAdapter
+from modicum.adapters.rewriting import restore, rewriting
+from modicum.adapters.sites import all_sites
+from modicum.core.contracts.method import Strings
+from modicum.core.errors import InputError
+from modicum.core.ranks.sharding import own_part
 
 
 def load(
@@ -48,13 +55,68 @@ def load(
     1
     """
     path = Path(folder)
-    if (path / own_files.CONFIG).exists():
-        attached = own_files.load(model, path, name=name, plugins=plugins)
+    if (path / native_files.CONFIG).exists():
+        stored = native_files.read(path, plugins)
     elif not (path / peft_files.CONFIG).exists() and model_files.files_of(path):
-        attached = model_files.load(model, path, name=name, plugins=plugins)
+        stored = model_files.read(path, name, plugins)
     else:
-        attached = peft_files.load(model, path, name=name)
+        stored = peft_files.read(path, model)
+    attached = _attached(model, stored, name)
     if not train:
         for parameter in attached.parameters():
             parameter.requires_grad_(False)
     return attached
+
+
+def _attached(model: nn.Module, stored: StoredAdapter, name: str) -> AttachedAdapter:
+    """Attach an adapter to the layers that its targets name in full, with its tensors.
+
+    Raises:
+        InputError: they are not this adapter's, or it does not fit the model.
+    """
+    try:
+        method = stored.method
+        method = method.with_fields(**_exactly_named(model, method.targets))
+        with undone_on_failure(model, name):
+            attached = AttachedAdapter(model, method, name=name, seed=stored.seed, start=False)
+            try:
+                _put(attached, stored.state, stored.base)
+            except BaseException:
+                restore(attached)
+                raise
+    except InputError as error:
+        raise InputError(f"does not fit the model: {error}", file=stored.file) from None
+    return attached
+
+
+def _put(attached: AttachedAdapter, state: dict[str, Tensor], base: dict[str, Tensor]) -> None:
+    """The adapter's tensors into it; the base is rewritten by them, or is what the folder holds."""
+    own = {plain_name(key): key for key in attached.state_dict()}
+    state = {own.get(key, key): tensor for key, tensor in state.items()}
+    check_state(attached.state_dict(), state)
+    kept = {attached.model_name(key): tensor for key, tensor in state.items()}
+    if not base:
+        attached.initialise(kept=kept)
+    else:
+        layers = rewriting(attached)
+        held = {
+            plain_name(f"{name}.{key}"): parameter
+            for name in layers
+            if not is_exact(attached.model.get_submodule(name))
+            for key, parameter in attached.model.get_submodule(name).named_parameters(recurse=False)
+        }
+        if held.keys() != base.keys() or any(held[k].shape != t.shape for k, t in base.items()):
+            raise InputError("its base is quantized, and the model's weights are kept otherwise")
+        for key, parameter in held.items():
+            part, before = own_part(parameter.detach())
+            part.copy_(base[key][before : before + part.shape[0]])
+        for name, layer in layers.items():
+            layer.put({key: state[f"{name}.{key}"] for key, _ in layer.named_buffers()})
+            layer.rewrote = True
+    attached.load_state_dict(state)
+
+
+def _exactly_named(model: nn.Module, names: Strings) -> dict[str, Strings]:
+    """The fields that choose the layers of these plain names, as the model calls them."""
+    sites = {plain_name(site.name): site.name for site in all_sites(model)}
+    return exactly(model, [sites.get(plain_name(name), name) for name in names])

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from modicum.adapters.wearing import AdaptedLayer
+from modicum.adapters.adapted_layer import AdaptedLayer
 
 
 class _FrozenLinearPlusLowRank(torch.autograd.Function):

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modicum.adapters.base import Adapter, AdapterLayer, Factor, Placement
+from modicum.adapters.base import Adapter, AdapterLayer, AdapterQuery, Factor
+from modicum.adapters.base_weights import at_least_fp32
 from modicum.adapters.fused import frozen_linear_plus_low_rank, fusible
 from modicum.adapters.sites import Site
-from modicum.adapters.weights import at_least_fp32
-from modicum.core.ledger import Work
-from modicum.core.method import Info, PositiveFloat, PositiveInt
-from modicum.core.sharding import whole
+from modicum.core.contracts.ledger import Work
+from modicum.core.contracts.method import Info, PositiveFloat, PositiveInt
+from modicum.core.ranks.sharding import whole
 
 
 class LoRALayer(AdapterLayer):
@@ -133,7 +133,7 @@ class LoRA(Adapter):
     def saved_elements(self, site: Site) -> int:
         return self.rank
 
-    def work(self, at: Placement) -> tuple[Work, ...]:
+    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
         widths = at.site.out_features + (at.site.in_features if at.site.kind == "linear" else 0)
         product = 2 * at.shape.positions * self.rank * widths
         return Work(product), Work(2 * product, phase="backward")

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from modicum.adapters import weights as base_weights
+from modicum.adapters import base_weights
+from modicum.adapters.adapted_layer import exchange
+from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import AdapterLayer
 from modicum.adapters.rewriting import RewritingLayer
-from modicum.adapters.wearing import exchange
 from modicum.core.errors import InputError
-from modicum.core.linear_forms import DENSE, form_of
-from modicum.core.sharding import is_sharded, own_part, whole
-
-if TYPE_CHECKING:
-    from modicum.adapters.attached import AttachedAdapter
+from modicum.core.layers.linear_forms import DENSE, form_of
+from modicum.core.ranks.sharding import is_sharded, own_part, whole
 
 
 class RoundingWarning(UserWarning):
@@ -39,7 +36,7 @@ class Merged:
 
 
 @torch.no_grad()
-def merge(attached: AttachedAdapter, dense: torch.dtype | None) -> Merged:
+def merge(attached: Attachment, dense: torch.dtype | None) -> Merged:
     """Fold an adapter into the base weights; see `AttachedAdapter.merge`."""
     before = Merged()
     bases = {name: attached.model.get_submodule(name) for name in attached.sites}
@@ -96,7 +93,7 @@ def _tell(rounding: dict[str, float]) -> None:
 
 
 @torch.no_grad()
-def unmerge(attached: AttachedAdapter, before: Merged) -> None:
+def unmerge(attached: Attachment, before: Merged) -> None:
     """Take a merged adapter out of the base weights again."""
     for name, layer in attached.layers():
         base = attached.model.get_submodule(name)

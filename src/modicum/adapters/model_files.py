@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from modicum.adapters.base import decoded
 from modicum.adapters.names import plain_name
-from modicum.adapters.own_files import attached_with, described
+from modicum.adapters.native_files import StoredAdapter, described
 from modicum.core.errors import InputError
-
-if TYPE_CHECKING:
-    from modicum.adapters.attached import AttachedAdapter
 
 _OF_LAYER = re.compile(r"^(.+)\.layers_by_adapter\.([^.]+)\.([^.]+)$")
 _SHARED = re.compile(r"^shared_by_([^.]+)\.([^.]+)$")
@@ -27,14 +23,8 @@ def files_of(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.glob("model*.safetensors")) if _read(file)]
 
 
-def load(
-    model: nn.Module, folder: Path, *, name: str, plugins: Iterable[str | Path] = ()
-) -> AttachedAdapter:
-    """Attach the adapter `name` that the model's own files hold; errors are those of `files.load`.
-
-    Args:
-        model: what `from_pretrained` made of the same folder, or another with those weights.
-    """
+def read(folder: Path, name: str, plugins: Iterable[str | Path] = ()) -> StoredAdapter:
+    """The adapter `name` that a model's own files hold; errors are those of `files.load`."""
     state: dict[str, Tensor] = {}
     there, sites, description = set(), [], None
     for file in files_of(folder):
@@ -64,7 +54,7 @@ def load(
         )
     value = described(description, plugins, folder)
     value = value.with_fields(targets=tuple(sites))
-    return attached_with(model, value, state, {}, name=name, seed=0, file=folder)
+    return StoredAdapter(value, state, folder)
 
 
 def _read(file: Path, name: str | None = None) -> dict[tuple[str, str, str], Tensor | None]:

@@ -10,14 +10,14 @@ import torch
 from pydantic import NonNegativeInt
 from torch import Tensor
 
-from modicum.adapters.base import Factor, Placement
+from modicum.adapters.base import AdapterQuery, Factor
 from modicum.adapters.lora import LoRA, LoRALayer
 from modicum.adapters.names import plain_name
 from modicum.adapters.sites import Site
+from modicum.core.contracts.method import Info, PositiveFloat, PositiveInt
 from modicum.core.errors import InputError
-from modicum.core.method import Info, PositiveFloat, PositiveInt
 from modicum.core.random import bits
-from modicum.core.sharding import whole
+from modicum.core.ranks.sharding import whole
 
 
 class MoSLayer(LoRALayer):
@@ -174,7 +174,7 @@ class MoS(LoRA):
         first = public + alike.index(site) * private
         return torch.cat([chosen, torch.arange(first, first + private)])
 
-    def matrices_kept(self, at: Placement) -> int:
+    def matrices_kept(self, at: AdapterQuery) -> int:
         return self.rank * (at.site.in_features + at.site.out_features)
 
 

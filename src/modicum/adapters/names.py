@@ -7,7 +7,7 @@ from collections.abc import Collection
 from torch import nn
 
 from modicum.adapters.sites import all_sites
-from modicum.core.targets import named
+from modicum.core.layers.targets import named
 
 _COMPILED = "_orig_mod"  # under which torch.compile keeps the module that it stands for
 

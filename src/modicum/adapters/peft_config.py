@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from modicum.adapters.own_files import read_json
+from modicum.adapters.native_files import read_json
 from modicum.core.errors import InputError
 
 READ = (
@@ -64,7 +64,7 @@ _ON_WHEN_EMPTY = {
 }
 _INITS_BESIDE_THE_BASE = ("gaussian", "eva", "orthogonal", "mica")
 _INITS_THAT_REWRITE = ("pissa", "olora", "corda", "lora_ga")
-Strings = str | Sequence[str] | None
+PeftNames = str | Sequence[str] | None
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _matches(chosen: str | Sequence[str], name: str) -> bool:
     return any(name == one or name.endswith(f".{one}") for one in chosen)
 
 
-def _layer_number(patterns: Strings, name: str) -> int | None:
+def _layer_number(patterns: PeftNames, name: str) -> int | None:
     """The number of the block that a layer is in, of the outermost list of blocks."""
     lists = [patterns] if isinstance(patterns, str) and patterns else patterns or [r"[^.]*"]
     before = r"^.*?\." if not patterns else r"^(?:.*?\.)?"

@@ -5,34 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from modicum.adapters.names import exactly, plain_model, plain_name
-from modicum.adapters.own_files import read_tensors
+from modicum.adapters.attachment import Attachment
+from modicum.adapters.base_weights import is_exact
+from modicum.adapters.lora import LoRA
+from modicum.adapters.names import plain_model, plain_name
+from modicum.adapters.native_files import StoredAdapter, read_tensors
 from modicum.adapters.peft_config import chooses, leaves_out, read_config
 from modicum.adapters.peft_task import heads, task_fields, unreadable
 from modicum.adapters.rewriting import RewritingLayer, rewriting
 from modicum.adapters.sites import Site, all_sites, choose
-from modicum.adapters.wearing import undone_on_failure
-from modicum.adapters.weights import is_exact
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, write_json
-from modicum.core.sharding import whole
-from modicum.core.targets import ALL_LINEAR
-
-if TYPE_CHECKING:
-    from modicum.adapters.attached import AttachedAdapter
+from modicum.core.layers.targets import ALL_LINEAR
+from modicum.core.ranks.sharding import whole
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _FACTOR = re.compile(r"\.(lora_|base_layer|weight|bias).*$")
 
 
-def exact_form(attached: AttachedAdapter) -> Literal["peft", "modicum"]:
+def exact_form(attached: Attachment) -> Literal["peft", "modicum"]:
     """`peft` where that format holds the adapter exactly, for the model as it was before."""
     _, first = next(attached.layers())
     exact = first.as_lora() is not None and _lost(attached) is None
@@ -40,7 +38,7 @@ def exact_form(attached: AttachedAdapter) -> Literal["peft", "modicum"]:
 
 
 def save(
-    attached: AttachedAdapter,
+    attached: Attachment,
     folder: Path,
     *,
     base_model: str | None,
@@ -118,10 +116,8 @@ def save(
         write_json(temporary / CONFIG, config)
 
 
-def load(model: nn.Module, folder: Path, *, name: str) -> AttachedAdapter:
-    """Attach the adapter that a PEFT LoRA folder holds; errors are those of `files.load`."""
-    from modicum.adapters.lora import LoRA
-
+def read(folder: Path, model: nn.Module) -> StoredAdapter:
+    """The adapter that a PEFT LoRA folder holds for a model; errors are those of `files.load`."""
     file = folder / WEIGHTS
     config = read_config(folder / CONFIG)
     value = LoRA.from_peft(config)
@@ -134,20 +130,16 @@ def load(model: nn.Module, folder: Path, *, name: str) -> AttachedAdapter:
     names = tuple(dict.fromkeys(site.name for site, _ in factors.values()))
     _check_the_choice(model, config, names, folder / CONFIG)
     state = {f"{site.name}.{factor}": tensors[key] for key, (site, factor) in factors.items()}
-    with undone_on_failure(model, name):
-        attached = value.with_fields(**exactly(model, names)).attach(model, name=name)
-        try:
-            attached.load_state_dict(state)
-        except InputError as error:
-            raise InputError(f"does not fit the model: {error}", file=file) from None
-    return attached
+    plain = tuple(plain_name(name) for name in names)
+    state = {plain_name(key): tensor for key, tensor in state.items()}
+    return StoredAdapter(value.with_fields(targets=plain), state, file)
 
 
-def _unreadable(attached: AttachedAdapter) -> tuple[str, str] | None:
+def _unreadable(attached: Attachment) -> tuple[str, str] | None:
     return unreadable(plain_model(attached.model), [plain_name(name) for name in attached.sites])
 
 
-def _lost(attached: AttachedAdapter) -> str | None:
+def _lost(attached: Attachment) -> str | None:
     """A layer whose original weight is not there any more: rewritten, then quantized."""
     rewritten = (name for name, layer in rewriting(attached).items() if layer.rewrote)
     return next((n for n in rewritten if not is_exact(attached.model.get_submodule(n))), None)
@@ -219,7 +211,7 @@ def _keys(site: Site) -> tuple[str, str]:
     return f"{name}.lora_A.weight", f"{name}.lora_B.weight"
 
 
-def _target_modules(attached: AttachedAdapter) -> list[str] | str:
+def _target_modules(attached: Attachment) -> list[str] | str:
     """Last names where PEFT takes them for just these layers, as people and servers write them.
 
     Else full names, and where PEFT takes those for the ends of others too, a pattern.

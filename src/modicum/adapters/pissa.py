@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from modicum.adapters.base import Factor
+from modicum.adapters.base_weights import at_least_fp32
 from modicum.adapters.lora import LoRA, LoRALayer
 from modicum.adapters.rewriting import RewritingLayer, RoundTrip
 from modicum.adapters.sites import Site
-from modicum.adapters.svd import leading_triplets
-from modicum.adapters.weights import at_least_fp32
+from modicum.core.contracts.method import Info, PositiveInt
 from modicum.core.errors import InputError
-from modicum.core.method import Info, PositiveInt
-from modicum.core.sharding import whole
+from modicum.core.layers.truncated_svd import truncated_svd, with_fixed_signs
+from modicum.core.ranks.sharding import whole
 
 
 class PiSSALayer(LoRALayer, RewritingLayer):
@@ -30,9 +30,10 @@ class PiSSALayer(LoRALayer, RewritingLayer):
     ) -> dict[str, Tensor]:
         method, lost = self.method, weight
         for last in (*(False,) * (method.rounds - 1), True):
-            left, singular, right = leading_triplets(
+            left, singular, right = truncated_svd(
                 lost, method.rank, method.niter, seed=seed, name=name
             )
+            left, right = with_fixed_signs(left, right)
             root = (singular / method.scale).sqrt()
             a, b = root[:, None] * right, left * root
             if not last:

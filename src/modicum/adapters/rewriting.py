@@ -9,21 +9,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from modicum.adapters import weights as base_weights
+from modicum.adapters import base_weights
+from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import AdapterLayer
 from modicum.core.errors import InputError
-from modicum.core.linear_forms import form_of
+from modicum.core.layers.linear_forms import form_of
 from modicum.core.ranks import Ranks, peer_errors
-from modicum.core.sharding import own_part
-
-if TYPE_CHECKING:
-    from modicum.adapters.attached import AttachedAdapter
+from modicum.core.ranks.sharding import own_part
 
 RoundTrip = Callable[[Tensor], Tensor]
 
@@ -109,9 +106,7 @@ def _check_readable(base: nn.Module, name: str) -> None:
 
 
 @torch.no_grad()
-def rewrite(
-    attached: AttachedAdapter, kept: Mapping[str, Tensor] | None, ranks: Ranks | None
-) -> None:
+def rewrite(attached: Attachment, kept: Mapping[str, Tensor] | None, ranks: Ranks | None) -> None:
     """Split the base weights of all layers that want it, and leave the rest in them.
 
     Ranks share the splitting, each takes every so many-th layer, and send each other what came out:
@@ -140,7 +135,7 @@ def rewrite(
 
 
 @torch.no_grad()
-def restore(attached: AttachedAdapter) -> None:
+def restore(attached: Attachment) -> None:
     """Put the original weights back into the base layers."""
     for name, layer in rewriting(attached).items():
         if layer.rewrote:
@@ -149,7 +144,7 @@ def restore(attached: AttachedAdapter) -> None:
             layer.rewrote = False
 
 
-def original_weight(attached: AttachedAdapter, name: str) -> Tensor:
+def original_weight(attached: Attachment, name: str) -> Tensor:
     """W of a layer: [out, in], unsharded; every rank calls this where ranks hold parts of it.
 
     Raises:
@@ -172,7 +167,7 @@ def original_weight(attached: AttachedAdapter, name: str) -> Tensor:
     return weight
 
 
-def differs(attached: AttachedAdapter, state: Mapping[str, Tensor]) -> bool:
+def differs(attached: Attachment, state: Mapping[str, Tensor]) -> bool:
     """Whether a state of the adapter says that something else was taken out of the base weights."""
     return any(
         not torch.equal(value, state[f"{name}.{key}"].to(value))
@@ -182,12 +177,12 @@ def differs(attached: AttachedAdapter, state: Mapping[str, Tensor]) -> bool:
     )
 
 
-def rewriting(attached: AttachedAdapter) -> dict[str, RewritingLayer]:
+def rewriting(attached: Attachment) -> dict[str, RewritingLayer]:
     """The layers of an adapter that rewrite their base, by their sites' names."""
     return {name: layer for name, layer in attached.layers() if isinstance(layer, RewritingLayer)}
 
 
-def _split_together(attached: AttachedAdapter, names: list[str], ranks: Ranks) -> None:
+def _split_together(attached: Attachment, names: list[str], ranks: Ranks) -> None:
     """Split as many layers as there are ranks, each on one rank, and tell all what came out."""
     layers = rewriting(attached)
     mine: Mapping[str, Tensor] = {}
@@ -222,7 +217,7 @@ def _split_together(attached: AttachedAdapter, names: list[str], ranks: Ranks) -
 
 
 def _kept(
-    attached: AttachedAdapter, name: str, layer: RewritingLayer, kept: Mapping[str, Tensor]
+    attached: Attachment, name: str, layer: RewritingLayer, kept: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The frozen tensors of a layer, which a checkpoint keeps under the model's names."""
     found: dict[str, Tensor] = {}

@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import nn
 
-from modicum.core import targets as targeting
 from modicum.core.errors import InputError
-from modicum.core.linear_forms import form_of
-from modicum.core.plain_layers import plain_type, why_not_plain
+from modicum.core.layers import targets as targeting
+from modicum.core.layers.linear_forms import form_of
+from modicum.core.layers.plain_layers import plain_type, why_not_plain
 
 # Embeddings of transformers that multiply the row by a number, `embed_scale`.
 _SCALED = re.compile(r"ScaledWordEmbedding$")

@@ -26,9 +26,9 @@ from torch.futures import Future
 
 from modicum.checkpoint.dcp_reader import SafetensorsReader
 from modicum.checkpoint.manifest import FORMAT, tensor_file, tensors_text
-from modicum.checkpoint.pieces import DTYPES, Piece
 from modicum.checkpoint.publishing import part_folder, publish
 from modicum.checkpoint.tensor_file import FileLayout, streamed, write_file
+from modicum.checkpoint.tensor_slices import DTYPES, TensorSlice
 from modicum.core.files import disk_errors
 
 __all__ = ["SafetensorsReader", "SafetensorsWriter"]
@@ -119,7 +119,7 @@ class SafetensorsWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the manifest, and put the folder in its place."""
-        owned: list[list[Piece]] = [[] for _ in results]
+        owned: list[list[TensorSlice]] = [[] for _ in results]
         files: dict[str, Any] = {}
         values: dict[str, Any] = {}
         for rank, written in enumerate(results):
@@ -128,7 +128,7 @@ class SafetensorsWriter(StorageWriter):
                 if "value" in told:
                     values[result.index.fqn] = told["value"]
                     continue
-                owned[rank].append(Piece(**told["piece"]))
+                owned[rank].append(TensorSlice(**told["piece"]))
                 files[told["file"]] = {"bytes": told["bytes"], "crc32": told["crc32"]}
         for path in self._part.iterdir():
             if path.name not in files:  # of a rank that had no tensors to write
@@ -148,7 +148,7 @@ class SafetensorsWriter(StorageWriter):
         return "://" not in str(checkpoint_id)
 
 
-def _piece(item: WriteItem) -> Piece:
+def _piece(item: WriteItem) -> TensorSlice:
     data = item.tensor_data
     assert data is not None
     names = {dtype: name for name, dtype in DTYPES.items()}
@@ -156,7 +156,7 @@ def _piece(item: WriteItem) -> Piece:
         raise TypeError(
             f"{item.index.fqn} is {data.properties.dtype}, which safetensors cannot hold"
         )
-    return Piece(
+    return TensorSlice(
         item.index.fqn,
         names[data.properties.dtype],
         tuple(data.size),

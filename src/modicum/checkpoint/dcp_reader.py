@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from modicum.checkpoint.manifest import check_files, pieces_of, read_manifest
-from modicum.checkpoint.pieces import DTYPES
 from modicum.checkpoint.tensor_file import read_into
+from modicum.checkpoint.tensor_slices import DTYPES
 
 
 class SafetensorsReader(StorageReader):

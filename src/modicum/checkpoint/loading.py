@@ -17,12 +17,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from modicum.checkpoint.manifest import Damaged, dtype_of, pieces_of
-from modicum.checkpoint.pieces import Box, box_of
 from modicum.checkpoint.tensor_file import read_into
+from modicum.checkpoint.tensor_slices import Box, box_of
+from modicum.core.contracts.state import Like, StateRegistry, View
 from modicum.core.errors import InputError
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import is_sharded
-from modicum.core.state import Like, StateRegistry, View
+from modicum.core.ranks.sharding import is_sharded
 
 
 def own_name(view: str, rank: int) -> str:

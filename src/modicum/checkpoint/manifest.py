@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from modicum.checkpoint.pieces import DTYPES, Piece
 from modicum.checkpoint.tensor_file import file_checksum
+from modicum.checkpoint.tensor_slices import DTYPES, TensorSlice
 from modicum.core.errors import InputError
 
 MANIFEST, FORMAT = "manifest.json", 2
@@ -29,7 +29,7 @@ def tensor_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def tensors_text(owned: Sequence[Sequence[Piece]], everybody: Iterable[Piece]) -> str:
+def tensors_text(owned: Sequence[Sequence[TensorSlice]], everybody: Iterable[TensorSlice]) -> str:
     """What a manifest tells of tensors, as JSON: dtype, shape, and the pieces, each with its file.
 
     Args:
@@ -120,12 +120,12 @@ def check_files(folder: Path, content: Mapping[str, Any]) -> None:
             raise Damaged(f"damaged: {error}", file=folder / name) from None
 
 
-def pieces_of(content: Mapping[str, Any], name: str) -> dict[str, list[Piece]]:
+def pieces_of(content: Mapping[str, Any], name: str) -> dict[str, list[TensorSlice]]:
     """The pieces of a tensor by the file that they are in."""
     tensor = content["tensors"][name]
-    files: dict[str, list[Piece]] = {}
+    files: dict[str, list[TensorSlice]] = {}
     for box in tensor["pieces"]:
-        files.setdefault(box["file"], []).append(Piece.of_json(name, tensor, box))
+        files.setdefault(box["file"], []).append(TensorSlice.of_json(name, tensor, box))
     return files
 
 

@@ -11,8 +11,8 @@ import mmap
 import torch
 from torch import Tensor
 
-from modicum.checkpoint.pieces import DTYPES, Piece
 from modicum.checkpoint.tensor_file import PAGE, FileLayout
+from modicum.checkpoint.tensor_slices import DTYPES, TensorSlice
 
 
 class Staging:
@@ -37,7 +37,7 @@ class Staging:
         }
         self.content = self._block.numpy().data[: layout.size]
 
-    def take(self, tensors: dict[Piece, Tensor]) -> None:
+    def take(self, tensors: dict[TensorSlice, Tensor]) -> None:
         """Copy the tensors; when this returns they may change."""
         with torch.no_grad():
             for piece, slot in self._slots.items():

@@ -18,7 +18,7 @@ from typing import Any
 from modicum.checkpoint.loading import Checkpoint
 from modicum.checkpoint.manifest import Damaged, check_files, read_manifest
 from modicum.checkpoint.publishing import part_folder, sweep
-from modicum.checkpoint.saving import Plan, Published, Snapshot, State, Work
+from modicum.checkpoint.saving import Published, Snapshot, State, WritePlan, WriteWork
 from modicum.checkpoint.staging import Staging
 from modicum.checkpoint.tensor_file import chunks, streamed
 from modicum.core.errors import InputError
@@ -60,9 +60,9 @@ class CheckpointStore:
         self.ranks, self.asynchronous = ranks or Ranks(), asynchronous
         self.last: int | None = None
         self._nonce: str | None = None
-        self._plan: Plan | None = None
+        self._plan: WritePlan | None = None
         self._staging: Staging | None = None
-        self._work: Work | None = None
+        self._work: WriteWork | None = None
         self._published: deque[Published] = deque()
 
     @property
@@ -119,13 +119,13 @@ class CheckpointStore:
         if self._nonce is None:
             if self.ranks.first:
                 sweep(self.folder)
-            self._nonce = self.ranks.tell(secrets.token_hex(4))
+            self._nonce = self.ranks.broadcast(secrets.token_hex(4))
         self._staging = None  # before its successor takes memory
-        self._plan = Plan.of(snapshot.tensors, self.ranks)
+        self._plan = WritePlan.of(snapshot.tensors, self.ranks)
 
     def _prepare(
         self, step: int, snapshot: Snapshot, notes: Mapping[str, Any], began: float
-    ) -> Work:
+    ) -> WriteWork:
         assert self._plan is not None
         assert self._nonce is not None
         target = self.path(step)
@@ -137,7 +137,7 @@ class CheckpointStore:
             content = chunks(self._staging.content)
         else:
             content = streamed(self._plan.layout, snapshot.tensors)
-        return Work(
+        return WriteWork(
             step,
             part_folder(target, self._nonce),
             target,
@@ -198,7 +198,7 @@ class CheckpointStore:
 
     def _agree(self, error: Exception | None, changed: bool) -> bool:
         """Whether something changed on any rank; an error on any is raised on all."""
-        failed, anywhere = self.ranks.most(float(error is not None), float(changed))
+        failed, anywhere = self.ranks.max(float(error is not None), float(changed))
         if not failed:
             return bool(anywhere)
         everybody = self.ranks.gather(None if error is None else str(error))
@@ -241,7 +241,7 @@ class CheckpointStore:
             except InputError as problem:
                 error = problem
         self._agree(error, False)
-        self.last = self.ranks.tell(None if found is None else found.step)
+        self.last = self.ranks.broadcast(None if found is None else found.step)
         if self.last is None:
             return None
         return found if found is not None else self._opened(self.last)

@@ -23,7 +23,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from modicum.checkpoint.pieces import DTYPES, Box, Piece, overlap
+from modicum.checkpoint.tensor_slices import DTYPES, Box, TensorSlice, overlap
 
 PAGE = 4096
 # Written and summed up at a time: the fewer, the less often does the thread that does it ask for
@@ -37,18 +37,18 @@ class FileLayout:
     """Where each piece stands in a file of `size` bytes that begins with `header`."""
 
     header: bytes
-    places: dict[Piece, int]
+    places: dict[TensorSlice, int]
     size: int
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece]) -> FileLayout:
+    def of(cls, pieces: Sequence[TensorSlice]) -> FileLayout:
         """The layout of a file of these pieces, the widest dtypes first, so that all are aligned.
 
         Raises:
             ValueError: two pieces have one name.
         """
         entries: dict[str, Any] = {}
-        offsets: dict[Piece, int] = {}
+        offsets: dict[TensorSlice, int] = {}
         end = 0
         for piece in sorted(pieces, key=lambda piece: -piece.item_bytes):
             if piece.stored_name in entries:
@@ -72,7 +72,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def streamed(layout: FileLayout, tensors: dict[Piece, Tensor]) -> Iterator[memoryview]:
+def streamed(layout: FileLayout, tensors: dict[TensorSlice, Tensor]) -> Iterator[memoryview]:
     """A file's content, chunk by chunk, straight from the tensors."""
     yield memoryview(layout.header)
     for piece in layout.places:
@@ -147,7 +147,7 @@ def _set_direct(handle: int, direct: bool) -> bool:
     return direct
 
 
-def read_into(target: Tensor, box: Box, path: Path, pieces: Iterable[Piece]) -> int:
+def read_into(target: Tensor, box: Box, path: Path, pieces: Iterable[TensorSlice]) -> int:
     """Fill `target`, the part `box` of a tensor, from pieces of it in a file; only what is needed.
 
     Returns:

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from modicum.cli.places import check_file, check_folder
+from modicum.core.contracts.method import LARGEST_SEED
 from modicum.core.errors import FoundWanting, InputError, Interrupted
-from modicum.core.method import LARGEST_SEED
-from modicum.core.places import check_file, check_folder
 
 
 class Commands(TyperGroup):
@@ -30,7 +30,7 @@ class Commands(TyperGroup):
             raise Interrupted("interrupted; the same command goes on") from None
 
 
-Progress = Literal["auto", "live", "lines", "json", "quiet"]
+ProgressStyle = Literal["auto", "live", "lines", "json", "quiet"]
 app = typer.Typer(
     cls=Commands,
     name="modicum",
@@ -96,7 +96,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan and do nothing.")
     ] = False,
-    progress: Annotated[Progress, typer.Option(help="How to show what goes on.")] = "auto",
+    progress: Annotated[ProgressStyle, typer.Option(help="How to show what goes on.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings.")] = False,
     as_json: JsonOption = False,
     ranks: RanksOption = None,
@@ -104,7 +104,7 @@ def train(
     """Plan and run a recipe; given again, go on where it stopped."""
     from modicum.cli import train as run
 
-    mode: Progress = "quiet" if quiet else progress
+    mode: ProgressStyle = "quiet" if quiet else progress
     asked = run.Asked(recipe, tuple(set_ or ()), out, fork, mode, as_json, ranks, restart)
     if dry_run:
         run.show_plan(asked, None if restart else asked.folder)
@@ -166,7 +166,7 @@ def methods(
 ) -> None:
     """List every method, with the honest state it is in."""
     from modicum.cli.tables import print_methods
-    from modicum.core.catalog import ROOMS, catalog
+    from modicum.core.contracts.catalog import ROOMS, catalog
 
     if room is not None and room not in ROOMS:
         raise InputError(
@@ -210,7 +210,7 @@ def check(
 ) -> None:
     """Run the room's battery of tests on every method in a file."""
     from modicum.cli.tables import print_json, table
-    from modicum.core.catalog import read_file
+    from modicum.core.contracts.catalog import read_file
     from modicum.proofs.contracts import run_battery
 
     records = read_file(file)
@@ -310,7 +310,7 @@ def merge(
 @app.command()
 def demo(
     runs: Annotated[Path, typer.Option(help="Where the run folders go.")] = Path("runs"),
-    progress: Annotated[Progress, typer.Option(help="How to show what goes on.")] = "auto",
+    progress: Annotated[ProgressStyle, typer.Option(help="How to show what goes on.")] = "auto",
 ) -> None:
     """Train a small code model, then adapt it under a budget."""
     from modicum.cli.demo import run_demo

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal, TextIO
 
 from modicum.cli import live_words as words
-from modicum.cli.live_words import Event, Gauge
+from modicum.cli.live_words import EventRecord, Gauge
 from modicum.cli.tables import plain, plan_tables, plan_title
 from modicum.report.numbers import finite
 
@@ -23,7 +23,7 @@ Mode = Literal["auto", "live", "lines", "json", "quiet"]
 SETUP = ("reading data", "training tokenizer", "tokenizing", "building", "exporting")
 
 
-def listener(mode: Mode = "auto", stream: TextIO | None = None) -> Listener:
+def listener(mode: Mode = "auto", stream: TextIO | None = None) -> EventListener:
     """The listener of a mode, to call with events and to close; a context manager.
 
     Args:
@@ -42,7 +42,7 @@ def listener(mode: Mode = "auto", stream: TextIO | None = None) -> Listener:
         from modicum.cli.live_line import LiveLine  # needs rich
 
         return LiveLine(stream)
-    kinds: dict[str, type[Listener]] = {"lines": Lines, "json": JsonLines, "quiet": Quiet}
+    kinds: dict[str, type[EventListener]] = {"lines": Lines, "json": JsonLines, "quiet": Quiet}
     if mode not in kinds:
         raise ValueError(f"no such mode: {mode!r}; one of auto, live, {', '.join(kinds)}")
     return kinds[mode](stream)
@@ -60,13 +60,13 @@ def can_rewrite(stream: TextIO) -> bool:
     return terminal and watched and letters and not dumb
 
 
-class Listener:
+class EventListener:
     """Hears events: `event["event"]` names the method that takes it, others pass unheard."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream: TextIO | None = stream
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: EventRecord) -> None:
         """Take one event of the trainer's."""
         if self._stream is None:
             return
@@ -83,7 +83,7 @@ class Listener:
     def close(self) -> None:
         """Leave the stream as it was found; calling it again does nothing."""
 
-    def __enter__(self) -> Listener:
+    def __enter__(self) -> EventListener:
         return self
 
     def __exit__(
@@ -116,18 +116,18 @@ class Listener:
                 os.close(nowhere)
 
 
-class Quiet(Listener):
+class Quiet(EventListener):
     """Warnings only."""
 
-    def on_warning(self, event: Event) -> None:
+    def on_warning(self, event: EventRecord) -> None:
         """Say it."""
         self.say(f"warning: {event.get('message', '')}")
 
 
-class JsonLines(Listener):
+class JsonLines(EventListener):
     """Every event, one line of strict JSON each."""
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: EventRecord) -> None:
         """Write the event."""
         if self._stream is None:
             return
@@ -151,7 +151,7 @@ class Lines(Quiet):
         self.phase: str | None = None
         self.gauge = Gauge()
 
-    def on_phase(self, event: Event) -> None:
+    def on_phase(self, event: EventRecord) -> None:
         """A line when the preparation comes to a phase, and every five seconds in any phase."""
         now, name, done = time.monotonic(), event.get("name"), event.get("done")
         if (name == self.phase or name not in SETUP) and now - self.said < 5:
@@ -161,7 +161,7 @@ class Lines(Quiet):
         count = f" {done:,}" + (f" of {total:,}" if total else "") if done else ""
         self.say(f"{name}{count}")
 
-    def on_plan(self, event: Event) -> None:
+    def on_plan(self, event: EventRecord) -> None:
         """The plan as aligned text."""
         self.gauge.plan(event)
         choices, costs = plan_tables(event)
@@ -171,11 +171,11 @@ class Lines(Quiet):
                 cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
                 self.say(plain(headers, cells, [False] * 3).rstrip())
 
-    def on_resumed(self, event: Event) -> None:
+    def on_resumed(self, event: EventRecord) -> None:
         """One line."""
         self.say(f"resumed after step {event.get('step')}")
 
-    def on_step(self, event: Event) -> None:
+    def on_step(self, event: EventRecord) -> None:
         """A line if it is time, which is less often the longer the run."""
         self.gauge.step(event)
         now, step, total = time.monotonic(), event["step"], event.get("steps") or 0
@@ -187,28 +187,28 @@ class Lines(Quiet):
         self.tenth, self.said, self.phase = tenth, now, None
         self.say("  ".join(self.gauge.words()))
 
-    def on_evaluation(self, event: Event) -> None:
+    def on_evaluation(self, event: EventRecord) -> None:
         """One line."""
         self.phase = None
         self.say(words.evaluation(event))
 
-    def on_sample(self, event: Event) -> None:
+    def on_sample(self, event: EventRecord) -> None:
         """One line with the sample's beginning."""
         self.say(words.sample(event))
 
-    def on_checkpoint(self, event: Event) -> None:
+    def on_checkpoint(self, event: EventRecord) -> None:
         """One line, if that was not just said."""
         if self.gauge.seldom():
             self.say(words.checkpoint(event))
 
-    def on_compile(self, event: Event) -> None:
+    def on_compile(self, event: EventRecord) -> None:
         """What came of compiling."""
         self.say(words.message(event))
 
-    def on_memory(self, event: Event) -> None:
+    def on_memory(self, event: EventRecord) -> None:
         """What was done for lack of memory."""
         self.say(words.message(event))
 
-    def on_finished(self, event: Event) -> None:
+    def on_finished(self, event: EventRecord) -> None:
         """How it ended."""
         self.say(words.finished(event))

@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.text import Text
 
 from modicum.cli import live_words as words
-from modicum.cli.live import SETUP, Listener
-from modicum.cli.live_words import Event, Gauge
+from modicum.cli.live import SETUP, EventListener
+from modicum.cli.live_words import EventRecord, Gauge
 from modicum.cli.tables import plan_tables, plan_title, rich_table
 from modicum.report.numbers import number, quantity
 
@@ -27,7 +27,7 @@ class _Console(Console):
         raise BrokenPipeError(errno.EPIPE, "nobody reads any more")
 
 
-class LiveLine(Listener):
+class LiveLine(EventListener):
     """Rewrites one line at most eight times a second, and only when an event comes.
 
     No thread draws: training may own every core, and between events nothing is new.
@@ -42,7 +42,7 @@ class LiveLine(Listener):
         self.drawn = 0.0
         self._guarded(self.live.start)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: EventRecord) -> None:
         """Take one event; whatever follows a phase of the preparation, the phase is over."""
         if self.phase is not None and event.get("event") != "phase":
             self._guarded(self._phase_over)
@@ -55,7 +55,7 @@ class LiveLine(Listener):
         with suppress(OSError, ValueError):
             self.live.stop()
 
-    def on_phase(self, event: Event) -> None:
+    def on_phase(self, event: EventRecord) -> None:
         """Show how far the phase is; a phase of the preparation leaves a line behind."""
         name, done, total = str(event.get("name")), event.get("done"), event.get("total")
         begun = self.phase is None or self.phase[0] != name
@@ -70,7 +70,7 @@ class LiveLine(Listener):
         self.drawn = time.monotonic()
         self.live.update(self._line([(name, "bold"), (count, "")], share), refresh=True)
 
-    def on_plan(self, event: Event) -> None:
+    def on_plan(self, event: EventRecord) -> None:
         """The plan as a small table: what, why, cost."""
         self.gauge.plan(event)
         choices, costs = plan_tables(event)
@@ -84,11 +84,11 @@ class LiveLine(Listener):
             table.rows[len(choices) - 1].end_section = True
         self.console.print(table)
 
-    def on_resumed(self, event: Event) -> None:
+    def on_resumed(self, event: EventRecord) -> None:
         """Say it above the line."""
         self.console.print(Text(f"resumed after step {event.get('step')}"))
 
-    def on_step(self, event: Event) -> None:
+    def on_step(self, event: EventRecord) -> None:
         """Draw the line, if the last drawing is old enough."""
         self.gauge.step(event)
         now = time.monotonic()
@@ -96,32 +96,32 @@ class LiveLine(Listener):
             self.drawn = now
             self.live.update(self._step_line(), refresh=True)
 
-    def on_evaluation(self, event: Event) -> None:
+    def on_evaluation(self, event: EventRecord) -> None:
         """Say it above the line."""
         self.console.print(Text(words.evaluation(event)))
 
-    def on_sample(self, event: Event) -> None:
+    def on_sample(self, event: EventRecord) -> None:
         """Its beginning, above the line."""
         self.console.print(Text(words.sample(event, max(20, self.console.width - 24)), "dim"))
 
-    def on_checkpoint(self, event: Event) -> None:
+    def on_checkpoint(self, event: EventRecord) -> None:
         """Say it above the line, if that was not just said."""
         if self.gauge.seldom():
             self.console.print(Text(words.checkpoint(event), "dim"))
 
-    def on_compile(self, event: Event) -> None:
+    def on_compile(self, event: EventRecord) -> None:
         """Say it above the line."""
         self.console.print(Text(words.message(event), "dim"))
 
-    def on_memory(self, event: Event) -> None:
+    def on_memory(self, event: EventRecord) -> None:
         """Say it above the line."""
         self.console.print(Text(words.message(event), "yellow"))
 
-    def on_warning(self, event: Event) -> None:
+    def on_warning(self, event: EventRecord) -> None:
         """Say it above the line."""
         self.console.print(Text.assemble(("warning: ", "yellow bold"), str(event.get("message"))))
 
-    def on_finished(self, event: Event) -> None:
+    def on_finished(self, event: EventRecord) -> None:
         """Say how it ended where the line was."""
         self.live.stop()
         style = {"finished": "green", "failed": "red"}.get(str(event.get("status")), "yellow")

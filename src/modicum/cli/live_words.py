@@ -11,7 +11,7 @@ from typing import Any
 from modicum.core.units import format_bytes, format_duration
 from modicum.report.numbers import number, quantity, short
 
-Event = Mapping[str, Any]
+EventRecord = Mapping[str, Any]
 
 
 class Gauge:
@@ -20,17 +20,17 @@ class Gauge:
     def __init__(self) -> None:
         self.budget: float | None = None
         self.base: float | None = None
-        self.last: Event = {}
+        self.last: EventRecord = {}
         self._loss = self._weight = 0.0
         self._seldom = -math.inf
 
-    def plan(self, event: Event) -> None:
+    def plan(self, event: EventRecord) -> None:
         """Take the budget from a plan, and what of it Python and torch hold."""
         prediction = event.get("prediction") or {}
         self.budget = number(prediction.get("budget_bytes"))
         self.base = number(prediction.get("process_base"))
 
-    def step(self, event: Event) -> None:
+    def step(self, event: EventRecord) -> None:
         """Take a step's row."""
         self.last = event
         loss = number(event.get("loss"))
@@ -75,14 +75,14 @@ class Gauge:
         return words
 
 
-def evaluation(event: Event) -> str:
+def evaluation(event: EventRecord) -> str:
     """An evaluation, in a line."""
     loss = quantity(event.get("loss"), "nats")
     step = event.get("step")
     return f"validation loss {loss} " + ("before training" if step == 0 else f"after step {step}")
 
 
-def sample(event: Event, width: int = 72) -> str:
+def sample(event: EventRecord, width: int = 72) -> str:
     """A sample's beginning, in a line."""
     text = str(event.get("text", "")).removeprefix(str(event.get("prompt", "")))
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
@@ -90,7 +90,7 @@ def sample(event: Event, width: int = 72) -> str:
     return f"sample after step {event.get('step')}: {line}"
 
 
-def checkpoint(event: Event) -> str:
+def checkpoint(event: EventRecord) -> str:
     """A checkpoint, in a line: how long training stood still and, if longer, how long it took."""
     words = f"checkpoint {Path(str(event.get('path', ''))).name} saved"
     stall, written = number(event.get("seconds")), number(event.get("written_seconds"))
@@ -102,13 +102,13 @@ def checkpoint(event: Event) -> str:
     return words if stall is None else f"{words} in {quantity(stall, 'seconds')}"
 
 
-def message(event: Event) -> str:
+def message(event: EventRecord) -> str:
     """A sentence that an event brings along, in a line."""
     name, text = str(event.get("event")), " ".join(str(event.get("message", "")).split())
     return f"{name}: {text}"
 
 
-def finished(event: Event) -> str:
+def finished(event: EventRecord) -> str:
     """How a run ended, in a line; `event` is what run.json holds."""
     status, steps = event.get("status", "finished"), number(event.get("steps"))
     parts = [f"{status}" + (f" after {steps:,} steps" if steps is not None else "")]

@@ -8,10 +8,10 @@ import sys
 from importlib.util import find_spec
 
 from modicum.cli import streams
-from modicum.core.allocator import begin_tuned
+from modicum.cli.allocator import begin_tuned
+from modicum.cli.places import refusal
 from modicum.core.errors import InputError, Interrupted, ModicumError, Restart
-from modicum.core.places import refusal
-from modicum.parallel.place import LOST, Place, end_with_supervisor, place
+from modicum.parallel.rank_environment import LOST, RankPlace, end_with_supervisor, place
 
 # What the extra `cli` brings, by the names that are imported.
 EXTRA = ("jinja2", "matplotlib", "rich", "tokenizers", "typer", "yaml")
@@ -97,15 +97,15 @@ def _answer() -> None:
         raise
 
 
-def _place() -> Place:
+def _place() -> RankPlace:
     """This process's place; where the environment is wrong, the command finds that itself."""
     try:
         return place()
     except InputError:
-        return Place()
+        return RankPlace()
 
 
-def _told(error: ModicumError, here: Place) -> int:
+def _told(error: ModicumError, here: RankPlace) -> int:
     """Print what is to be said of an error; the exit code."""
     ranks = sys.modules.get("modicum.core.ranks")  # imported with torch, by those who need it
     if here.supervised and ranks is not None and isinstance(error, ranks.PeerLost):

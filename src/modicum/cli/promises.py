@@ -19,18 +19,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from modicum.cli.places import check_file
 from modicum.cli.promises_file import FigurePlace, Promise, read_promises
 from modicum.cli.promises_table import shown, with_table, with_unit
 from modicum.core.errors import InputError
-from modicum.core.files import write_json, write_text
-from modicum.core.places import check_file
+from modicum.core.files import JsonObject, write_json, write_text
 from modicum.core.units import format_duration
 
 RESULTS = Path("benchmarks") / "results" / "promises.json"
-Row = dict[str, Any]
 
 
-def run_promises(file: Path, only: Sequence[str] = (), *, long: bool = False) -> list[Row]:
+def run_promises(file: Path, only: Sequence[str] = (), *, long: bool = False) -> list[JsonObject]:
     """Check promises, keep their rows in benchmarks/results/promises.json, and show them.
 
     Commands run, but for the long ones, whose results are read from the files that an earlier run
@@ -155,7 +154,7 @@ def _words(command: str) -> list[str]:
     return words
 
 
-def _row(promise: Promise, outcome: _Outcome, root: Path, machine: str) -> Row:
+def _row(promise: Promise, outcome: _Outcome, root: Path, machine: str) -> JsonObject:
     figure, problem = None, None
     try:
         figure = outcome.figure(promise.figure, root)
@@ -165,7 +164,7 @@ def _row(promise: Promise, outcome: _Outcome, root: Path, machine: str) -> Row:
     return _as_row(promise, figure, problem, read=False, machine=machine, when=when)
 
 
-def _read_row(promise: Promise, root: Path) -> Row:
+def _read_row(promise: Promise, root: Path) -> JsonObject:
     """The row of a promise whose command is not run: its figure is the committed result's."""
     place = promise.figure
     figure = machine = when = problem = None
@@ -192,8 +191,8 @@ def _as_row(
     read: bool,
     machine: str | None,
     when: str | None,
-) -> Row:
-    row: Row = {
+) -> JsonObject:
+    row: JsonObject = {
         "id": promise.id,
         "sentence": promise.sentence,
         "command": promise.command,
@@ -236,7 +235,7 @@ def _measured_on(content: Mapping[str, Any]) -> str | None:
     return _machine_in_words(machine["processor"], machine["cores"])
 
 
-def _keep(rows: Iterable[Row], ids: Sequence[str], root: Path) -> None:
+def _keep(rows: Iterable[JsonObject], ids: Sequence[str], root: Path) -> None:
     """Put rows in the place of older ones of theirs, in the file's order, and into the README."""
     path = root / RESULTS
     known = {row["id"]: row for row in read_rows(path)} | {row["id"]: row for row in rows}
@@ -251,7 +250,7 @@ def _keep(rows: Iterable[Row], ids: Sequence[str], root: Path) -> None:
             write_text(readme, renewed)
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[JsonObject]:
     """The rows of a promises.json; none where there is none."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
@@ -260,7 +259,7 @@ def read_rows(path: Path) -> list[Row]:
     return [row for row in rows if "id" in row] if isinstance(rows, list) else []
 
 
-def _told(row: Row) -> str:
+def _told(row: JsonObject) -> str:
     mark = "kept" if row["kept"] else "NOT KEPT"
     return f"{mark:8}  {row['id']}: {shown(row)} (bar {with_unit(row['bar'], row)})"
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from modicum.core.contracts.method import describe
 from modicum.core.errors import InputError
 from modicum.core.files import read_text
-from modicum.core.method import describe
 from modicum.recipe_yaml import parse
 
 BAR_FORMAT = "a relation and a value: '< 0.3', '>= 0.98', '== 0', '== holds'"

@@ -14,12 +14,12 @@ from typing import Any, TextIO
 from modicum.core.units import format_bytes, format_duration
 from modicum.report.numbers import finite, number, quantity
 
-Row = Sequence[Any]
+TableRow = Sequence[Any]
 
 
 def table(
     headers: Sequence[str],
-    rows: Iterable[Row],
+    rows: Iterable[TableRow],
     *,
     title: str | None = None,
     stream: TextIO | None = None,
@@ -76,10 +76,10 @@ def print_methods(
     )
 
 
-def plan_tables(plan: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
+def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]]:
     """A plan's row as two tables' rows: its choices (field, value, why) and its costs (what, how
     much, remark)."""
-    choices: list[Row] = [
+    choices: list[TableRow] = [
         (choice.get("field"), choice.get("value"), choice.get("why"))
         for choice in plan.get("choices") or ()
         if isinstance(choice, Mapping)
@@ -90,7 +90,7 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
         number(prediction.get(key))
         for key in ("peak_bytes", "process_bytes", "process_base", "budget_bytes")
     )
-    costs: list[Row] = []
+    costs: list[TableRow] = []
     ranks, layout = number(plan.get("ranks")), plan.get("layout") or {}
     if ranks is not None and ranks > 1:
         shards, replicas = layout.get("shards"), layout.get("replicas")

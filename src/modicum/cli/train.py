@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from modicum import recipe_yaml, report
+from modicum.cli.places import check_folder
 from modicum.core.errors import InputError, ModicumError
-from modicum.core.places import check_folder
-from modicum.parallel.place import Place, place, started_again, started_elsewhere
+from modicum.parallel.rank_environment import RankPlace, place, started_again, started_elsewhere
 from modicum.trainer.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _plan(recipe: Recipe, folder: Path | None, ranks: int) -> Any:
     return plan(recipe, ranks=ranks) if folder is None else continued(recipe, folder, ranks=ranks)
 
 
-def _place(asked: Asked) -> Place:
+def _place(asked: Asked) -> RankPlace:
     """This process's place among ranks.
 
     Raises:
@@ -139,7 +139,7 @@ def _place(asked: Asked) -> Place:
     return place()
 
 
-def _run(recipe: Recipe, asked: Asked, here: Place, restart: bool) -> None:
+def _run(recipe: Recipe, asked: Asked, here: RankPlace, restart: bool) -> None:
     """Train in this process, as one of the ranks or alone, and write the report of what came of it.
 
     Ranks meet first: what is planned depends on all of them.
@@ -147,7 +147,7 @@ def _run(recipe: Recipe, asked: Asked, here: Place, restart: bool) -> None:
     Args:
         restart: whether a run that is there makes room; not so for ranks that were started again.
     """
-    from modicum.cli.live import Listener, listener
+    from modicum.cli.live import EventListener, listener
     from modicum.core.machine import pick_device
     from modicum.core.ranks import joined
     from modicum.trainer import continued, train
@@ -157,7 +157,7 @@ def _run(recipe: Recipe, asked: Asked, here: Place, restart: bool) -> None:
         with joined(pick_device(recipe.training.device).type) as ranks:
             plan = continued(recipe, folder, ranks=ranks, restart=restart)
             # Rank 0 shows what goes on; the others hear of it and say nothing.
-            with listener(asked.mode) if here.first else Listener(sys.stderr) as tell:
+            with listener(asked.mode) if here.first else EventListener(sys.stderr) as tell:
                 train(plan, folder, listener=tell, fork=asked.fork, restart=restart, ranks=ranks)
     except ModicumError:
         if here.first and not here.supervised:

@@ -6,18 +6,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from modicum.comm.base import Exchanged, Schedule, Wrapped
+    from modicum.comm.base import Schedule, ScheduleQuery, Wrapped
     from modicum.comm.dear import DeAR
     from modicum.comm.sdp4bit import SDP4Bit
 
 _HOMES = {
     "DeAR": "dear",
-    "Exchanged": "base",
+    "ScheduleQuery": "base",
     "SDP4Bit": "sdp4bit",
     "Schedule": "base",
     "Wrapped": "base",
 }
-__all__ = ["DeAR", "Exchanged", "SDP4Bit", "Schedule", "Wrapped"]
+__all__ = ["DeAR", "SDP4Bit", "Schedule", "ScheduleQuery", "Wrapped"]
 
 
 def __getattr__(name: str) -> object:

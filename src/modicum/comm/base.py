@@ -15,16 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from modicum.core.collectives import Link
-from modicum.core.layout import Layout
-from modicum.core.ledger import Ledger
-from modicum.core.method import Method
+from modicum.core.contracts.ledger import Ledger
+from modicum.core.contracts.method import Method
+from modicum.core.contracts.strategy import Strategy
 from modicum.core.ranks import Ranks
-from modicum.core.strategy import Strategy
+from modicum.core.ranks.collectives import Link
+from modicum.core.ranks.layout import Layout
 
 
 @dataclass(frozen=True)
-class Exchanged:
+class ScheduleQuery:
     """What a schedule's ledger is asked at.
 
     Args:
@@ -62,7 +62,7 @@ class Schedule(Method):
         """
 
     @abstractmethod
-    def ledger(self, at: Exchanged) -> Ledger:
+    def ledger(self, at: ScheduleQuery) -> Ledger:
         """Wire traffic and buffers of an update, beyond those of one process alone."""
 
     def wrap(

@@ -6,15 +6,15 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from modicum.comm.base import Exchanged, Schedule
+from modicum.comm.base import Schedule, ScheduleQuery
 from modicum.comm.deferred import IN_FLIGHT, Deferred
 from modicum.comm.fusion import fuse, padded
-from modicum.core.collectives import Link
+from modicum.core.contracts.ledger import Entry, Ledger, Phase, Wire
+from modicum.core.contracts.method import Info, PositiveInt
 from modicum.core.errors import InputError
-from modicum.core.layout import REPLICATE, Layout
-from modicum.core.ledger import Entry, Ledger, Phase, Wire
-from modicum.core.method import Info, PositiveInt
 from modicum.core.ranks import Ranks
+from modicum.core.ranks.collectives import Link
+from modicum.core.ranks.layout import REPLICATE, Layout
 
 
 class DeAR(Schedule):
@@ -121,7 +121,7 @@ class DeAR(Schedule):
             link=link,
         )
 
-    def ledger(self, at: Exchanged) -> Ledger:
+    def ledger(self, at: ScheduleQuery) -> Ledger:
         """Both halves of every group, and gradients that live on into the forward pass."""
         size, ranks = at.element_bytes, at.ranks
         groups = fuse(

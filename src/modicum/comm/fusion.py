@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from modicum.core.collectives import Collectives, Handle
+from modicum.core.ranks.collectives import CollectiveHandle, Collectives
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Fused:
     def clear(self) -> None:
         """Forget all gradients."""
         self._flat: Tensor | None = None
-        self._call: Handle | None = None
+        self._call: CollectiveHandle | None = None
         self._shard: Tensor | None = None
         self.filled: set[int] = set()
         self.due = 0

@@ -7,11 +7,18 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from modicum.core import exchange
-from modicum.core.codecs import HADAMARD, ElementCodec, GroupQuantizer, codec, hadamard, padded
-from modicum.core.exchange import ExchangeContext, Nodes, Pending, ShardExchange
-from modicum.core.ledger import Ledger
-from modicum.core.method import Info, Method, PositiveInt
+from modicum.core.codecs.elements import (
+    HADAMARD,
+    ElementCodec,
+    GroupQuantizer,
+    codec,
+    hadamard,
+    padded,
+)
+from modicum.core.contracts.ledger import Ledger
+from modicum.core.contracts.method import Info, Method, PositiveInt
+from modicum.core.ranks import exchange
+from modicum.core.ranks.exchange import ExchangeContext, Nodes, Pending, ShardExchange
 
 
 class SDP4BitExchange(ShardExchange):
@@ -99,7 +106,7 @@ class SDP4Bit(Method):
 
     >>> import torch
     >>> from modicum.comm import SDP4Bit
-    >>> from modicum.core.exchange import ExchangeContext
+    >>> from modicum.core.ranks.exchange import ExchangeContext
     >>> from modicum.core.ranks import Ranks
     >>> from modicum.parallel.zero import Zero
     >>> ranks, model = Ranks(), torch.nn.Linear(16, 1)
@@ -163,7 +170,7 @@ class SDP4Bit(Method):
         """The exchange among these ranks; all of them call this."""
         return SDP4BitExchange(self, context)
 
-    def ledger(self, at: exchange.ExchangeSite) -> Ledger:
+    def ledger(self, at: exchange.ExchangeQuery) -> Ledger:
         """Bytes that a rank sends in an update, and the buffers that stand on the way."""
         nodes = self.nodes(at.ranks, at.ranks_per_node)
         codes = {axis: self.gradient_codec(axis) for axis in nodes.hops()}

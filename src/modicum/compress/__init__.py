@@ -7,21 +7,28 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from modicum.compress.base import Compressor
-    from modicum.compress.compressed import Compressed, Report
-    from modicum.compress.files import load
+    from modicum.compress.compressed_model import CompressedModel, CompressionReport, load
     from modicum.compress.fwsvd import FWSVD
-    from modicum.core.calibration import Calibration, calibrate
+    from modicum.core.layers.calibration import Calibration, calibrate
 
 _HOMES = {
-    "Calibration": "core.calibration",
-    "Compressed": "compress.compressed",
+    "Calibration": "core.layers.calibration",
+    "CompressedModel": "compress.compressed_model",
     "Compressor": "compress.base",
     "FWSVD": "compress.fwsvd",
-    "Report": "compress.compressed",
-    "calibrate": "core.calibration",
-    "load": "compress.files",
+    "CompressionReport": "compress.compressed_model",
+    "calibrate": "core.layers.calibration",
+    "load": "compress.compressed_model",
 }
-__all__ = ["FWSVD", "Calibration", "Compressed", "Compressor", "Report", "calibrate", "load"]
+__all__ = [
+    "FWSVD",
+    "Calibration",
+    "CompressedModel",
+    "CompressionReport",
+    "Compressor",
+    "calibrate",
+    "load",
+]
 
 
 def __getattr__(name: str) -> object:

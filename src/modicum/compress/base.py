@@ -15,28 +15,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from modicum.compress.layers import Layer, choose
-from modicum.core.calibration import Calibration, Loss, Mask, Progress, calibrate
+from modicum.compress.dense_layers import DenseLayer, choose
+from modicum.core.contracts.ledger import Entry, Ledger, ModelQuery, Phase, Work
+from modicum.core.contracts.method import Context, Method, Names, PositiveInt, Strings
 from modicum.core.errors import InputError
-from modicum.core.factorize import share_rank
-from modicum.core.ledger import Entry, Ledger, Phase, Shape, Work
-from modicum.core.method import Context, Method, Names, PositiveInt, Strings
+from modicum.core.layers.calibration import Calibration, Loss, Mask, calibrate
+from modicum.core.layers.factorize import share_rank
+from modicum.core.progress import CountProgress
 from modicum.core.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from modicum.compress.compressed import Compressed
+    from modicum.compress.compressed_model import CompressedModel
 
 SAVED: tuple[Phase, ...] = ("forward", "loss", "backward")
 
 
 @dataclass(frozen=True)
-class Placement:
+class CompressorQuery:
     """What a compressor's ledger is asked at: a layer and the shape of a micro-batch."""
 
-    layer: Layer
-    shape: Shape
+    layer: DenseLayer
+    shape: ModelQuery
 
 
 class Compressor(Method):
@@ -63,19 +64,19 @@ class Compressor(Method):
     @property
     @abstractmethod
     def statistics(self) -> tuple[str, ...]:
-        """What a calibration must note of each layer, by the names of `core.layer_statistics`."""
+        """What a calibration must note of each layer, by the names of `core.layers.statistics`."""
 
     @abstractmethod
-    def metric(self, layer: Layer, calibration: Calibration) -> Tensor | None:
-        """Where a layer's factors must be near its weight: see `core.factorize.decompose`."""
+    def metric(self, layer: DenseLayer, calibration: Calibration) -> Tensor | None:
+        """Where a layer's factors must be near its weight: see `factorize.decompose`."""
 
-    def rank_of(self, layer: Layer) -> int | None:
+    def rank_of(self, layer: DenseLayer) -> int | None:
         """The rank of a layer's factors; None where they would save nothing."""
         ins, outs = layer.in_features, layer.out_features
         rank = self.rank or share_rank(ins, outs, self.share, self.multiple)
         return rank if rank * (ins + outs) < layer.elements else None
 
-    def plan(self, layers: Iterable[Layer]) -> dict[str, int]:
+    def plan(self, layers: Iterable[DenseLayer]) -> dict[str, int]:
         """The ranks by name of the layers that become smaller, by arithmetic alone."""
         ranks = {layer.name: self.rank_of(layer) for layer in layers}
         return {name: rank for name, rank in ranks.items() if rank is not None}
@@ -100,12 +101,12 @@ class Compressor(Method):
         mask: Mask | None = None,
         ranks: Ranks | None = None,
         cache: str | Path | None = None,
-        progress: Progress | None = None,
+        progress: CountProgress | None = None,
     ) -> Calibration:
         """Note what this method needs of the layers that it would compress.
 
         It looks at `examples` examples, each of the `ranks` at its part of them, in whole batches;
-        see `modicum.core.calibration.calibrate`. What it found serves any share, rank and damping.
+        see `modicum.compress.calibrate`. What it found serves any share, rank and damping.
 
         Raises:
             InputError: as `ranks` and `calibrate`.
@@ -124,34 +125,34 @@ class Compressor(Method):
             progress=progress,
         )
 
-    def bind(self, context: Context) -> Compressed:
+    def bind(self, context: Context) -> CompressedModel:
         """The handle to the context's model, of which nothing is changed yet.
 
         Raises:
             InputError: as `ranks`.
         """
-        from modicum.compress.compressed import Compressed
+        from modicum.compress.compressed_model import CompressedModel
 
-        return Compressed(context.model, self.ranks(context.model), self)
+        return CompressedModel(context.model, self.ranks(context.model), self)
 
-    def wrap(self, model: nn.Module) -> Compressed:
+    def wrap(self, model: nn.Module) -> CompressedModel:
         """Put the forms in without numbers: for a model on meta, or one to load factors into."""
         compressed = self.bind(Context(model))
         compressed.wrap()
         return compressed
 
-    def fit(self, model: nn.Module, calibration: Calibration, **how: Any) -> Compressed:
-        """Put the best factors into a trained model; `how` as in `Compressed.fit`."""
+    def fit(self, model: nn.Module, calibration: Calibration, **how: Any) -> CompressedModel:
+        """Put the best factors into a trained model; `how` as in `CompressedModel.fit`."""
         compressed = self.bind(Context(model))
         compressed.fit(calibration, **how)
         return compressed
 
-    def trained(self, layer: Layer) -> int:
+    def trained(self, layer: DenseLayer) -> int:
         """Elements of the layer's weight in its new form, the bias aside."""
         rank = self.rank_of(layer)
         return layer.elements if rank is None else rank * (layer.in_features + layer.out_features)
 
-    def ledger(self, at: Placement) -> Ledger:
+    def ledger(self, at: CompressorQuery) -> Ledger:
         """What the layer spends beyond its dense form; where it spends less, less than nothing.
 
         Gradients and optimizer state follow from `trained`.

@@ -6,6 +6,7 @@ For models of any kind. The built-in decoder has a folder of its own, in Hugging
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,35 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from modicum.compress.compressed import Compressed
+from modicum.compress.base import Compressor
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, read_json, write_json
-from modicum.core.sharding import whole
+from modicum.core.ranks.sharding import whole
 
 TENSORS, DESCRIPTION = "compressed.safetensors", "compressed.json"
 
 
-def save(compressed: Compressed, folder: str | Path, *, write: bool = True) -> Path:
-    """Write a model with its factors to `folder`, whole or not at all; tied tensors once.
+def save(
+    model: nn.Module,
+    ranks: Mapping[str, int],
+    method: Compressor | None,
+    folder: str | Path,
+    *,
+    write: bool = True,
+) -> Path:
+    """Write a model with its factors to `folder`, in full or not at all; tied tensors once.
 
     Args:
+        ranks: of the layers that are factors, by full name.
+        method: what fitted them; None where that is not known.
         write: of a model that is cut over ranks every rank calls this, and one writes.
 
     Raises:
         InputError: the disk is full or cannot be written.
     """
-    tensors = {name: whole(value.detach()) for name, value in _once(compressed.model).items()}
+    tensors = {name: whole(value.detach()) for name, value in _once(model).items()}
     if write:
-        method = compressed.method
-        about: dict[str, Any] = {"version": 1, "ranks": compressed.ranks}
+        about: dict[str, Any] = {"version": 1, "ranks": dict(ranks)}
         if method is not None:
             about["method"] = {"name": method.info.name} | method.model_dump(mode="json")
         with publish_folder(Path(folder)) as temporary:
@@ -44,32 +53,32 @@ def save(compressed: Compressed, folder: str | Path, *, write: bool = True) -> P
     return Path(folder)
 
 
-@torch.no_grad()
-def load(model: nn.Module, folder: str | Path) -> Compressed:
-    """Give a dense model the forms that `save` found, and all its numbers.
+def read(folder: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """The ranks of the layers that are factors, by name, and all tensors of a model.
 
     Raises:
-        InputError: the folder holds no compressed model, or one of another model.
+        InputError: the folder holds no compressed model.
     """
-    folder = Path(folder)
     try:
         about = read_json(folder / DESCRIPTION)
         ranks = {str(name): int(rank) for name, rank in about["ranks"].items()}
-        tensors = load_file(folder / TENSORS)
+        return ranks, load_file(folder / TENSORS)
     except (InputError, OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError("this folder holds no compressed model", file=folder) from None
-    try:
-        compressed = Compressed(model, ranks)
-    except InputError as error:
-        problem = f"the folder holds another model: {error.problem}"
-        raise InputError(problem, file=folder, value=error.value) from None
-    compressed.wrap()
+
+
+@torch.no_grad()
+def put(tensors: Mapping[str, Tensor], model: nn.Module, folder: Path) -> None:
+    """Copy a file's tensors into a model that has the forms already.
+
+    Raises:
+        InputError: names or shapes are another model's.
+    """
     own = _once(model)
     for name in sorted(own.keys() | tensors.keys()):
         if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
             raise InputError("the folder holds another model", file=folder, field=name)
         own[name].copy_(tensors[name])
-    return compressed
 
 
 def _once(model: nn.Module) -> dict[str, Tensor]:

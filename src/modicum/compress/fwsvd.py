@@ -7,9 +7,9 @@ from typing import Literal
 from torch import Tensor
 
 from modicum.compress.base import Compressor
-from modicum.compress.layers import Layer
-from modicum.core.calibration import Calibration
-from modicum.core.method import Info, NonNegativeFloat
+from modicum.compress.dense_layers import DenseLayer
+from modicum.core.contracts.method import Info, NonNegativeFloat
+from modicum.core.layers.calibration import Calibration
 
 
 class FWSVD(Compressor):
@@ -72,7 +72,7 @@ class FWSVD(Compressor):
     def statistics(self) -> tuple[str, ...]:
         return ("fisher",) if self.fisher == "examples" else ("token_fisher",)
 
-    def metric(self, layer: Layer, calibration: Calibration) -> Tensor:
+    def metric(self, layer: DenseLayer, calibration: Calibration) -> Tensor:
         importance = calibration.mean(self.statistics[0], layer.name)
         mean = importance.mean()
         # A layer in which the loss has no interest at all is one in which nothing is preferred.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from modicum.core.sharding import own_part
+from modicum.core.ranks.sharding import own_part
 
 
 def tensors_digest(named: Iterable[tuple[str, Tensor]], *words: str) -> str:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 
 from modicum.core.errors import InputError
 
+JsonObject = dict[str, Any]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 

@@ -57,7 +57,7 @@ _NOT_LIBRARY += ("config-*", "_sysconfigdata*", "sitecustomize.py", "usercustomi
 
 _LIBRARY = f"the Python {sys.version_info.major}.{sys.version_info.minor} standard library"
 
-Kind = Literal["text", "python", "jsonl"]
+FileKind = Literal["text", "python", "jsonl"]
 Wrong = Callable[..., InputError]
 
 
@@ -67,7 +67,7 @@ class SourceFile:
 
     path: Path
     name: str
-    kind: Kind
+    kind: FileKind
     size: int
 
 
@@ -224,7 +224,7 @@ def open_source(
     return Source(title, files, column, prompt_column, limit_bytes, piece_bytes)
 
 
-def _source_file(path: Path, name: str, kind: Kind | None = None) -> SourceFile:
+def _source_file(path: Path, name: str, kind: FileKind | None = None) -> SourceFile:
     refuse_tables(path)
     kind = kind or ("jsonl" if path.suffix.lower() in JSONL_SUFFIXES else "text")
     return SourceFile(path, name, kind, path.stat().st_size)

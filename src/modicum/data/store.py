@@ -13,18 +13,17 @@ import hashlib
 import json
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from modicum.core.errors import InputError
 from modicum.core.files import file_digest, publish_folder, write_json
+from modicum.core.progress import CountProgress
 from modicum.data.readers import Document
 from modicum.data.sources import Source
 from modicum.data.tokenizer import Tokenizer
-
-Progress = Callable[[int, int | None], None]
 
 _FORMAT = 1
 _TOKENS, _MANIFEST = "tokens.bin", "manifest.json"
@@ -81,7 +80,7 @@ def prepare(
     validation_source: Source | None = None,
     validation_fraction: float = 0.0,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: CountProgress | None = None,
 ) -> Prepared:
     """Tokenize all of `source` into `folder`, or find that this was done before.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modicum.core.linear_forms import (
+from modicum.core.layers.linear_forms import (
     DENSE,
     FORMS,
     LinearForm,

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modicum.core.factorize import decompose, share_rank
-from modicum.core.linear_forms import LinearForm, Rows, register
-from modicum.core.sharding import cut_alike, own_part, whole
+from modicum.core.layers.factorize import decompose, share_rank
+from modicum.core.layers.linear_forms import LinearForm, StoredRows, register
+from modicum.core.ranks.sharding import cut_alike, own_part, whole
 
 
 class LowRankLinear(nn.Module):
@@ -89,7 +89,7 @@ class LowRankLinear(nn.Module):
         return f"{sizes}, rank={self.rank}, bias={self.bias is not None}"
 
 
-def _rows(in_features: int, out_features: int, item_bytes: int) -> Rows:
+def _rows(in_features: int, out_features: int, item_bytes: int) -> StoredRows:
     rank = share_rank(in_features, out_features)
     return (rank, in_features * item_bytes), (out_features, rank * item_bytes)
 

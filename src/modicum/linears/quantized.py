@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from modicum.core.errors import InputError
-from modicum.core.linear_forms import LinearForm, Rows, linear_form, register
-from modicum.core.sharding import cut_alike, own_part
+from modicum.core.layers.linear_forms import LinearForm, StoredRows, linear_form, register
+from modicum.core.ranks.sharding import cut_alike, own_part
 
 GROUP = 64  # weights that share a scale
 _RANGE_BYTES = 8  # of a row's scales: the smallest, and the step between two codes
@@ -122,7 +122,7 @@ class QuantizedLinear(nn.Module):
 def register_form(kind: type[QuantizedLinear]) -> LinearForm:
     """Make a quantized form known by its name, with what its layers spend."""
 
-    def rows(in_features: int, out_features: int, item_bytes: int) -> Rows:
+    def rows(in_features: int, out_features: int, item_bytes: int) -> StoredRows:
         codes, scales = _bytes_of_codes(in_features, kind.levels), -(-in_features // GROUP)
         return (out_features, codes), (out_features, scales), (out_features, _RANGE_BYTES)
 

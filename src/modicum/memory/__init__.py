@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from modicum.memory.attached import Activations
+    from modicum.memory.activations import Activations
     from modicum.memory.base import ActivationContext, ActivationPolicy
     from modicum.memory.comet import COMET
 
@@ -14,7 +14,7 @@ _HOMES = {
     "COMET": "comet",
     "ActivationContext": "base",
     "ActivationPolicy": "base",
-    "Activations": "attached",
+    "Activations": "activations",
 }
 __all__ = ["COMET", "ActivationContext", "ActivationPolicy", "Activations"]
 

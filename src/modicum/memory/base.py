@@ -3,7 +3,7 @@
 A policy says how far the stored input of a convolution may be off. Of a convolution, the gradient
 of the input does not depend on the stored input, so errors stay within one layer's weight gradient
 and go no further back. Storage identity, the codec, statistics over ranks and resuming come from
-`core.saved`, `attached` and `layers`.
+`core.layers.saved_tensors`, `attached` and `layers`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
-from modicum.core.dual_quantization import DualQuantization
-from modicum.core.error_bounded import ErrorBoundedCodec
-from modicum.core.ledger import Entry, Ledger, Phase
-from modicum.core.method import Context, Method
+from modicum.core.codecs.dual_quantization import DualQuantization
+from modicum.core.codecs.error_bounded import ErrorBoundedCodec
+from modicum.core.contracts.ledger import Entry, Ledger, Phase
+from modicum.core.contracts.method import Context, Method
+from modicum.core.layers.saved_tensors import Shares
 from modicum.core.ranks import Ranks
-from modicum.core.saved import Shares
 
 if TYPE_CHECKING:
-    from modicum.memory.attached import Activations
+    from modicum.memory.activations import Activations
 
 _SAVED: tuple[Phase, ...] = ("forward", "loss")
 
@@ -61,7 +61,7 @@ class SharesRange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SavedActivations:
+class ActivationQuery:
     """What a policy's ledger is asked at: bytes that autograd would save.
 
     Args:
@@ -103,7 +103,7 @@ class ActivationPolicy(Method):
         """What makes tensors smaller under a bound."""
         return DualQuantization()
 
-    def ledger(self, at: SavedActivations, shares: Shares | None = None) -> Ledger:
+    def ledger(self, at: ActivationQuery, shares: Shares | None = None) -> Ledger:
         """The bytes that are kept in the place of saved ones.
 
         Args:
@@ -127,7 +127,7 @@ class ActivationPolicy(Method):
         Raises:
             InputError: the model has no convolution.
         """
-        from modicum.memory.attached import Activations
+        from modicum.memory.activations import Activations
 
         return Activations(self, model, ranks or Ranks())
 

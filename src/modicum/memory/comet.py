@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from modicum.core.method import Info, PositiveFloat, PositiveInt
-from modicum.core.saved import Shares
+from modicum.core.contracts.method import Info, PositiveFloat, PositiveInt
+from modicum.core.layers.saved_tensors import Shares
 from modicum.memory.base import ActivationPolicy, Seen, SharesRange
 
 # Bytes an element while a piece is compressed and restored, as measured, by whether it has four

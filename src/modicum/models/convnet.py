@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, publish_folder, read_json, write_json
-from modicum.core.meta import materialise, on_meta
+from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.random import normal_
-from modicum.core.sharding import elements_before, own_part, whole
+from modicum.core.ranks.sharding import elements_before, own_part, whole
 from modicum.models.safetensors_file import read_entries
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -130,8 +130,8 @@ class ConvNet(nn.Module):
     """Maps images [B, channels, size, size] to logits [B, classes].
 
     Blocks of convolution, norm and ReLU, the mean over what is left of height and width, and a
-    linear layer. Build it under `modicum.core.meta.on_meta` and nothing is allocated; `create`
-    makes one ready to train.
+    linear layer. Build it under `core.layers.meta.on_meta` and nothing is allocated; `create` makes
+    one ready to train.
 
     Attributes:
         blocks: in the order in which they run.

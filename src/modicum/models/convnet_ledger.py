@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modicum.core.ledger import ALWAYS, Entry, Ledger, Phase, Shape, Work
+from modicum.core.contracts.ledger import ALWAYS, Entry, Ledger, ModelQuery, Phase, Work
+from modicum.core.layers.saved_tensors import Shares
 from modicum.core.machine.kernels import convolution_bytes
-from modicum.core.saved import Shares
 from modicum.models.convnet import ConvNetConfig
 
 _PLAIN = Shares()
@@ -22,7 +22,7 @@ CONVOLUTION_INPUTS = "convolution inputs"
 
 
 @dataclass(frozen=True)
-class Block:
+class ConvBlockBytes:
     """One block at the shape of a micro-batch: bytes of what it makes and saves, all rows together.
 
     Args:
@@ -31,7 +31,7 @@ class Block:
     """
 
     config: ConvNetConfig
-    shape: Shape
+    shape: ModelQuery
     number: int
 
     @property
@@ -138,7 +138,7 @@ class Block:
 
 
 def ledger(
-    config: ConvNetConfig, shape: Shape, *, recompute: bool = False, shares: Shares = _PLAIN
+    config: ConvNetConfig, shape: ModelQuery, *, recompute: bool = False, shares: Shares = _PLAIN
 ) -> Ledger:
     """The classifier's ledger at the shape of a micro-batch; gradients that stay are not in it.
 
@@ -148,7 +148,7 @@ def ledger(
         shares: what a policy on saved tensors leaves of them; blocks that run again save tensors of
             their own, which no policy sees.
     """
-    parts = [Block(config, shape, number) for number in range(len(config.widths))]
+    parts = [ConvBlockBytes(config, shape, number) for number in range(len(config.widths))]
     inside = _PLAIN if recompute else shares
     kept = [_GENERATOR_BYTES + _stream(part) if recompute else part.saved(shares) for part in parts]
     before = [sum(kept[:number]) for number in range(len(parts))]
@@ -183,12 +183,12 @@ def ledger(
     )
 
 
-def _stream(block: Block) -> int:
+def _stream(block: ConvBlockBytes) -> int:
     """A block's input, where that is not the images, which the batch keeps."""
     return block.reads if block.number else 0
 
 
-def _head_bytes(config: ConvNetConfig, shape: Shape) -> int:
+def _head_bytes(config: ConvNetConfig, shape: ModelQuery) -> int:
     """The means, the logits' logarithms and a count, and the weight in bf16."""
     half = shape.compute_bytes < 4
     weight = 2 * config.classes * config.widths[-1] if half else 0
@@ -197,7 +197,7 @@ def _head_bytes(config: ConvNetConfig, shape: Shape) -> int:
 
 
 def _work(
-    config: ConvNetConfig, shape: Shape, parts: list[Block], recompute: bool
+    config: ConvNetConfig, shape: ModelQuery, parts: list[ConvBlockBytes], recompute: bool
 ) -> tuple[Work, Work]:
     dtype = "bfloat16" if shape.compute_bytes < 4 else "float32"
     head = 2 * shape.positions * config.classes * config.widths[-1]

@@ -141,8 +141,8 @@ def load(
     """
     import torch
 
-    from modicum.core.linear_forms import linear_form
-    from modicum.core.meta import on_meta
+    from modicum.core.layers.linear_forms import linear_form
+    from modicum.core.layers.meta import on_meta
     from modicum.models.llama import Llama
 
     header, form = read_header(folder), linear_form(linear)
@@ -177,8 +177,8 @@ def fill(model: Llama, folder: str | Path) -> None:
     """
     import torch
 
-    from modicum.core.linear_forms import frozen_linears, own_rows, write_weight
-    from modicum.core.sharding import own_part
+    from modicum.core.layers.linear_forms import frozen_linears, own_rows, write_weight
+    from modicum.core.ranks.sharding import own_part
 
     header = read_header(folder)
     with torch.no_grad():

@@ -6,11 +6,18 @@ tensors that autograd really saves, the peak that the meter sees and PyTorch's o
 
 from __future__ import annotations
 
-from modicum.core.ledger import ALWAYS, Entry, Ledger, Phase, Shape, Work
+from modicum.core.contracts.ledger import ALWAYS, Entry, Ledger, ModelQuery, Phase, Work
 from modicum.models.config import ModelConfig
-from modicum.models.ledger_parts import Adapted, Block, Head, held, parts, weight_bytes
+from modicum.models.ledger_parts import (
+    AdapterActivations,
+    DecoderBlock,
+    Head,
+    held,
+    parts,
+    weight_bytes,
+)
 
-__all__ = ["Adapted", "held", "ledger", "slack", "weight_bytes"]
+__all__ = ["AdapterActivations", "held", "ledger", "slack", "weight_bytes"]
 
 _SAVED: tuple[Phase, ...] = ("forward", "loss")
 _GENERATOR_BYTES = 5056  # the state of torch's generator, which a recomputed block restores
@@ -18,7 +25,11 @@ _RUNNING: tuple[Phase, ...] = ("evaluation", "forward", "loss", "backward")
 
 
 def ledger(
-    config: ModelConfig, shape: Shape, *, adapted: Adapted | None = None, recompute: bool = False
+    config: ModelConfig,
+    shape: ModelQuery,
+    *,
+    adapted: AdapterActivations | None = None,
+    recompute: bool = False,
 ) -> Ledger:
     """The decoder's ledger at the shape of a micro-batch; gradients that stay are not in it.
 
@@ -75,7 +86,11 @@ def ledger(
 
 
 def slack(
-    config: ModelConfig, shape: Shape, *, adapted: Adapted | None = None, recompute: bool = False
+    config: ModelConfig,
+    shape: ModelQuery,
+    *,
+    adapted: AdapterActivations | None = None,
+    recompute: bool = False,
 ) -> int:
     """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
     blocks, head = parts(config, shape, adapted)
@@ -87,24 +102,24 @@ def slack(
     return whole.bytes("workspace", "loss") - max(there, 0)
 
 
-def _rotary_bytes(config: ModelConfig, shape: Shape) -> int:
+def _rotary_bytes(config: ModelConfig, shape: ModelQuery) -> int:
     """Cosine and sine of each position, where documents restart of each row."""
     rows = shape.positions if shape.segments else shape.tokens
     return 2 * rows * config.head_width * shape.compute_bytes
 
 
-def _mask_bytes(shape: Shape) -> int:
+def _mask_bytes(shape: ModelQuery) -> int:
     """The mask over documents, where rows hold several."""
     return shape.sequences * shape.tokens**2 * shape.compute_bytes if shape.segments else 0
 
 
-def _batch_bytes(shape: Shape) -> int:
+def _batch_bytes(shape: ModelQuery) -> int:
     """Token ids and labels of all micro-batches of an update, and their document numbers."""
     each = 8 + 8 + (4 if shape.segments else 0)
     return each * shape.positions * shape.micro_batches
 
 
-def _work(blocks: list[Block], head: Head, recompute: bool) -> list[Work]:
+def _work(blocks: list[DecoderBlock], head: Head, recompute: bool) -> list[Work]:
     dtype = "bfloat16" if head.shape.compute_bytes == 2 else "float32"
     forward = head.forward + sum(block.forward for block in blocks)
     backward = head.backward + sum(block.backward for block in blocks)

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.errors import InputError
-from modicum.core.ledger import Shape
-from modicum.core.linear_forms import Rows, linear_form
+from modicum.core.layers.linear_forms import StoredRows, linear_form
 from modicum.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class Adapted:
+class AdapterActivations:
     """What adapters on the frozen decoder keep for the backward pass.
 
     Args:
@@ -31,7 +31,7 @@ class Adapted:
 
 
 @dataclass(frozen=True)
-class Part:
+class DecoderPart:
     """A part of the decoder: which of its layers learn, and what is differentiated in it.
 
     Args:
@@ -40,8 +40,8 @@ class Part:
     """
 
     config: ModelConfig
-    shape: Shape
-    adapted: Adapted | None
+    shape: ModelQuery
+    adapted: AdapterActivations | None
     prefix: str
     flows: bool
 
@@ -82,7 +82,7 @@ class Part:
         return sum(size for name, size in sites.items() if name.startswith(self.prefix))
 
 
-class Block(Part):
+class DecoderBlock(DecoderPart):
     """A block's bytes and work."""
 
     @property
@@ -219,7 +219,7 @@ class Block(Part):
         return 4 * self.shape.positions * self.shape.tokens * self.queries
 
 
-class Head(Part):
+class Head(DecoderPart):
     """The bytes and work of the last norm, the output layer and the embedding."""
 
     @property
@@ -259,7 +259,7 @@ class Head(Part):
         waits = self.trained and (self.config.tied_embeddings or not self.accumulates)
         return 4 * self.table if waits else 0
 
-    def gradients_to_come(self, first: Block) -> int:
+    def gradients_to_come(self, first: DecoderBlock) -> int:
         """Bytes of all gradients that are not there yet when the first block's are made."""
         tied = self.config.tied_embeddings
         if not self.trained:
@@ -287,7 +287,7 @@ class Head(Part):
         return self.forward * (self.flows + self.trained)
 
 
-def held(config: ModelConfig, item_bytes: int) -> dict[str, Rows]:
+def held(config: ModelConfig, item_bytes: int) -> dict[str, StoredRows]:
     """Of each parameter of the dense decoder, the tensors that stand for it in this one.
 
     Each is given by how many rows it has, by which ranks cut it, and the bytes of a row; those that
@@ -295,7 +295,7 @@ def held(config: ModelConfig, item_bytes: int) -> dict[str, Rows]:
     """
     form = linear_form(config.linear)
 
-    def tensors(name: str, shape: tuple[int, ...]) -> Rows:
+    def tensors(name: str, shape: tuple[int, ...]) -> StoredRows:
         if name.endswith("_proj.weight"):
             return form.rows(shape[1], shape[0], item_bytes)
         return ((shape[0], math.prod(shape[1:]) * item_bytes),)
@@ -308,7 +308,9 @@ def weight_bytes(config: ModelConfig, item_bytes: int) -> int:
     return sum(rows * each for part in held(config, item_bytes).values() for rows, each in part)
 
 
-def parts(config: ModelConfig, shape: Shape, adapted: Adapted | None) -> tuple[list[Block], Head]:
+def parts(
+    config: ModelConfig, shape: ModelQuery, adapted: AdapterActivations | None
+) -> tuple[list[DecoderBlock], Head]:
     """Every block, told whether something before it learns, and the head.
 
     Raises:
@@ -324,6 +326,6 @@ def parts(config: ModelConfig, shape: Shape, adapted: Adapted | None) -> tuple[l
     flows = adapted is None or embedding in adapted.sites
     blocks = []
     for layer in range(config.layers):
-        blocks.append(Block(config, shape, adapted, f"model.layers.{layer}.", flows))
+        blocks.append(DecoderBlock(config, shape, adapted, f"model.layers.{layer}.", flows))
         flows = blocks[-1].flows_on
     return blocks, Head(config, shape, adapted, "lm_head", flows)

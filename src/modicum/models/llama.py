@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modicum.core.errors import InputError
-from modicum.core.linear_forms import frozen_linears, own_rows, write_weight
-from modicum.core.meta import materialise, on_meta
+from modicum.core.layers.linear_forms import frozen_linears, own_rows, write_weight
+from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.random import normal_
-from modicum.core.sharding import elements_before, own_part
+from modicum.core.ranks.sharding import elements_before, own_part
 from modicum.linears import LowRankLinear
 from modicum.models.config import ModelConfig
 from modicum.models.mixers import MIXERS
 from modicum.models.mlps import MLPS
 from modicum.models.rope import Sequence, describe
 
-Choice = TypeVar("Choice")
+Chosen = TypeVar("Chosen")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Decoder(nn.Module):
 class Llama(nn.Module):
     """A decoder that maps token ids [B, T] to logits [B, T, vocabulary].
 
-    Build it under `modicum.core.meta.on_meta` and nothing is allocated; `create` makes one ready to
+    Build it under `core.layers.meta.on_meta` and nothing is allocated; `create` makes one ready to
     train. With tied embeddings there is no `lm_head`: the embedding's weight serves as both.
 
     Attributes:
@@ -255,7 +255,7 @@ def create(
     return model.initialise(seed)
 
 
-def _chosen(registry: Mapping[str, Choice], field: str, name: str) -> Choice:
+def _chosen(registry: Mapping[str, Chosen], field: str, name: str) -> Chosen:
     if name not in registry:
         raise InputError(
             f"no {field} has this name",

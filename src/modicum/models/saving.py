@@ -100,8 +100,8 @@ def _write_weights(model: Llama, config: ModelConfig, folder: Path, shard_bytes:
 
 def _dense_tensor(model: Llama, name: str) -> torch.Tensor:
     """The whole parameter of this Hugging Face name; of a projection, the dense weight it holds."""
-    from modicum.core.linear_forms import form_of
-    from modicum.core.sharding import whole
+    from modicum.core.layers.linear_forms import form_of
+    from modicum.core.ranks.sharding import whole
 
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)

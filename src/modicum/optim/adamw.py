@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.optim.optimizer import ParamsT
 
-from modicum.core.ledger import Ledger, Training
-from modicum.core.method import Betas, Info, NonNegativeFloat, PositiveFloat
-from modicum.core.optimizers import OptimizerMethod, Valued
-from modicum.optim.spending import elementwise
+from modicum.core.contracts.ledger import Ledger, OptimizerQuery
+from modicum.core.contracts.method import Betas, Info, NonNegativeFloat, PositiveFloat
+from modicum.core.contracts.optimizers import OptimizerMethod, Valued
+from modicum.optim.ledger import elementwise
 
 
 class AdamW(Valued, torch.optim.AdamW):
@@ -61,6 +61,6 @@ class AdamW(Valued, torch.optim.AdamW):
         )
 
     @staticmethod
-    def spends(value: OptimizerMethod, at: Training) -> Ledger:
+    def spends(value: OptimizerMethod, at: OptimizerQuery) -> Ledger:
         """Two moments in the parameters' dtype; the fused step needs nothing beside."""
         return elementwise(at, moments=2, counter=True, what="AdamW moments")

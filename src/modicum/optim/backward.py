@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from modicum.core.stepping import Stepper
+from modicum.core.contracts.stepping import Stepper
 
 
 def step_in_backward(optimizer: torch.optim.Optimizer) -> Callable[[], None]:

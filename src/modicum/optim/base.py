@@ -9,74 +9,24 @@ and the ledger.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
+from modicum.core.contracts.ledger import Ledger, OptimizerQuery
+from modicum.core.contracts.optimizers import OptimizerMethod, Valued
 from modicum.core.errors import InputError
-from modicum.core.ledger import Ledger, Training
-from modicum.core.optimizers import OptimizerMethod, Valued
 from modicum.core.ranks import peer_errors
-from modicum.core.sharding import own_part
-from modicum.core.targets import named
-from modicum.optim.owners import Owners, Place
-from modicum.optim.projectors import Projector, Shape
-from modicum.optim.quantized import DTYPES, moment_bytes, opened
-from modicum.optim.rules import Rule
-from modicum.optim.spending import COUNTER, of_matrices
-
-OnRefresh = Literal["keep", "reset", "rotate"]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a matrix optimizer is made of.
-
-    Args:
-        projector: of a matrix's gradient.
-        inner: the rule in the projector's subspace.
-        rest: the rule of all other parameters, whose moments are fp32, or bf16 where `bits` is 16.
-        scale: alpha, a factor on the inner rule's update.
-        update_gap: T, steps between two refreshes of the projector.
-        on_refresh: what becomes of moments in the old basis: `keep` leaves the numbers as they
-            are, `reset` begins anew, `rotate` turns them into the new basis.
-        stagger: whether matrices are refreshed one after the other, spread over the T steps.
-        bits: of an element of the inner rule's moments, 32, 16 (bf16) or 8.
-        exclude: names of parameters that are no matrices; patterns, or a name's last parts.
-    """
-
-    projector: Projector
-    inner: Rule
-    rest: Rule
-    scale: float = 1.0
-    update_gap: int = 200
-    on_refresh: OnRefresh = "keep"
-    stagger: bool = False
-    bits: int = 32
-    exclude: tuple[str, ...] = ()
-
-    @property
-    def rest_dtype(self) -> torch.dtype:
-        """What the rest rule's moments are kept in."""
-        return DTYPES.get(self.bits, torch.float32)
-
-    def takes(self, name: str | None, shape: Sequence[int], matrix: bool) -> bool:
-        """Whether a parameter is a matrix for the projector; else it gets the rest rule."""
-        excluded = name is not None and named(name, self.exclude)
-        return matrix and not excluded and self.projector.fits(tuple(shape))
-
-    def kept_bytes(self, shape: Shape) -> int:
-        """Bytes that are kept for a matrix, exactly."""
-        rows, columns = self.projector.inner(shape)
-        moments = len(self.inner.moments) * moment_bytes(rows * columns, self.bits)
-        bases = sum(a * b for a, b in self.projector.bases(shape).values())
-        return COUNTER + self.projector.element_bytes * bases + moments
+from modicum.core.ranks.sharding import own_part
+from modicum.optim.ledger import of_matrices
+from modicum.optim.owners import OwnedMatrix, Owners
+from modicum.optim.parts import OptimizerParts
+from modicum.optim.quantized import opened
 
 
 class MatrixOptimizer(Valued, torch.optim.Optimizer):
@@ -111,11 +61,11 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
 
     @classmethod
     @abstractmethod
-    def parts_of(cls, value: Any) -> Parts:
+    def parts_of(cls, value: Any) -> OptimizerParts:
         """What the method is made of, by its value."""
 
     @classmethod
-    def spends(cls, value: OptimizerMethod, at: Training) -> Ledger:
+    def spends(cls, value: OptimizerMethod, at: OptimizerQuery) -> Ledger:
         """Gradients, state, and what a step takes beside, of the rank that has most."""
         return of_matrices(cls.parts_of(value), at, in_backward=value.fields()["in_backward"])
 
@@ -227,13 +177,15 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
 
     # The projector
 
-    def _since_refresh(self, step: int, place: Place) -> int:
+    def _since_refresh(self, step: int, place: OwnedMatrix) -> int:
         """Steps since the projector's last refresh, which is due at 0."""
         gap = self.parts.update_gap
         early = place.number * gap // len(self.owners) if self.parts.stagger else 0
         return min(step, (step + early) % gap)
 
-    def _refresh(self, state: dict[str, Any], gradient: Tensor, place: Place, step: int) -> None:
+    def _refresh(
+        self, state: dict[str, Any], gradient: Tensor, place: OwnedMatrix, step: int
+    ) -> None:
         parts = self.parts
         if not bool(gradient.isfinite().all()):
             raise InputError(

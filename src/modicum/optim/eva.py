@@ -9,10 +9,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from modicum.core.ledger import Ledger, Wire, Work
-from modicum.core.method import Info, NonNegativeFloat, PositiveFloat, PositiveInt
-from modicum.optim.means import MeansRuntime, means_ledger
-from modicum.optim.transform import GradientTransform, Rows, TransformContext, Transforming
+from modicum.core.contracts.ledger import Ledger, Wire, Work
+from modicum.core.contracts.method import Info, NonNegativeFloat, PositiveFloat, PositiveInt
+from modicum.optim.layer_means import MeansRuntime, means_ledger
+from modicum.optim.transform import (
+    GradientRows,
+    GradientTransform,
+    TransformContext,
+    TransformQuery,
+)
 
 
 class Eva(GradientTransform):
@@ -104,7 +109,7 @@ class Eva(GradientTransform):
         """
         return EvaRuntime(self, context)
 
-    def ledger(self, at: Transforming) -> Ledger:
+    def ledger(self, at: TransformQuery) -> Ledger:
         """What the means take, and five passes over this rank's rows: no matrix product."""
         elements = sum(p.rows(0, at.shards) * math.prod(p.shape[1:]) for p in at.layers)
         each = 7 if self.variant == "eva" else 9
@@ -147,13 +152,13 @@ class EvaRuntime(MeansRuntime):
         scales = torch.where(seen, nu / damping, 1).unbind()
         shares = torch.where(seen, nu / damping * share, 0).unbind()
 
-        def precondition(index: int, rows: Rows) -> None:
+        def precondition(index: int, rows: GradientRows) -> None:
             a, _ = self.means.vectors[index]
             rows.subtract(scales[index], shares[index] * self._left(index, rows), a)
 
         self.each(precondition)
 
-    def _left(self, index: int, rows: Rows) -> Tensor:
+    def _left(self, index: int, rows: GradientRows) -> Tensor:
         a, g = self.means.vectors[index]
         return rows.times(a) if self.method.variant == "f" else g[rows.own]
 
@@ -162,7 +167,7 @@ class EvaRuntime(MeansRuntime):
         nothing = self.means.averages.new_zeros(())
         found = [[nothing] * len(self.layers) for _ in range(2)]
 
-        def measure(index: int, rows: Rows) -> None:
+        def measure(index: int, rows: GradientRows) -> None:
             product = rows.times(self.means.vectors[index][0])
             left = product if self.method.variant == "f" else self._left(index, rows)
             found[0][index], found[1][index] = left @ product, rows.square()

@@ -6,8 +6,16 @@ from typing import Any, Literal
 
 from torch.optim.optimizer import ParamsT
 
-from modicum.core.method import Betas, Info, NonNegativeFloat, PositiveFloat, PositiveInt, Strings
-from modicum.optim.base import MatrixOptimizer, Parts
+from modicum.core.contracts.method import (
+    Betas,
+    Info,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Strings,
+)
+from modicum.optim.base import MatrixOptimizer
+from modicum.optim.parts import OptimizerParts
 from modicum.optim.projectors import SVDProjector
 from modicum.optim.rules import Adam
 
@@ -129,11 +137,11 @@ class GaLore(MatrixOptimizer):
         )
 
     @classmethod
-    def parts_of(cls, value: Any) -> Parts:
+    def parts_of(cls, value: Any) -> OptimizerParts:
         """The SVD's projector, and Adam inside and outside of the subspace."""
         adam = Adam(value.betas, value.epsilon)
         bits = value.projector_bits
-        return Parts(
+        return OptimizerParts(
             projector=SVDProjector(value.rank, value.side, value.svd, bits, value.seed),
             inner=adam,
             rest=adam,

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from modicum.core.ranks import peer_errors
-from modicum.core.sharding import is_sharded, own_part
+from modicum.core.ranks.sharding import is_sharded, own_part
 
 K = TypeVar("K", bound=Hashable)
 
@@ -77,7 +77,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Place:
+class OwnedMatrix:
     """A matrix among all that an optimizer has: its number, its owner, how it is cut."""
 
     number: int
@@ -99,7 +99,7 @@ class Owners:
     """
 
     cost: Callable[[tuple[int, int]], int]
-    places: dict[Tensor, Place] = field(default_factory=dict)
+    places: dict[Tensor, OwnedMatrix] = field(default_factory=dict)
     _waiting: list[Tensor] = field(default_factory=list)
 
     def add(self, matrices: Sequence[Tensor]) -> None:
@@ -109,13 +109,13 @@ class Owners:
     def __contains__(self, parameter: Tensor) -> bool:
         return parameter in self._assigned()
 
-    def __getitem__(self, parameter: Tensor) -> Place:
+    def __getitem__(self, parameter: Tensor) -> OwnedMatrix:
         return self._assigned()[parameter]
 
     def __len__(self) -> int:
         return len(self._assigned())
 
-    def _assigned(self) -> dict[Tensor, Place]:
+    def _assigned(self) -> dict[Tensor, OwnedMatrix]:
         waiting, self._waiting = self._waiting, []
         by_group: dict[tuple[dist.ProcessGroup | None, int], dict[Tensor, int]] = {}
         cuts = {matrix: Cut.of(matrix) for matrix in waiting}
@@ -126,7 +126,7 @@ class Owners:
         for (_, size), costs in by_group.items():
             owners |= assign(costs, size)
         for matrix in waiting:
-            self.places[matrix] = Place(len(self.places), owners[matrix], cuts[matrix])
+            self.places[matrix] = OwnedMatrix(len(self.places), owners[matrix], cuts[matrix])
         return self.places
 
     def rounds(self, matrices: Sequence[nn.Parameter]) -> Iterator[Round]:

@@ -13,11 +13,11 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from modicum.core.random import normal_
+from modicum.core.layers.truncated_svd import truncated_svd
 
 Side = Literal["std", "reverse_std", "left", "right", "full"]
-Shape = tuple[int, int]
-_OVERSAMPLING, _POWER_ITERATIONS = 8, 2
+MatrixShape = tuple[int, int]
+_POWER_ITERATIONS = 2
 
 
 class Projector(Protocol):
@@ -32,11 +32,11 @@ class Projector(Protocol):
         """Whether a parameter of this shape can be projected."""
         ...
 
-    def bases(self, shape: Shape) -> Mapping[str, Shape]:
+    def bases(self, shape: MatrixShape) -> Mapping[str, MatrixShape]:
         """The bases of a matrix of this shape by their names in `state`, and their shapes."""
         ...
 
-    def inner(self, shape: Shape) -> Shape:
+    def inner(self, shape: MatrixShape) -> MatrixShape:
         """The shape of a projected gradient."""
         ...
 
@@ -88,10 +88,10 @@ class SVDProjector:
     def fits(self, shape: tuple[int, ...]) -> bool:
         return len(shape) == 2 and min(shape) >= self.rank
 
-    def bases(self, shape: Shape) -> dict[str, Shape]:
+    def bases(self, shape: MatrixShape) -> dict[str, MatrixShape]:
         left, right = {"left": (shape[0], self.rank)}, {"right": (self.rank, shape[1])}
         tall = shape[0] >= shape[1]
-        by_side: dict[Side, dict[str, Shape]] = {
+        by_side: dict[Side, dict[str, MatrixShape]] = {
             "left": left,
             "right": right,
             "full": left | right,
@@ -100,7 +100,7 @@ class SVDProjector:
         }
         return by_side[self.side]
 
-    def inner(self, shape: Shape) -> Shape:
+    def inner(self, shape: MatrixShape) -> MatrixShape:
         bases = self.bases(shape)
         return (
             self.rank if "left" in bases else shape[0],
@@ -112,28 +112,19 @@ class SVDProjector:
         dtype = torch.float32 if self.bits == 32 else torch.bfloat16
         found: dict[str, Tensor] = {}
         if self.method == "exact":
-            left, _, right = torch.linalg.svd(gradient, full_matrices=False)
-            # Copies, since a slice would keep all singular vectors.
-            found = {"left": left[:, : self.rank], "right": right[: self.rank]}
+            left, _, right = truncated_svd(gradient, self.rank)
+            found = {"left": left, "right": right}
         else:
             for name in names:
                 # The row space of G is the column space of its transpose.
                 matrix = gradient if name == "left" else gradient.T
-                vectors = self._range(matrix, f"{place}/{name}", step)
+                drawn = f"projector/{place}/{name}"
+                vectors, _, _ = truncated_svd(
+                    matrix, self.rank, _POWER_ITERATIONS, seed=self.seed, name=drawn, step=step
+                )
                 found[name] = vectors if name == "left" else vectors.T
+        # Copies, since a slice would keep all singular vectors.
         return {name: _own(found[name], dtype) for name in names}
-
-    def _range(self, matrix: Tensor, name: str, step: int) -> Tensor:
-        """The leading left singular vectors of a matrix [m, n], nearly: [m, rank]."""
-        width = min(self.rank + _OVERSAMPLING, *matrix.shape)
-        start = torch.empty(matrix.shape[1], width, device=matrix.device)
-        normal_(start, seed=self.seed, name=f"projector/{name}", step=step)
-        basis = torch.linalg.qr(matrix @ start)[0]
-        for _ in range(_POWER_ITERATIONS):
-            basis = torch.linalg.qr(matrix.T @ basis)[0]
-            basis = torch.linalg.qr(matrix @ basis)[0]
-        inside = torch.linalg.svd(basis.T @ matrix, full_matrices=False)[0]
-        return basis @ inside[:, : self.rank]
 
     def down(self, gradient: Tensor, state: Mapping[str, Any]) -> Tensor:
         if "left" in state:

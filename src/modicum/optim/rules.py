@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-class Rule(Protocol):
+class UpdateRule(Protocol):
     """What an optimizer asks of a rule.
 
     Attributes:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from modicum.core.ledger import Entry, Ledger, Training
-from modicum.core.method import Info, NonNegativeFloat, PositiveFloat, Probability
-from modicum.core.optimizers import OptimizerMethod, Valued
-from modicum.optim.spending import elementwise, local_elements
+from modicum.core.contracts.ledger import Entry, Ledger, OptimizerQuery
+from modicum.core.contracts.method import Info, NonNegativeFloat, PositiveFloat, Probability
+from modicum.core.contracts.optimizers import OptimizerMethod, Valued
+from modicum.optim.ledger import elementwise, local_elements
 
 
 class SGD(Valued, torch.optim.SGD):
@@ -69,7 +69,7 @@ class SGD(Valued, torch.optim.SGD):
         )
 
     @staticmethod
-    def spends(value: OptimizerMethod, at: Training) -> Ledger:
+    def spends(value: OptimizerMethod, at: OptimizerQuery) -> Ledger:
         """One moment where there is momentum, and in a step two copies of one gradient at most."""
         fields: dict[str, Any] = value.fields()
         moments = 1 if fields["momentum"] else 0

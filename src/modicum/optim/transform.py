@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from modicum.core.capture import Capture, Layer, trained_layers
+from modicum.core.contracts.ledger import OptimizerQuery, TrainedParameter
+from modicum.core.contracts.method import Context, Method, Strings
+from modicum.core.contracts.parameters import trainable
 from modicum.core.errors import InputError
-from modicum.core.ledger import Trained, Training
-from modicum.core.method import Context, Method, Strings
-from modicum.core.parameters import trainable
 from modicum.core.ranks import Ranks, joined, peer_errors
-from modicum.core.sharding import is_sharded, own_part
+from modicum.core.ranks.sharding import is_sharded, own_part
+from modicum.optim.capture import Capture, CapturedLayer, trained_layers
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -57,7 +57,7 @@ NO_LAYERS = (
 
 
 @dataclass(frozen=True)
-class Transforming(Training):
+class TransformQuery(OptimizerQuery):
     """What a transform's ledger is asked at: the optimizer's, and in how many parts the work is.
 
     Args:
@@ -69,7 +69,7 @@ class Transforming(Training):
     positions: int = 0
 
     @property
-    def layers(self) -> tuple[Trained, ...]:
+    def layers(self) -> tuple[TrainedParameter, ...]:
         """Weights of linear and 2-D convolution layers, head and embeddings left out.
 
         A layer of another kind, such as one of two factors, calls its matrices otherwise.
@@ -79,7 +79,7 @@ class Transforming(Training):
 
 
 @dataclass(frozen=True)
-class Rows:
+class GradientRows:
     """This rank's rows of a layer's gradient G [rows, in], in the transform's precision.
 
     With a bias its gradient is G's last column, that of a constant input 1.
@@ -160,7 +160,7 @@ class TransformRuntime(ABC):
         """
         return self.capture.capturing(on, mask)
 
-    def rows(self, layer: Layer) -> Rows | None:
+    def rows(self, layer: CapturedLayer) -> GradientRows | None:
         """This rank's rows of the layer's gradient; None where there is none in this update."""
         gradient = self.parameters[layer.weight].grad
         if gradient is None:
@@ -169,16 +169,18 @@ class TransformRuntime(ABC):
         target, before = own_part(gradient)
         matrix = target.to(self.dtype).flatten(1)
         if bias is None:
-            return Rows(matrix, None, before, (target,))
+            return GradientRows(matrix, None, before, (target,))
         beside, _ = own_part(bias)
-        return Rows(matrix, beside.to(self.dtype), before, (target, beside))
+        return GradientRows(matrix, beside.to(self.dtype), before, (target, beside))
 
-    def each(self, work: Callable[[int, Rows], None]) -> None:
+    def each(self, work: Callable[[int, GradientRows], None]) -> None:
         """Do `work(number of the layer, its rows)` for every layer that has a gradient."""
         for index, layer in enumerate(self.layers):
             self._one(work, index, layer)
 
-    def _one(self, work: Callable[[int, Rows], None], index: int, layer: Layer) -> None:
+    def _one(
+        self, work: Callable[[int, GradientRows], None], index: int, layer: CapturedLayer
+    ) -> None:
         # A function of its own, so that copies of one layer's rows are gone before the next's.
         rows = self.rows(layer)
         if rows is not None:

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from modicum.parallel.launch import Supervisor
-    from modicum.parallel.place import Place
+    from modicum.parallel.rank_environment import RankPlace
     from modicum.parallel.replicated import Replicated
     from modicum.parallel.sharded import Sharded
     from modicum.parallel.zero import Zero
 
 _HOMES = {
-    "Place": "place",
+    "RankPlace": "rank_environment",
     "Replicated": "replicated",
     "Sharded": "sharded",
     "Supervisor": "launch",
     "Zero": "zero",
 }
-__all__ = ["Place", "Replicated", "Sharded", "Supervisor", "Zero"]
+__all__ = ["RankPlace", "Replicated", "Sharded", "Supervisor", "Zero"]
 
 
 def __getattr__(name: str) -> object:

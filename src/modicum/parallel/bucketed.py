@@ -14,10 +14,10 @@ from typing import Generic, TypeVar
 
 from torch import Tensor, nn
 
-from modicum.core.layout import Layout
-from modicum.core.parameters import trainable
+from modicum.core.contracts.parameters import trainable
+from modicum.core.contracts.strategy import Ready, Strategy
 from modicum.core.ranks import Ranks
-from modicum.core.strategy import Ready, Strategy
+from modicum.core.ranks.layout import Layout
 
 
 class Bucket(ABC):

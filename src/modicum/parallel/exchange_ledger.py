@@ -1,7 +1,7 @@
 """What ranks spend where an exchange of the room `comm` carries their gradients and weights.
 
 Policies on the ledger of one process, as those of `modicum.parallel.ledger`; the exchange's own
-part is its `ledger`, asked at an `ExchangeSite`.
+part is its `ledger`, asked at an `ExchangeQuery`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from modicum.core.exchange import ExchangeSite
-from modicum.core.ledger import Entry, Ledger, Phase, Trained
-from modicum.parallel.ledger import Parts
+from modicum.core.contracts.ledger import Entry, Ledger, Phase, TrainedParameter
+from modicum.core.ranks.exchange import ExchangeQuery
+from modicum.parallel.ledger import GatheredGroups
 
-ExchangeLedger = Callable[[ExchangeSite], Ledger]
+ExchangeLedger = Callable[[ExchangeQuery], Ledger]
 _FP32 = 4
 
 
-def row_widths(trained: Sequence[Trained], ranks: int, bucket_bytes: int) -> list[int]:
+def row_widths(trained: Sequence[TrainedParameter], ranks: int, bucket_bytes: int) -> list[int]:
     """Elements of a rank's row in each bucket of `Zero`, from the last layer to the first.
 
-    >>> shapes = [Trained(name, (rows, 2), True) for name, rows in (("a", 100), ("b", 3), ("c", 3))]
+    >>> rows = {"a": 100, "b": 3, "c": 3}
+    >>> shapes = [TrainedParameter(name, (count, 2), True) for name, count in rows.items()]
     >>> row_widths(shapes, 2, 40)
     [8, 100]
     """
@@ -38,7 +39,7 @@ def row_widths(trained: Sequence[Trained], ranks: int, bucket_bytes: int) -> lis
 
 def zero(
     ledger: Ledger,
-    trained: Sequence[Trained],
+    trained: Sequence[TrainedParameter],
     *,
     ranks: int,
     ranks_per_node: int,
@@ -67,7 +68,7 @@ def zero(
     # While the last gradients are sent they are there, and neither their sums nor the weights.
     last = _FP32 * widths[-1] if widths else 0
     later = spread + last - ranks * last
-    site = ExchangeSite(tuple(widths), ranks, ranks_per_node, copy_bytes=copy_bytes, later=later)
+    site = ExchangeQuery(tuple(widths), ranks, ranks_per_node, copy_bytes=copy_bytes, later=later)
     own = Ledger.of(
         Entry("weight", _FP32 * sum(widths), what="masters, this rank's part"),
         Entry("gradient", _FP32 * whole, phases, "gradients that add up"),
@@ -79,7 +80,7 @@ def zero(
 
 def on_sharded(
     ledger: Ledger,
-    parts: Parts,
+    parts: GatheredGroups,
     *,
     micro_batches: int,
     ranks_per_node: int,
@@ -96,7 +97,7 @@ def on_sharded(
     # In the order in which gradients are sent: what no block holds comes last.
     groups = (*reversed(parts.blocks), parts.root)
     widths = tuple(group.part(shards) // _FP32 for group in groups)
-    site = ExchangeSite(widths, shards, ranks_per_node, reductions=micro_batches)
+    site = ExchangeQuery(widths, shards, ranks_per_node, reductions=micro_batches)
     copies = _FP32 * shards * sum(widths)
     return (
         replace(ledger, wire=())

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import IO, Any
 
 from modicum.core.errors import InputError, Interrupted
-from modicum.parallel.place import STARTS, SUPERVISOR
+from modicum.parallel.rank_environment import STARTS, SUPERVISOR
 from modicum.parallel.rank_process import Activity, RankProcess, Weight
 
 RESTARTS = 8  # how often all ranks are started again before that is given up

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from modicum.core.layout import REPLICATE, SHARD, Layout
-from modicum.core.ledger import Entry, Ledger, Phase, Wire
+from modicum.core.contracts.ledger import Entry, Ledger, Phase, Wire
+from modicum.core.ranks.layout import REPLICATE, SHARD, Layout
 
 Shapes = tuple[tuple[int, ...], ...]
 _GRADIENT = 4  # bytes of an element of a gradient, whose weight is fp32
@@ -107,7 +107,7 @@ def bucket_sizes(trained: Sequence[int], bucket_bytes: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Parts:
+class GatheredGroups:
     """A model's parameters in the groups that FSDP2 gathers.
 
     Args:
@@ -158,7 +158,7 @@ class Parts:
 
 def sharded(
     ledger: Ledger,
-    parts: Parts,
+    parts: GatheredGroups,
     *,
     micro_batches: int,
     reshard_after_forward: bool = True,
@@ -216,7 +216,7 @@ def sharded(
     )
 
 
-def _traffic(parts: Parts, micro_batches: int, gathers: int) -> list[Wire]:
+def _traffic(parts: GatheredGroups, micro_batches: int, gathers: int) -> list[Wire]:
     """What a rank sends in an update; `gathers` of blocks a micro-batch."""
     shards, replicas = parts.layout.shards, parts.layout.replicas
     blocks = sum(group.gathered(shards) for group in parts.blocks)

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from modicum.core.exchange import Pending, ShardExchange
-from modicum.core.parameters import describe_parameter, metadata
+from modicum.core.contracts.parameters import describe_parameter, metadata
 from modicum.core.ranks import peer_errors
+from modicum.core.ranks.exchange import Pending, ShardExchange
 from modicum.parallel.bucketed import Bucket
-from modicum.parallel.rows import Rows, laid_out
+from modicum.parallel.buffer_rows import BufferRows, laid_out
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -36,7 +36,7 @@ class MasterBucket(Bucket):
     ) -> None:
         super().__init__(parameters)
         self.name, self._exchange = name, exchange
-        self.rows = Rows((tuple(p.shape) for p in parameters), exchange.ranks.size)
+        self.rows = BufferRows((tuple(p.shape) for p in parameters), exchange.ranks.size)
         self._mesh, self._rank = mesh, exchange.ranks.rank
         # The masters are views of one row, which travels as it is.
         self._shard = self._copies(torch.float32)[self._rank].clone()

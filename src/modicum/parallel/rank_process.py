@@ -14,7 +14,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from modicum.core.errors import DoesNotFit, FoundWanting, InputError, Interrupted, Restart
-from modicum.parallel.place import LOST
+from modicum.parallel.rank_environment import LOST
 
 TAIL = 200  # lines that are kept of what a rank prints
 # Processes that use no processor and wait for no disk for so many seconds wait for somebody; where

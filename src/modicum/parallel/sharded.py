@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from modicum.core.contracts.state import StateRegistry, View, model_view
+from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
-from modicum.core.exchange import ShardExchange
-from modicum.core.layout import Layout
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import whole
-from modicum.core.state import StateRegistry, View, model_view
-from modicum.core.strategy import Strategy
-from modicum.parallel.rows import EXCHANGE, Rows, laid_out
+from modicum.core.ranks.exchange import ShardExchange
+from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.sharding import whole
+from modicum.parallel.buffer_rows import EXCHANGE, BufferRows, laid_out
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -219,7 +219,7 @@ class _Group:
         self, name: str, shapes: Mapping[str, tuple[int, ...]], exchange: ShardExchange
     ) -> None:
         self.name, self.exchange = name, exchange
-        self._names, self._rows = list(shapes), Rows(shapes.values(), exchange.ranks.size)
+        self._names, self._rows = list(shapes), BufferRows(shapes.values(), exchange.ranks.size)
         self.copy: Tensor | None = None
         self.stale = False
 

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from modicum.core.contracts.parameters import trainable
+from modicum.core.contracts.state import StateRegistry, View, model_view
 from modicum.core.errors import InputError
-from modicum.core.exchange import ExchangeContext, ShardExchange
-from modicum.core.layout import Layout
-from modicum.core.parameters import trainable
 from modicum.core.ranks import Ranks
-from modicum.core.sharding import whole
-from modicum.core.state import StateRegistry, View, model_view
+from modicum.core.ranks.exchange import ExchangeContext, ShardExchange
+from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.sharding import whole
 from modicum.parallel.bucketed import Bucketed
+from modicum.parallel.buffer_rows import EXCHANGE
 from modicum.parallel.masters import MasterBucket
-from modicum.parallel.rows import EXCHANGE
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from modicum.core.errors import InputError
-from modicum.core.layout import Layout
+from modicum.core.files import JsonObject
+from modicum.core.layers.saved_tensors import Shares
 from modicum.core.machine import Machine
+from modicum.core.machine.memory import resident_bytes
 from modicum.core.machine.record import MachineRecord
-from modicum.core.memory import resident_bytes
-from modicum.core.saved import Shares
+from modicum.core.ranks.layout import Layout
 from modicum.core.units import format_bytes
 from modicum.planner.predict import Choice, Prediction, Predictor
 from modicum.recipe import Recipe
@@ -28,7 +29,6 @@ COMPILE_PAYS_AFTER = 600.0  # seconds
 # A budget is kept with so much to spare of what the run adds to the process: what is left of the
 # text that was read and tokenized depends on the data, and no allocator's waste is the same twice.
 HEADROOM = 0.1
-Row = dict[str, Any]
 MICRO, RECOMPUTE, DEVICE = "training.micro_batch_size", "training.recompute", "training.device"
 STRATEGY, ASYNCHRONOUS = "parallel.strategy", "checkpoint.asynchronous"
 COMPILE = "training.compile"
@@ -181,7 +181,7 @@ def _traits(recipe: Recipe, layout: Layout) -> set[str]:
 
 
 def choices(
-    recipe: Recipe, device: str, ranks: int, kept: Mapping[str, Row] | None = None
+    recipe: Recipe, device: str, ranks: int, kept: Mapping[str, JsonObject] | None = None
 ) -> Iterator[Choice]:
     """Every choice that the recipe leaves open, the fastest first.
 
@@ -237,11 +237,15 @@ def smallest(recipe: Recipe, config: Any, predictor: Predictor, room: Room, rank
 
 
 def explained(
-    recipe: Recipe, prediction: Prediction, room: Room, kept: Mapping[str, Row], seconds: float
-) -> list[Row]:
+    recipe: Recipe,
+    prediction: Prediction,
+    room: Room,
+    kept: Mapping[str, JsonObject],
+    seconds: float,
+) -> list[JsonObject]:
     """The choices as rows for people; `seconds` is what the run is estimated to take."""
     choice, training = prediction.choice, recipe.training
-    rows: list[Row] = []
+    rows: list[JsonObject] = []
     if MICRO in kept:
         rows.append({**kept[MICRO], "value": choice.micro_batch_size})
     elif training.micro_batch_size == "auto":
@@ -270,7 +274,7 @@ def explained(
     return rows
 
 
-def _row(field: str, value: Any, why: str) -> Row:
+def _row(field: str, value: Any, why: str) -> JsonObject:
     return {"field": field, "value": value, "why": why}
 
 
@@ -281,7 +285,7 @@ def _strategy_of(layout: Layout) -> str:
     return "ddp" if layout.shards == 1 else "fsdp"
 
 
-def _strategy(recipe: Recipe, choice: Choice, room: Room) -> Row:
+def _strategy(recipe: Recipe, choice: Choice, room: Room) -> JsonObject:
     """Whether weights are cut, and why."""
     if (shard := recipe.parallel.shard) is not None:
         return _row(STRATEGY, "fsdp", f"parallel.shard is {shard}")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from modicum.core.errors import DoesNotFit, InputError
+from modicum.core.files import JsonObject
 from modicum.core.machine import Machine, pick_device, this_machine
 from modicum.core.machine.record import MachineRecord, machine_record
 from modicum.core.ranks import Ranks
@@ -24,7 +25,6 @@ from modicum.planner.choose import (
     DEVICE,
     MICRO,
     Room,
-    Row,
     Share,
     choices,
     explained,
@@ -188,13 +188,13 @@ class Plan:
 
         A micro-batch that was made smaller stays a limit when a later start plans anew.
         """
-        row: Row = {"field": name, "value": value, "why": why}
+        row: JsonObject = {"field": name, "value": value, "why": why}
         if name == MICRO:
             row["most"] = value
         others = [other for other in self.choices if other["field"] != name]
         return self._with([*others, row])._next(why)
 
-    def _with(self, rows: Iterable[Row]) -> Plan:
+    def _with(self, rows: Iterable[JsonObject]) -> Plan:
         """The plan with these choices, and what they cost."""
         rows = tuple(rows)
         choice = told(self.recipe, rows, self.ranks)
@@ -218,8 +218,8 @@ def plan(
     recipe: Recipe,
     *,
     ranks: Ranks | int = 1,
-    replay: Sequence[Row] | None = None,
-    keep: Sequence[Row] = (),
+    replay: Sequence[JsonObject] | None = None,
+    keep: Sequence[JsonObject] = (),
 ) -> Plan:
     """Look at the inputs, predict, and choose what the recipe leaves open.
 
@@ -262,7 +262,7 @@ def plan(
     if found is None:
         raise _does_not_fit(recipe, task, inputs, predictor, room, count)
     made = Plan(recipe, task, inputs, machine, device.type, found, (), room.base, record)
-    rows = live.tell(explained(recipe, found, room, kept, made.seconds))
+    rows = live.broadcast(explained(recipe, found, room, kept, made.seconds))
     return made._with(rows)
 
 
@@ -271,12 +271,12 @@ def same_start(recipe: Recipe, ranks: int, row: Mapping[str, Any]) -> bool:
     return row.get("ranks", 1) == ranks and row.get("asked", _asked(recipe)) == _asked(recipe)
 
 
-def carried(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+def carried(rows: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     """Of a run's rows of plans, the choices that stay whatever the ranks.
 
     The device, whether blocks are compiled, and a limit of the micro-batch that the run has met.
     """
-    last: list[Row] = list(rows[-1]["choices"]) if rows else []
+    last: list[JsonObject] = list(rows[-1]["choices"]) if rows else []
     return [row for row in last if row["field"] in (COMPILE, DEVICE) or "most" in row]
 
 
@@ -288,7 +288,7 @@ def _asked(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _device(recipe: Recipe, kept: Sequence[Row]) -> torch.device:
+def _device(recipe: Recipe, kept: Sequence[JsonObject]) -> torch.device:
     """The device that the recipe asks for; one chosen earlier is kept where it is still there.
 
     Raises:
@@ -315,11 +315,11 @@ def _agreed(
     planned = live.alone and count > 1
     share = Share(count, live=False) if planned else Share(live.local_size)
     room = Room.of(recipe, machine, device.type, record, share)
-    free, host, flops, efficiency, least = live.least(
+    free, host, flops, efficiency, least = live.min(
         room.limit - room.base, room.host - room.base, machine.flops, record.efficiency,
         record.kept[0],
     )  # fmt: skip
-    base, most = live.most(room.base, record.kept[1])
+    base, most = live.max(room.base, record.kept[1])
     kept = (least, most)
     room = replace(room, base=int(base), kept=kept, limit=int(base + free), host=int(base + host))
     record = replace(record, kept=kept, efficiency=efficiency)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from modicum.adapters.base import Adapter
+from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.contracts.method import Context
+from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.errors import InputError
-from modicum.core.layout import Layout
-from modicum.core.ledger import Ledger, Shape
-from modicum.core.meta import on_meta
-from modicum.core.method import Context
-from modicum.core.parameters import trained_shapes
-from modicum.core.saved import Shares
+from modicum.core.layers.meta import on_meta
+from modicum.core.layers.saved_tensors import Shares
+from modicum.core.ranks.layout import Layout
 from modicum.memory.base import ActivationPolicy
 from modicum.parallel.ledger import staging
 from modicum.planner.sharing import Model, Structure, shared
@@ -175,7 +175,7 @@ def _structure(recipe: Recipe, config: Any) -> Structure:
     return Structure(trained_shapes(model), adapter, tuple(attached.sites.values()))
 
 
-def _expected_shares(recipe: Recipe, shape: Shape) -> Shares | None:
+def _expected_shares(recipe: Recipe, shape: ModelQuery) -> Shares | None:
     """What the recipe's policy on saved activations is expected to leave of them."""
     policy = recipe.method("memory")
     if policy is None:

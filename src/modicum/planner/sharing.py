@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from modicum.adapters.base import Adapter, Placement
+from modicum.adapters.base import Adapter, AdapterQuery
 from modicum.adapters.sites import Site
-from modicum.comm.base import Exchanged, Schedule
-from modicum.core.exchange import ShardExchange
-from modicum.core.layout import Layout
-from modicum.core.ledger import Ledger, Shape, Trained
-from modicum.core.saved import Shares
-from modicum.models.ledger import Adapted
+from modicum.comm.base import Schedule, ScheduleQuery
+from modicum.core.contracts.ledger import Ledger, ModelQuery, TrainedParameter
+from modicum.core.layers.saved_tensors import Shares
+from modicum.core.ranks.exchange import ShardExchange
+from modicum.core.ranks.layout import Layout
+from modicum.models.ledger import AdapterActivations
 from modicum.parallel import exchange_ledger
-from modicum.parallel.ledger import Group, Parts, replicated, sharded
+from modicum.parallel.ledger import GatheredGroups, Group, replicated, sharded
 from modicum.recipe import Recipe
 from modicum.tasks.base import Task
 
@@ -29,7 +29,7 @@ from modicum.tasks.base import Task
 class Structure:
     """What of a model is trained, and the adapter with the layers that wear it, if any."""
 
-    trained: tuple[Trained, ...]
+    trained: tuple[TrainedParameter, ...]
     adapter: Adapter | None = None
     sites: tuple[Site, ...] = ()
 
@@ -51,7 +51,7 @@ class Model:
     task: Task[Any, Any, Any]
     config: Any
     structure: Structure
-    shape: Shape
+    shape: ModelQuery
     recompute: bool
     shares: Shares | None = None
     """What a policy on saved activations leaves of them."""
@@ -73,10 +73,12 @@ class Model:
         adapter = self.structure.adapter
         if adapter is None:
             return {}
-        return {site: adapter.ledger(Placement(site, self.shape)) for site in self.structure.kinds}
+        return {
+            site: adapter.ledger(AdapterQuery(site, self.shape)) for site in self.structure.kinds
+        }
 
     @cached_property
-    def adapted(self) -> Adapted | None:
+    def adapted(self) -> AdapterActivations | None:
         """What adapters keep for the backward pass, which is the model's to add up.
 
         It knows which blocks have run, and which are run again.
@@ -85,7 +87,7 @@ class Model:
         if adapter is None:
             return None
         kept = {site: each.bytes("activation") for site, each in self._adapter_ledgers.items()}
-        return Adapted(
+        return AdapterActivations(
             sites={site.name: kept[replace(site, name="")] for site in sites},
             inputs=frozenset(site.name for site in sites if adapter.saves_input(site)),
         )
@@ -109,7 +111,7 @@ class Model:
             self.config, self.shape, adapted=self.adapted, recompute=self.recompute
         )
 
-    def parts(self, layout: Layout) -> Parts:
+    def parts(self, layout: Layout) -> GatheredGroups:
         """The parameters, each block's together."""
         prefixes = self.config.block_prefixes()
         trained: dict[str, list[tuple[int, ...]]] = {prefix: [] for prefix in ["", *prefixes]}
@@ -128,10 +130,10 @@ class Model:
         def group(prefix: str) -> Group:
             return Group(tuple(trained[prefix]), tuple(frozen[prefix]))
 
-        return Parts(group(""), tuple(group(prefix) for prefix in prefixes), layout)
+        return GatheredGroups(group(""), tuple(group(prefix) for prefix in prefixes), layout)
 
 
-def shared(model: Model, ledger: Ledger, parts: Parts, recipe: Recipe) -> Ledger:
+def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) -> Ledger:
     """A rank's ledger where ranks share the work.
 
     Args:
@@ -141,7 +143,7 @@ def shared(model: Model, ledger: Ledger, parts: Parts, recipe: Recipe) -> Ledger
     layout, section, comm = parts.layout, recipe.parallel, recipe.method("comm")
     if isinstance(comm, Schedule):
         layers, micro_batches = _by_layer(model.structure), model.shape.micro_batches
-        at = Exchanged(layers, layout.ranks, micro_batches=micro_batches)
+        at = ScheduleQuery(layers, layout.ranks, micro_batches=micro_batches)
         return ledger + comm.ledger(at)
     exchange = ShardExchange.ledger if comm is None else comm.ledger
     if layout.copies:
@@ -173,7 +175,9 @@ def shared(model: Model, ledger: Ledger, parts: Parts, recipe: Recipe) -> Ledger
     )
 
 
-def _cut(model: Model, ledger: Ledger, parts: Parts, *, reshard_after_forward: bool) -> Ledger:
+def _cut(
+    model: Model, ledger: Ledger, parts: GatheredGroups, *, reshard_after_forward: bool
+) -> Ledger:
     # A micro-batch's gradients are cut before the next one's are made; its tokens wait till then.
     once = replace(model, shape=replace(model.shape, micro_batches=1))
     alone = once.ledger()

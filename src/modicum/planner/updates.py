@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from modicum.core.contracts.ledger import Ledger, OptimizerQuery
+from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.errors import InputError
-from modicum.core.layout import Layout
-from modicum.core.ledger import Ledger, Training
-from modicum.core.optimizers import OptimizerMethod
-from modicum.optim.transform import NO_LAYERS, GradientTransform, Transforming
+from modicum.core.ranks.layout import Layout
+from modicum.optim.transform import NO_LAYERS, GradientTransform, TransformQuery
 from modicum.planner.sharing import Model
 from modicum.recipe import Recipe
 
@@ -20,11 +20,11 @@ def spent_in_updates(recipe: Recipe, model: Model, layout: Layout) -> Ledger:
     optimizer, transform = recipe.method("optimizer"), recipe.method("transform")
     assert isinstance(optimizer, OptimizerMethod)
     trained, micro_batches = model.structure.trained, model.shape.micro_batches
-    ledger = optimizer.ledger(Training(trained, layout.shards, micro_batches))
+    ledger = optimizer.ledger(OptimizerQuery(trained, layout.shards, micro_batches))
     if transform is not None:
         assert isinstance(transform, GradientTransform)
         positions = model.shape.positions
-        at = Transforming(trained, layout.shards, micro_batches, layout.ranks, positions)
+        at = TransformQuery(trained, layout.shards, micro_batches, layout.ranks, positions)
         if not at.layers:
             raise InputError(NO_LAYERS, field="transform.method", value=transform.info.name)
         ledger += transform.ledger(at)

@@ -25,12 +25,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 
-from modicum.core.catalog import Record, find
+from modicum.core.contracts.catalog import MethodRecord, find
+from modicum.core.contracts.method import Info
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, write_json
-from modicum.core.method import Info
+from modicum.core.progress import Listener
 
-Listener = Callable[[dict[str, Any]], None]
 T = TypeVar("T")
 N = TypeVar("N")
 
@@ -157,7 +157,7 @@ class ProofRun:
     """
 
     def __init__(
-        self, record: Record, *, null: bool, full: bool, listener: Listener | None = None
+        self, record: MethodRecord, *, null: bool, full: bool, listener: Listener | None = None
     ) -> None:
         self.record, self.null, self.full = record, null, full
         self.seeds: tuple[int, ...] = (0,)
@@ -187,7 +187,7 @@ class ProofRun:
         """State that `figure` must be at least `bar`."""
         self._state(sentence, figure, "at least", bar)
 
-    def tell(self, doing: str, done: int = 0, total: int | None = None) -> None:
+    def progress(self, doing: str, done: int = 0, total: int | None = None) -> None:
         """Say what is being done, to whoever shows progress."""
         self._listener({"event": "phase", "name": doing, "done": done, "total": total})
 
@@ -278,7 +278,7 @@ def write(proof: Proof, folder: str | Path) -> Path:
     return path
 
 
-def _experiment(record: Record) -> Callable[[ProofRun], None]:
+def _experiment(record: MethodRecord) -> Callable[[ProofRun], None]:
     """The `prove` function of a method's proof."""
     expected = "prove(run) in the method's own file"
     if (record.module or "").startswith("modicum."):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.parallel.launch import Supervisor
-from modicum.parallel.place import LOST, end_with_supervisor
+from modicum.parallel.rank_environment import LOST, end_with_supervisor
 
 SECONDS = 900
 

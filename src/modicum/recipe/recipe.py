@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError, model_validator
 
-from modicum.core.catalog import Record, catalog
+from modicum.core.contracts.catalog import MethodRecord, catalog
+from modicum.core.contracts.method import Method, Strings, describe
+from modicum.core.contracts.traits import TraitHolder, clashes
 from modicum.core.errors import InputError
-from modicum.core.method import Method, Strings, describe
-from modicum.core.traits import Part, clashes
 from modicum.recipe.paths import anchored
 from modicum.recipe.sections import (
     BudgetSection,
@@ -122,7 +122,7 @@ class Recipe(Section):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def methods(self) -> dict[str, Record]:
+    def methods(self) -> dict[str, MethodRecord]:
         """The record of the method in each section that has one."""
         return {
             slot: find_in(slot, value, self.plugins)
@@ -140,7 +140,7 @@ class Recipe(Section):
             return None
         return self.methods()[slot].load()(**self.fields(slot))
 
-    def parts(self, more: Iterable[str] = ()) -> list[Part]:
+    def parts(self, more: Iterable[str] = ()) -> list[TraitHolder]:
         """The parts of the run that have traits: its methods, and what the recipe asks of it."""
         training, micro = self.training, self.training.micro_batch_size
         asked = {
@@ -153,13 +153,15 @@ class Recipe(Section):
             "run_without_convolutions": self.task is None,
         }
         parts = [
-            Part(f"{slot}.method {record.name}", record.traits(self.fields(slot)))
+            TraitHolder(f"{slot}.method {record.name}", record.traits(self.fields(slot)))
             for slot, record in self.methods().items()
         ]
         if self.model.linear != "dense":
-            parts.append(Part(f"model.linear {self.model.linear}", frozenset({"quantized_base"})))
+            parts.append(
+                TraitHolder(f"model.linear {self.model.linear}", frozenset({"quantized_base"}))
+            )
         run = frozenset(more) | {trait for trait, is_so in asked.items() if is_so}
-        return [*parts, Part("the rest of the recipe", run)]
+        return [*parts, TraitHolder("the rest of the recipe", run)]
 
     def _check_model(self) -> None:
         model = self.model

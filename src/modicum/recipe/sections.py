@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from modicum.core.method import PositiveFloat, PositiveInt, Probability, Seed, Strings
+from modicum.core.contracts.method import PositiveFloat, PositiveInt, Probability, Seed, Strings
 from modicum.core.units import BYTES_FORMAT, DURATION_FORMAT, Every, parse_bytes
 
-Size = Annotated[
+ByteSize = Annotated[
     int,
     BeforeValidator(parse_bytes),
     WithJsonSchema({"type": ["integer", "string"], "description": BYTES_FORMAT}),
@@ -101,7 +101,7 @@ class DataSection(Section):
     """Whether attention stops at the documents' boundaries within a row."""
     tokenizer: str | None = None
     """A folder with tokenizer.json; null means the model's, or one trained on the data."""
-    limit: Size | None = None
+    limit: ByteSize | None = None
     """Read no more than this much text."""
 
 
@@ -188,16 +188,16 @@ class ParallelSection(Section):
     hybrid sharding); null means all."""
     reshard_after_forward: bool = True
     """With fsdp, whether blocks give their gathered weights back between forward and backward."""
-    bucket: Size = 25_000_000
+    bucket: ByteSize = 25_000_000
     """With ddp, bytes of gradients that are summed over the ranks at a time."""
 
 
 class BudgetSection(Section):
     """What the run may spend."""
 
-    memory: Size | None = None
+    memory: ByteSize | None = None
     """Bytes on the accelerator, or the process's resident size on a CPU, with what Python and torch
     hold; of each rank. null: no limit."""
-    tensors: Size | None = None
+    tensors: ByteSize | None = None
     """Bytes on the accelerator, or on a CPU those that the process may hold beyond Python and
     torch: as tight with any PyTorch on any machine. null: no limit."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from modicum.core.catalog import Record, catalog, find, of_value
+from modicum.core.contracts.catalog import MethodRecord, catalog, find, of_value
+from modicum.core.contracts.method import Method
 from modicum.core.errors import InputError
-from modicum.core.method import Method
 
 # Each section and the room that its methods come from. A room's first section is the place of all
 # its methods whose `info` names no other.
@@ -25,18 +25,20 @@ SLOTS: dict[str, str] = {
 DEFAULTS = {"optimizer": "adamw"}
 
 
-def slot_of(record: Record) -> str | None:
+def slot_of(record: MethodRecord) -> str | None:
     """The section that a method stands in; None where no recipe has a place for its room."""
     own = (slot for slot, room in SLOTS.items() if room == record.room)
     return record.info.slot or next(own, None)
 
 
-def methods_for(slot: str, plugins: Iterable[str | Path] = ()) -> dict[str, Record]:
+def methods_for(slot: str, plugins: Iterable[str | Path] = ()) -> dict[str, MethodRecord]:
     """The methods that can stand in a section, by name."""
     return {name: r for name, r in catalog(plugins).items() if slot_of(r) == slot}
 
 
-def find_in(slot: str, value: Mapping[str, Any], plugins: Iterable[str | Path] = ()) -> Record:
+def find_in(
+    slot: str, value: Mapping[str, Any], plugins: Iterable[str | Path] = ()
+) -> MethodRecord:
     """The record of the method that a section names.
 
     Raises:
@@ -70,7 +72,7 @@ def spelled(value: Method) -> dict[str, Any]:
     return {"method": of_value(value).name, **fields}
 
 
-def filled(record: Record, fields: Mapping[str, Any]) -> dict[str, Any]:
+def filled(record: MethodRecord, fields: Mapping[str, Any]) -> dict[str, Any]:
     """A section with every field spelled out."""
     values = record.model.model_validate(dict(fields)).model_dump(mode="json")
     return {"method": record.name, **values}

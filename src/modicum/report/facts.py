@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from modicum.report.folder import Row, RunFolder, listing, read, section
+from modicum.core.files import JsonObject
+from modicum.report.folder import FolderContents, listing, read, section
 from modicum.report.numbers import finite, number
 
 STATUSES = ("finished", "running", "interrupted", "failed")
@@ -25,7 +26,7 @@ def summary(folder: str | Path) -> dict[str, Any]:
     return facts(read(folder))
 
 
-def facts(run: RunFolder) -> dict[str, Any]:
+def facts(run: FolderContents) -> dict[str, Any]:
     """`summary` of a folder that has been read: run.json first, then what the other files say."""
     record, metrics = run.run, run.metrics
     status = record.get("status")
@@ -67,16 +68,16 @@ def _first(*values: Any) -> Any:
     return next((known for value in values if (known := number(value)) is not None), None)
 
 
-def _last(rows: list[Row]) -> Row:
+def _last(rows: list[JsonObject]) -> JsonObject:
     return rows[-1] if rows else {}
 
 
-def _total(rows: list[Row], name: str) -> float | None:
+def _total(rows: list[JsonObject], name: str) -> float | None:
     values = [known for row in rows if (known := number(row.get(name))) is not None]
     return sum(values) if values else None
 
 
-def _peak_bytes(run: RunFolder) -> dict[str, Any]:
+def _peak_bytes(run: FolderContents) -> dict[str, Any]:
     told, predicted = section(run.run, "peak_bytes"), section(_last(run.plans), "prediction")
     resident = [known for row in run.metrics if (known := number(row.get("bytes"))) is not None]
     return {
@@ -89,7 +90,7 @@ def _peak_bytes(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def _losses(run: RunFolder) -> dict[str, Any]:
+def _losses(run: FolderContents) -> dict[str, Any]:
     final = section(run.run, "final")
     trained = [known for row in run.metrics if (known := number(row.get("loss"))) is not None]
     before = [row for row in run.evaluations if number(row.get("step")) == 0]
@@ -102,18 +103,18 @@ def _losses(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def counted(run: RunFolder) -> str:
+def counted(run: FolderContents) -> str:
     """Which of the peaks a memory budget is about: tensors on an accelerator, else the process."""
     return "measured" if section(run.run, "machine").get("accelerator") else "process"
 
 
-def budget_kept(run: RunFolder, peak: dict[str, Any]) -> bool | None:
+def budget_kept(run: FolderContents, peak: dict[str, Any]) -> bool | None:
     """Whether the peak stayed within the budget; None without a budget or a measurement."""
     measured, budget = peak[counted(run)], peak["budget"]
     return None if measured is None or budget is None else measured <= budget
 
 
-def comparison(run: RunFolder, result: dict[str, Any]) -> list[dict[str, Any]]:
+def comparison(run: FolderContents, result: dict[str, Any]) -> list[dict[str, Any]]:
     """Plan next to what happened: the first plan's figure, the last plan's, and the measured."""
     first = section(run.plans[0], "prediction") if run.plans else {}
     last, peak = section(_last(run.plans), "prediction"), result["peak_bytes"]
@@ -145,7 +146,7 @@ def comparison(run: RunFolder, result: dict[str, Any]) -> list[dict[str, Any]]:
     return table
 
 
-def kinds_by_phase(run: RunFolder) -> dict[str, dict[str, float]]:
+def kinds_by_phase(run: FolderContents) -> dict[str, dict[str, float]]:
     """Predicted bytes {phase: {kind: bytes}} on the device, of the last plan.
 
     What a phase's total has beyond the items that the plan lists for it is of kind "other".
@@ -178,7 +179,7 @@ def kinds_by_phase(run: RunFolder) -> dict[str, dict[str, float]]:
     return result
 
 
-def kinds_measured(run: RunFolder) -> list[dict[str, Any]]:
+def kinds_measured(run: FolderContents) -> list[dict[str, Any]]:
     """For each kind of tensor, the most predicted in any phase next to what was measured."""
     measured = section(run.run, "measured_by_kind")
     phases = kinds_by_phase(run).values()

@@ -8,28 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import InputError
-from modicum.core.files import read_bytes
+from modicum.core.files import JsonObject, read_bytes
 from modicum.recipe_yaml import parse
 from modicum.report.numbers import number
 
-Row = dict[str, Any]
 FILES = (
     "recipe.yaml", "plan.jsonl", "metrics.jsonl", "evaluations.jsonl", "samples.jsonl", "run.json",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class FolderContents:
     """What could be read of a run folder; `notes` says in sentences what could not."""
 
     path: Path
-    run: Row = field(default_factory=dict)
+    run: JsonObject = field(default_factory=dict)
     recipe_text: str = ""
-    recipe: Row = field(default_factory=dict)
-    plans: list[Row] = field(default_factory=list)
-    metrics: list[Row] = field(default_factory=list)
-    evaluations: list[Row] = field(default_factory=list)
-    samples: list[Row] = field(default_factory=list)
+    recipe: JsonObject = field(default_factory=dict)
+    plans: list[JsonObject] = field(default_factory=list)
+    metrics: list[JsonObject] = field(default_factory=list)
+    evaluations: list[JsonObject] = field(default_factory=list)
+    samples: list[JsonObject] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -38,14 +37,14 @@ class RunFolder:
         return self.path.resolve().name
 
 
-def section(row: Any, *names: str) -> Row:
+def section(row: Any, *names: str) -> JsonObject:
     """The mapping at `row[names[0]][names[1]]…`, empty when any of it is absent or no mapping."""
     for name in names:
         row = row.get(name) if isinstance(row, dict) else None
     return row if isinstance(row, dict) else {}
 
 
-def listing(row: Row, name: str) -> list[Row]:
+def listing(row: JsonObject, name: str) -> list[JsonObject]:
     """The mappings in the list `row[name]`; anything else in it is left out."""
     items = row.get(name)
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
@@ -58,7 +57,7 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def _rows(path: Path, notes: list[str]) -> list[Row]:
+def _rows(path: Path, notes: list[str]) -> list[JsonObject]:
     """The JSON objects of a file with one a line; what is none is left out, and noted."""
     rows, bad = [], 0
     # Not splitlines(): a JSON string may hold U+2028, which is no end of a line of this file.
@@ -79,13 +78,13 @@ def _rows(path: Path, notes: list[str]) -> list[Row]:
     return rows
 
 
-def _by_step(rows: list[Row]) -> list[Row]:
+def _by_step(rows: list[JsonObject]) -> list[JsonObject]:
     """Rows in order of their step, each step once: what was written last counts."""
     latest = {step: row for row in rows if (step := number(row.get("step"))) is not None}
     return [latest[step] for step in sorted(latest)]
 
 
-def _recipe(text: str, notes: list[str]) -> Row:
+def _recipe(text: str, notes: list[str]) -> JsonObject:
     try:
         recipe, _ = parse(text, "recipe.yaml")
     except InputError:
@@ -94,7 +93,7 @@ def _recipe(text: str, notes: list[str]) -> Row:
     return recipe if isinstance(recipe, dict) else {}
 
 
-def _run(path: Path, notes: list[str]) -> Row:
+def _run(path: Path, notes: list[str]) -> JsonObject:
     text = _text(path)
     if text is None:
         notes.append("run.json is missing: the run has not come far enough to write it.")
@@ -109,7 +108,7 @@ def _run(path: Path, notes: list[str]) -> Row:
     return run
 
 
-def read(folder: str | Path) -> RunFolder:
+def read(folder: str | Path) -> FolderContents:
     """Read all that a run folder holds.
 
     Raises:
@@ -122,7 +121,7 @@ def read(folder: str | Path) -> RunFolder:
         raise InputError("not the folder of a run", file=path, allowed=f"one with {FILES[0]} in it")
     notes: list[str] = []
     recipe_text = _text(path / "recipe.yaml") or ""
-    return RunFolder(
+    return FolderContents(
         path=path,
         run=_run(path / "run.json", notes),
         recipe_text=recipe_text,

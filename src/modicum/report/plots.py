@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from modicum.report.folder import Row
+from modicum.core.files import JsonObject
 from modicum.report.numbers import in_bytes, number, short
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _STYLE: dict[Any, Any] = {
 Points = tuple[list[float], list[float]]
 
 
-def series(rows: Sequence[Row], name: str) -> Points:
+def series(rows: Sequence[JsonObject], name: str) -> Points:
     """Steps and the finite values of `name` at them."""
     points = [
         (step, value)
@@ -150,7 +150,7 @@ def _steps_axis(axes: Axes, last: float) -> None:
     axes.grid(axis="x", visible=False)
 
 
-def losses(metrics: Sequence[Row], evaluations: Sequence[Row]) -> str | None:
+def losses(metrics: Sequence[JsonObject], evaluations: Sequence[JsonObject]) -> str | None:
     """Training loss raw and smoothed, validation loss, over steps and over tokens."""
     kept = [row for row in metrics if not row.get("skipped")]
     raw, checked = series(kept, "loss"), series(evaluations, "loss")
@@ -173,7 +173,7 @@ def losses(metrics: Sequence[Row], evaluations: Sequence[Row]) -> str | None:
         return _svg(figure, "losses", "Loss over steps")
 
 
-def _tokens_axis(axes: Axes, metrics: Sequence[Row]) -> None:
+def _tokens_axis(axes: Axes, metrics: Sequence[JsonObject]) -> None:
     """Above the plot, the tokens trained by the time of each tick below."""
     steps, tokens = series(metrics, "tokens")
     places = [place for place in axes.get_xticks() if steps and steps[0] <= place <= steps[-1]]
@@ -192,7 +192,7 @@ def _tokens_axis(axes: Axes, metrics: Sequence[Row]) -> None:
 
 
 def over_steps(
-    metrics: Sequence[Row],
+    metrics: Sequence[JsonObject],
     name: str,
     *,
     label: str,

@@ -9,9 +9,10 @@ from typing import Any
 
 from modicum.core import files
 from modicum.core.errors import InputError
+from modicum.core.files import JsonObject
 from modicum.report import facts as told
 from modicum.report import numbers, plots
-from modicum.report.folder import Row, RunFolder, listing, read, section
+from modicum.report.folder import FolderContents, listing, read, section
 
 _SAMPLE = 6000  # characters of one sample that are shown
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
@@ -38,7 +39,7 @@ def write(folder: str | Path) -> Path:
     return target
 
 
-def render(run: RunFolder) -> str:
+def render(run: FolderContents) -> str:
     """The page, a function of the folder's content and of nothing else."""
     from jinja2 import Environment, StrictUndefined
 
@@ -58,7 +59,7 @@ def render(run: RunFolder) -> str:
     return template.render(view(run)) + "\n"
 
 
-def view(run: RunFolder) -> dict[str, Any]:
+def view(run: FolderContents) -> dict[str, Any]:
     """Everything that the template shows."""
     result = told.facts(run)
     prediction = section(run.plans[-1], "prediction") if run.plans else {}
@@ -86,7 +87,9 @@ def view(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def small_figures(run: RunFolder, budget: float | None, prediction: Row) -> list[dict[str, Any]]:
+def small_figures(
+    run: FolderContents, budget: float | None, prediction: JsonObject
+) -> list[dict[str, Any]]:
     """The columns of the metrics that have a plot each, if anything was written of them."""
     expected = numbers.number(prediction.get("tokens_per_second"))
     limit = budget if told.counted(run) == "process" else None
@@ -136,7 +139,7 @@ def small_figures(run: RunFolder, budget: float | None, prediction: Row) -> list
     return [figure for figure in figures if figure["svg"] is not None]
 
 
-def subject(recipe: Row) -> dict[str, str]:
+def subject(recipe: JsonObject) -> dict[str, str]:
     """What was trained, on what, and how, as far as the recipe says."""
 
     def named(part: Any, key: str) -> str:
@@ -162,7 +165,7 @@ def subject(recipe: Row) -> dict[str, str]:
     }
 
 
-def samples(rows: list[Row]) -> list[dict[str, Any]]:
+def samples(rows: list[JsonObject]) -> list[dict[str, Any]]:
     """For each prompt its first sample and its last, and how many lie between."""
     by_prompt: dict[str, dict[float, str]] = {}
     for row in rows:
@@ -182,7 +185,7 @@ def samples(rows: list[Row]) -> list[dict[str, Any]]:
     return shown
 
 
-def revisions(plans: list[Row]) -> list[dict[str, Any]]:
+def revisions(plans: list[JsonObject]) -> list[dict[str, Any]]:
     """Each revision of the plan: when, why, and the choices that it changed."""
     shown: list[dict[str, Any]] = []
     before: dict[str, Any] = {}
@@ -201,7 +204,7 @@ def revisions(plans: list[Row]) -> list[dict[str, Any]]:
     return shown
 
 
-def machine(record: Row) -> dict[str, str]:
+def machine(record: JsonObject) -> dict[str, str]:
     """The machine's record, with its units."""
     shown = {}
     for name, value in record.items():

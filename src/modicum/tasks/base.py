@@ -19,16 +19,16 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from modicum.core.ledger import Ledger, Shape
+from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.layers.saved_tensors import Shares
+from modicum.core.progress import StageProgress
 from modicum.core.ranks import Ranks
-from modicum.core.saved import Shares
 from modicum.data.rows import AnyBatch, Rows
 from modicum.data.sampler import Sampler
 from modicum.recipe import Recipe
 
 # Of each tensor that stands for a parameter, how many rows it has and the bytes of one.
 Tensors = tuple[tuple[int, int], ...]
-Progress = Callable[[str, int, int | None], None]
 
 
 class Config(Protocol):
@@ -95,7 +95,7 @@ class Data(Generic[B]):
 
 
 @dataclass(frozen=True)
-class Trial(Generic[B]):
+class BlockSample(Generic[B]):
     """The shape of the smallest model that has one of the run's blocks, and a batch that fits it.
 
     The first of its blocks is the one that is tried.
@@ -139,14 +139,14 @@ class Task(ABC, Generic[M, B, I]):
         return inputs.config
 
     @abstractmethod
-    def row(self, recipe: Recipe) -> Shape:
+    def row(self, recipe: Recipe) -> ModelQuery:
         """The shape of one row; the planner sets how many there are and in how many bytes."""
 
     @abstractmethod
     def ledger(
         self,
         config: Any,
-        shape: Shape,
+        shape: ModelQuery,
         *,
         adapted: Any = None,
         recompute: bool = False,
@@ -160,7 +160,7 @@ class Task(ABC, Generic[M, B, I]):
         """
 
     def slack(
-        self, config: Any, shape: Shape, *, adapted: Any = None, recompute: bool = False
+        self, config: Any, shape: ModelQuery, *, adapted: Any = None, recompute: bool = False
     ) -> int:
         """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
         return 0
@@ -174,7 +174,7 @@ class Task(ABC, Generic[M, B, I]):
         return {name: ((n[0], math.prod(n[1:]) * item_bytes),) for name, n in shapes}
 
     @abstractmethod
-    def largest_bytes(self, config: Any, shape: Shape) -> int:
+    def largest_bytes(self, config: Any, shape: ModelQuery) -> int:
         """Bytes of the largest tensor of a step: a rehearsal keeps room for one more."""
 
     # Building
@@ -193,7 +193,7 @@ class Task(ABC, Generic[M, B, I]):
 
     @abstractmethod
     def prepare(
-        self, recipe: Recipe, inputs: I, folder: Path, progress: Progress, ranks: Ranks
+        self, recipe: Recipe, inputs: I, folder: Path, progress: StageProgress, ranks: Ranks
     ) -> Data[B]:
         """Make the data ready, with what is kept of it in the run folder; every rank calls this.
 
@@ -206,7 +206,7 @@ class Task(ABC, Generic[M, B, I]):
         return inputs.config
 
     @abstractmethod
-    def trial(self, config: Any, batch: B) -> Trial[B]:
+    def trial(self, config: Any, batch: B) -> BlockSample[B]:
         """What compiling is tried on."""
 
     # In a step

@@ -11,22 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modicum.core.ledger import Ledger, Shape
+from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.layers.saved_tensors import Shares
+from modicum.core.progress import StageProgress
 from modicum.core.random import derive_seed
 from modicum.core.ranks import Ranks
-from modicum.core.saved import Shares
 from modicum.data.batch import Batch
 from modicum.data.packing import Packed
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface, saving
 from modicum.models.config import ModelConfig
 from modicum.models.generate import generate
-from modicum.models.ledger import Adapted, held, slack
+from modicum.models.ledger import AdapterActivations, held, slack
 from modicum.models.ledger import ledger as model_ledger
 from modicum.models.llama import Llama
 from modicum.recipe import Recipe, SamplesSection
 from modicum.tasks import text
-from modicum.tasks.base import Data, Progress, Task, Tensors, Trial, evaluating
+from modicum.tasks.base import BlockSample, Data, Task, Tensors, evaluating
 from modicum.tasks.text import TextData, TextInputs
 
 # A trial's model has few tokens: their embedding has no part in a block's time.
@@ -59,16 +60,16 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
             config = replace(config, vocabulary_size=inputs.config.vocabulary_size)
         return config
 
-    def row(self, recipe: Recipe) -> Shape:
+    def row(self, recipe: Recipe) -> ModelQuery:
         """One row: a batch of rows with one document each has no mask; the worst batch counts."""
-        return Shape(1, recipe.data.sequence_length, segments=recipe.data.boundaries)
+        return ModelQuery(1, recipe.data.sequence_length, segments=recipe.data.boundaries)
 
     def ledger(
         self,
         config: ModelConfig,
-        shape: Shape,
+        shape: ModelQuery,
         *,
-        adapted: Adapted | None = None,
+        adapted: AdapterActivations | None = None,
         recompute: bool = False,
         shares: Shares | None = None,
     ) -> Ledger:
@@ -78,9 +79,9 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
     def slack(
         self,
         config: ModelConfig,
-        shape: Shape,
+        shape: ModelQuery,
         *,
-        adapted: Adapted | None = None,
+        adapted: AdapterActivations | None = None,
         recompute: bool = False,
     ) -> int:
         """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
@@ -90,7 +91,7 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         """Of each parameter, the tensors that stand for it: codes and scales, where it is coded."""
         return held(config, item_bytes)
 
-    def largest_bytes(self, config: ModelConfig, shape: Shape) -> int:
+    def largest_bytes(self, config: ModelConfig, shape: ModelQuery) -> int:
         """Of the logits."""
         return 4 * shape.positions * config.vocabulary_size
 
@@ -111,7 +112,12 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         return None if folder is None else huggingface.reader(folder)
 
     def prepare(
-        self, recipe: Recipe, inputs: TextInputs, folder: Path, progress: Progress, ranks: Ranks
+        self,
+        recipe: Recipe,
+        inputs: TextInputs,
+        folder: Path,
+        progress: StageProgress,
+        ranks: Ranks,
     ) -> TextData:
         """Read and check all text, tokenize it once, and pack it."""
         return text.prepared(recipe, inputs, folder, progress, ranks)
@@ -124,7 +130,7 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         eos = _text(data).tokenizer.eos_id
         return replace(config, bos_token_id=eos, eos_token_id=eos, pad_token_id=eos)
 
-    def trial(self, config: ModelConfig, batch: Batch) -> Trial[Batch]:
+    def trial(self, config: ModelConfig, batch: Batch) -> BlockSample[Batch]:
         """A decoder of one block and few tokens."""
         first = config.block_prefixes()[0]
         small = replace(
@@ -136,7 +142,7 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
             eos_token_id=None,
             pad_token_id=None,
         )
-        return Trial(small, replace(batch, input_ids=batch.input_ids % _TRIAL_VOCABULARY))
+        return BlockSample(small, replace(batch, input_ids=batch.input_ids % _TRIAL_VOCABULARY))
 
     # In a step
 
@@ -170,7 +176,7 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
                     temperature=section.temperature,
                     eos_id=tokenizer.eos_id,
                     generator=torch.Generator().manual_seed(seed),
-                    agreed=ranks.tell,
+                    agreed=ranks.broadcast,
                 )
                 found.append({"prompt": prompt, "text": tokenizer.decode(list(written))})
         return found

@@ -11,20 +11,21 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.contracts.method import Info, Method, PositiveInt
 from modicum.core.errors import InputError
-from modicum.core.ledger import Ledger, Shape
-from modicum.core.method import Info, Method, PositiveInt
+from modicum.core.layers.saved_tensors import Shares
+from modicum.core.progress import StageProgress
 from modicum.core.ranks import Ranks
-from modicum.core.saved import Shares
 from modicum.data.batch import IGNORED
 from modicum.data.images import DIGIT_CLASSES, SIDE, ImageBatch, Images, Textures, digits
 from modicum.data.sampler import Sampler
 from modicum.models import convnet
 from modicum.models.convnet import ConvNet, ConvNetConfig
-from modicum.models.convnet_ledger import Block
+from modicum.models.convnet_ledger import ConvBlockBytes
 from modicum.models.convnet_ledger import ledger as model_ledger
 from modicum.recipe import Recipe
-from modicum.tasks.base import Data, Inputs, Progress, Task, Trial
+from modicum.tasks.base import BlockSample, Data, Inputs, Task
 
 
 class ImageClasses(Method):
@@ -121,14 +122,14 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         count = "1797" if asked.data == "digits" else str(asked.images + asked.held_out)
         return Inputs(config, folder, f"{count} {asked.data} of {SIDE}x{SIDE} pixels")
 
-    def row(self, recipe: Recipe) -> Shape:
+    def row(self, recipe: Recipe) -> ModelQuery:
         """One image; the ledger counts images as sequences of one token."""
-        return Shape(1, 1)
+        return ModelQuery(1, 1)
 
     def ledger(
         self,
         config: ConvNetConfig,
-        shape: Shape,
+        shape: ModelQuery,
         *,
         adapted: Any = None,
         recompute: bool = False,
@@ -148,9 +149,11 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
             )
         return model_ledger(config, shape, recompute=recompute, shares=shares or Shares())
 
-    def largest_bytes(self, config: ConvNetConfig, shape: Shape) -> int:
+    def largest_bytes(self, config: ConvNetConfig, shape: ModelQuery) -> int:
         """Of what a convolution makes."""
-        return max(Block(config, shape, number).makes for number in range(len(config.widths)))
+        return max(
+            ConvBlockBytes(config, shape, number).makes for number in range(len(config.widths))
+        )
 
     # Building
 
@@ -177,7 +180,7 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         return train, held if asked.held_out else None
 
     def prepare(
-        self, recipe: Recipe, inputs: Inputs, folder: Path, progress: Progress, ranks: Ranks
+        self, recipe: Recipe, inputs: Inputs, folder: Path, progress: StageProgress, ranks: Ranks
     ) -> Data[ImageBatch]:
         """Nothing is written: every rank makes its own images."""
         training = recipe.training
@@ -190,9 +193,9 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         identity = {"images": self.asked.model_dump(include=set(what)), "seed": training.seed}
         return Data(train, validation, sampler, identity)
 
-    def trial(self, config: ConvNetConfig, batch: ImageBatch) -> Trial[ImageBatch]:
+    def trial(self, config: ConvNetConfig, batch: ImageBatch) -> BlockSample[ImageBatch]:
         """A classifier of the first block alone."""
-        return Trial(replace(config, widths=config.widths[:1]), batch)
+        return BlockSample(replace(config, widths=config.widths[:1]), batch)
 
     # In a step
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from modicum.compress.base import Compressor
 from modicum.core.errors import InputError
 from modicum.core.files import file_digest
-from modicum.core.meta import on_meta
+from modicum.core.layers.meta import on_meta
+from modicum.core.progress import StageProgress
 from modicum.core.ranks import Ranks
 from modicum.data.batch import Batch
 from modicum.data.packing import Packed
@@ -20,7 +21,7 @@ from modicum.models import huggingface
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
 from modicum.recipe import Recipe
-from modicum.tasks.base import Data, Inputs, Progress
+from modicum.tasks.base import Data, Inputs
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def new_config(recipe: Recipe) -> ModelConfig:
 
 
 def prepared(
-    recipe: Recipe, inputs: TextInputs, folder: Path, progress: Progress, ranks: Ranks
+    recipe: Recipe, inputs: TextInputs, folder: Path, progress: StageProgress, ranks: Ranks
 ) -> TextData:
     """Read and check all text, tokenize it once, and pack it.
 
@@ -183,7 +184,7 @@ def prepared(
     )
 
 
-def _tokenizer(inputs: TextInputs, kept: Path, progress: Progress) -> Tokenizer:
+def _tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Tokenizer:
     """The run's tokenizer: the one kept in the run folder, the model's, or one trained now."""
     if (kept / "tokenizer.json").exists():
         return Tokenizer.load(kept)
@@ -204,7 +205,7 @@ def _tokenizer(inputs: TextInputs, kept: Path, progress: Progress) -> Tokenizer:
 
 
 def _tokenized(
-    recipe: Recipe, inputs: TextInputs, tokenizer: Tokenizer, folder: Path, progress: Progress
+    recipe: Recipe, inputs: TextInputs, tokenizer: Tokenizer, folder: Path, progress: StageProgress
 ) -> Prepared:
     try:
         return prepare(

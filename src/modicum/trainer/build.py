@@ -12,16 +12,16 @@ from torch import nn
 from modicum.adapters import AttachedAdapter
 from modicum.adapters.base import Adapter
 from modicum.comm.base import Schedule
+from modicum.core.contracts.method import Context
+from modicum.core.contracts.optimizers import OptimizerMethod
+from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
-from modicum.core.exchange import ExchangeContext
-from modicum.core.meta import materialise, on_meta
-from modicum.core.method import Context
-from modicum.core.optimizers import OptimizerMethod
-from modicum.core.parameters import optimizer_groups
+from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks import Ranks
-from modicum.core.strategy import Strategy
+from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.weight_digests import changed_weights, weight_digests
-from modicum.memory.attached import Activations
+from modicum.memory.activations import Activations
 from modicum.memory.base import ActivationContext, ActivationPolicy
 from modicum.optim.base import MatrixOptimizer
 from modicum.optim.transform import GradientTransform, TransformContext, TransformRuntime
@@ -30,7 +30,7 @@ from modicum.parallel.sharded import Sharded
 from modicum.parallel.zero import Zero
 from modicum.planner import Plan
 from modicum.tasks import Data
-from modicum.trainer.compiled import compile_blocks
+from modicum.trainer.compiled_blocks import compile_blocks
 
 
 def build_strategy(plan: Plan, ranks: Ranks) -> Strategy:

@@ -6,7 +6,7 @@ model of the run from there on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,17 @@ from typing import Any
 import torch
 
 from modicum.compress.base import Compressor
-from modicum.core.meta import materialise, on_meta
-from modicum.core.method import Context
+from modicum.core.contracts.method import Context
+from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.progress import StageProgress
 from modicum.core.ranks import Ranks
-from modicum.data.shares import share
+from modicum.data.rank_split import share
 from modicum.planner import Plan
 from modicum.tasks import Data
 
-Progress = Callable[[str, int, int | None], None]
-
 
 def with_base_compressed(
-    plan: Plan, data: Data[Any], folder: Path, ranks: Ranks, progress: Progress
+    plan: Plan, data: Data[Any], folder: Path, ranks: Ranks, progress: StageProgress
 ) -> Plan:
     """The plan with the compressed model in the place of the recipe's, if it compresses any.
 
@@ -36,7 +35,7 @@ def with_base_compressed(
     if method is None:
         return plan
     assert isinstance(method, Compressor)
-    if not ranks.tell(folder.is_dir()):
+    if not ranks.broadcast(folder.is_dir()):
         _compress(plan, method, data, folder, ranks, progress)
     return replace(plan, inputs=replace(plan.inputs, model_folder=folder))
 
@@ -47,7 +46,7 @@ def _compress(
     data: Data[Any],
     folder: Path,
     ranks: Ranks,
-    progress: Progress,
+    progress: StageProgress,
 ) -> None:
     config = plan.task.dense(plan.task.config(plan.inputs, data))
     with on_meta():

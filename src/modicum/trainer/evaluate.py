@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from modicum.core.ranks import Ranks
+from modicum.data.rank_split import micro_batches
 from modicum.data.rows import AnyBatch, Rows
-from modicum.data.shares import micro_batches
 from modicum.tasks import AnyTask
 from modicum.tasks.base import evaluating
 from modicum.trainer.step import autocast

@@ -16,14 +16,15 @@ from typing import Any
 
 from modicum.checkpoint import CheckpointStore
 from modicum.core.errors import InputError, Interrupted
+from modicum.core.progress import Listener
 from modicum.core.ranks import Ranks, peer_errors
 from modicum.core.units import Every
 from modicum.planner import Plan
 from modicum.recipe import Recipe
-from modicum.trainer.alike import same_model, same_setup
 from modicum.trainer.folder import PLAN, RunFolder
-from modicum.trainer.record import Record
-from modicum.trainer.session import Listener, Session
+from modicum.trainer.rank_agreement import same_model, same_setup
+from modicum.trainer.record import RunRecord
+from modicum.trainer.session import Session
 from modicum.trainer.setup import begin
 from modicum.trainer.stop import StopRequested, StopSignals
 
@@ -74,16 +75,16 @@ def train(
         stack.enter_context(folder.locked())
         origin = None if fork is None else os.path.realpath(fork)
         begun = ranks.first and _enter(folder, plan.recipe, origin, listener if restart else None)
-        begun = ranks.tell(begun)
-        record = Record.open(folder, plan, origin)
+        begun = ranks.broadcast(begun)
+        record = RunRecord.open(folder, plan, origin)
         if begun and ranks.first:
             _check_fork(record, origin, folder)
-        if ranks.tell(ranks.first and begun and _has_finished(record, folder, plan.recipe)):
+        if ranks.broadcast(ranks.first and begun and _has_finished(record, folder, plan.recipe)):
             return record.content
         if ranks.first and begun and record.finished:
             _check_extends(folder)
         if begun:
-            plan = plan.replaying(ranks.tell(folder.rows(PLAN)))
+            plan = plan.replaying(ranks.broadcast(folder.rows(PLAN)))
         try:
             with record.running(), peer_errors():
                 folder.write_recipe(plan.recipe)
@@ -205,12 +206,12 @@ def _check_extends(folder: RunFolder) -> None:
         )
 
 
-def _has_finished(record: Record, folder: RunFolder, recipe: Recipe) -> bool:
+def _has_finished(record: RunRecord, folder: RunFolder, recipe: Recipe) -> bool:
     """Whether nothing is left to do; refuses another recipe, whatever the run's state."""
     return not folder.check_same(recipe) and record.finished
 
 
-def _check_fork(record: Record, origin: str | None, folder: RunFolder) -> None:
+def _check_fork(record: RunRecord, origin: str | None, folder: RunFolder) -> None:
     if origin is not None and record.content["forked_from"] != origin:
         problem = "a fork starts a new run, and here is another one already"
         raise InputError(problem, file=folder.path)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.files import write_json
+from modicum.core.machine.memory import peak_resident_bytes
 from modicum.core.machine.record import assume, placeholder
-from modicum.core.memory import peak_resident_bytes
 from modicum.planner import plan
 from modicum.planner.plan import Plan
 from modicum.recipe import Recipe

@@ -13,13 +13,13 @@ from typing import Any
 from modicum import __version__
 from modicum.core.errors import Interrupted, ModicumError
 from modicum.core.machine import versions
-from modicum.core.memory import peak_resident_bytes
+from modicum.core.machine.memory import peak_resident_bytes
 from modicum.planner import Plan
 from modicum.trainer.folder import RunFolder
 from modicum.trainer.stop import StopRequested
 
 
-class Record:
+class RunRecord:
     """The record of a run over all its processes."""
 
     def __init__(self, folder: RunFolder, content: dict[str, Any], plan: Plan) -> None:
@@ -31,7 +31,7 @@ class Record:
         self._step_tokens = 0
 
     @classmethod
-    def open(cls, folder: RunFolder, plan: Plan, forked_from: str | None = None) -> Record:
+    def open(cls, folder: RunFolder, plan: Plan, forked_from: str | None = None) -> RunRecord:
         """The record in the folder, or that of a new run, forked from another where given."""
         old, row = folder.read_record(), plan.row()
         content = {

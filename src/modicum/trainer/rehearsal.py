@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modicum.core.contracts.state import random_state
 from modicum.core.errors import Restart
-from modicum.core.memory import release
-from modicum.core.out_of_memory import halved, ran_out
+from modicum.core.machine.memory import release
 from modicum.core.ranks import Ranks
-from modicum.core.state import random_state
 from modicum.data.rows import AnyBatch
+from modicum.trainer.out_of_memory import halved, ran_out
 
 Run = Callable[[Any], object]
 # Ballast is held in pieces, as the optimizer's moments will be.
@@ -141,5 +141,5 @@ def first_that_fits(
         smaller(size, said)
         if not ranks.alone:
             raise Restart(f"memory ran out on {ranks.name}; all begin anew with smaller batches")
-    ranks.least(size)  # nobody starts before everybody has seen that it fits
+    ranks.min(size)  # nobody starts before everybody has seen that it fits
     return size

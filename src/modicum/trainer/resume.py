@@ -7,8 +7,8 @@ from pathlib import Path
 from modicum.core.ranks import Ranks
 from modicum.planner import Plan, carried, plan, same_start
 from modicum.recipe import Recipe
-from modicum.trainer.alike import same_setup
 from modicum.trainer.folder import PLAN, RunFolder
+from modicum.trainer.rank_agreement import same_setup
 
 
 def continued(
@@ -34,7 +34,7 @@ def continued(
         folder.check_same(recipe)
         rows = folder.rows(PLAN)
     if isinstance(ranks, Ranks):
-        rows = ranks.tell(rows)
+        rows = ranks.broadcast(rows)
     count = ranks if isinstance(ranks, int) else ranks.size
     if rows and same_start(recipe, count, rows[-1]):
         made = plan(recipe, ranks=ranks, replay=rows[-1]["choices"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,26 +11,25 @@ import torch
 
 from modicum.adapters import AttachedAdapter
 from modicum.checkpoint import Checkpoint, CheckpointStore
+from modicum.core.contracts.state import StateRegistry
 from modicum.core.errors import InputError, Interrupted, Restart
-from modicum.core.events import Event
 from modicum.core.files import write_json
-from modicum.core.memory import TensorMeter, bytes_by_kind, used_bytes
-from modicum.core.out_of_memory import halved, ran_out
+from modicum.core.machine.memory import TensorMeter, bytes_by_kind, used_bytes
+from modicum.core.progress import Listener
 from modicum.core.ranks import Ranks
-from modicum.core.state import StateRegistry
 from modicum.core.weight_digests import BASE_WEIGHTS, weight_digests
-from modicum.data.shares import counted, micro_batches
+from modicum.data.rank_split import counted, micro_batches
 from modicum.planner import Plan
 from modicum.planner.choose import MEMORY, MICRO
 from modicum.tasks import Data
 from modicum.trainer.evaluate import evaluate
+from modicum.trainer.events import Event
 from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
-from modicum.trainer.record import Record
+from modicum.trainer.out_of_memory import halved, ran_out
+from modicum.trainer.record import RunRecord
 from modicum.trainer.schedule import factor, set_learning_rate
-from modicum.trainer.step import Outcome, StandardStep
+from modicum.trainer.step import StandardStep, StepOutcome
 from modicum.trainer.stop import StopRequested, StopSignals
-
-Listener = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Session:
     folder: RunFolder
     listener: Listener
     signals: StopSignals
-    record: Record
+    record: RunRecord
     data: Data[Any]
     config: Any
     model: Any
@@ -77,7 +75,7 @@ class Session:
     updated: bool = False
     stalled: float = 0.0
 
-    def tell(self, event: str, **content: Any) -> None:
+    def emit(self, event: str, **content: Any) -> None:
         """Tell the listener of an event."""
         self.listener({"event": event, **content})
 
@@ -88,7 +86,7 @@ class Session:
             StopRequested: a signal came to some rank.
         """
         # Only what was exchanged counts: a signal that comes after it is for the next time.
-        if self.ranks.most(self.signals.requested is not None)[0]:
+        if self.ranks.max(self.signals.requested is not None)[0]:
             raise StopRequested(self.signals.requested or "a signal to another rank")
 
     # One update
@@ -111,7 +109,7 @@ class Session:
             raise StopRequested(self.signals.requested or "a signal to another rank")
         return Update(rows, round(tokens), bool(evaluates), bool(saves))
 
-    def train_one(self, update: Update) -> Outcome:
+    def train_one(self, update: Update) -> StepOutcome:
         """Update number `step + 1`, and its row in the metrics."""
         training, start = self.plan.recipe.training, time.perf_counter()
         rate = set_learning_rate(self.optimizer, factor(self.step, training))
@@ -132,13 +130,13 @@ class Session:
             row["skipped"] = True
         self.folder.append(METRICS, row)
         self.record.count(row)
-        self.tell(
+        self.emit(
             "step", **row, steps=training.steps, seconds_left=self.record.seconds_left(self.step)
         )
         self._guard(outcome)
         return outcome
 
-    def _try(self, update: Update) -> Outcome:
+    def _try(self, update: Update) -> StepOutcome:
         """The update; in smaller micro-batches where memory runs out.
 
         Raises:
@@ -148,7 +146,7 @@ class Session:
         """
         generators, program = self.registry.views["random"], self.step_program
         random_before = generators.read()
-        outcomes: list[Outcome] = []
+        outcomes: list[StepOutcome] = []
 
         def once() -> None:
             size = self.plan.prediction.choice.micro_batch_size
@@ -177,14 +175,14 @@ class Session:
         before = self.plan.prediction.choice.micro_batch_size
         why = f"memory ran out with {before} at a time, before step {self.step + 1} was done"
         self.revise(self.plan.chosen(MICRO, size, f"{why} ({said})"))
-        self.tell("memory", message=f"{why}; {size} at a time from here on")
+        self.emit("memory", message=f"{why}; {size} at a time from here on")
 
     def revise(self, plan: Plan) -> None:
         """Go on by another revision of the plan; whichever rank knows writes it down."""
         self.plan = plan
         RunFolder(self.folder.path).append(PLAN, plan.row())
 
-    def _guard(self, outcome: Outcome) -> None:
+    def _guard(self, outcome: StepOutcome) -> None:
         """Let a few updates be skipped, then stop with the last good state on disk.
 
         Raises:
@@ -194,7 +192,7 @@ class Session:
         if not outcome.skipped:
             self.updated = True
             return
-        self.tell("warning", message=f"step {self.step}: loss or gradient not finite, skipped")
+        self.emit("warning", message=f"step {self.step}: loss or gradient not finite, skipped")
         training = self.plan.recipe.training
         if self.skipped_in_a_row > training.skip_limit:
             raise InputError(
@@ -241,7 +239,7 @@ class Session:
         row = {"step": self.step, **result}
         self.folder.append(EVALUATIONS, row)
         self.record.evaluated(row)
-        self.tell("evaluation", **row)
+        self.emit("evaluation", **row)
 
     def write_samples(self) -> None:
         """What the model writes now, as rows."""
@@ -254,7 +252,7 @@ class Session:
         rows = [{"step": self.step, **sample} for sample in samples]
         self.folder.append(SAMPLES, *rows)
         for row in rows:
-            self.tell("sample", **row)
+            self.emit("sample", **row)
 
     # State
 
@@ -276,7 +274,7 @@ class Session:
     def tell_of_checkpoints(self) -> None:
         """Tell of those that have come to their place since this was last asked."""
         for saved in self.store.poll():
-            self.tell(
+            self.emit(
                 "checkpoint",
                 step=saved.step,
                 path=str(saved.path),
@@ -312,7 +310,7 @@ class Session:
     def stop_meter(self) -> None:
         """Record the meter's peak, if it is on and an update was done."""
         if self.meter.running:
-            self.record.metered(round(self.ranks.most(self.meter.stop())[0]))
+            self.record.metered(round(self.ranks.max(self.meter.stop())[0]))
 
     def revise_by_shares(self) -> None:
         """A revision with what a policy on saved activations really left of them.
@@ -323,7 +321,7 @@ class Session:
         if policy is None or policy.measured is None or self.plan.prediction.choice.shares:
             return
         seen = asdict(policy.measured)
-        most = self.ranks.most(*seen.values())  # the rank with the most counts
+        most = self.ranks.max(*seen.values())  # the rank with the most counts
         found = {name: type(seen[name])(value) for name, value in zip(seen, most, strict=True)}
         self.plan = self.plan.chosen(MEMORY, found, "measured in the first updates")
         self.folder.append(PLAN, self.plan.row())
@@ -337,7 +335,7 @@ class Session:
 
     def export(self) -> dict[str, str]:
         """The trained weights where others read them: a PEFT folder, or a Hugging Face one."""
-        self.tell("phase", name="exporting", done=0, total=None)
+        self.emit("phase", name="exporting", done=0, total=None)
         self.step_program.strategy.flush()
         if self.adapter is not None:
             base = str(self.plan.inputs.model_folder)

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from modicum.checkpoint import Checkpoint, CheckpointStore, Damaged
+from modicum.core.contracts.state import StateRegistry, optimizer_view, random_view
+from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
-from modicum.core.events import Events
-from modicum.core.memory import TensorMeter, release
+from modicum.core.machine.memory import TensorMeter, release
+from modicum.core.progress import Listener
 from modicum.core.random import derive_seed
 from modicum.core.ranks import Ranks
-from modicum.core.state import StateRegistry, optimizer_view, random_view
-from modicum.core.strategy import Strategy
-from modicum.memory.attached import Activations
+from modicum.memory.activations import Activations
 from modicum.optim.transform import TransformRuntime
 from modicum.planner import Plan
 from modicum.trainer.build import (
@@ -28,9 +28,10 @@ from modicum.trainer.build import (
     same_inputs,
 )
 from modicum.trainer.compressing import with_base_compressed
+from modicum.trainer.events import Events
 from modicum.trainer.folder import BASE, EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
-from modicum.trainer.record import Record
-from modicum.trainer.session import Listener, Session
+from modicum.trainer.record import RunRecord
+from modicum.trainer.session import Session
 from modicum.trainer.step import InBackwardStep, StandardStep
 from modicum.trainer.stop import StopSignals
 from modicum.trainer.warm_up import is_compiled, rehearse_run, with_compile_decided
@@ -41,7 +42,7 @@ def begin(
     folder: RunFolder,
     listener: Listener,
     signals: StopSignals,
-    record: Record,
+    record: RunRecord,
     ranks: Ranks,
 ) -> Session:
     """Build everything, in an order in which each step sees what the one before changed.
@@ -75,7 +76,7 @@ def begin(
     def warn(message: str) -> None:
         listener({"event": "warning", "message": message})
 
-    origin = ranks.tell(record.content["forked_from"])
+    origin = ranks.broadcast(record.content["forked_from"])
     found, forked = _newest(store, origin, ranks, warn)
     strategy, recipe = build_strategy(plan, ranks), plan.recipe
     torch.manual_seed(_first_seed(recipe.training.seed, ranks))
@@ -165,15 +166,15 @@ def _forget_what_came_after(session: Session) -> None:
     """Cut rows and checkpoints of later steps off, and see which rows there are."""
     ranks, folder, record = session.ranks, session.folder, session.record
     if session.step:
-        session.tell("resumed", step=session.step)
+        session.emit("resumed", step=session.step)
     if ranks.first:
         session.store.forget_after(session.step)
         folder.cut_back(session.step)
     evaluations = folder.rows(EVALUATIONS)
-    session.evaluated = {row["step"] for row in ranks.tell(evaluations)}
-    session.sampled = set(ranks.tell([row["step"] for row in folder.rows(SAMPLES)]))
+    session.evaluated = {row["step"] for row in ranks.broadcast(evaluations)}
+    session.sampled = set(ranks.broadcast([row["step"] for row in folder.rows(SAMPLES)]))
     metrics = folder.rows(METRICS)
-    session.updated = ranks.tell(any(not row.get("skipped") for row in metrics))
+    session.updated = ranks.broadcast(any(not row.get("skipped") for row in metrics))
     record.resume(metrics, evaluations)
 
 

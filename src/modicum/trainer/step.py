@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 import torch
 
-from modicum.core.events import Events
-from modicum.core.saved import Shares
-from modicum.core.sharding import is_sharded, own_part, whole
-from modicum.core.stepping import Stepper
-from modicum.core.strategy import Strategy
+from modicum.core.contracts.stepping import Stepper
+from modicum.core.contracts.strategy import Strategy
+from modicum.core.layers.saved_tensors import Shares
+from modicum.core.ranks.sharding import is_sharded, own_part, whole
 from modicum.data.rows import AnyBatch
 from modicum.tasks import AnyTask
+from modicum.trainer.events import Events
 
 
 class GradientTransformer(Protocol):
@@ -34,7 +34,7 @@ class GradientTransformer(Protocol):
         """Change the final gradients of an update, before they are clipped."""
 
 
-class SavedActivations(Protocol):
+class ActivationRuntime(Protocol):
     """What a method of the slot `memory` binds to."""
 
     measured: Shares | None
@@ -58,7 +58,7 @@ class SavedActivations(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """What an update did: mean loss in nats, norm of the gradients before clipping, its tokens."""
 
     loss: float
@@ -92,14 +92,14 @@ class StandardStep:
     precision: str
     clip_norm: float | None
     transform: GradientTransformer | None = None
-    policy: SavedActivations | None = None
+    policy: ActivationRuntime | None = None
     updating: bool = False
     """Whether the optimizer is at work, so that weights may be half new."""
     rehearsing: bool = False
 
     def __call__(
         self, step: int, micro_batches: list[Any], tokens: int, check: Callable[[], None]
-    ) -> Outcome:
+    ) -> StepOutcome:
         """Do update number `step` (1-based).
 
         Args:
@@ -123,7 +123,7 @@ class StandardStep:
             self.events.publish("after_optimizer", step=step)
             if self.policy is not None:
                 self.policy.after_step(step)
-        return Outcome(mean, norm, tokens, skipped)
+        return StepOutcome(mean, norm, tokens, skipped)
 
     def _update(self, step: int, mean: float) -> tuple[float, bool]:
         """Clip and update; the norm of the gradients, and whether the update was skipped."""
@@ -206,7 +206,7 @@ class InBackwardStep(StandardStep):
     def _finite(self, square: torch.Tensor, *, shared: bool) -> bool:
         """Whether a gradient is finite, on all ranks where each has a part of it."""
         finite = bool(torch.isfinite(square))
-        return bool(self.strategy.ranks.least(finite)[0]) if shared else finite
+        return bool(self.strategy.ranks.min(finite)[0]) if shared else finite
 
     def _update(self, step: int, mean: float) -> tuple[float, bool]:
         self.strategy.updated()

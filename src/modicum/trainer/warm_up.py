@@ -8,16 +8,16 @@ from typing import Any
 import torch
 
 from modicum.core.errors import InputError, Restart
-from modicum.core.linear_forms import full_weight
-from modicum.core.meta import materialise
+from modicum.core.layers.linear_forms import full_weight
+from modicum.core.layers.meta import materialise
 from modicum.core.ranks import Ranks
 from modicum.data.rows import AnyBatch
 from modicum.planner import Plan
 from modicum.planner.choose import COMPILE
 from modicum.tasks import Data
 from modicum.trainer.build import wrapped
-from modicum.trainer.compiled import CompilingFails, eager_blocks
-from modicum.trainer.compiling import Decision, decide
+from modicum.trainer.compile_trial import Decision, decide
+from modicum.trainer.compiled_blocks import CompilingFails, eager_blocks
 from modicum.trainer.rehearsal import first_that_fits, rehearse
 from modicum.trainer.session import Session
 
@@ -138,7 +138,7 @@ def _give_up_compiling(session: Session, reason: str) -> None:
     """Go on eagerly; nothing was computed with compiled blocks yet."""
     why = f"compiling does not work here: {reason}"
     session.revise(session.plan.chosen(COMPILE, "none", why))
-    session.tell("compile", message=f"blocks run eagerly: {why}")
+    session.emit("compile", message=f"blocks run eagerly: {why}")
     if not session.ranks.alone:
         raise Restart(f"compiling failed on {session.ranks.name}; all begin anew without it")
     eager_blocks(session.model)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from modicum.adapters.base import Adapter, AdapterLayer, Factor, Placement
+from modicum.adapters.base import Adapter, AdapterLayer, AdapterQuery, Factor
 from modicum.adapters.sites import Site
-from modicum.core.ledger import Work
-from modicum.core.method import Info
+from modicum.core.contracts.ledger import Work
+from modicum.core.contracts.method import Info
 
 
 class BrokenLayer(AdapterLayer):
@@ -47,5 +47,5 @@ class Broken(Adapter):
     def saved_elements(self, site: Site) -> int:
         return 1
 
-    def work(self, at: Placement) -> tuple[Work, ...]:
+    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
         return ()

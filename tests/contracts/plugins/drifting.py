@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from modicum.comm.sdp4bit import SDP4Bit, SDP4BitExchange
-from modicum.core.exchange import ExchangeContext, ExchangeSite, Pending
-from modicum.core.ledger import Ledger
-from modicum.core.method import Info, Method
+from modicum.core.contracts.ledger import Ledger
+from modicum.core.contracts.method import Info, Method
+from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery, Pending
 
 
 class DriftingExchange(SDP4BitExchange):
@@ -45,5 +45,5 @@ class Drifting(Method):
     def bind(self, context: ExchangeContext) -> DriftingExchange:
         return DriftingExchange(SDP4Bit(), context)
 
-    def ledger(self, at: ExchangeSite) -> Ledger:
+    def ledger(self, at: ExchangeQuery) -> Ledger:
         return SDP4Bit().ledger(at)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from modicum.comm.base import Exchanged
+from modicum.comm.base import ScheduleQuery
 from modicum.comm.dear import DeAR
 from modicum.comm.deferred import Deferred
-from modicum.core.ledger import Ledger
-from modicum.core.method import Info
+from modicum.core.contracts.ledger import Ledger
+from modicum.core.contracts.method import Info
 
 
 class HastyStrategy(Deferred):
@@ -45,7 +45,7 @@ class Hasty(DeAR):
         mean = reduction == "mean"
         return HastyStrategy(*arguments, bucket_bytes=self.bucket_bytes, mean=mean, link=link)
 
-    def ledger(self, at: Exchanged) -> Ledger:
+    def ledger(self, at: ScheduleQuery) -> Ledger:
         """Half of what is sent."""
         said = super().ledger(at)
         return replace(said, wire=said.wire[:1])

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from modicum.adapters.base import Adapter, AdapterLayer, Factor, Placement
+from modicum.adapters.base import Adapter, AdapterLayer, AdapterQuery, Factor
 from modicum.adapters.sites import Site
-from modicum.core.ledger import Work
-from modicum.core.method import Info, PositiveFloat
+from modicum.core.contracts.ledger import Work
+from modicum.core.contracts.method import Info, PositiveFloat
 
 
 class OuterLayer(AdapterLayer):
@@ -54,7 +54,7 @@ class Outer(Adapter):
     def saved_elements(self, site: Site) -> int:
         return 1
 
-    def work(self, at: Placement) -> tuple[Work, ...]:
+    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
         product = 2 * at.shape.positions * (at.site.out_features + at.site.in_features)
         return Work(product), Work(2 * product, phase="backward")
 

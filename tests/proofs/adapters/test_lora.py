@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from modicum.core.catalog import find
+from modicum.core.contracts.catalog import find
 from modicum.core.errors import InputError
 from modicum.proofs import prove
 from modicum.proofs.adapters.lora import same_as_peft

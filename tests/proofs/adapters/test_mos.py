@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from modicum.adapters.mos import MoS
-from modicum.core.catalog import find
+from modicum.core.contracts.catalog import find
 from modicum.proofs import prove
 from modicum.proofs.adapters import mos as home
-from modicum.proofs.adapters import testbed
+from modicum.proofs.adapters import permutation_bench
 from modicum.proofs.adapters.mos import SHARDED, PureSharing
 from modicum.proofs.base import Proof, ProofRun
 from modicum.proofs.contracts.adapters.subjects import llama
@@ -20,7 +20,7 @@ TINY = replace(TINY, pretraining_steps=30, steps=20)
 
 def proof_of(monkeypatch: pytest.MonkeyPatch, *, null: bool, full: bool = False) -> Proof:
     monkeypatch.setattr(home, "QUICK", TINY)
-    monkeypatch.setattr(testbed, "FULL", TINY)
+    monkeypatch.setattr(permutation_bench, "FULL", TINY)
     run = ProofRun(find("mos"), null=null, full=full)
     home.prove(run)
     return run.conclude()

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from modicum.adapters import PiSSA
-from modicum.core.catalog import find
-from modicum.core.linear_forms import linear_form
+from modicum.core.contracts.catalog import find
+from modicum.core.layers.linear_forms import linear_form
 from modicum.core.random import normal_
 from modicum.proofs import prove
 from modicum.proofs.adapters import pissa as home

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from modicum.core.catalog import find
+from modicum.core.contracts.catalog import find
 from modicum.proofs import prove
 from modicum.proofs.base import Proof, ProofRun
 from modicum.proofs.comm import dear as module
@@ -49,7 +49,7 @@ def test_gloos_own_reduce_scatter_is_an_all_reduce_on_the_wire() -> None:
         "ddp": {},
     }
     told = {"arms": arms, "model": {"layers": 3, "elements": 100_000}, "repeats": 1}
-    (found,) = shaped(4, ["1gbit"], "modicum.proofs.comm.bench:timings", [told])
+    (found,) = shaped(4, ["1gbit"], "modicum.proofs.comm.step_time_bench:timings", [told])
     formula = 2 * 3 / 4 * 3 * 4 * 100_001
     assert found["sent"]["dear"] / formula == pytest.approx(1.04, abs=0.04)
     assert found["sent"]["ddp"] / formula == pytest.approx(1.04, abs=0.04)

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from modicum.compress import FWSVD
-from modicum.core.catalog import find
+from modicum.core.contracts.catalog import find
 from modicum.proofs import prove
 from modicum.proofs.base import Proof, ProofRun
 from modicum.proofs.compress import fwsvd
-from modicum.proofs.compress.testbed import Bench, Code, Digits, OutputSVD, PlainSVD
-from modicum.proofs.optim.text import Size
+from modicum.proofs.compress.recovery_bench import Code, Digits, OutputSVD, PlainSVD, RecoveryBench
+from modicum.proofs.optim.text_bench import TextSize
 
-TINY = Size(width=16, layers=1, mlp_width=32, tokens=16, rows=4, steps=20)
+TINY = TextSize(width=16, layers=1, mlp_width=32, tokens=16, rows=4, steps=20)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_seeds_of_the_code_share_a_decoder_and_shuffle_its_recovery() -> None:
 
 def test_a_bench_recovers_all_alike_and_leaves_the_model(run: ProofRun) -> None:
     tasks = [Digits(run, 3, seed) for seed in (0, 1)]
-    bench = Bench(run, tasks)
+    bench = RecoveryBench(run, tasks)
     weights = [p.detach().clone() for p in tasks[0].model.parameters()]
     dense = bench.recovered(None)
     assert bench.rise(dense) == 0

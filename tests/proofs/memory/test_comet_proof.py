@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from modicum.core.catalog import find
+from modicum.core.contracts.catalog import find
 from modicum.core.random import normal_
 from modicum.memory import COMET
 from modicum.models.convnet import ConvNetConfig, create
@@ -13,9 +13,9 @@ from modicum.proofs import prove
 from modicum.proofs.base import ProofRun
 from modicum.proofs.memory.comet import less_than_fixed_bits, noise_as_predicted
 from modicum.proofs.memory.rivals import Everything, FixedBits, FixedBound
-from modicum.proofs.memory.testbed import Outcome, Size, Testbed, noise_ratios
+from modicum.proofs.memory.texture_bench import ArmOutcome, TextureBench, TextureSize, noise_ratios
 
-SMALL = Size(
+SMALL = TextureSize(
     images=64,
     held_out=16,
     config=ConvNetConfig(classes=4, widths=(4, 4)),
@@ -30,8 +30,8 @@ def proof_run(*, null: bool = False) -> ProofRun:
     return ProofRun(find("comet"), null=null, full=False)
 
 
-def outcome(held: float, accuracy: float = 90.0, ratio: float = 1.0) -> Outcome:
-    return Outcome(accuracy, held, held, 1000.0, held, 1000.0, 0.1, {"a": [ratio], "b": [1.0]})
+def outcome(held: float, accuracy: float = 90.0, ratio: float = 1.0) -> ArmOutcome:
+    return ArmOutcome(accuracy, held, held, 1000.0, held, 1000.0, 0.1, {"a": [ratio], "b": [1.0]})
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_random_rounding_is_unbiased() -> None:
 
 
 def test_arms_are_what_they_say() -> None:
-    testbed = Testbed(proof_run(), SMALL)
+    testbed = TextureBench(proof_run(), SMALL)
     exact = testbed.mean(Everything(), "exact")
     comet = testbed.mean(COMET(warmup=1, every=2), "comet")
     fixed = testbed.mean(FixedBound(bound=0.1), "fixed")
@@ -110,8 +110,8 @@ def test_a_law_without_its_root_is_noticed(null: bool, passed: list[bool]) -> No
 def test_the_fewest_fixed_bits_that_are_as_good_decide(
     held: float, best: float, passes: bool
 ) -> None:
-    class Told(Testbed):
-        def mean(self, policy: object, name: str) -> Outcome:
+    class Told(TextureBench):
+        def mean(self, policy: object, name: str) -> ArmOutcome:
             # One bit takes fewest bytes, and loses more than is allowed.
             return {"1 random bit": outcome(10.0, 80.0), "2 bits": outcome(best)}.get(
                 name, outcome(200.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from modicum.core.catalog import find
+from modicum.core.contracts.catalog import find
 from modicum.proofs.base import Proof, ProofRun
 from modicum.proofs.optim import eva
 

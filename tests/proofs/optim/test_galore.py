@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from modicum.core.catalog import find
+from modicum.core.contracts.catalog import find
 from modicum.models import create
 from modicum.proofs import prove
 from modicum.proofs.base import Proof, ProofRun
 from modicum.proofs.optim import galore
-from modicum.proofs.optim.text import SYMBOLS, Adapted, Text, schedule
+from modicum.proofs.optim.text_bench import SYMBOLS, AdaptedLoop, Text, schedule
 
 PARTS = [galore.less_state, galore.as_the_authors, galore.one_gradient_at_a_time]
 
@@ -75,7 +75,7 @@ def test_the_text_and_its_schedule() -> None:
 def test_merging_a_pair_of_factors_leaves_the_weights_of_the_model() -> None:
     text = Text(replace(galore.QUICK, width=32, mlp_width=48, steps=9))
     model = create(text.size.model, seed=0)
-    loop = Adapted(model, 1e-2, rank=4, every=3)
+    loop = AdaptedLoop(model, 1e-2, rank=4, every=3)
     rows = text.batch("held out", 8, text.halves[1])
     for step in range(9):
         galore.loss_of(model, rows).backward()

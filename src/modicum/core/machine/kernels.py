@@ -12,8 +12,8 @@ import functools
 import torch
 import torch.nn.functional as F
 
+from modicum.core.machine.memory import TensorMeter
 from modicum.core.machine.record import remembered
-from modicum.core.memory import TensorMeter
 
 # From so many rows on the same kernel runs, and bytes grow by as much with each row: PyTorch asks
 # for 16 where there is one thread.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modicum.adapters.lora import LoRA
-from modicum.proofs.adapters.testbed import FullTuning, Testbed
+from modicum.proofs.adapters.permutation_bench import FullTuning, PermutationBench
 from modicum.proofs.base import ProofRun
 
 STEPS, RANK, ALPHA = 20, 4, 16.0
@@ -26,7 +26,7 @@ def prove(run: ProofRun) -> None:
 
 def same_as_peft(run: ProofRun) -> None:
     """Same model, factors and data: logits and 20 losses of AdamW equal PEFT's."""
-    run.tell("comparing with peft")
+    run.progress("comparing with peft")
     transformers, peft = run.library("transformers", "hf"), run.library("peft", "hf")
     value = run.contender(
         LoRA(rank=RANK, alpha=ALPHA),
@@ -58,7 +58,7 @@ def same_as_peft(run: ProofRun) -> None:
 
 def nearly_full_tuning(run: ProofRun) -> None:
     """Loss, parameters and bytes against full fine-tuning at equal steps, each at its best rate."""
-    testbed = Testbed(run)
+    testbed = PermutationBench(run)
     full = testbed.best(FullTuning())
     for rank in (1, 4) if run.full else ():
         label = f"held-out loss above the floor, rank {rank} (nats)"

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from modicum.adapters import LoRA, MoS
 from modicum.adapters.sites import Site
-from modicum.proofs.adapters.testbed import Best, Size, Testbed
+from modicum.proofs.adapters.permutation_bench import Best, PermutationBench, PermutationSize
 from modicum.proofs.base import ProofRun
 
 # As hard for its width as the full one: with fewer symbols, rank 1 is nearly enough.
-QUICK = Size(64, 24, blocks=4, width=48, mlp_width=128, heads=2, pretraining_steps=600, steps=160)
+QUICK = PermutationSize(
+    64, 24, blocks=4, width=48, mlp_width=128, heads=2, pretraining_steps=600, steps=160
+)
 # Each side's best lies in these: tried were 1e-2 to 1e-1 for LoRA, and 1e-2 to 6e-2 for MoS, whose
 # shards are moved by several layers at once.
 LORA_RATES, MOS_RATES = (1e-2, 3e-2, 6e-2), (1e-2, 2e-2, 3e-2)
@@ -40,7 +42,7 @@ class PureSharing(MoS):
 
 def prove(run: ProofRun) -> None:
     """Compare with LoRA at equal parameters, and in the full run with what MoS is without parts."""
-    testbed = Testbed(run, QUICK)
+    testbed = PermutationBench(run, QUICK)
     cut = 0 if run.full else 1
     lora_rates, mos_rates = LORA_RATES[cut:], MOS_RATES[cut:]
     value = run.contender(SHARDED, null=LoRA(rank=1), null_is="LoRA in MoS's place")
@@ -61,7 +63,7 @@ def prove(run: ProofRun) -> None:
         _ablation(run, testbed)
 
 
-def _ablation(run: ProofRun, testbed: Testbed) -> None:
+def _ablation(run: ProofRun, testbed: PermutationBench) -> None:
     """Selection and sharding, each against the same rows for all layers."""
     pure = PureSharing(**WHOLE_ROWS.model_dump())
     worst = testbed.best(pure, MOS_RATES)

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from modicum.adapters import LoRA, PiSSA
-from modicum.adapters.svd import leading_triplets
-from modicum.core.linear_forms import linear_form
+from modicum.core.layers.linear_forms import linear_form
+from modicum.core.layers.truncated_svd import truncated_svd
 from modicum.core.random import normal_
-from modicum.proofs.adapters.lab import RATES, Lab
+from modicum.proofs.adapters.digits_bench import RATES, DigitsBench
 from modicum.proofs.base import ProofRun
 
 RANK, STEP, WIDTH, ROUNDS = 4, 100, 512, 5
@@ -38,7 +38,7 @@ def prove(run: ProofRun) -> None:
 
 def learns_faster(run: ProofRun) -> None:
     """Steps to the loss that LoRA has after 100, and losses after 50, means over seeds."""
-    lab = Lab(run)
+    lab = DigitsBench(run)
     run.seeds = tuple(range(10 if run.full else 3))
     rates = RATES if run.full else RATES[1:4]
     value = run.contender(PiSSA(rank=RANK), null=LoRA(rank=RANK), null_is="LoRA in PiSSA's place")
@@ -76,7 +76,7 @@ def quantizes_better(run: ProofRun) -> None:
 
     one_shot = run.contender(pissa(1), null=plain, null_is="the quantized weight alone (QLoRA)")
     for spectrum, rank, weight in _weights(run):
-        run.tell(f"quantizing, {spectrum} spectrum, rank {rank}")
+        run.progress(f"quantizing, {spectrum} spectrum, rank {rank}")
         lost = run.figure(
             f"lost in NF4, one round, {spectrum} spectrum, rank {rank} (against QLoRA)",
             method=_lost(one_shot, weight, rank),
@@ -86,7 +86,7 @@ def quantizes_better(run: ProofRun) -> None:
         run.at_most(f"lost of QLoRA's, {spectrum} spectrum, rank {rank}", lost.ratio, 0.9)
     iterated = run.contender(pissa(ROUNDS), null=loftq, null_is="LoftQ in PiSSA's place")
     for spectrum, rank, weight in _weights(run):
-        run.tell(f"quantizing in rounds, {spectrum} spectrum, rank {rank}")
+        run.progress(f"quantizing in rounds, {spectrum} spectrum, rank {rank}")
         lost = run.figure(
             f"lost in NF4, {ROUNDS} rounds, {spectrum} spectrum, rank {rank} (against LoftQ)",
             method=_lost(iterated, weight, rank),
@@ -116,7 +116,7 @@ def loftq(weight: Tensor, rank: int) -> Tensor:
     update = torch.zeros_like(weight)
     for _ in range(ROUNDS):
         held = linear_form("nf4").round_trip(weight - update)
-        left, singular, right = leading_triplets(weight - held, rank, None)
+        left, singular, right = truncated_svd(weight - held, rank)
         update = (left * singular) @ right
     return held + update
 

@@ -20,7 +20,7 @@ from modicum.proofs.base import ProofRun
 from modicum.proofs.comm.links import shaped
 from modicum.proofs.ranks import at_ranks
 
-BENCH = "modicum.proofs.comm.bench"
+BENCH = "modicum.proofs.comm.step_time_bench"
 ONE_BY_ONE = {"layers": 1}
 CLAIM = "up to 1.83 times faster than the best of four peers (64 GPUs, 10 Gb/s Ethernet)"
 Arms = dict[str, dict[str, Any]]
@@ -57,7 +57,7 @@ def on_a_pretended_link(run: ProofRun, layers: int = 24, elements: int = 25_000)
     forward = 0.12
     told = {"arms": arms, "model": asleep(layers, elements, forward), "steps": 2}
     rates = {ratio: 4 * layers * elements / (ratio * forward) for ratio in (4, 1)}
-    run.tell("sleeping layers on a pretended link")
+    run.progress("sleeping layers on a pretended link")
     runs = [told | {"rate": rate} for rate in rates.values()]
     for ratio, found in zip(rates, at_ranks(f"{BENCH}:series", 2, {"runs": runs})[0], strict=True):
         seconds = found["fastest"]
@@ -84,10 +84,10 @@ def on_real_links(run: ProofRun, layers: int = 24, elements: int = 125_000) -> N
     )
     arms = {"method": contender} | _peers(elements)
     for rate, ratios in (("100mbit", (8, 4, 3, 2, 1)), ("200mbit", (4,))):
-        run.tell(f"measuring a link of {rate}")
+        run.progress(f"measuring a link of {rate}")
         all_reduce = _all_reduce(4, rate, layers * elements)
         for ratio in ratios:
-            run.tell(f"{rate}, an all-reduce of {ratio} forward passes")
+            run.progress(f"{rate}, an all-reduce of {ratio} forward passes")
             forward = all_reduce / ratio
             beside: Arms = {"fsdp2": {}} if ratio == 4 else {}
             model = asleep(layers, elements, forward)
@@ -100,7 +100,7 @@ def with_real_compute(run: ProofRun, layers: int = 24, width: int = 362) -> None
     """Two ranks that multiply matrices, on links as slow as makes the all-reduce 2 F and 4 F."""
     elements = width * width
     model = {"layers": layers, "elements": elements, "rows": 3072}
-    run.tell("measuring the computation")
+    run.progress("measuring the computation")
     forward, backward = at_ranks(f"{BENCH}:compute_seconds", 2, {"model": model})[0]
     contender = run.contender(
         {"arm": "dear", **ONE_BY_ONE},
@@ -109,7 +109,7 @@ def with_real_compute(run: ProofRun, layers: int = 24, width: int = 362) -> None
     )
     arms = {"method": contender} | _peers(elements) | {"fsdp2": {}}
     for ratio in (4, 2):
-        run.tell(f"real compute, an all-reduce of {ratio} forward passes")
+        run.progress(f"real compute, an all-reduce of {ratio} forward passes")
         rate = f"{round(4 * layers * elements * 8 / (ratio * forward) / 1000)}kbit"
         all_reduce = _all_reduce(2, rate, layers * elements)
         found = _timed(2, rate, arms, model)
@@ -160,7 +160,7 @@ def _judge(
 
 def bytes_on_the_wire(run: ProofRun) -> None:
     """What four network devices count: no more than DDP."""
-    run.tell("counting bytes")
+    run.progress("counting bytes")
     arm = run.contender(
         "dear", null="own reduce-scatter", null_is="gloo's own reduce-scatter, an all-reduce inside"
     )
@@ -179,7 +179,7 @@ def bytes_on_the_wire(run: ProofRun) -> None:
 
 def same_weights(run: ProofRun) -> None:
     """After 20 updates and a flush, weights are those of PyTorch's DDP."""
-    run.tell("comparing weights with DDP")
+    run.progress("comparing weights with DDP")
     flush = run.contender(
         True, null=False, null_is="the last update never made, as in the authors' code"
     )
@@ -204,7 +204,7 @@ def finds_a_size(run: ProofRun) -> None:
         for count in ((1, 3, 6, 12, 25, 50, 100) if run.full else (1, 4, 10, 25))
     }
     for ranks, milliseconds in ((4, 1), (4, 5)) if run.full else ((2, 1),):
-        run.tell(f"tuning, {milliseconds} ms a step")
+        run.progress(f"tuning, {milliseconds} ms a step")
         told = {
             "arms": {"method": {"arm": "dear", **tuned}} | grid,
             "model": model,

@@ -3,7 +3,7 @@
 A bridge joins the namespaces, and tbf shapes each port in both directions. All of it is made inside
 user namespaces, so it needs no privileges where the kernel allows these, touches no interface of
 the machine, and is gone when the process that made it ends. Where it cannot be made, proofs pretend
-a link instead (`modicum.core.collectives.Link`).
+a link instead (`modicum.core.ranks.collectives.Link`).
 """
 
 from __future__ import annotations

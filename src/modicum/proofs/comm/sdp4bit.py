@@ -53,7 +53,7 @@ def trains_as_well(run: ProofRun) -> None:
     arms = {"bf16": BFLOAT16, "method": method, "direct": SDP4BIT if run.null else DIRECT}
     size = FULL if run.full else {}
     told = {"size": size, "seeds": list(run.seeds), "arms": arms | (PARTS if run.full else {})}
-    run.tell("training with each exchange")
+    run.progress("training with each exchange")
     found = at_ranks(f"{BENCH}:trained", RANKS, told)[0]
     losses = {label: mean(arm["losses"]) for label, arm in found.items()}
     loss = run.figure(
@@ -88,7 +88,7 @@ def sends_less(run: ProofRun) -> None:
     elements = 2_097_152 if run.full else 262_144
     # 3/4 of the weights leave a host around the ring, and half of the gradients from each rank.
     carried = 2 * (3 / 4 + 2 / 4) * elements
-    run.tell("steps on a slow link")
+    run.progress("steps on a slow link")
     if run.full:
         rate = 10e6 / 8
         told = {"arms": arms, "elements": elements, "compute": carried / rate / 4}

@@ -22,16 +22,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.comm.sdp4bit import SDP4Bit, SDP4BitExchange
-from modicum.core.codecs import Stream
-from modicum.core.collectives import Link
-from modicum.core.exchange import NODE, SHARD, ExchangeContext, Pending, ShardExchange
+from modicum.core.codecs.elements import Stream
 from modicum.core.random import derive_seed
 from modicum.core.ranks import Ranks
+from modicum.core.ranks.collectives import Link
+from modicum.core.ranks.exchange import NODE, SHARD, ExchangeContext, Pending, ShardExchange
 from modicum.models import ModelConfig, create
 from modicum.parallel.zero import Zero
 from modicum.proofs.comm.links import sent as sent_by_device
+from modicum.proofs.comm.step_time_bench import Fields
 
-Fields = Mapping[str, Any]
 MODES, FOLLOWED, HELD_OUT = 4, 0.9, 256
 
 
@@ -65,7 +65,7 @@ def between_hosts(exchange: ShardExchange) -> int:
 
 
 @dataclass(frozen=True)
-class Size:
+class ShardedSize:
     """How large the experiment is."""
 
     symbols: int = 24
@@ -88,7 +88,7 @@ def trained(
     ranks: Ranks, *, arms: Mapping[str, Fields], size: Fields, seeds: list[int]
 ) -> dict[str, Any]:
     """Each arm's held-out loss by seed (nats a token), and bytes between hosts an update."""
-    told = Size(**size)
+    told = ShardedSize(**size)
     results: dict[str, Any] = {}
     for label, arm in arms.items():
         losses = [_train(ranks, arm, told, seed) for seed in seeds]
@@ -99,7 +99,7 @@ def trained(
     return results
 
 
-def _train(ranks: Ranks, arm: Fields, size: Size, seed: int) -> tuple[float, int]:
+def _train(ranks: Ranks, arm: Fields, size: ShardedSize, seed: int) -> tuple[float, int]:
     config = ModelConfig(
         vocabulary_size=size.symbols + MODES,
         width=size.width,
@@ -146,7 +146,7 @@ def _generator(name: str, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(seed, name))
 
 
-def _batch(table: Tensor, generator: torch.Generator, rows: int, size: Size) -> Tensor:
+def _batch(table: Tensor, generator: torch.Generator, rows: int, size: ShardedSize) -> Tensor:
     """Token ids [rows, tokens]; modes are numbered after the symbols."""
     mode = torch.randint(MODES, (rows,), generator=generator)
     columns = [torch.randint(size.symbols, (rows,), generator=generator)]
@@ -158,7 +158,7 @@ def _batch(table: Tensor, generator: torch.Generator, rows: int, size: Size) -> 
 
 
 @torch.no_grad()
-def _excess(model: nn.Module, table: Tensor, size: Size) -> float:
+def _excess(model: nn.Module, table: Tensor, size: ShardedSize) -> float:
     """KL(source || model) a token on held-out prefixes: the loss's exact distance to its floor."""
     tokens = _batch(table, _generator("held out", 0), HELD_OUT, size)
     log_model = F.log_softmax(model(tokens[:, :-1])[:, 1:].float(), dim=-1)

@@ -19,13 +19,20 @@ from statistics import mean
 
 from modicum.compress.base import Compressor
 from modicum.compress.fwsvd import FWSVD
-from modicum.core.linear_forms import full_weight
+from modicum.core.layers.linear_forms import full_weight
 from modicum.proofs.base import ProofRun
-from modicum.proofs.compress.testbed import Bench, Code, Digits, OutputSVD, PlainSVD, Task
-from modicum.proofs.optim.text import Size
+from modicum.proofs.compress.recovery_bench import (
+    Code,
+    Digits,
+    OutputSVD,
+    PlainSVD,
+    RecoveryBench,
+    RecoveryTask,
+)
+from modicum.proofs.optim.text_bench import TextSize
 
-QUICK = Size(width=64, layers=2, mlp_width=176, tokens=64, rows=16, steps=600)
-FULL = Size(width=96, layers=3, mlp_width=256, tokens=64, rows=16, steps=1500)
+QUICK = TextSize(width=64, layers=2, mlp_width=176, tokens=64, rows=16, steps=600)
+FULL = TextSize(width=96, layers=3, mlp_width=256, tokens=64, rows=16, steps=1500)
 DAMPINGS = (0.0, 0.3, 1.0)
 BELOW = 0.999
 CLAIM = "close to the original where SVD is not"
@@ -37,12 +44,14 @@ def prove(run: ProofRun) -> None:
     size, steps, rows = (FULL, 200, 256) if run.full else (QUICK, 100, 128)
     first = Code(size, steps, rows)
     others = [Code(size, steps, rows, first, seed) for seed in run.seeds[1:]]
-    compare(run, Bench(run, [first, *others]))
+    compare(run, RecoveryBench(run, [first, *others]))
     # Digits are cheap, and 397 images to report on say little: so there are more seeds of them.
-    compare(run, Bench(run, [Digits(run, 200, seed) for seed in range(12 if run.full else 4)]))
+    compare(
+        run, RecoveryBench(run, [Digits(run, 200, seed) for seed in range(12 if run.full else 4)])
+    )
 
 
-def compare(run: ProofRun, bench: Bench) -> None:
+def compare(run: ProofRun, bench: RecoveryBench) -> None:
     """FWSVD against SVD on one kind of task."""
     name = bench.tasks[0].name
     for share in (0.5, 0.4) if run.full else (0.4,):
@@ -73,7 +82,9 @@ def compare(run: ProofRun, bench: Bench) -> None:
         run.at_most(f"Fisher-weighted error over SVD's, {where}", error.ratio, 0.99)
 
 
-def beside(run: ProofRun, bench: Bench, where: str, values: list[Compressor], share: float) -> None:
+def beside(
+    run: ProofRun, bench: RecoveryBench, where: str, values: list[Compressor], share: float
+) -> None:
     """What is reported and not judged: fixed kappas, the rival, all before recovery."""
     plain = bench.recovered(PlainSVD(share=share))
     rivals = {f"kappa {kappa:g}": value for kappa, value in zip(DAMPINGS, values, strict=False)}
@@ -87,7 +98,7 @@ def beside(run: ProofRun, bench: Bench, where: str, values: list[Compressor], sh
         run.figure(f"test loss before recovery, {label}, {where}", method=before, baseline=svd)
 
 
-def weighted_error(task: Task, value: Compressor) -> float:
+def weighted_error(task: RecoveryTask, value: Compressor) -> float:
     """How far a compressor's layers are from the weights, as Fisher information weighs it."""
     model, total = copy.deepcopy(task.model), 0.0
     before = dict(task.model.named_parameters())

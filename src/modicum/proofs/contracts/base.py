@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from modicum.core.catalog import Record
+from modicum.core.contracts.catalog import MethodRecord
+from modicum.core.contracts.method import Method
 from modicum.core.errors import InputError
-from modicum.core.method import Method
 
 # The rooms that have a battery, and the package in which importing it registers its checks.
 BATTERIES = {
@@ -95,7 +95,7 @@ def checks(room: str, *, slot: str = "", cheap_only: bool = False) -> list[Check
 
 
 def run_battery(
-    method: Record | type[Method] | Method,
+    method: MethodRecord | type[Method] | Method,
     *,
     cheap_only: bool = False,
     listener: Callable[[CheckResult], None] | None = None,
@@ -105,7 +105,7 @@ def run_battery(
     Raises:
         InputError: the method's room has no battery.
     """
-    subject = method.load() if isinstance(method, Record) else method
+    subject = method.load() if isinstance(method, MethodRecord) else method
     results = []
     info = subject.info
     for entry in checks(info.room, slot=info.slot, cheap_only=cheap_only):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from modicum.core.catalog import Record
+from modicum.core.contracts.catalog import MethodRecord
 from modicum.core.errors import InputError
 from modicum.planner.choose import layouts
 from modicum.recipe import SLOTS, Recipe, methods_for
@@ -67,9 +67,9 @@ class Case:
 
 
 @cache
-def rooms() -> dict[str, list[Record]]:
+def rooms() -> dict[str, list[MethodRecord]]:
     """The methods that a recipe has a place for, by room; tasks are what they work on."""
-    found: dict[str, list[Record]] = {}
+    found: dict[str, list[MethodRecord]] = {}
     for slot in SLOTS:
         for record in methods_for(slot).values():
             if record.room != "tasks":
@@ -112,7 +112,7 @@ def draw(seed: int, number: int) -> Case:
     )
 
 
-def _fields(record: Record, chance: random.Random) -> dict[str, Any]:
+def _fields(record: MethodRecord, chance: random.Random) -> dict[str, Any]:
     """Hyper-parameters: sizes that fit, and some of the words and switches."""
     sizes = SIZES.get(record.room, {})
     drawn = {name: value for name, value in sizes.items() if name in record.fields}

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import DoesNotFit, InputError, ModicumError
+from modicum.core.progress import Listener
 from modicum.proofs.drill.cases import NEW, RANKS, STEPS, TEXT, Case, draw
 from modicum.proofs.drill.compared import differing, exported_score
 
@@ -25,7 +26,6 @@ ACCEPTED_SHARE = 0.6
 # An exported model's loss is the run's to this part, by precision.
 EXPORT_WITHIN = {"fp32": 1e-4, "bf16": 1e-2}
 PATIENCE_SECONDS = 300.0
-Listener = Callable[[dict[str, Any]], None]
 
 
 @dataclass

@@ -19,9 +19,9 @@ from modicum.memory.comet import COMET
 from modicum.models.convnet import ConvNetConfig
 from modicum.proofs.base import ProofRun
 from modicum.proofs.memory.rivals import Everything, FixedBits, FixedBound
-from modicum.proofs.memory.testbed import Outcome, Size, Testbed
+from modicum.proofs.memory.texture_bench import ArmOutcome, TextureBench, TextureSize
 
-QUICK = Size(
+QUICK = TextureSize(
     images=2048,
     held_out=400,
     config=ConvNetConfig(classes=4, widths=(8, 16, 32, 32)),
@@ -31,7 +31,7 @@ QUICK = Size(
     learning_rate=5e-3,
     check_every=15,
 )
-FULL = Size(
+FULL = TextureSize(
     images=4096,
     held_out=1000,
     config=ConvNetConfig(classes=10, widths=(12, 12, 24, 24, 48, 48)),
@@ -48,7 +48,7 @@ METHOD, LOOSER = COMET(warmup=5, every=10), COMET(warmup=5, every=10, tolerance=
 
 def prove(run: ProofRun) -> None:
     """Train exactly, with COMET and with its rivals; compare bytes, accuracy and noise."""
-    testbed = Testbed(run, FULL if run.full else QUICK)
+    testbed = TextureBench(run, FULL if run.full else QUICK)
     exact = testbed.mean(Everything(), "exact").as_plain
     comet = testbed.mean(METHOD, "COMET")
     null_is = "exact training in COMET's place"
@@ -62,7 +62,7 @@ def prove(run: ProofRun) -> None:
         other_arms(run, testbed, exact)
 
 
-def fewer_bytes(run: ProofRun, mine: Outcome, exact: Outcome) -> None:
+def fewer_bytes(run: ProofRun, mine: ArmOutcome, exact: ArmOutcome) -> None:
     """Six times fewer bytes, and the accuracy of exact training."""
     run.figure(
         "bytes of convolutions' inputs and ReLUs' outputs",
@@ -90,7 +90,9 @@ def fewer_bytes(run: ProofRun, mine: Outcome, exact: Outcome) -> None:
     run.at_most("accuracy lost (points)", lost, _allowed(run))
 
 
-def less_than_fixed_bits(run: ProofRun, mine: Outcome, exact: Outcome, testbed: Testbed) -> None:
+def less_than_fixed_bits(
+    run: ProofRun, mine: ArmOutcome, exact: ArmOutcome, testbed: TextureBench
+) -> None:
     """At the published tolerance, fewer bytes than the fewest fixed bits that lose as little.
 
     A looser tolerance is noted beside it and decides nothing: it would be a knob that is turned
@@ -115,7 +117,7 @@ def less_than_fixed_bits(run: ProofRun, mine: Outcome, exact: Outcome, testbed: 
     run.at_most("bytes, of those of the fewest fixed bits as good", best.ratio, 1.0)
 
 
-def noise_as_predicted(run: ProofRun, comet: Outcome, factor: float) -> None:
+def noise_as_predicted(run: ProofRun, comet: ArmOutcome, factor: float) -> None:
     """Measured over predicted noise, the mean of every layer."""
     means = [statistics.mean(found) / factor for found in comet.ratios.values()]
     run.figure("noise over the law's, layers' mean", method=statistics.mean(means), baseline=1.0)
@@ -123,18 +125,18 @@ def noise_as_predicted(run: ProofRun, comet: Outcome, factor: float) -> None:
     run.at_most("noise over the law's, the loudest layer", max(means), 1.15)
 
 
-def other_arms(run: ProofRun, testbed: Testbed, exact: Outcome) -> None:
+def other_arms(run: ProofRun, testbed: TextureBench, exact: ArmOutcome) -> None:
     """Fixed bounds, a network with norms, and digits, whose large even areas the law leaves out."""
     for bound in (0.02, 0.1, 0.5):
         outcome = testbed.mean(FixedBound(bound=bound), f"a fixed bound of {bound}")
         _compare(run, f"a fixed bound of {bound}", outcome, exact)
     config = replace(testbed.size.config, norm="group")
-    normed = Testbed(run, replace(testbed.size, config=config, seeds=(0,)))
+    normed = TextureBench(run, replace(testbed.size, config=config, seeds=(0,)))
     plain = normed.mean(Everything(), "exact, with norms").as_plain
     _compare(run, "COMET, with norms", normed.mean(METHOD, "COMET, with norms"), plain)
     config = replace(testbed.size.config, channels=1)
     even = replace(testbed.size, data="digits", config=config, seeds=(0,), held_out=400)
-    ratios = Testbed(run, even).mean(METHOD, "COMET, digits").ratios
+    ratios = TextureBench(run, even).mean(METHOD, "COMET, digits").ratios
     loudest = max(statistics.mean(found) for found in ratios.values())
     run.figure("noise over the law's on digits, the loudest layer", method=loudest, baseline=1.0)
     run.seeds = testbed.size.seeds
@@ -145,13 +147,13 @@ def _allowed(run: ProofRun) -> float:
     return 0.5 if run.full else 1.5
 
 
-def _as_good(run: ProofRun, outcomes: list[Outcome], exact: Outcome) -> list[Outcome]:
+def _as_good(run: ProofRun, outcomes: list[ArmOutcome], exact: ArmOutcome) -> list[ArmOutcome]:
     """Those that lose as little as is allowed; if none does, exact training itself."""
     bar = exact.accuracy - _allowed(run)
     return [each for each in outcomes if each.accuracy >= bar] or [exact]
 
 
-def _compare(run: ProofRun, name: str, outcome: Outcome, exact: Outcome) -> None:
+def _compare(run: ProofRun, name: str, outcome: ArmOutcome, exact: ArmOutcome) -> None:
     run.figure(f"bytes: {name}", method=outcome.held, baseline=exact.plain)
     run.figure(
         f"bytes of all saved tensors: {name}",

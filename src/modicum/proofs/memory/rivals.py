@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modicum.core.error_bounded import ErrorBoundedCodec
-from modicum.core.saved import Shares
+from modicum.core.codecs.error_bounded import ErrorBoundedCodec
+from modicum.core.layers.saved_tensors import Shares
 from modicum.memory.base import ActivationPolicy, Seen, SharesRange
 
 _GROUP = 256

@@ -20,19 +20,27 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from modicum.core.memory import tensor_bytes
+from modicum.core.machine.memory import tensor_bytes
 from modicum.optim.eva import Eva, EvaRuntime
 from modicum.optim.sgd import SGD
 from modicum.optim.transform import TransformContext
 from modicum.proofs.base import ProofRun
-from modicum.proofs.optim.digits import AUTOENCODER, DAMPING, DEEP, KL_CLIP, MOMENTUM, Rule, Task
+from modicum.proofs.optim.digits_curves import (
+    AUTOENCODER,
+    DAMPING,
+    DEEP,
+    KL_CLIP,
+    MOMENTUM,
+    CurveRule,
+    CurveTask,
+)
 
-PLAIN = Rule("momentum")
-CLIPPED = Rule("momentum with the clip alone", clipped=True)
-WITH_EVA = Rule("Eva and momentum", Eva(damping=DAMPING, kl_clip=KL_CLIP))
+PLAIN = CurveRule("momentum")
+CLIPPED = CurveRule("momentum with the clip alone", clipped=True)
+WITH_EVA = CurveRule("Eva and momentum", Eva(damping=DAMPING, kl_clip=KL_CLIP))
 VARIANTS = (
-    Rule("Eva-f and momentum", Eva(damping=DAMPING, kl_clip=KL_CLIP, variant="f")),
-    Rule("Eva-s and momentum", Eva(damping=DAMPING, kl_clip=KL_CLIP, variant="s")),
+    CurveRule("Eva-f and momentum", Eva(damping=DAMPING, kl_clip=KL_CLIP, variant="f")),
+    CurveRule("Eva-s and momentum", Eva(damping=DAMPING, kl_clip=KL_CLIP, variant="s")),
 )
 
 
@@ -87,7 +95,7 @@ def factors(layers: nn.ModuleList) -> list[tuple[Tensor, Tensor]]:
 
 def memory(run: ProofRun) -> None:
     """The state's bytes: exactly in + 1 + out numbers a layer, and little of K-FAC's factors."""
-    run.tell("counting bytes")
+    run.progress("counting bytes")
     for name, layers in (("ResNet-20", resnet()), ("decoder of width 256", decoder(256, 4))):
         _, runtime = with_gradients(layers)
         runtime.apply()
@@ -108,7 +116,7 @@ def memory(run: ProofRun) -> None:
 
 def speed(run: ProofRun) -> None:
     """The time of a pass over the gradients: beside momentum's update, and beside K-FAC's."""
-    run.tell("timing passes")
+    run.progress("timing passes")
     repeats = 41 if run.full else 15
     judged = "decoder of width 256"
     for name, layers in (("ResNet-20", resnet()), (judged, decoder(256, 4))):
@@ -169,9 +177,9 @@ def convergence(run: ProofRun) -> None:
     run.library("sklearn", "proofs")
     run.seeds = (0, 1, 2) if run.full else (0, 1)
     epochs = 20 if run.full else 12
-    tasks = [Task("autoencoder", AUTOENCODER, epochs, run)]
+    tasks = [CurveTask("autoencoder", AUTOENCODER, epochs, run)]
     if run.full:
-        tasks.append(Task("20 layers", DEEP, epochs, run))
+        tasks.append(CurveTask("20 layers", DEEP, epochs, run))
     for task in tasks:
         plain = task.ends(PLAIN)
         contender = run.contender(WITH_EVA, null=PLAIN, null_is="momentum in Eva's place")

@@ -24,22 +24,29 @@ from functools import cache
 import torch
 from torch import nn
 
-from modicum.core.ledger import Training
-from modicum.core.memory import bytes_by_kind
-from modicum.core.meta import on_meta
-from modicum.core.optimizers import OptimizerMethod
-from modicum.core.parameters import optimizer_groups, trained_shapes
+from modicum.core.contracts.ledger import OptimizerQuery
+from modicum.core.contracts.optimizers import OptimizerMethod
+from modicum.core.contracts.parameters import optimizer_groups, trained_shapes
+from modicum.core.layers.meta import on_meta
+from modicum.core.machine.memory import bytes_by_kind
 from modicum.core.random import normal_
 from modicum.models import ModelConfig, create
 from modicum.models.llama import Llama
 from modicum.optim import AdamW, GaLore, step_in_backward
 from modicum.proofs.base import ProofRun
-from modicum.proofs.optim.text import Adapted, Contender, Loop, Size, Text, Trained
-from modicum.proofs.optim.text import loss as loss_of
+from modicum.proofs.optim.text_bench import (
+    AdaptedLoop,
+    Loop,
+    Text,
+    TextContender,
+    TextResult,
+    TextSize,
+)
+from modicum.proofs.optim.text_bench import loss as loss_of
 
 BETAS = (0.9, 0.999)
-QUICK = Size(width=128, layers=1, mlp_width=344, tokens=32, rows=8, steps=150)
-FULL = Size(width=128, layers=2, mlp_width=344, tokens=64, rows=8, steps=1000)
+QUICK = TextSize(width=128, layers=1, mlp_width=344, tokens=32, rows=8, steps=150)
+FULL = TextSize(width=128, layers=2, mlp_width=344, tokens=64, rows=8, steps=1000)
 # The best of each lies inside these, or inside what was tried beyond the quick ones.
 QUICK_RATES = {"GaLore": (2e-2, 4e-2), "AdamW": (1e-3,), "a quarter": (1e-2, 2e-2)}
 FULL_RATES = {
@@ -57,7 +64,7 @@ SHAPES = {
     "7B": (4096, 11008, 32, 1024),
 }
 VOCABULARY = 32000
-Arm = tuple[str, Contender, tuple[float, ...]]
+Arm = tuple[str, TextContender, tuple[float, ...]]
 
 
 def prove(run: ProofRun) -> None:
@@ -70,7 +77,7 @@ def prove(run: ProofRun) -> None:
 
 def less_state(run: ProofRun) -> None:
     """Bytes of optimizer state of the paper's models, fp32 and 8-bit, against AdamW's."""
-    run.tell("adding up bytes")
+    run.progress("adding up bytes")
     adam = AdamW.value()
     for bits, bar, claimed in (
         (32, 0.60, "65.5 % less"),
@@ -87,15 +94,16 @@ def less_state(run: ProofRun) -> None:
             shapes = trained_shapes(_llama(width, mlp_width, layers))
             figure = run.figure(
                 f"bytes of optimizer state, LLaMA {name}, rank {rank}, {bits}-bit moments",
-                method=value.ledger(Training(shapes)).bytes("optimizer"),
-                baseline=adam.ledger(Training(shapes)).bytes("optimizer") // (2 if same else 1),
+                method=value.ledger(OptimizerQuery(shapes)).bytes("optimizer"),
+                baseline=adam.ledger(OptimizerQuery(shapes)).bytes("optimizer")
+                // (2 if same else 1),
             )
             saving = 1 - figure.ratio
         half = GaLore.value(rank=rank, state_bits=bits, projector_bits=16)
         run.figure(
             f"the same with bases in bf16, against Adam in bf16, LLaMA 7B, {bits}-bit moments",
-            method=half.ledger(Training(shapes)).bytes("optimizer"),
-            baseline=adam.ledger(Training(shapes)).bytes("optimizer") // 2,
+            method=half.ledger(OptimizerQuery(shapes)).bytes("optimizer"),
+            baseline=adam.ledger(OptimizerQuery(shapes)).bytes("optimizer") // 2,
             claimed=claimed,
         )
         run.at_least(f"part of AdamW's state that 7B does without, {bits}-bit", saving, bar)
@@ -128,13 +136,13 @@ def _off(value: OptimizerMethod, rank: int, dtype: torch.dtype) -> int:
     for name, parameter in model.named_parameters():
         parameter.grad = normal_(torch.empty_like(parameter), seed=0, name=name)
     optimizer.step()
-    said = small.ledger(Training(trained_shapes(model))).bytes("optimizer")
+    said = small.ledger(OptimizerQuery(trained_shapes(model))).bytes("optimizer")
     return abs(said - bytes_by_kind(model, optimizer)["optimizer"])
 
 
 def as_the_authors(run: ProofRun) -> None:
     """Fifty steps on a matrix against `galore_torch.AdamW` as its source has it, two refreshes."""
-    run.tell("comparing with the authors' loop")
+    run.progress("comparing with the authors' loop")
     fields = {"rank": 4, "update_gap": 20, "scale": 0.25, "weight_decay": 0.1}
     value = run.contender(
         GaLore.value(**fields),
@@ -164,7 +172,7 @@ def as_the_authors(run: ProofRun) -> None:
 
 def one_gradient_at_a_time(run: ProofRun) -> None:
     """In the backward pass: the same weights to the bit, and the largest gradient at most."""
-    run.tell("stepping in the backward pass")
+    run.progress("stepping in the backward pass")
     early = run.contender(
         True, null=False, null_is="all gradients first, then the step, in the place of in_backward"
     )
@@ -209,15 +217,15 @@ def nearly_the_loss(run: ProofRun) -> None:
     adamw = AdamW.value(betas=BETAS)
 
     @cache
-    def trained(name: str, contender: Contender, rate: float, text: Text) -> Trained:
-        run.tell(f"{name}, learning rate {rate:g}, seed {text.seed}")
+    def trained(name: str, contender: TextContender, rate: float, text: Text) -> TextResult:
+        run.progress(f"{name}, learning rate {rate:g}, seed {text.seed}")
         return text.train(contender, rate)
 
-    def mean(name: str, contender: Contender, rate: float) -> Trained:
+    def mean(name: str, contender: TextContender, rate: float) -> TextResult:
         ends = [trained(name, contender, rate, text) for text in texts]
         return replace(ends[0], loss=statistics.fmean(end.loss for end in ends))
 
-    def best(*arms: Arm) -> Trained:
+    def best(*arms: Arm) -> TextResult:
         tried = [(name, contender, rate) for name, contender, rates in arms for rate in rates]
         return mean(*min(tried, key=lambda one: trained(*one, texts[0]).loss))
 
@@ -263,7 +271,7 @@ def nearly_the_loss(run: ProofRun) -> None:
     run.at_most("bytes of state with 8-bit moments, of that with 32-bit ones", state.ratio, 0.65)
 
 
-def _plain(value: OptimizerMethod, matrices: float = 1.0) -> Contender:
+def _plain(value: OptimizerMethod, matrices: float = 1.0) -> TextContender:
     """Every weight trained by one optimizer, matrices at a part of the learning rate."""
 
     def start(model: Llama, rate: float) -> Loop:
@@ -275,13 +283,13 @@ def _plain(value: OptimizerMethod, matrices: float = 1.0) -> Contender:
     return start
 
 
-def _adapted(rank: int, every: int) -> Contender:
+def _adapted(rank: int, every: int) -> TextContender:
     """Linear layers trained by LoRA of a rank, merged and begun anew every so many steps.
 
     All else is trained as it is: from random weights nothing can stay frozen.
     """
 
     def start(model: Llama, rate: float) -> Loop:
-        return Adapted(model, rate, rank, every)
+        return AdaptedLoop(model, rate, rank, every)
 
     return start

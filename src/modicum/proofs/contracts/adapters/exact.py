@@ -7,11 +7,11 @@ import warnings
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
-from modicum.adapters.attached import AttachedAdapter
+from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.merging import RoundingWarning
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.adapters.subjects import (
-    Subject,
+    AdapterSubject,
     adapters_check,
     assert_close,
     llama,
@@ -26,7 +26,7 @@ from modicum.proofs.contracts.base import NotApplicable
 
 
 @adapters_check()
-def check_starts_as_the_base(subject: Subject) -> None:
+def check_starts_as_the_base(subject: AdapterSubject) -> None:
     """A fresh adapter leaves the model's output as it was, to the bit.
 
     One that rewrites the base weight (a factor taken out of it) may round: 1e-5.
@@ -39,7 +39,7 @@ def check_starts_as_the_base(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_merged_equals_unmerged(subject: Subject) -> None:
+def check_merged_equals_unmerged(subject: AdapterSubject) -> None:
     """Folded into the weights, the adapter computes what it computed beside them, to 1e-5."""
     model, ids = llama(), tokens()
     before = model(ids)
@@ -53,7 +53,7 @@ def check_merged_equals_unmerged(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_unmerge_restores_the_weights(subject: Subject) -> None:
+def check_unmerge_restores_the_weights(subject: AdapterSubject) -> None:
     """Merged and unmerged, a weight is what it was: to 1e-6 in fp32, to the bit in bf16."""
     for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 0.0)):
         model = odd_model(dtype)
@@ -72,7 +72,7 @@ def check_unmerge_restores_the_weights(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_merging_twice_is_refused(subject: Subject) -> None:
+def check_merging_twice_is_refused(subject: AdapterSubject) -> None:
     """Merging a merged adapter, or unmerging one that is not merged, is an InputError."""
     adapter = stir(small(subject).attach(odd_model()))
     for action in (adapter.unmerge, adapter.merge, adapter.merge):
@@ -87,7 +87,7 @@ def check_merging_twice_is_refused(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_delta_is_the_change_of_the_weight(subject: Subject) -> None:
+def check_delta_is_the_change_of_the_weight(subject: AdapterSubject) -> None:
     """`delta` is fp32 [out, in], what merging adds to the weight as it was before the adapter came.
 
     A method that says it is a LoRA has s B A, of its rank.
@@ -114,7 +114,7 @@ def check_delta_is_the_change_of_the_weight(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_inputs_of_any_shape(subject: Subject) -> None:
+def check_inputs_of_any_shape(subject: AdapterSubject) -> None:
     """Inputs of one, two and three dimensions, layers of odd widths, with a bias and without."""
     model = odd_model()
     adapter = stir(small(subject).attach(model))
@@ -129,7 +129,7 @@ def check_inputs_of_any_shape(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_gradients_are_those_of_the_function(subject: Subject) -> None:
+def check_gradients_are_those_of_the_function(subject: AdapterSubject) -> None:
     """Analytic gradients of factors and inputs equal numeric ones, in float64."""
     model = odd_model().double()
     adapter = stir(small(subject).attach(model))

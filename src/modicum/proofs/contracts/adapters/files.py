@@ -11,13 +11,13 @@ from torch import Tensor
 
 from modicum.adapters.base import Adapter
 from modicum.adapters.files import load
-from modicum.core.catalog import of_value
+from modicum.core.contracts.catalog import of_value
+from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.state import optimizer_state, trained_state
 from modicum.core.errors import InputError
-from modicum.core.parameters import optimizer_groups
-from modicum.core.state import optimizer_state, trained_state
 from modicum.models.llama import Llama
 from modicum.proofs.contracts.adapters.subjects import (
-    Subject,
+    AdapterSubject,
     adapters_check,
     assert_close,
     llama,
@@ -30,7 +30,7 @@ from modicum.proofs.contracts.base import NotApplicable
 
 
 @adapters_check()
-def check_state_dict_round_trip(subject: Subject) -> None:
+def check_state_dict_round_trip(subject: AdapterSubject) -> None:
     """Factors read from one model and put into another give the same outputs, to the bit."""
     model, ids = llama(), tokens()
     adapter = stir(small(subject).attach(model))
@@ -54,7 +54,7 @@ def check_state_dict_round_trip(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_file_round_trip(subject: Subject) -> None:
+def check_file_round_trip(subject: AdapterSubject) -> None:
     """Saved for PEFT and loaded, outputs are equal to 2e-6; no exact LoRA is not saved as one."""
     model, ids = llama(), tokens()
     adapter = stir(small(subject).attach(model))
@@ -76,7 +76,7 @@ def check_file_round_trip(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_own_file_round_trip(subject: Subject) -> None:
+def check_own_file_round_trip(subject: AdapterSubject) -> None:
     """In modicum's own format every method can be kept: loaded, outputs are equal to 1e-6."""
     model, ids = llama(), tokens()
     adapter = stir(small(subject).attach(model, seed=5))
@@ -93,7 +93,7 @@ def check_own_file_round_trip(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_resumes_to_the_bit(subject: Subject) -> None:
+def check_resumes_to_the_bit(subject: AdapterSubject) -> None:
     """Stopped after two steps and continued in a new model, training ends in the same bits."""
     if "exact_resume" not in subject.info.traits:
         raise NotApplicable("the method does not claim `exact_resume`")

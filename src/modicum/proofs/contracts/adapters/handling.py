@@ -8,7 +8,7 @@ from torch import nn
 from modicum.adapters.lora import LoRA
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.adapters.subjects import (
-    Subject,
+    AdapterSubject,
     adapters_check,
     assert_close,
     llama,
@@ -22,7 +22,7 @@ from modicum.proofs.contracts.adapters.subjects import (
 
 
 @adapters_check()
-def check_only_the_adapter_is_trained(subject: Subject) -> None:
+def check_only_the_adapter_is_trained(subject: AdapterSubject) -> None:
     """Base parameters are frozen, get no gradient, and are to the bit the same after training."""
     model = odd_model()
     base = dict(model.named_parameters())
@@ -51,7 +51,7 @@ def check_only_the_adapter_is_trained(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_several_adapters_and_switching(subject: Subject) -> None:
+def check_several_adapters_and_switching(subject: AdapterSubject) -> None:
     """Two adapters on one model: alone, together, off, and `disabled()` gives the base.
 
     Of those that rewrite the base weight a second one is refused, and LoRA is the other here.
@@ -84,7 +84,7 @@ def check_several_adapters_and_switching(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_detach_leaves_the_model_as_it_was(subject: Subject) -> None:
+def check_detach_leaves_the_model_as_it_was(subject: AdapterSubject) -> None:
     """Detached, the model has its own modules, names and trainable parameters again."""
     model, inputs = odd_model(), numbers(4, 7)
     base = model(inputs)
@@ -107,7 +107,7 @@ def check_detach_leaves_the_model_as_it_was(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_start_is_a_function_of_seed_and_name(subject: Subject) -> None:
+def check_start_is_a_function_of_seed_and_name(subject: AdapterSubject) -> None:
     """Whatever the order of construction and torch's own generator; and by way of meta."""
     whole = small(subject).attach(llama(), seed=3).state_dict()
     torch.manual_seed(99)
@@ -131,7 +131,7 @@ def check_start_is_a_function_of_seed_and_name(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_tied_weights_are_refused(subject: Subject) -> None:
+def check_tied_weights_are_refused(subject: AdapterSubject) -> None:
     """A layer whose weight another layer uses too is refused, and the model left as it was."""
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     model[1].weight = model[0].weight
@@ -145,7 +145,7 @@ def check_tied_weights_are_refused(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_follows_the_model(subject: Subject) -> None:
+def check_follows_the_model(subject: AdapterSubject) -> None:
     """train(), eval() and to() of the model reach the adapter, also one that came in eval mode."""
     model = llama().eval()
     adapter = small(subject).attach(model)
@@ -159,7 +159,7 @@ def check_follows_the_model(subject: Subject) -> None:
     assert output.dtype == torch.bfloat16, f"a bf16 model with the adapter gives {output.dtype}"
 
 
-def _is_refused(subject: Subject, model: nn.Module, name: str, what: str) -> None:
+def _is_refused(subject: AdapterSubject, model: nn.Module, name: str, what: str) -> None:
     try:
         small(subject).attach(model, name=name)
     except InputError:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from modicum.adapters.attached import AttachedAdapter
+from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.models.llama import Llama
 from modicum.proofs.contracts.adapters.subjects import (
-    Subject,
+    AdapterSubject,
     adapters_check,
     assert_close,
     distance,
@@ -22,7 +22,7 @@ from modicum.proofs.contracts.base import NotApplicable
 
 
 @adapters_check()
-def check_bf16_base(subject: Subject) -> None:
+def check_bf16_base(subject: AdapterSubject) -> None:
     """On a bf16 base factors stay fp32, outputs are bf16 and near the fp32 model's."""
     model, ids = llama(), tokens()
     stir(small(subject).attach(model))
@@ -40,7 +40,7 @@ def check_bf16_base(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_autocast(subject: Subject) -> None:
+def check_autocast(subject: AdapterSubject) -> None:
     """Under bf16 autocast the layers give bf16, factors and gradients stay fp32."""
     model, ids = llama(), tokens()
     adapter = stir(small(subject).attach(model))
@@ -58,7 +58,7 @@ def check_autocast(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_dropout(subject: Subject) -> None:
+def check_dropout(subject: AdapterSubject) -> None:
     """Dropout follows torch's generator, acts in training alone, and spares the base."""
     model, ids = llama(), tokens()
     stir(small(subject, dropout=0.5).attach(model))
@@ -83,7 +83,7 @@ def check_dropout(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_recomputation(subject: Subject) -> None:
+def check_recomputation(subject: AdapterSubject) -> None:
     """Under activation recomputation gradients are the same to the bit, with dropout too."""
     gradients = []
     for recompute in (False, True):
@@ -97,7 +97,7 @@ def check_recomputation(subject: Subject) -> None:
 
 
 @adapters_check()
-def check_accumulation(subject: Subject) -> None:
+def check_accumulation(subject: AdapterSubject) -> None:
     """Gradients of two halves of a batch add up to those of the whole, to 1e-5."""
     model, ids = llama(), tokens(4)
     adapter = stir(small(subject).attach(model))
@@ -111,7 +111,7 @@ def check_accumulation(subject: Subject) -> None:
 
 
 @adapters_check(dear=True)
-def check_compiles(subject: Subject) -> None:
+def check_compiles(subject: AdapterSubject) -> None:
     """Compiled as one graph, outputs and gradients equal the eager ones to 1e-5."""
     if "compiles" not in subject.info.traits:
         raise NotApplicable("the method does not claim `compiles`")

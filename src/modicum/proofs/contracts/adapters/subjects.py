@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.adapters.attached import AttachedAdapter
+from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.base import Adapter
 from modicum.core.random import normal_
 from modicum.models import ModelConfig, create
 from modicum.models.llama import Llama
 from modicum.proofs.contracts.base import check
 
-Subject = type[Adapter] | Adapter
+AdapterSubject = type[Adapter] | Adapter
 
 adapters_check = partial(check, "adapters")
 SMALL_RANK = 2
@@ -25,7 +25,7 @@ LLAMA = ModelConfig(
 )
 
 
-def small(subject: Subject, **fields: Any) -> Adapter:
+def small(subject: AdapterSubject, **fields: Any) -> Adapter:
     """A value of the method that fits the small models, with `fields` set."""
     if isinstance(subject, Adapter):
         return subject.with_fields(**fields)
@@ -33,7 +33,7 @@ def small(subject: Subject, **fields: Any) -> Adapter:
     return subject(**(sizes | dict(subject.fits_any_width) | fields))
 
 
-def rewrites(subject: Subject) -> bool:
+def rewrites(subject: AdapterSubject) -> bool:
     """Whether the method puts another weight into the base when it is attached."""
     return "rewrites_base" in subject.info.traits
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from modicum.proofs.contracts.adapters.subjects import (
-    Subject,
+    AdapterSubject,
     adapters_check,
     numbers,
     odd_model,
@@ -17,7 +17,7 @@ from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train
 
 
 @adapters_check()
-def check_learns_in_a_plain_loop(subject: Subject) -> None:
+def check_learns_in_a_plain_loop(subject: AdapterSubject) -> None:
     """Attach, an optimizer of torch's, a loop: the loss falls by a fifth at least."""
     model, inputs = odd_model(), numbers(32, 7)
     with torch.no_grad():
@@ -35,7 +35,7 @@ def check_learns_in_a_plain_loop(subject: Subject) -> None:
 
 
 @adapters_check(dear=True)
-def check_trains_under_transformers(subject: Subject) -> None:
+def check_trains_under_transformers(subject: AdapterSubject) -> None:
     """`transformers.Trainer` trains the factors of a Hugging Face model, and nothing else."""
     model = hugging_face_llama()
     base = {name: value.detach().clone() for name, value in model.named_parameters()}

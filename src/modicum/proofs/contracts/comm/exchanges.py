@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from modicum.comm.base import Schedule
-from modicum.core.exchange import ExchangeContext, ExchangeSite, ShardExchange
-from modicum.core.method import Method
+from modicum.core.contracts.method import Method
 from modicum.core.ranks import Ranks
+from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery, ShardExchange
 from modicum.proofs.contracts.base import NotApplicable
-from modicum.proofs.contracts.comm.subjects import Subject, comm_check
+from modicum.proofs.contracts.comm.subjects import CommSubject, comm_check
 from modicum.proofs.contracts.comm.two_ranks import on_two_ranks
 
 WIDTHS, UPDATES, NEAR = (37, 4000), 30, 0.25
 
 
-def exchange(subject: Subject) -> Method:
+def exchange(subject: CommSubject) -> Method:
     """The value to be checked.
 
     Raises:
@@ -33,7 +33,7 @@ def exchange(subject: Subject) -> Method:
 
 
 @comm_check()
-def check_exchange_alone(subject: Subject) -> None:
+def check_exchange_alone(subject: CommSubject) -> None:
     """One process alone exchanges nothing: sums are its own rows, weights arrive as they are."""
     value = exchange(subject)
     bound = cast(ShardExchange, value.bind(ExchangeContext()))
@@ -43,12 +43,12 @@ def check_exchange_alone(subject: Subject) -> None:
     )
     bound.spread(copy, rows[0])()
     assert torch.equal(copy, rows), "alone, spread weights are other than what was spread"
-    sent = sum(wire.bytes for wire in value.ledger(ExchangeSite((100,), 1, 1)).wire)
+    sent = sum(wire.bytes for wire in value.ledger(ExchangeQuery((100,), 1, 1)).wire)
     assert sent == 0, f"the ledger says {sent} bytes of traffic of one process"
 
 
 @comm_check(dear=True)
-def check_exchange_sums(subject: Subject) -> None:
+def check_exchange_sums(subject: CommSubject) -> None:
     """At two ranks each gets the sum of its own row, as near as the codec allows."""
     for rank, found in enumerate(on_two_ranks(two_ranks, exchange(subject))):
         assert found["far"] <= NEAR, (
@@ -57,7 +57,7 @@ def check_exchange_sums(subject: Subject) -> None:
 
 
 @comm_check(dear=True)
-def check_exchange_copies(subject: Subject) -> None:
+def check_exchange_copies(subject: CommSubject) -> None:
     """Copies are the same on all ranks after every update, and follow the weights."""
     ranks = on_two_ranks(two_ranks, exchange(subject))
     assert all(found["copies"] == ranks[0]["copies"] for found in ranks), "ranks' copies differ"
@@ -68,11 +68,11 @@ def check_exchange_copies(subject: Subject) -> None:
 
 
 @comm_check(dear=True)
-def check_exchange_traffic(subject: Subject) -> None:
+def check_exchange_traffic(subject: CommSubject) -> None:
     """The ledger's bytes of an update are those that the meter counts at two ranks."""
     value = exchange(subject)
     said: dict[str, int] = {}
-    for wire in value.ledger(ExchangeSite(WIDTHS, 2, 2)).wire:
+    for wire in value.ledger(ExchangeQuery(WIDTHS, 2, 2)).wire:
         name = f"{wire.collective} along {wire.axis}"
         said[name] = said.get(name, 0) + UPDATES * wire.bytes
     for found in on_two_ranks(two_ranks, value):
@@ -80,14 +80,14 @@ def check_exchange_traffic(subject: Subject) -> None:
 
 
 @comm_check(dear=True)
-def check_exchange_resumes(subject: Subject) -> None:
+def check_exchange_resumes(subject: CommSubject) -> None:
     """With the state of one that ran on, another exchange goes on to the same bits."""
     for found in on_two_ranks(two_ranks, exchange(subject)):
         assert found["resumed"], "a second exchange with the first one's state rounds otherwise"
 
 
 @comm_check(dear=True)
-def check_exchange_not_finite(subject: Subject) -> None:
+def check_exchange_not_finite(subject: CommSubject) -> None:
     """A gradient that is not finite on one rank is not finite where its sum arrives."""
     for found in on_two_ranks(two_ranks, exchange(subject)):
         assert found["spoiled"], "a NaN was summed to a finite number"

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import nn
 
-from modicum.core.state import StateRegistry, optimizer_view
-from modicum.core.strategy import Strategy
+from modicum.core.contracts.state import StateRegistry, optimizer_view
+from modicum.core.contracts.strategy import Strategy
 from modicum.proofs.contracts.comm.subjects import (
     STEPS,
+    CommSubject,
     Odd,
-    Subject,
     comm_check,
     furthest,
     loss_of,
@@ -27,7 +27,7 @@ from modicum.proofs.contracts.comm.two_ranks import on_two_ranks
 
 
 @comm_check()
-def check_one_process(subject: Subject) -> None:
+def check_one_process(subject: CommSubject) -> None:
     """Alone, a flushed model is that of a plain loop, to the bit."""
     model, handle = scheduled(schedule(subject))
     handle.flush()
@@ -39,7 +39,7 @@ def check_one_process(subject: Subject) -> None:
 
 
 @comm_check()
-def check_forward_sees_new_weights(subject: Subject) -> None:
+def check_forward_sees_new_weights(subject: CommSubject) -> None:
     """A forward pass after a step computes with the new weights, whether flushed or not."""
     model, _ = scheduled(schedule(subject))
     reference, _ = plain()
@@ -52,7 +52,7 @@ def check_forward_sees_new_weights(subject: Subject) -> None:
 
 
 @comm_check()
-def check_accumulation_and_clipping(subject: Subject) -> None:
+def check_accumulation_and_clipping(subject: CommSubject) -> None:
     """Several backward passes add up, and clipping scales their sum by its norm."""
     models = [Odd(), Odd()]
     theirs = optimizer_of(models[1])
@@ -78,7 +78,7 @@ def check_accumulation_and_clipping(subject: Subject) -> None:
 
 
 @comm_check()
-def check_hyper_parameters_of_the_step(subject: Subject) -> None:
+def check_hyper_parameters_of_the_step(subject: CommSubject) -> None:
     """An update uses the learning rate that was set when the step was made."""
     value, found = schedule(subject), []
     for wrapped in (True, False):
@@ -102,7 +102,7 @@ def check_hyper_parameters_of_the_step(subject: Subject) -> None:
 
 
 @comm_check()
-def check_no_update_of_what_is_not_finite(subject: Subject) -> None:
+def check_no_update_of_what_is_not_finite(subject: CommSubject) -> None:
     """An update whose gradients are not finite changes nothing, and the next one is made."""
     model, handle = scheduled(schedule(subject), 2)
     handle.flush()
@@ -119,7 +119,7 @@ def check_no_update_of_what_is_not_finite(subject: Subject) -> None:
 
 
 @comm_check()
-def check_state_and_resume(subject: Subject) -> None:
+def check_state_and_resume(subject: CommSubject) -> None:
     """A flushed checkpoint holds what one process's holds, and training goes on to the bit."""
     value = schedule(subject)
     model, handle = scheduled(value, 4)
@@ -141,7 +141,7 @@ def check_state_and_resume(subject: Subject) -> None:
 
 
 @comm_check(dear=True)
-def check_two_ranks(subject: Subject) -> None:
+def check_two_ranks(subject: CommSubject) -> None:
     """At two ranks, weights and losses are those of plainly summed gradients, alike on both."""
     for rank, found in enumerate(on_two_ranks(two_ranks, schedule(subject))):
         assert found["alike"], "the ranks' weights differ"

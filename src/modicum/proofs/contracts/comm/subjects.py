@@ -9,20 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from modicum.comm.base import Schedule, Wrapped
-from modicum.core.layout import Layout
-from modicum.core.method import Method
+from modicum.core.contracts.method import Method
+from modicum.core.contracts.strategy import Strategy
 from modicum.core.ranks import Ranks
-from modicum.core.strategy import Strategy
+from modicum.core.ranks.layout import Layout
 from modicum.proofs.contracts.base import NotApplicable, check
 
-Subject = type[Method] | Method
+CommSubject = type[Method] | Method
 
 comm_check = partial(check, "comm")
 STEPS = 6
-Weights = dict[str, Tensor]
+NamedWeights = dict[str, Tensor]
 
 
-def schedule(subject: Subject) -> Schedule:
+def schedule(subject: CommSubject) -> Schedule:
     """The value to be checked, with a few layers to a group where the method has groups.
 
     Raises:
@@ -69,12 +69,12 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.1)
 
 
-def weights(model: nn.Module) -> Weights:
+def weights(model: nn.Module) -> NamedWeights:
     """Copies of all parameters by name."""
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-def furthest(one: Weights, other: Weights) -> float:
+def furthest(one: NamedWeights, other: NamedWeights) -> float:
     """The largest difference of an element."""
     return max(float((one[name].float() - other[name].float()).abs().max()) for name in one)
 
@@ -132,7 +132,7 @@ class _Summed(Strategy):
         super().after_backward()
 
 
-def _trained(ranks: Ranks, strategy: Strategy) -> tuple[Weights, Strategy, list[float]]:
+def _trained(ranks: Ranks, strategy: Strategy) -> tuple[NamedWeights, Strategy, list[float]]:
     """Weights and losses of a loop as the trainer's: two micro-batches, sums over ranks."""
     model, losses = Odd(), []
     strategy.start(model)

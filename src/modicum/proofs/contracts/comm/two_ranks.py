@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from modicum.core.catalog import of_value, read_file
-from modicum.core.method import Method
+from modicum.core.contracts.catalog import of_value, read_file
+from modicum.core.contracts.method import Method
 from modicum.core.ranks import Ranks
 from modicum.proofs.ranks import at_ranks
 

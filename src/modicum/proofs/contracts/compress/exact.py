@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from modicum.core.factorize import decompose
-from modicum.core.linear_forms import full_weight
+from modicum.core.layers.factorize import decompose
+from modicum.core.layers.linear_forms import full_weight
 from modicum.proofs.contracts.compress.subjects import (
-    Subject,
+    CompressSubject,
     assert_close,
     calibrated,
     compress_check,
@@ -21,7 +21,7 @@ from modicum.proofs.contracts.compress.subjects import (
 
 
 @compress_check()
-def check_the_report_tells_the_error(subject: Subject) -> None:
+def check_the_report_tells_the_error(subject: CompressSubject) -> None:
     """The reported error is the factors' distance from the weight in the method's metric, to 1e-5.
 
     No plain SVD of the rank is nearer in that metric.
@@ -44,7 +44,7 @@ def check_the_report_tells_the_error(subject: Subject) -> None:
 
 
 @compress_check()
-def check_merged_equals_factored(subject: Subject) -> None:
+def check_merged_equals_factored(subject: CompressSubject) -> None:
     """With dense layers back in place the model computes what its factors did, to 1e-5."""
     handle, ids = compressed(small(subject)), tokens()
     beside = handle.model(ids)
@@ -55,7 +55,7 @@ def check_merged_equals_factored(subject: Subject) -> None:
 
 
 @compress_check()
-def check_a_larger_share_is_nearer(subject: Subject) -> None:
+def check_a_larger_share_is_nearer(subject: CompressSubject) -> None:
     """The error falls as the share grows, with the weight and the calibration unchanged."""
     model = llama()
     calibration = calibrated(small(subject), model)
@@ -67,7 +67,7 @@ def check_a_larger_share_is_nearer(subject: Subject) -> None:
 
 
 @compress_check()
-def check_fitting_twice_gives_the_same_bits(subject: Subject) -> None:
+def check_fitting_twice_gives_the_same_bits(subject: CompressSubject) -> None:
     """Two fits of one model are equal to the bit, and leave the random generators alone."""
     state = torch.get_rng_state()
     one, other = (compressed(small(subject)).state_dict() for _ in range(2))
@@ -77,7 +77,7 @@ def check_fitting_twice_gives_the_same_bits(subject: Subject) -> None:
 
 
 @compress_check()
-def check_low_precision(subject: Subject) -> None:
+def check_low_precision(subject: CompressSubject) -> None:
     """A bf16 model keeps its dtype, and layers are within 10 % of those made from its fp32 copy."""
     handle = compressed(small(subject), llama().bfloat16())
     assert {p.dtype for p in handle.model.parameters()} == {torch.bfloat16}

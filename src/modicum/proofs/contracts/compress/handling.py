@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from modicum.compress.files import load
-from modicum.core.calibration import Calibration
+from modicum.compress.compressed_model import load
 from modicum.core.errors import InputError
+from modicum.core.layers.calibration import Calibration
 from modicum.proofs.contracts.compress.subjects import (
-    Subject,
+    CompressSubject,
     calibrated,
     compress_check,
     compressed,
@@ -24,7 +24,7 @@ from modicum.proofs.contracts.compress.subjects import (
 
 
 @compress_check()
-def check_targets(subject: Subject) -> None:
+def check_targets(subject: CompressSubject) -> None:
     """It takes what `targets` names and `exclude` leaves; head, embeddings and biases stay."""
     model = llama(attention_bias=True)
     others = {
@@ -48,7 +48,7 @@ def check_targets(subject: Subject) -> None:
 
 
 @compress_check()
-def check_layers_that_save_nothing_stay_dense(subject: Subject) -> None:
+def check_layers_that_save_nothing_stay_dense(subject: CompressSubject) -> None:
     """At a rank at which factors are no smaller than the weight, a layer is left alone."""
     value = small(subject, rank=6)  # 16 to 8: 144 elements in the place of 128
     model = llama()
@@ -67,7 +67,7 @@ def check_layers_that_save_nothing_stay_dense(subject: Subject) -> None:
 
 
 @compress_check()
-def check_wrapped_without_memory(subject: Subject) -> None:
+def check_wrapped_without_memory(subject: CompressSubject) -> None:
     """On meta, shapes and names are those of the fitted model, and its factors fit in."""
     handle, ids = compressed(small(subject)), tokens()
     bare = llama("meta")
@@ -91,7 +91,7 @@ def check_wrapped_without_memory(subject: Subject) -> None:
 
 
 @compress_check()
-def check_file_round_trip(subject: Subject) -> None:
+def check_file_round_trip(subject: CompressSubject) -> None:
     """Saved and loaded, outputs are the same to the bit, and the file is as small as the model."""
     handle, ids = compressed(small(subject)), tokens()
     with tempfile.TemporaryDirectory() as temporary:
@@ -112,7 +112,7 @@ def check_file_round_trip(subject: Subject) -> None:
 
 
 @compress_check()
-def check_calibrations_travel(subject: Subject) -> None:
+def check_calibrations_travel(subject: CompressSubject) -> None:
     """A calibration that was saved and loaded gives the same factors, at another share too."""
     value, model = small(subject), llama()
     found = calibrated(value, model)

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.compress.base import Compressor
-from modicum.compress.compressed import Compressed
-from modicum.core.calibration import Calibration
-from modicum.core.linear_forms import linear_form
+from modicum.compress.compressed_model import CompressedModel
+from modicum.core.layers.calibration import Calibration
+from modicum.core.layers.linear_forms import linear_form
 from modicum.proofs.contracts.adapters.subjects import assert_close as assert_close
 from modicum.proofs.contracts.adapters.subjects import llama as llama
 from modicum.proofs.contracts.adapters.subjects import numbers as numbers
@@ -19,14 +19,14 @@ from modicum.proofs.contracts.adapters.subjects import odd_model as odd_model
 from modicum.proofs.contracts.adapters.subjects import tokens as tokens
 from modicum.proofs.contracts.base import check
 
-Subject = type[Compressor] | Compressor
+CompressSubject = type[Compressor] | Compressor
 
 compress_check = partial(check, "compress")
 # What one rank cannot serve: a projection 16 to 8 becomes smaller below rank 6.
 SHARE = 0.6
 
 
-def small(subject: Subject, **fields: Any) -> Compressor:
+def small(subject: CompressSubject, **fields: Any) -> Compressor:
     """A value of the method that fits the small models, with `fields` set."""
     if isinstance(subject, Compressor):
         return type(subject)(**(subject.model_dump() | fields))
@@ -44,7 +44,7 @@ def calibrated(value: Compressor, model: nn.Module) -> Calibration:
     return value.calibrate(model, [tokens(4), tokens(2, 9)], next_token)
 
 
-def compressed(value: Compressor, model: nn.Module | None = None) -> Compressed:
+def compressed(value: Compressor, model: nn.Module | None = None) -> CompressedModel:
     """A small decoder after the method was fitted."""
     model = llama() if model is None else model
     return value.fit(model, calibrated(value, model))

@@ -7,12 +7,12 @@ import tempfile
 import torch
 from torch import nn
 
-from modicum.compress.compressed import Compressed
-from modicum.core.parameters import optimizer_groups
-from modicum.core.state import optimizer_state, trained_state
+from modicum.compress.compressed_model import CompressedModel
+from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.state import optimizer_state, trained_state
 from modicum.proofs.contracts.base import NotApplicable
 from modicum.proofs.contracts.compress.subjects import (
-    Subject,
+    CompressSubject,
     compress_check,
     compressed,
     factored,
@@ -25,7 +25,7 @@ from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train
 
 
 @compress_check()
-def check_recovers_in_a_plain_loop(subject: Subject) -> None:
+def check_recovers_in_a_plain_loop(subject: CompressSubject) -> None:
     """Fitted, then an optimizer of torch's: the loss falls by a fifth, and every factor moves."""
     handle, ids = compressed(small(subject)), tokens(8)
     before = {name: value.clone() for name, value in handle.state_dict().items()}
@@ -44,7 +44,7 @@ def check_recovers_in_a_plain_loop(subject: Subject) -> None:
 
 
 @compress_check()
-def check_resumes_to_the_bit(subject: Subject) -> None:
+def check_resumes_to_the_bit(subject: CompressSubject) -> None:
     """Stopped after two steps and continued in a wrapped model, training ends in the same bits."""
     if "exact_resume" not in subject.info.traits:
         raise NotApplicable("the method does not claim `exact_resume`")
@@ -66,7 +66,7 @@ def check_resumes_to_the_bit(subject: Subject) -> None:
 
 
 @compress_check()
-def check_frozen_layers_stay_frozen(subject: Subject) -> None:
+def check_frozen_layers_stay_frozen(subject: CompressSubject) -> None:
     """Factors of a weight that takes no gradients take none either."""
     model = llama()
     model.requires_grad_(False)
@@ -76,7 +76,7 @@ def check_frozen_layers_stay_frozen(subject: Subject) -> None:
 
 
 @compress_check(dear=True)
-def check_trains_under_transformers(subject: Subject) -> None:
+def check_trains_under_transformers(subject: CompressSubject) -> None:
     """`transformers.Trainer` trains the factors; merged, a model is saved and read as ever."""
     model = hugging_face_llama(tie_word_embeddings=False)
     value = small(subject)
@@ -103,7 +103,7 @@ def check_trains_under_transformers(subject: Subject) -> None:
 class _Training:
     """A few steps of AdamW on the small decoder, and the state that a checkpoint holds."""
 
-    def __init__(self, handle: Compressed) -> None:
+    def __init__(self, handle: CompressedModel) -> None:
         self.model = handle.model
         groups = optimizer_groups(self.model, learning_rate=1e-2, weight_decay=0.1)
         self.optimizer = torch.optim.AdamW(groups)

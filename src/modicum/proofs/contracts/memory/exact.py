@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from modicum.core.saved import Need
+from modicum.core.layers.saved_tensors import Need
 from modicum.proofs.contracts.memory.subjects import (
-    Subject,
+    MemorySubject,
     batch,
     classifier,
     gradients,
@@ -21,7 +21,7 @@ from modicum.proofs.contracts.memory.subjects import (
 
 
 @memory_check()
-def check_errors_stay_in_their_layer(subject: Subject) -> None:
+def check_errors_stay_in_their_layer(subject: MemorySubject) -> None:
     """Gradients of inputs, biases and all that is no convolution's weight are exact, to the bit."""
     for norm in ("none", "group"):
         model = classifier(norm)
@@ -33,7 +33,7 @@ def check_errors_stay_in_their_layer(subject: Subject) -> None:
 
 
 @memory_check()
-def check_weight_gradients_are_near(subject: Subject) -> None:
+def check_weight_gradients_are_near(subject: MemorySubject) -> None:
     """Before anything was measured, weight gradients are off by a twentieth at most, in norm."""
     for half in (False, True):
         model = classifier()
@@ -45,7 +45,7 @@ def check_weight_gradients_are_near(subject: Subject) -> None:
 
 
 @memory_check()
-def check_storages_are_let_go(subject: Subject) -> None:
+def check_storages_are_let_go(subject: MemorySubject) -> None:
     """Of what it stores in other form, nothing else keeps the storage."""
     model, storages = classifier(), []
 
@@ -69,7 +69,7 @@ def check_storages_are_let_go(subject: Subject) -> None:
 
 
 @memory_check()
-def check_bytes_are_fewer_and_given_back(subject: Subject) -> None:
+def check_bytes_are_fewer_and_given_back(subject: MemorySubject) -> None:
     """It holds less than autograd alone would, and after the backward pass nothing."""
     model = classifier()
     runtime = small(subject).attach(model)
@@ -83,7 +83,7 @@ def check_bytes_are_fewer_and_given_back(subject: Subject) -> None:
 
 
 @memory_check()
-def check_unpacking_is_repeatable(subject: Subject) -> None:
+def check_unpacking_is_repeatable(subject: MemorySubject) -> None:
     """Two backward passes through one graph give the same gradients, to the bit."""
     model = classifier()
     runtime = small(subject).attach(model)
@@ -96,7 +96,7 @@ def check_unpacking_is_repeatable(subject: Subject) -> None:
 
 
 @memory_check()
-def check_memory_formats(subject: Subject) -> None:
+def check_memory_formats(subject: MemorySubject) -> None:
     """Tensors with channels last come back with channels last, and dense gradients are exact."""
     model = classifier()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

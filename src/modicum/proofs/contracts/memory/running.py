@@ -8,11 +8,11 @@ import statistics
 import torch
 
 from modicum.core.errors import InputError
-from modicum.memory.attached import Activations
+from modicum.memory.activations import Activations
 from modicum.models.convnet import ConvNet
 from modicum.proofs.contracts.base import NotApplicable
 from modicum.proofs.contracts.memory.subjects import (
-    Subject,
+    MemorySubject,
     batch,
     classifier,
     memory_check,
@@ -24,7 +24,7 @@ _STEPS = 8
 
 
 @memory_check()
-def check_resumes_to_the_bit(subject: Subject) -> None:
+def check_resumes_to_the_bit(subject: MemorySubject) -> None:
     """Stopped after any update and loaded into new objects, losses are the same to the bit."""
     whole = train(*_begun(subject), range(_STEPS))
     model, optimizer, runtime = _begun(subject)
@@ -40,7 +40,7 @@ def check_resumes_to_the_bit(subject: Subject) -> None:
 
 
 @memory_check()
-def check_evaluation_is_left_alone(subject: Subject) -> None:
+def check_evaluation_is_left_alone(subject: MemorySubject) -> None:
     """Without gradients the context does nothing."""
     model = classifier().eval()
     runtime = small(subject).attach(model)
@@ -53,7 +53,7 @@ def check_evaluation_is_left_alone(subject: Subject) -> None:
 
 
 @memory_check()
-def check_the_ledger_gives_the_range(subject: Subject) -> None:
+def check_the_ledger_gives_the_range(subject: MemorySubject) -> None:
     """What is left of saved tensors lies within the range that the method's ledger says."""
     model = classifier()
     policy = small(subject)
@@ -71,7 +71,7 @@ def check_the_ledger_gives_the_range(subject: Subject) -> None:
 
 
 @memory_check()
-def check_a_model_without_convolutions(subject: Subject) -> None:
+def check_a_model_without_convolutions(subject: MemorySubject) -> None:
     """A model that has nothing for it is refused in one sentence."""
     if "needs_convolutions" not in subject.info.traits:
         raise NotApplicable("it works on other layers too")
@@ -85,7 +85,7 @@ def check_a_model_without_convolutions(subject: Subject) -> None:
 
 
 @memory_check(dear=True)
-def check_learns_as_without_it(subject: Subject) -> None:
+def check_learns_as_without_it(subject: MemorySubject) -> None:
     """Over 60 updates the loss falls by as much as without it, to a tenth."""
     model, optimizer, runtime = _begun(subject)
     found = train(model, optimizer, runtime, range(60))
@@ -102,7 +102,7 @@ def check_learns_as_without_it(subject: Subject) -> None:
     assert ends[0] <= 1.1 * ends[1], f"the loss is {ends[0]:.3f} with it and {ends[1]:.3f} without"
 
 
-def _begun(subject: Subject) -> tuple[ConvNet, torch.optim.Optimizer, Activations]:
+def _begun(subject: MemorySubject) -> tuple[ConvNet, torch.optim.Optimizer, Activations]:
     model = classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     return model, optimizer, small(subject).attach(model)

@@ -11,19 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.core.random import normal_
-from modicum.memory.attached import Activations
+from modicum.memory.activations import Activations
 from modicum.memory.base import ActivationPolicy
 from modicum.models.convnet import ConvNet, ConvNetConfig, create
 from modicum.proofs.contracts.base import check
 
-Subject = type[ActivationPolicy] | ActivationPolicy
+MemorySubject = type[ActivationPolicy] | ActivationPolicy
 
 memory_check = partial(check, "memory")
 CONFIG = ConvNetConfig(classes=5, size=16, widths=(8, 8, 12, 12))
 ROWS = 6
 
 
-def small(subject: Subject) -> ActivationPolicy:
+def small(subject: MemorySubject) -> ActivationPolicy:
     """A value of the method; as a class, with its defaults."""
     return subject if isinstance(subject, ActivationPolicy) else subject()
 

@@ -1,5 +1,5 @@
 """What must hold of every method of the room; importing this enters the checks into its battery."""
 
-from modicum.proofs.contracts.optim import spending, state, training, transforms, updates
+from modicum.proofs.contracts.optim import ledger, state, training, transforms, updates
 
-__all__ = ["spending", "state", "training", "transforms", "updates"]
+__all__ = ["ledger", "state", "training", "transforms", "updates"]

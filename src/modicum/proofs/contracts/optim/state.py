@@ -10,8 +10,8 @@ from torch import Tensor
 
 from modicum.proofs.contracts.base import NotApplicable
 from modicum.proofs.contracts.optim.subjects import (
-    Subject,
-    Training,
+    OptimizerSubject,
+    TrainedOptimizer,
     assert_equal,
     llama,
     optimizers_check,
@@ -20,10 +20,10 @@ from modicum.proofs.contracts.optim.subjects import (
 
 
 @optimizers_check()
-def check_state_dict_round_trip(subject: Subject) -> None:
+def check_state_dict_round_trip(subject: OptimizerSubject) -> None:
     """State read from one optimizer and loaded into another is the same, dtypes included."""
     for dtype in (torch.float32, torch.bfloat16):
-        one, other = (Training(small(subject), llama(dtype)) for _ in range(2))
+        one, other = (TrainedOptimizer(small(subject), llama(dtype)) for _ in range(2))
         one.steps(0, 3)
         saved = copy.deepcopy(one.optimizer.state_dict())
         other.model.load_state_dict(one.model.state_dict())
@@ -41,9 +41,9 @@ def check_state_dict_round_trip(subject: Subject) -> None:
 
 
 @optimizers_check()
-def check_state_is_tensors_and_plain_values(subject: Subject) -> None:
+def check_state_is_tensors_and_plain_values(subject: OptimizerSubject) -> None:
     """By name, every entry is a tensor or JSON, so that nothing needs to be pickled."""
-    training = Training(small(subject))
+    training = TrainedOptimizer(small(subject))
     training.steps(0, 2)
     for name, value in training.read()["optimizer"].items():
         if not isinstance(value, Tensor):
@@ -51,14 +51,14 @@ def check_state_is_tensors_and_plain_values(subject: Subject) -> None:
 
 
 @optimizers_check()
-def check_resumes_to_the_bit(subject: Subject) -> None:
+def check_resumes_to_the_bit(subject: OptimizerSubject) -> None:
     """Stopped after one to four steps and continued in a new model, it ends in the same bits."""
     if "exact_resume" not in subject.info.traits:
         raise NotApplicable("the method does not claim `exact_resume`")
-    whole = Training(small(subject))
+    whole = TrainedOptimizer(small(subject))
     whole.steps(0, 6)
     for at in (1, 2, 3, 4):
-        begun, continued = Training(small(subject)), Training(small(subject))
+        begun, continued = TrainedOptimizer(small(subject)), TrainedOptimizer(small(subject))
         begun.steps(0, at)
         continued.steps(7, 8)  # a stranger's state, of which nothing may be left
         continued.write(begun.read())

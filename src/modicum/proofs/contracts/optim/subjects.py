@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modicum.core.optimizers import OptimizerMethod
-from modicum.core.parameters import optimizer_groups
+from modicum.core.contracts.optimizers import OptimizerMethod
+from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.state import optimizer_state, trained_state
 from modicum.core.random import normal_
-from modicum.core.state import optimizer_state, trained_state
 from modicum.models import ModelConfig, create
 from modicum.models.llama import Llama
 from modicum.proofs.contracts.base import check
 
-Subject = type[OptimizerMethod] | OptimizerMethod
+OptimizerSubject = type[OptimizerMethod] | OptimizerMethod
 
 optimizers_check = partial(check, "optim", slot="optimizer")
 RATE = 1e-2
@@ -35,7 +35,7 @@ LLAMA = ModelConfig(
 _SMALL = {"rank": 3, "update_gap": 2, "weight_decay": 0.1}
 
 
-def small(subject: Subject, **fields: Any) -> OptimizerMethod:
+def small(subject: OptimizerSubject, **fields: Any) -> OptimizerMethod:
     """A value of the method that fits the small models, with `fields` set."""
     if isinstance(subject, OptimizerMethod):
         return type(subject)(**(subject.fields() | fields))
@@ -70,7 +70,7 @@ def bound(value: OptimizerMethod, model: nn.Module) -> torch.optim.Optimizer:
     return value.bind(optimizer_groups(model, learning_rate=RATE, weight_decay=decay))
 
 
-class Training:
+class TrainedOptimizer:
     """A model, its optimizer, and what a checkpoint of the two holds."""
 
     def __init__(self, value: OptimizerMethod, model: nn.Module | None = None) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from modicum.proofs.contracts.optim.subjects import (
     RATE,
-    Subject,
+    OptimizerSubject,
     optimizers_check,
     small,
     tokens,
@@ -17,7 +17,7 @@ from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train
 
 
 @optimizers_check(dear=True)
-def check_trains_under_transformers(subject: Subject) -> None:
+def check_trains_under_transformers(subject: OptimizerSubject) -> None:
     """`transformers.Trainer(optimizers=(optimizer, None))` trains, saves and resumes with it."""
     found = []
     with tempfile.TemporaryDirectory() as folder:

@@ -12,30 +12,32 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from modicum.core.memory import tensor_bytes
-from modicum.core.parameters import trained_shapes
+from modicum.core.contracts.parameters import trained_shapes
+from modicum.core.machine.memory import tensor_bytes
 from modicum.models.llama import Llama
 from modicum.optim.sgd import SGD
 from modicum.optim.transform import (
     GradientTransform,
     TransformContext,
-    Transforming,
+    TransformQuery,
     TransformRuntime,
 )
 from modicum.proofs.contracts.base import NotApplicable, check
 from modicum.proofs.contracts.optim.subjects import llama, numbers, tokens
 from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
 
-Subject = type[GradientTransform] | GradientTransform
+TransformSubject = type[GradientTransform] | GradientTransform
 
 transforms_check = partial(check, "optim", slot="transform")
 INNER = ".layers."  # in the names of the decoder's layers that transforms work on
 
 
-class Subjects:
+class TransformedTraining:
     """A decoder, the transform, momentum, and what a checkpoint holds of the three."""
 
-    def __init__(self, subject: Subject, model: Llama | None = None, **fields: Any) -> None:
+    def __init__(
+        self, subject: TransformSubject, model: Llama | None = None, **fields: Any
+    ) -> None:
         value = subject if isinstance(subject, GradientTransform) else subject()
         self.value = type(value)(**(value.model_dump() | fields))
         self.model = llama() if model is None else model
@@ -92,9 +94,9 @@ def _same(one: dict[str, Tensor], other: dict[str, Tensor], what: str, tolerance
 
 
 @transforms_check()
-def check_learns_in_a_plain_loop(subject: Subject) -> None:
+def check_learns_in_a_plain_loop(subject: TransformSubject) -> None:
     """Bound in one line and applied in another, before momentum, it brings the loss down."""
-    training = Subjects(subject)
+    training = TransformedTraining(subject)
     losses = []
     for _ in range(15):
         losses += training.steps(0, 1)
@@ -102,9 +104,9 @@ def check_learns_in_a_plain_loop(subject: Subject) -> None:
 
 
 @transforms_check()
-def check_only_its_layers_change(subject: Subject) -> None:
+def check_only_its_layers_change(subject: TransformSubject) -> None:
     """Gradients of embeddings, norms, head and excluded layers stay as they are, to the bit."""
-    training = Subjects(subject, exclude=("o_proj",))
+    training = TransformedTraining(subject, exclude=("o_proj",))
     training.backward()
     before = training.gradients()
     training.runtime.apply()
@@ -115,18 +117,18 @@ def check_only_its_layers_change(subject: Subject) -> None:
 
 
 @transforms_check()
-def check_micro_batches_are_one_batch(subject: Subject) -> None:
+def check_micro_batches_are_one_batch(subject: TransformSubject) -> None:
     """An update in micro-batches of unequal size is that of the whole batch, to 1e-4."""
-    whole, cut = Subjects(subject), Subjects(subject)
+    whole, cut = TransformedTraining(subject), TransformedTraining(subject)
     whole.backward()
     cut.backward(cuts=3)
     _same(whole.outcome(), cut.outcome(), "in micro-batches", 1e-4)
 
 
 @transforms_check()
-def check_recomputation_changes_nothing(subject: Subject) -> None:
+def check_recomputation_changes_nothing(subject: TransformSubject) -> None:
     """Blocks that run forward twice are counted once."""
-    plain, twice = Subjects(subject), Subjects(subject)
+    plain, twice = TransformedTraining(subject), TransformedTraining(subject)
     twice.model.recompute = True
     plain.backward()
     twice.backward()
@@ -134,9 +136,9 @@ def check_recomputation_changes_nothing(subject: Subject) -> None:
 
 
 @transforms_check()
-def check_other_passes_are_not_counted(subject: Subject) -> None:
+def check_other_passes_are_not_counted(subject: TransformSubject) -> None:
     """Evaluation, forward passes without a backward one, and rehearsals leave no trace."""
-    plain, noisy = Subjects(subject), Subjects(subject)
+    plain, noisy = TransformedTraining(subject), TransformedTraining(subject)
     other = tokens(seed=9)
     with torch.no_grad():
         noisy.model(other)
@@ -150,18 +152,18 @@ def check_other_passes_are_not_counted(subject: Subject) -> None:
 
 
 @transforms_check()
-def check_padding_does_not_count(subject: Subject) -> None:
+def check_padding_does_not_count(subject: TransformSubject) -> None:
     """Positions that the mask leaves out change nothing, to 1e-4."""
-    plain, padded = Subjects(subject), Subjects(subject)
+    plain, padded = TransformedTraining(subject), TransformedTraining(subject)
     plain.backward()
     padded.backward(padding=5)
     _same(plain.outcome(), padded.outcome(), "with padding", 1e-4)
 
 
 @transforms_check()
-def check_low_precision(subject: Subject) -> None:
+def check_low_precision(subject: TransformSubject) -> None:
     """bf16 gradients stay bf16, and are finite; the state is fp32."""
-    training = Subjects(subject, llama(torch.bfloat16))
+    training = TransformedTraining(subject, llama(torch.bfloat16))
     training.steps(0, 3)
     training.backward()
     training.runtime.apply()
@@ -173,9 +175,9 @@ def check_low_precision(subject: Subject) -> None:
 
 
 @transforms_check()
-def check_missing_gradients(subject: Subject) -> None:
+def check_missing_gradients(subject: TransformSubject) -> None:
     """Where a layer has no gradient it gets none, and the others are transformed."""
-    training = Subjects(subject)
+    training = TransformedTraining(subject)
     training.backward()
     before = training.gradients()
     absent = training.model.get_parameter("model.layers.0.mlp.up_proj.weight")
@@ -189,9 +191,9 @@ def check_missing_gradients(subject: Subject) -> None:
 
 
 @transforms_check()
-def check_what_is_no_number_does_not_stay(subject: Subject) -> None:
+def check_what_is_no_number_does_not_stay(subject: TransformSubject) -> None:
     """After an update whose loss is infinite, the state and the next gradients are finite."""
-    training = Subjects(subject)
+    training = TransformedTraining(subject)
     training.steps(0, 1)
     (training.model(tokens()) * torch.inf).sum().backward()
     training.runtime.apply()
@@ -202,11 +204,11 @@ def check_what_is_no_number_does_not_stay(subject: Subject) -> None:
 
 
 @transforms_check()
-def check_resumes_to_the_bit(subject: Subject) -> None:
+def check_resumes_to_the_bit(subject: TransformSubject) -> None:
     """Stopped after two updates and continued in a new model, it ends in the same bits."""
     if "exact_resume" not in subject.info.traits:
         raise NotApplicable("the method does not claim `exact_resume`")
-    whole, begun, resumed = (Subjects(subject) for _ in range(3))
+    whole, begun, resumed = (TransformedTraining(subject) for _ in range(3))
     whole.steps(0, 4)
     begun.steps(0, 2)
     resumed.model.load_state_dict(begun.model.state_dict())
@@ -223,36 +225,36 @@ def check_resumes_to_the_bit(subject: Subject) -> None:
 
 
 @transforms_check()
-def check_bytes_of_the_state(subject: Subject) -> None:
+def check_bytes_of_the_state(subject: TransformSubject) -> None:
     """The ledger's persistent bytes are those of the state, exactly."""
-    training = Subjects(subject)
+    training = TransformedTraining(subject)
     training.steps(0, 1)
-    at = Transforming(trained_shapes(training.model))
+    at = TransformQuery(trained_shapes(training.model))
     said, found = training.value.ledger(at).bytes("optimizer"), training.tensors().values()
     held = tensor_bytes(list({t.untyped_storage()._cdata: t for t in found}.values()))
     assert said == held, f"the ledger says {said} bytes of state, there are {held}"
 
 
 @transforms_check()
-def check_work_and_activations(subject: Subject) -> None:
+def check_work_and_activations(subject: TransformSubject) -> None:
     """Forward and backward save the same activations and do the same matrix products.
 
     Those of `apply` are no more than the ledger says.
     """
-    plain, watched = llama(), Subjects(subject)
+    plain, watched = llama(), TransformedTraining(subject)
     found = [_spent(model) for model in (plain, watched.model)]
     assert found[0] == found[1], f"(bytes saved, operations) are {found[1]}, without it {found[0]}"
     with FlopCounterMode(display=False) as counter:
         watched.runtime.apply()
-    said = watched.value.ledger(Transforming(trained_shapes(plain))).flops("step")
+    said = watched.value.ledger(TransformQuery(trained_shapes(plain))).flops("step")
     counted = counter.get_total_flops()
     assert counted <= said, f"the ledger says {said} operations a step, PyTorch counts {counted}"
 
 
 @transforms_check()
-def check_closing(subject: Subject) -> None:
+def check_closing(subject: TransformSubject) -> None:
     """After `close` the model is as it was: no hook is left."""
-    training = Subjects(subject)
+    training = TransformedTraining(subject)
     training.runtime.close()
     left = [
         name
@@ -263,7 +265,7 @@ def check_closing(subject: Subject) -> None:
 
 
 @transforms_check(dear=True)
-def check_trains_under_transformers(subject: Subject) -> None:
+def check_trains_under_transformers(subject: TransformSubject) -> None:
     """A callback of `transformers.Trainer`, it changes what its layers learn, and nothing else."""
     value = subject if isinstance(subject, GradientTransform) else subject()
     plain, trained = _under_transformers(None), _under_transformers(value)

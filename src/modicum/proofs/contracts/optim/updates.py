@@ -8,14 +8,14 @@ import math
 import torch
 from torch import nn
 
-from modicum.core.parameters import optimizer_groups, trainable
-from modicum.core.stepping import Stepper
+from modicum.core.contracts.parameters import optimizer_groups, trainable
+from modicum.core.contracts.stepping import Stepper
 from modicum.optim.backward import step_in_backward
 from modicum.proofs.contracts.base import NotApplicable
 from modicum.proofs.contracts.optim.subjects import (
     RATE,
-    Subject,
-    Training,
+    OptimizerSubject,
+    TrainedOptimizer,
     assert_equal,
     bound,
     llama,
@@ -30,7 +30,7 @@ SHAPES = ((), (1,), (7,), (1, 5), (5, 1), (13, 7), (4, 4), (2, 3, 5), (6, 2, 3, 
 
 
 @optimizers_check()
-def check_learns_in_a_plain_loop(subject: Subject) -> None:
+def check_learns_in_a_plain_loop(subject: OptimizerSubject) -> None:
     """Forty steps on one batch: the loss falls by a fifth at least."""
     model, ids = llama(), tokens(8)
     optimizer, losses = bound(small(subject), model), []
@@ -44,7 +44,7 @@ def check_learns_in_a_plain_loop(subject: Subject) -> None:
 
 
 @optimizers_check()
-def check_takes_parameters_as_torch_does(subject: Subject) -> None:
+def check_takes_parameters_as_torch_does(subject: OptimizerSubject) -> None:
     """Bare parameters, named ones and groups of them are taken, and a closure's loss comes back."""
     first, second = nn.Linear(7, 13), nn.Linear(13, 5)
     model = nn.Sequential(first, second)
@@ -69,7 +69,7 @@ def check_takes_parameters_as_torch_does(subject: Subject) -> None:
 
 
 @optimizers_check()
-def check_odd_shapes(subject: Subject) -> None:
+def check_odd_shapes(subject: OptimizerSubject) -> None:
     """Parameters of no to four dimensions, of widths one and odd: all are updated, and finite."""
     parameters = [nn.Parameter(numbers(*shape, name=f"{shape}")) for shape in SHAPES]
     before = [value.detach().clone() for value in parameters]
@@ -84,9 +84,12 @@ def check_odd_shapes(subject: Subject) -> None:
 
 
 @optimizers_check()
-def check_bf16_parameters(subject: Subject) -> None:
+def check_bf16_parameters(subject: OptimizerSubject) -> None:
     """bf16 parameters stay bf16, are finite, and go where fp32 ones go, to their precision."""
-    exact, half = Training(small(subject)), Training(small(subject), llama(torch.bfloat16))
+    exact, half = (
+        TrainedOptimizer(small(subject)),
+        TrainedOptimizer(small(subject), llama(torch.bfloat16)),
+    )
     start = dict(llama().named_parameters())
     exact.steps(0, 4)
     half.steps(0, 4)
@@ -100,9 +103,9 @@ def check_bf16_parameters(subject: Subject) -> None:
 
 
 @optimizers_check()
-def check_is_deterministic(subject: Subject) -> None:
+def check_is_deterministic(subject: OptimizerSubject) -> None:
     """The same steps again, whatever torch's own generator, give the same bits."""
-    one, other = Training(small(subject)), Training(small(subject))
+    one, other = TrainedOptimizer(small(subject)), TrainedOptimizer(small(subject))
     one.steps(0, 4)
     torch.manual_seed(99)
     other.steps(0, 4)
@@ -110,9 +113,9 @@ def check_is_deterministic(subject: Subject) -> None:
 
 
 @optimizers_check()
-def check_missing_gradients(subject: Subject) -> None:
+def check_missing_gradients(subject: OptimizerSubject) -> None:
     """A parameter without a gradient is left alone, and has no state."""
-    training = Training(small(subject))
+    training = TrainedOptimizer(small(subject))
     training.backward(0)
     idle = training.model.get_parameter("model.layers.0.mlp.up_proj.weight")
     before, idle.grad = idle.detach().clone(), None
@@ -125,7 +128,7 @@ def check_missing_gradients(subject: Subject) -> None:
 
 
 @optimizers_check()
-def check_weight_decay(subject: Subject) -> None:
+def check_weight_decay(subject: OptimizerSubject) -> None:
     """With no gradient but zeros, matrices shrink by lr x decay; vectors stay, by metadata."""
     if "weight_decay" not in small(subject).fields():
         raise NotApplicable("the method has no weight decay")
@@ -141,9 +144,9 @@ def check_weight_decay(subject: Subject) -> None:
 
 
 @optimizers_check()
-def check_learning_rate_of_each_group(subject: Subject) -> None:
+def check_learning_rate_of_each_group(subject: OptimizerSubject) -> None:
     """A schedule that sets a group's rate to zero holds its parameters, and no others."""
-    training = Training(small(subject))
+    training = TrainedOptimizer(small(subject))
     training.steps(0, 1)
     before = copy.deepcopy(training.model)
     held = training.optimizer.param_groups[0]
@@ -158,9 +161,9 @@ def check_learning_rate_of_each_group(subject: Subject) -> None:
 
 
 @optimizers_check()
-def check_subsets_make_the_whole_step(subject: Subject) -> None:
+def check_subsets_make_the_whole_step(subject: OptimizerSubject) -> None:
     """Stepping one parameter at a time, in any order, is the whole step to the bit."""
-    whole, parts = Training(small(subject)), Training(small(subject))
+    whole, parts = TrainedOptimizer(small(subject)), TrainedOptimizer(small(subject))
     whole.steps(0, 4)
     stepper = Stepper(parts.optimizer)
     for step in range(4):
@@ -172,9 +175,9 @@ def check_subsets_make_the_whole_step(subject: Subject) -> None:
 
 
 @optimizers_check()
-def check_in_the_backward_pass(subject: Subject) -> None:
+def check_in_the_backward_pass(subject: OptimizerSubject) -> None:
     """Stepped as gradients come, weights are the same to the bit, and no gradient is left."""
-    whole, early = Training(small(subject)), Training(small(subject))
+    whole, early = TrainedOptimizer(small(subject)), TrainedOptimizer(small(subject))
     whole.steps(0, 4)
     stop = step_in_backward(early.optimizer)
     for step in range(4):
@@ -186,7 +189,7 @@ def check_in_the_backward_pass(subject: Subject) -> None:
 
 
 @optimizers_check()
-def check_tied_weights_are_one(subject: Subject) -> None:
+def check_tied_weights_are_one(subject: OptimizerSubject) -> None:
     """A weight that two layers share is in one group, once, and stays shared."""
     first, second = nn.Linear(6, 6), nn.Linear(6, 6)
     model = nn.Sequential(first, second)

@@ -1,0 +1,145 @@
+"""Adapters as modicum keeps them: a JSON that says which, and their own tensors in safetensors.
+
+Every method can be kept so. Where a method has rewritten a quantized base, the base's tensors are
+kept too, since the original weight, which could be rewritten again, is not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from modicum.adapters.attachment import Attachment
+from modicum.adapters.base import Adapter
+from modicum.adapters.base_weights import is_exact
+from modicum.adapters.names import plain_name
+from modicum.adapters.rewriting import rewriting
+from modicum.core import files
+from modicum.core.contracts.catalog import find
+from modicum.core.errors import InputError
+from modicum.core.files import publish_folder, write_json
+from modicum.core.ranks.sharding import whole
+
+CONFIG, WEIGHTS = "modicum_adapter.json", "adapter.safetensors"
+_BASE = "base:"  # before the names of a base layer's tensors
+
+
+@dataclass(frozen=True)
+class StoredAdapter:
+    """What a file says of an adapter; names are those of the plain model.
+
+    Args:
+        method: its targets name layers in full.
+        state: the adapter's own tensors.
+        base: tensors of layers that it has rewritten, where they cannot be made anew.
+    """
+
+    method: Adapter
+    state: dict[str, Tensor]
+    file: Path
+    base: dict[str, Tensor] = field(default_factory=dict)
+    seed: int = 0
+
+
+def save(attached: Attachment, folder: Path, *, base_model: str | None, write: bool = True) -> None:
+    """Write the adapter, whole or not at all; without `write`, help only."""
+    tensors = {plain_name(key): value for key, value in attached.state_dict().items()}
+    for name, layer in rewriting(attached).items():
+        base = attached.model.get_submodule(name)
+        if layer.rewrote and not is_exact(base):
+            named = {
+                plain_name(f"{name}.{key}"): p for key, p in base.named_parameters(recurse=False)
+            }
+            tensors |= {f"{_BASE}{key}": p for key, p in named.items()}
+    gathered = {key: whole(value.detach()).contiguous().cpu() for key, value in tensors.items()}
+    if not write:
+        return
+    targets = [plain_name(name) for name in attached.sites]
+    config = {
+        "method": attached.method.info.name,
+        "fields": attached.method.model_dump() | {"targets": targets, "exclude": []},
+        "seed": attached.seed,
+        "base_model": base_model,
+    }
+    with publish_folder(folder) as temporary:
+        save_file(gathered, temporary / WEIGHTS, metadata={"format": "pt"})
+        write_json(temporary / CONFIG, config)
+
+
+def read(folder: Path, plugins: Iterable[str | Path] = ()) -> StoredAdapter:
+    """The adapter that a folder of modicum's holds; errors are those of `files.load`."""
+    config, tensors = read_json(folder / CONFIG), read_tensors(folder / WEIGHTS)
+    value = described(config, plugins, folder / CONFIG)
+    try:
+        seed = int(config["seed"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"does not describe an adapter: {error!r}", file=folder / CONFIG) from None
+    base = {key.removeprefix(_BASE): t for key, t in tensors.items() if key.startswith(_BASE)}
+    state = {key: t for key, t in tensors.items() if not key.startswith(_BASE)}
+    return StoredAdapter(value, state, folder / WEIGHTS, base, seed)
+
+
+def described(config: Mapping[str, Any], plugins: Iterable[str | Path], file: Path) -> Adapter:
+    """The value that a description names: a method and its fields.
+
+    Raises:
+        InputError: there is no such method, or it has no such fields.
+    """
+    try:
+        value = find(config["method"], plugins, room="adapters").load()(**config["fields"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"does not describe an adapter: {error!r}", file=file) from None
+    except InputError as error:
+        raise error.located(file=file) from None
+    assert isinstance(value, Adapter)
+    return value
+
+
+def base_model_of(folder: str | Path) -> str | None:
+    """What a folder with an adapter, in either format, says of the model that it is for.
+
+    Raises:
+        InputError: there is no adapter in the folder.
+    """
+    path = Path(folder)
+    own = (path / CONFIG).exists()
+    config = read_json(path / (CONFIG if own else "adapter_config.json"))
+    found = config.get("base_model" if own else "base_model_name_or_path")
+    return None if found is None else str(found)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of an adapter's folder.
+
+    Raises:
+        InputError: it is missing, cannot be read, or is no JSON object.
+    """
+    if not os.path.lexists(path):
+        raise InputError(f"not an adapter: no {path.name} in this folder", file=path.parent)
+    content = files.read_json(path)
+    if not isinstance(content, dict):
+        raise InputError("this is no JSON object", file=path)
+    return content
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of an adapter's folder.
+
+    Raises:
+        InputError: the file is missing or cannot be read.
+    """
+    if not os.path.lexists(path):
+        raise InputError("the adapter's weights are missing", file=path)
+    if not path.is_file():
+        raise InputError("this is no regular file", file=path)
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"cannot be read: {error}", file=path) from None

@@ -1,0 +1,1 @@
+"""What every room's methods agree on: values, ledgers, traits, state, strategies."""

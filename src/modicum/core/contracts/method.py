@@ -1,0 +1,212 @@
+"""What a method is: a frozen value with plain hyper-parameters, and what is said about it.
+
+Nothing here imports torch. The catalog reads `info`, fields, defaults and bounds from the syntax
+tree of a method's file, so `info` is made of literals and field types come from this module,
+`typing` or `pydantic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from modicum.core.contracts.traits import TRAITS
+from modicum.core.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from modicum.core.contracts.ledger import Ledger
+
+Evidence = Literal["verified against code", "against paper", "reconstructed"]
+Verdict = Literal["holds", "does not hold", "not proven yet"]
+
+# Field types that methods share. Strings and lists from YAML become tuples; nothing else is
+# converted: a method's value is what the user wrote.
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Betas = Annotated[tuple[Probability, Probability], Field(strict=False)]
+Strings = Annotated[tuple[str, ...], Field(strict=False)]
+# What torch's own generators take.
+LARGEST_SEED = 2**63 - 1
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+
+
+@dataclass(frozen=True)
+class Info:
+    """What the catalog says of a method, all of it literals.
+
+    Args:
+        name: the catalog name, which is also the file's.
+        title: one line for people.
+        room: the room it belongs to.
+        paper: authors' title and arXiv id.
+        claim: the paper's headline, in one sentence.
+        traits: words of `modicum.core.contracts.traits.TRAITS`; they decide what it combines with.
+        traits_if: triples (field, value, trait): traits that it has where a field has a value.
+        slot: the recipe's section in which it stands, where that is not its room's own.
+        evidence: how the implementation was checked.
+        holds: what the proof said here; `reason` says why, where it does not hold.
+        run_on_gpu: whether it has been run on an accelerator.
+    """
+
+    name: str
+    title: str
+    room: str
+    paper: str
+    claim: str
+    traits: tuple[str, ...] = ()
+    evidence: Evidence = "reconstructed"
+    holds: Verdict = "not proven yet"
+    reason: str = ""
+    run_on_gpu: bool = False
+    slot: str = ""
+    traits_if: tuple[tuple[str, Any, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        unknown = {*self.traits, *(trait for _, _, trait in self.traits_if)} - TRAITS.keys()
+        if unknown:
+            word = min(unknown)
+            raise InputError("unknown trait", field="traits", value=word, candidates=TRAITS)
+
+    def traits_of(self, fields: Mapping[str, Any]) -> frozenset[str]:
+        """The traits of a value whose fields these are.
+
+        >>> info = Info("a", "A", "optim", "", "", traits_if=(("deep", True, "defers_update"),))
+        >>> sorted(info.traits_of({"deep": True})), sorted(info.traits_of({"deep": False}))
+        (['defers_update'], [])
+        """
+        there = (trait for name, value, trait in self.traits_if if fields.get(name) == value)
+        return frozenset((*self.traits, *there))
+
+    @property
+    def status(self) -> str:
+        """The honest state of the method in one line."""
+        holds = {"holds": "holds here", "does not hold": f"does not hold here ({self.reason})"}
+        gpu = "run on GPU" if self.run_on_gpu else "not yet run on GPU"
+        return f"{self.evidence}; {holds.get(self.holds, self.holds)}; {gpu}"
+
+
+@runtime_checkable
+class Runtime(Protocol):
+    """What `bind` makes: it owns all state, and gives it back."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method is bound to: the model, and the run's seed."""
+
+    model: nn.Module
+    seed: int = 0
+
+
+class Method(BaseModel):
+    """A method's value: frozen, validated, plain. Subclasses add fields and `bind`.
+
+    Raises:
+        InputError: a field is unknown, of the wrong type or out of bounds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+
+    info: ClassVar[Info]
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise describe(error, type(self).model_fields, prefix="") from None
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What this value does to a run, in words of `modicum.core.contracts.traits.TRAITS`."""
+        return self.info.traits_of({name: getattr(self, name) for name in type(self).model_fields})
+
+    def bind(self, context: Any) -> Runtime:
+        """Make the runtime object that does the work; `context` is the room's."""
+        raise TypeError(f"{type(self).__name__} defines no bind()")
+
+    def ledger(self, at: Any) -> Ledger:
+        """What the method spends at a site, by arithmetic, before anything runs."""
+        raise TypeError(f"{type(self).__name__} defines no ledger()")
+
+
+def describe(
+    failure: ValidationError, known: Iterable[str], *, prefix: str, **where: Any
+) -> InputError:
+    """The first of pydantic's complaints as one message about one field of modicum's."""
+    errors = failure.errors()
+    error = errors[0]
+    path = _path(error)
+    words = [e for e in errors if e["type"] == "literal_error" and _path(e) == path]
+    if words and isinstance(error["input"], str):
+        error = words[0]  # of a number or a word, somebody who wrote a word meant the word
+    field = (prefix + ".".join(map(str, path))).rstrip(".")
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        word = str(error["loc"][-1])
+        field = field if path and path[-1] == word else f"{field}.{word}".lstrip(".")
+        return InputError(
+            "unknown key",
+            field=field,
+            word=word,
+            candidates=known,
+            allowed=", ".join(sorted(known)),
+            **where,
+        )
+    if kind == "missing":
+        return InputError("this field is needed", field=field, **where)
+    if kind == "literal_error":
+        expected = str(context["expected"])
+        return InputError(
+            "not one of the known words",
+            field=field,
+            value=error["input"],
+            allowed=expected,
+            candidates=expected.replace("'", "").replace(" or ", ", ").split(", "),
+            **where,
+        )
+    if kind == "value_error":
+        problem = error["msg"].removeprefix("Value error, ")
+        return InputError(problem, field=field, value=error["input"], **where)
+    problem = _PROBLEMS.get(kind, error["msg"][0].lower() + error["msg"][1:])
+    bounds = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    allowed = "; ".join(f"{bounds[k]} {v}" for k, v in context.items() if k in bounds)
+    return InputError(problem, field=field, value=error["input"], allowed=allowed or None, **where)
+
+
+def _path(error: ErrorDetails) -> list[int | str]:
+    """The field an error is about, without the branch of a union that pydantic tried."""
+    parts = [part for part in error["loc"] if isinstance(part, int) or str(part).isidentifier()]
+    while len(parts) > 1 and parts[-1] in _BRANCHES:
+        parts.pop()
+    return parts
+
+
+_BRANCHES = {"int", "float", "str", "bool", "tuple", "constrained"}
+_PROBLEMS = {
+    "int_type": "expected a whole number",
+    "float_type": "expected a number",
+    "bool_type": "expected true or false",
+    "string_type": "expected text",
+    "tuple_type": "expected a list",
+    "model_type": "expected a section with keys",
+    "dict_type": "expected a section with keys",
+    "greater_than_equal": "too small",
+    "greater_than": "too small",
+    "less_than_equal": "too large",
+    "less_than": "too large",
+    "finite_number": "must be a finite number",
+    "too_short": "the list is too short",
+}

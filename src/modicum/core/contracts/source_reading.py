@@ -1,0 +1,159 @@
+"""What can be read of a Python file without running it: classes, literals, annotated fields.
+
+Importing torch takes seconds, and a stranger's file should not run because somebody lists it. Names
+in annotations and literals are looked up in the few modules of `READABLE`, which import nothing
+heavy.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from modicum.core.errors import InputError, ModicumError
+from modicum.core.files import read_bytes
+
+READABLE = {"typing", "pydantic", "annotated_types", "modicum.core.contracts.method"}
+SOURCES = Path(__file__).resolve().parents[2]
+# How the `__init__` of an optimizer begins; its hyper-parameters are the keywords that follow.
+OPTIMIZER = ("self", "params", "lr")
+_PLAIN: dict[str, Any] = {"__builtins__": {}} | {
+    kind.__name__: kind for kind in (int, float, str, bool, tuple, list, dict)
+}
+DeclaredFields = dict[str, tuple[Any, Any]]
+
+
+def parse(file: Path) -> ast.Module:
+    """The syntax tree of a file.
+
+    Raises:
+        InputError: it is not valid Python, with the line.
+    """
+    try:
+        return ast.parse(read_bytes(file), filename=str(file))
+    except SyntaxError as error:
+        problem = f"not valid Python: {error.msg}"
+        raise InputError(problem, file=file, line=error.lineno) from None
+    except (ValueError, RecursionError, MemoryError) as error:  # as Python refuses some bytes
+        raise InputError(f"not valid Python: {error}", file=file) from None
+
+
+def assigned(node: ast.ClassDef, name: str) -> ast.expr | None:
+    """What the body of a class assigns to a name."""
+    for item in node.body:
+        if not isinstance(item, ast.Assign | ast.AnnAssign):
+            continue
+        targets = item.targets if isinstance(item, ast.Assign) else [item.target]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return item.value
+    return None
+
+
+def names(tree: ast.Module) -> dict[str, Any]:
+    """What annotations and literals may refer to: imports from the readable modules."""
+    known = dict(_PLAIN)
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module in READABLE:
+            source = importlib.import_module(node.module)
+            # What is not there is unknown where it is used, with the line.
+            known |= {
+                a.asname or a.name: getattr(source, a.name)
+                for a in node.names
+                if hasattr(source, a.name)
+            }
+    return known
+
+
+def evaluate(node: ast.expr | None, known: dict[str, Any], file: Path) -> Any:
+    """The value of an expression of literals and known names.
+
+    Raises:
+        InputError: it cannot be known without running the file, with the line.
+    """
+    if node is None:
+        return None
+    try:
+        return eval(compile(ast.Expression(node), str(file), "eval"), known)
+    except ModicumError as error:
+        raise InputError(str(error), file=file, line=node.lineno) from None
+    except Exception as error:
+        readable = ", ".join(sorted(READABLE))
+        raise InputError(
+            f"cannot be read without running the file ({error}); use literals, and types from "
+            f"{readable}",
+            file=file,
+            line=node.lineno,
+        ) from None
+
+
+def fields(file: Path, node: ast.ClassDef) -> DeclaredFields:
+    """The fields of a method's class, each with its type and its default (`...`: it has none).
+
+    They are the keywords of an optimizer's `__init__`, and else the annotated names of the class
+    and, first, of its bases within modicum or the file.
+    """
+    signature = _signature(file, node)
+    if signature is not None:
+        return _keywords(*signature)
+    tree = parse(file)
+    known = names(tree)
+    found: DeclaredFields = {}
+    for base in _bases(file, node, tree):
+        found |= fields(*base)
+    for item in node.body:
+        if not (isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)):
+            continue
+        if ast.unparse(item.annotation).startswith("ClassVar"):
+            continue
+        kind = evaluate(item.annotation, known, file)
+        default = ... if item.value is None else evaluate(item.value, known, file)
+        found[item.target.id] = (kind, default)
+    return found
+
+
+def _signature(file: Path, node: ast.ClassDef) -> tuple[Path, ast.FunctionDef] | None:
+    """The `__init__` of an optimizer, its own or that of a base; None for other classes."""
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            first = tuple(argument.arg for argument in item.args.args)
+            return (file, item) if first == OPTIMIZER else None
+    inherited = (_signature(*base) for base in _bases(file, node, parse(file)))
+    return next((found for found in inherited if found is not None), None)
+
+
+def _keywords(file: Path, function: ast.FunctionDef) -> DeclaredFields:
+    known, arguments = names(parse(file)), function.args
+    return {
+        argument.arg: (
+            evaluate(argument.annotation, known, file),
+            ... if default is None else evaluate(default, known, file),
+        )
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    }
+
+
+def _bases(file: Path, node: ast.ClassDef, tree: ast.Module) -> Iterator[tuple[Path, ast.ClassDef]]:
+    """The bases of a class that are in the file or in modicum, `Method` itself left out."""
+    for base in node.bases:
+        if isinstance(base, ast.Name) and base.id != "Method":
+            found = _find_class(base.id, file, tree)
+            if found is not None:
+                yield found
+
+
+def _find_class(name: str, file: Path, tree: ast.Module) -> tuple[Path, ast.ClassDef] | None:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return file, node
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("modicum."):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    parts = (node.module or "").split(".")[1:]
+                    target = SOURCES.joinpath(*parts).with_suffix(".py")
+                    if not target.exists():
+                        target = SOURCES.joinpath(*parts, "base.py")
+                    return _find_class(alias.name, target, parse(target))
+    return None

@@ -1,0 +1,228 @@
+"""Words for what methods do to a run, and the one table of rules that says what combines.
+
+A rule is a pair of traits that exclude each other and the sentence that says why. The sentence is
+the error message. A run has traits too (it clips, it accumulates, its base is random), so that one
+table covers method with method and method with recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+TRAITS = {
+    # of methods
+    "adapts_base": "trains small additions to a frozen base",
+    "mergeable": "its result folds into the dense weight",
+    "rewrites_base": "replaces the frozen base weight when it is attached",
+    "defers_update": "applies an update later than the step that computed it",
+    "needs_whole_matrix": "needs a matrix parameter whole, on one rank",
+    "frees_gradient_in_backward": "consumes a gradient as soon as it is computed",
+    "captures_activations": "reads layer inputs or output gradients during training",
+    "transforms_gradients": "changes gradients between their reduction and clipping",
+    "works_on_base": "works on the model's own weights, which must be trained",
+    "needs_trained_base": "begins with weights that mean something",
+    "needs_convolutions": "has to do with convolutions alone",
+    "follows_optimizer": "reads the optimizer's momentum after an update",
+    "compresses_saved": "makes smaller what is saved for the backward pass",
+    "needs_eager": "looks into what blocks compute",
+    "needs_whole_gradients": "sums whole gradients over the ranks",
+    "codes_cut_weights": "codes the exchanges of weights that are cut over ranks",
+    "crosses_wire": "is about what ranks exchange",
+    "quantized_base": "holds the base weight in few bits, frozen",
+    "needs_global_norm_first": "needs the norm of all gradients before the first update",
+    "changes_shapes": "changes the shapes of parameters during training",
+    "unequal_batches": "trains on batches whose sizes differ between ranks",
+    "exact_resume": "an interrupted run continues to the bit",
+    "compiles": "works under torch.compile",
+    # of runs
+    "run_clips": "the recipe sets training.clip_norm",
+    "run_accumulates": "a training batch is cut into several micro-batches",
+    "run_random_base": "the model starts from random weights",
+    "run_trains_base": "the recipe has no adapter, so all weights are trained",
+    "run_recomputes": "the recipe sets training.recompute to blocks",
+    "run_compiles": "the recipe sets training.compile to blocks",
+    "run_without_convolutions": "the model has no convolutions",
+    "run_alone": "there is one rank",
+    "run_whole_weights": "every rank holds all weights",
+    "run_cuts_weights": "ranks hold parts of the weights",
+    "run_masters": "the optimizer trains masters of the model's weights",
+    "run_gathers_frozen": "fsdp gathers weights that are not trained",
+    "run_hybrid": "several groups of ranks hold a copy of the weights each",
+    "run_gathers_again": "weights are given back between forward and backward",
+}
+
+
+@dataclass(frozen=True)
+class TraitRule:
+    """Two traits that two *different* parts of one run must not have; `why` is the message."""
+
+    one: str
+    other: str
+    why: str
+
+
+RULES = (
+    TraitRule(
+        "adapts_base",
+        "run_random_base",
+        "an adapter adapts trained weights, and this model starts from random ones; "
+        "give model.path a trained model, or leave the adapter out",
+    ),
+    TraitRule(
+        "rewrites_base",
+        "rewrites_base",
+        "both replace the frozen base weight, and only one can",
+    ),
+    TraitRule(
+        "frees_gradient_in_backward",
+        "run_clips",
+        "gradients are used up during the backward pass, so their norm is never known; "
+        "set training.clip_norm to null",
+    ),
+    TraitRule(
+        "frees_gradient_in_backward",
+        "needs_global_norm_first",
+        "one uses gradients up during the backward pass, the other needs the norm of all first",
+    ),
+    TraitRule(
+        "frees_gradient_in_backward",
+        "run_accumulates",
+        "gradients are used up during the backward pass, so none are left to accumulate; "
+        "set training.micro_batch_size equal to training.batch_size",
+    ),
+    TraitRule(
+        "frees_gradient_in_backward",
+        "transforms_gradients",
+        "one uses gradients up during the backward pass, the other needs them all together first",
+    ),
+    TraitRule(
+        "defers_update",
+        "frees_gradient_in_backward",
+        "weights are updated in the next forward pass, so no gradient is whole in the backward one",
+    ),
+    TraitRule(
+        "defers_update",
+        "transforms_gradients",
+        "weights are updated in the next forward pass, and whole gradients are never together "
+        "before it",
+    ),
+    TraitRule(
+        "follows_optimizer",
+        "frees_gradient_in_backward",
+        "it reads what an update was made of, and that is used up during the backward pass",
+    ),
+    TraitRule(
+        "follows_optimizer",
+        "run_masters",
+        "it reads the momentum of the weights that it sees, and zero's optimizer trains others; "
+        "set parallel.strategy to ddp or fsdp",
+    ),
+    TraitRule(
+        "works_on_base",
+        "adapts_base",
+        "an adapter freezes the weights that it works on; leave one of them out",
+    ),
+    TraitRule(
+        "needs_trained_base",
+        "run_random_base",
+        "it needs trained weights, and this model starts from random ones; give model.path a "
+        "trained model",
+    ),
+    TraitRule(
+        "needs_trained_base",
+        "quantized_base",
+        "it begins with full-precision weights; set model.linear to dense",
+    ),
+    TraitRule(
+        "quantized_base",
+        "run_trains_base",
+        "a quantized weight is not trained; add an adapter, or set model.linear to dense",
+    ),
+    TraitRule(
+        "needs_convolutions",
+        "run_without_convolutions",
+        "it compresses what convolutions keep, and this model has none",
+    ),
+    TraitRule(
+        "compresses_saved",
+        "run_recomputes",
+        "blocks that are recomputed keep nothing that could be compressed; set training.recompute "
+        "to none",
+    ),
+    TraitRule(
+        "needs_eager",
+        "run_compiles",
+        "it looks into what blocks compute, which compiled blocks do not show; set "
+        "training.compile to none",
+    ),
+    TraitRule(
+        "crosses_wire",
+        "run_alone",
+        "there is one rank, so nothing crosses a wire; start more with --ranks, or leave it out",
+    ),
+    TraitRule(
+        "needs_whole_gradients",
+        "run_cuts_weights",
+        "it sums whole gradients, and fsdp cuts them as it sums; set parallel.strategy to ddp",
+    ),
+    TraitRule(
+        "codes_cut_weights",
+        "run_whole_weights",
+        "it codes the exchanges of weights that are cut over ranks; set parallel.strategy to zero, "
+        "or to fsdp with parallel.reshard_after_forward false",
+    ),
+    TraitRule(
+        "codes_cut_weights",
+        "run_gathers_frozen",
+        "on fsdp it would send the frozen weights too; set parallel.strategy to zero, and only "
+        "what is trained is sent",
+    ),
+    TraitRule(
+        "codes_cut_weights",
+        "run_hybrid",
+        "it sums over all ranks at once; set parallel.shard to null",
+    ),
+    TraitRule(
+        "codes_cut_weights",
+        "run_gathers_again",
+        "differences are taken from a copy of the weights, which must stay gathered; set "
+        "parallel.reshard_after_forward to false",
+    ),
+    TraitRule(
+        "frees_gradient_in_backward",
+        "frees_gradient_in_backward",
+        "both use up the gradients during the backward pass",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class TraitHolder:
+    """Something in a run that has traits: a method in its place in the recipe, or the run."""
+
+    name: str
+    traits: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Clash:
+    """Two parts that do not combine, and the sentence why."""
+
+    one: TraitHolder
+    other: TraitHolder
+    why: str
+
+
+def clashes(parts: Iterable[TraitHolder]) -> list[Clash]:
+    """Every pair of parts that a rule forbids, in the order of the parts."""
+    listed = list(parts)
+    found = []
+    for index, first in enumerate(listed):
+        for second in listed[index + 1 :]:
+            for rule in RULES:
+                forward = rule.one in first.traits and rule.other in second.traits
+                backward = rule.one in second.traits and rule.other in first.traits
+                if forward or backward:
+                    found.append(Clash(first, second, rule.why))
+    return found

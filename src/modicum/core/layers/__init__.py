@@ -1,0 +1,1 @@
+"""What rooms need to know of a model's layers: forms, names, sizes, statistics."""

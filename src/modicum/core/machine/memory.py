@@ -1,0 +1,180 @@
+"""What memory a run really takes: tensor bytes by allocation events, and the process's size."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
+from torch._C._profiler import (
+    ProfilerActivity,
+    ProfilerConfig,
+    ProfilerState,
+    RecordScope,
+    _ExperimentalConfig,
+)
+
+from modicum.core.ranks.sharding import own_part
+
+
+class TensorMeter:
+    """The peak of tensor bytes on a device while the meter is on.
+
+    On CUDA it is the allocator's own figure. The CPU's allocator keeps none, but reports every
+    allocation and release to PyTorch's profiler; the meter adds these up. What is allocated before
+    it starts is not seen, so say what that is; and stop it after a few steps, because the events
+    are kept until then.
+
+    >>> with TensorMeter("cpu") as meter:
+    ...     kept = torch.empty(1000)
+    ...     _ = torch.empty(500)
+    >>> meter.peak
+    6000
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self.peak: int | None = None
+        self._before = 0
+        self._profiler: Any = None
+
+    def __enter__(self) -> TensorMeter:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> bool:
+        """Whether events are being collected."""
+        return self._profiler is not None
+
+    def start(self, before: int = 0) -> None:
+        """Begin, with `before` bytes of tensors there already (which CUDA knows by itself)."""
+        self._before = before
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._profiler = self.device
+        else:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its notices are not for our users
+            # The calls beneath torch.profiler.profile, which itself keeps a gigabyte for a
+            # thousand steps. Operators are not asked for: they are no news, and one that ends
+            # after `stop`, as an exchange that is still on its way, would write to freed memory.
+            config = ProfilerConfig(
+                ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig()
+            )
+            _prepare_profiler(config, {ProfilerActivity.CPU})
+            scopes = {RecordScope.STATIC_RUNTIME_MODEL}  # what no program here ever enters
+            _enable_profiler(config, {ProfilerActivity.CPU}, scopes)  # type: ignore[call-arg]
+            self._profiler = config
+
+    def stop(self) -> int:
+        """End, and return the peak in bytes; a second call returns it again."""
+        if not self.running:
+            return self.peak or 0
+        if self.device.type == "cuda":
+            self.peak = torch.cuda.max_memory_allocated(self.device)
+        else:
+            self.peak = self._before + _peak(_disable_profiler().experimental_event_tree())
+        self._profiler = None
+        return self.peak
+
+
+def _peak(events: list[Any]) -> int:
+    """The largest sum of the blocks allocated and not yet released, in a profiler's event tree."""
+    # The profiler's own running total goes on from one use to the next within a process, with all
+    # that was released in between still in it; so the blocks are followed here.
+    pending, seen = list(events), []
+    while pending:
+        event = pending.pop()
+        pending += event.children
+        if event.tag.name == "Allocation":
+            seen.append((event.start_time_ns, event.extra_fields))
+    live: dict[int, int] = {}
+    total = peak = 0
+    for _, fields in sorted(seen, key=lambda timed: timed[0]):
+        total -= live.pop(fields.ptr, 0)
+        if fields.alloc_size > 0:
+            live[fields.ptr] = fields.alloc_size
+            total += fields.alloc_size
+            peak = max(peak, total)
+    return peak
+
+
+def bytes_by_kind(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes of what persists: weights (and buffers), gradients that exist now, optimizer state."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    state = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+    return {
+        "weight": tensor_bytes([*model.parameters(), *model.buffers()]),
+        "gradient": tensor_bytes(gradients),
+        "optimizer": tensor_bytes(state),
+    }
+
+
+def tensor_bytes(tensors: list[Tensor]) -> int:
+    """Bytes of the tensors' storages, shared ones once; of sharded ones, what this rank holds."""
+    parts = [own_part(tensor)[0] for tensor in tensors]
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in parts}
+    return sum(storages.values())
+
+
+def resident_bytes() -> int:
+    """The process's resident size now; on systems that do not say, its peak so far."""
+    now = _status("VmRSS")
+    return peak_resident_bytes() if now is None else now
+
+
+def _status(name: str) -> int | None:
+    """A size in bytes of Linux's page about this process; None elsewhere."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_bytes().splitlines():
+            if line.startswith(f"{name}:".encode()):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def forget_peak() -> None:
+    """Let the largest resident size be that from now on, where the system can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_bytes(b"5")
+
+
+def used_bytes(device: str) -> int:
+    """What a memory budget counts, now: the allocator's memory on CUDA, else the process's size."""
+    return torch.cuda.memory_reserved() if device == "cuda" else resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """The process's largest resident size so far, or since `forget_peak`."""
+    if (peak := _status("VmHWM")) is not None:
+        return peak
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def release() -> None:
+    """Give memory that is free inside the process back to the system, where that is possible."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if sys.platform == "linux":
+        import ctypes
+
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

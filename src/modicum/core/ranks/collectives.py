@@ -1,0 +1,323 @@
+"""Exchanges of flat buffers that are what they say: asynchronous, in one order, and metered.
+
+gloo's own reduce-scatter is an all-reduce inside and sends twice what it must. Here it is
+an all-to-all and a sum in the order of the ranks: an element's sum depends on the ranks' values
+alone, not on where in which buffer it stands. On NCCL it is NCCL's.
+
+Calls are issued in the order in which they are asked for, by the thread that asks, in a process
+group of their own; so every rank must ask for the same calls in the same order, and nothing that
+goes through another group can come in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from modicum.core.ranks import Ranks, peer_errors
+
+# Newer versions of PyTorch warn of the older names.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass
+class Meter:
+    """Bytes that this rank puts on the wire, and calls, by collective."""
+
+    bytes: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+
+    def add(self, collective: str, sent: int) -> None:
+        """Note a call in which this rank sends so many bytes."""
+        self.bytes[collective] += sent
+        self.calls[collective] += 1
+
+    def clear(self) -> None:
+        """Begin to count anew."""
+        self.bytes.clear()
+        self.calls.clear()
+
+
+class Link:
+    """A link that is slower than the one that is there, for experiments without privileges.
+
+    A call ends no sooner than `latency` seconds for each step of its ring and its bytes over `rate`
+    have passed since it began, or since the call before it ended. The time is slept: it costs no
+    core, so what overlaps with it is real. It runs from this rank's own call on, and so knows
+    nothing of a rank that comes late.
+
+    Args:
+        rate: bytes a second in which a rank sends.
+        latency: seconds a step; a ring of W ranks takes W - 1 for a reduce-scatter or an
+            all-gather, twice that for an all-reduce.
+
+    >>> link = Link(rate=1e6, latency=0.001)
+    >>> first, second = link.reserve(5000, 3), link.reserve(5000, 3)
+    >>> round(second - first, 6)
+    0.008
+    """
+
+    def __init__(self, rate: float = inf, latency: float = 0.0) -> None:
+        self.rate, self.latency = rate, latency
+        self._free = -inf
+
+    def reserve(self, sent: int, steps: int) -> float:
+        """The instant (of `time.monotonic`) at which a call that begins now is through."""
+        self._free = max(time.monotonic(), self._free) + self.latency * steps + sent / self.rate
+        return self._free
+
+
+class CollectiveHandle:
+    """A call that was asked for, and perhaps has begun; `wait` gives its result."""
+
+    def __init__(
+        self,
+        engine: Collectives,
+        begin: Callable[[], dist.Work],
+        result: Callable[[], Tensor],
+        sent: int,
+        steps: int,
+    ) -> None:
+        self._engine, self._begin, self._result = engine, begin, result
+        self._sent, self._steps = sent, steps
+        self._work: dist.Work | None = None
+        self._due = -inf
+        self._value: Tensor | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        if self._value is not None:
+            return True
+        return (
+            self._work is not None and self._work.is_completed() and time.monotonic() >= self._due
+        )
+
+    def wait(self) -> Tensor:
+        """The result, once it is there.
+
+        Raises:
+            PeerLost: another rank is gone.
+        """
+        if self._value is None:
+            self._engine.finish(self)
+        assert self._value is not None
+        return self._value
+
+    def begin(self, link: Link | None) -> None:
+        """Put the call on the wire; its engine does that when it is its turn."""
+        with peer_errors():
+            self._work = self._begin()
+        if link is not None:
+            self._due = link.reserve(self._sent, self._steps)
+
+    def end(self) -> None:
+        """Wait for the call, and make its result."""
+        assert self._work is not None
+        with peer_errors():
+            self._work.wait()
+        if (left := self._due - time.monotonic()) > 0:
+            time.sleep(left)
+        self._value = self._result()
+        del self._begin, self._result  # they hold the buffers
+
+
+class Collectives:
+    """Reduce-scatter, all-gather and all-reduce (sums) of flat buffers among ranks.
+
+    On gloo a reduce-scatter needs a second buffer as large as the first until it is done. So at
+    most `in_flight` calls are under way at a time and the others wait for their turn, which they
+    get when `progress` or `wait` is called.
+
+    Args:
+        ranks: this process among the others; alone, every call is the identity.
+        group: whose ranks take part; by default all, in a group made for this (a collective call).
+        link: a slower link to pretend.
+        in_flight: calls that gloo has at a time.
+
+    >>> alone = Collectives(Ranks())
+    >>> shard = alone.reduce_scatter(torch.arange(3.0)).wait()
+    >>> alone.all_gather(shard).wait().tolist(), alone.meter.bytes["all_gather"]
+    ([0.0, 1.0, 2.0], 0)
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        *,
+        group: dist.ProcessGroup | None = None,
+        link: Link | None = None,
+        in_flight: int = 2,
+    ) -> None:
+        self.rank, self.size = ranks.rank, ranks.size
+        self.link, self.meter = link, Meter()
+        self._in_flight: float = in_flight
+        self._waiting: deque[CollectiveHandle] = deque()
+        self._begun: deque[CollectiveHandle] = deque()
+        if not ranks.alone:
+            with peer_errors():
+                self._group = dist.new_group() if group is None else group
+            self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
+
+    def reduce_scatter(self, buffer: Tensor) -> CollectiveHandle:
+        """Sum `buffer` [W n] over the ranks; the result is this rank's part [n] of the sum.
+
+        Half-precision values are added up in fp32 and rounded once (on NCCL, as NCCL does it). The
+        buffer may be used again when the call is done. Alone, the result is the buffer itself.
+
+        Raises:
+            ValueError: the buffer has other than one dimension, or cannot be cut into W parts.
+        """
+        self._check(buffer, parts=self.size)
+        sent = buffer.nbytes - buffer.nbytes // self.size
+        if self._native(buffer):
+            shard = buffer.new_empty(buffer.numel() // self.size)
+            return self._call(
+                "reduce_scatter",
+                sent,
+                self.size - 1,
+                lambda: _reduce_scatter(shard, buffer, group=self._group, async_op=True),
+                lambda: shard,
+            )
+        received: list[Tensor] = []
+
+        def begin() -> dist.Work:
+            received.append(torch.empty_like(buffer))
+            return dist.all_to_all_single(
+                _bytes(received[0]), _bytes(buffer), group=self._group, async_op=True
+            )
+
+        return self._call(
+            "reduce_scatter",
+            sent,
+            self.size - 1,
+            begin,
+            lambda: sum_in_order(received[0].view(self.size, -1)) if received else buffer,
+        )
+
+    def all_to_all(self, buffer: Tensor) -> CollectiveHandle:
+        """Every rank's part for this one: part r of `buffer` [W n] goes to rank r of the group.
+
+        Raises:
+            ValueError: the buffer has other than one dimension, or cannot be cut into W parts.
+        """
+        self._check(buffer, parts=self.size)
+        received = buffer if self.size == 1 else torch.empty_like(buffer)
+        return self._call(
+            "all_to_all",
+            buffer.nbytes - buffer.nbytes // self.size,
+            self.size - 1,
+            lambda: dist.all_to_all_single(
+                _bytes(received), _bytes(buffer), group=self._group, async_op=True
+            ),
+            lambda: received,
+        )
+
+    def all_gather(self, shard: Tensor, into: Tensor | None = None) -> CollectiveHandle:
+        """Every rank's `shard` [n], one after the other [W n], written to `into` where it is given.
+
+        Raises:
+            ValueError: a buffer has other than one dimension, or `into` another size.
+        """
+        self._check(shard)
+        whole = shard.new_empty(self.size * shard.numel()) if into is None else into
+        self._check(whole)
+        if whole.numel() != self.size * shard.numel():
+            raise ValueError(f"{self.size} shards of {shard.numel()} do not fill {whole.numel()}")
+        if self.size == 1 and whole.data_ptr() != shard.data_ptr():
+            whole.copy_(shard)
+        return self._call(
+            "all_gather",
+            (self.size - 1) * shard.nbytes,
+            self.size - 1,
+            lambda: _gather(_bytes(whole), _bytes(shard), group=self._group, async_op=True),
+            lambda: whole,
+        )
+
+    def all_reduce(self, buffer: Tensor) -> CollectiveHandle:
+        """Sum `buffer` over the ranks, in place, in an order that is the library's own."""
+        self._check(buffer)
+        return self._call(
+            "all_reduce",
+            2 * (self.size - 1) * buffer.nbytes // self.size,
+            2 * (self.size - 1),
+            lambda: dist.all_reduce(buffer, group=self._group, async_op=True),
+            lambda: buffer,
+        )
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over the ranks of one element each, added in their order: the same on all."""
+        return sum_in_order(self.all_gather(value.reshape(1)).wait().view(-1, 1)).reshape(())
+
+    def progress(self) -> None:
+        """End the calls that are done, and begin those that waited for their turn."""
+        while self._begun and self._begun[0].done:
+            self._begun.popleft().end()
+        while self._waiting and len(self._begun) < self._in_flight:
+            handle = self._waiting.popleft()
+            handle.begin(self.link)
+            self._begun.append(handle)
+
+    def finish(self, handle: CollectiveHandle) -> None:
+        """Wait for the calls up to `handle`."""
+        while True:
+            self.progress()
+            if handle._value is not None or not self._begun:
+                return
+            self._begun.popleft().end()
+
+    def _call(
+        self,
+        name: str,
+        sent: int,
+        steps: int,
+        begin: Callable[[], dist.Work],
+        result: Callable[[], Tensor],
+    ) -> CollectiveHandle:
+        handle = CollectiveHandle(self, begin, result, sent, steps)
+        self.meter.add(name, sent)
+        if self.size == 1:
+            handle._value = result()
+        else:
+            self._waiting.append(handle)
+            self.progress()
+        return handle
+
+    def _native(self, buffer: Tensor) -> bool:
+        """Whether the buffer travels by NCCL, which needs no second one and keeps its own queue."""
+        native = self.size > 1 and buffer.is_cuda
+        if native:
+            self._in_flight = inf
+        return native
+
+    def _check(self, buffer: Tensor, parts: int = 1) -> None:
+        if buffer.ndim != 1 or not buffer.is_contiguous() or buffer.numel() % parts:
+            raise ValueError(
+                f"a flat buffer of {parts} equal parts was expected, not {tuple(buffer.shape)}"
+            )
+
+
+def sum_in_order(rows: Tensor) -> Tensor:
+    """The sum [n] of rows [W, n], first to last, in fp32 at least, rounded to their dtype once.
+
+    >>> sum_in_order(torch.tensor([[1.0], [2**-24], [2**-24]])).item() == 1.0
+    True
+    """
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    total = rows[0].to(wide, copy=True)
+    for row in rows[1:]:
+        total += row
+    return total.to(rows.dtype)
+
+
+def _bytes(buffer: Tensor) -> Tensor:
+    """The buffer as bytes, which every library moves, whatever they stand for."""
+    return buffer.view(torch.uint8)

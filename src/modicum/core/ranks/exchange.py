@@ -1,0 +1,313 @@
+"""What sharded data parallelism sends: gradients to their owners, weights back to everybody.
+
+A `ShardExchange` knows flat buffers, ranks and wires, and nothing of models. A buffer has a row for
+each rank; a rank owns the row of its number. The base class sends numbers as they are; a method of
+the room `comm` binds to a context and gives one that sends fewer bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from modicum.core.codecs.elements import Cast, ElementCodec, Stream, drawing_bytes
+from modicum.core.contracts.ledger import Entry, Ledger, Wire
+from modicum.core.errors import InputError
+from modicum.core.ranks import Ranks, peer_errors
+from modicum.core.ranks.collectives import Collectives, Link
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Pending = Callable[[], Tensor]
+SHARD, LOCAL, NODE = "shard", "local", "node"
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Ranks on hosts: rank r is number r % local of host r // local.
+
+    Args:
+        count: how many hosts.
+        local: ranks on each.
+
+    >>> Nodes.of(8, 4), Nodes.of(4, 4).hops(), Nodes(4, 1).hops(), Nodes(2, 2).hops()
+    (Nodes(count=2, local=4), ('local',), ('node',), ('local', 'node'))
+    """
+
+    count: int = 1
+    local: int = 1
+
+    @classmethod
+    def of(cls, ranks: int, local: int) -> Nodes:
+        """So many ranks, `local` of them on each host; all, where there are fewer.
+
+        Raises:
+            InputError: hosts would not have equally many.
+        """
+        local = min(local, ranks)
+        if ranks % local:
+            raise InputError(
+                f"{ranks} ranks cannot be cut into hosts of equally many",
+                field="ranks_per_node",
+                value=local,
+                allowed=", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0),
+            )
+        return cls(ranks // local, local)
+
+    def hops(self) -> tuple[str, ...]:
+        """The axes along which there is somebody to exchange with, inside a host first."""
+        sizes = {LOCAL: self.local, NODE: self.count}
+        return tuple(axis for axis, size in sizes.items() if size > 1)
+
+
+@dataclass(frozen=True)
+class ExchangeContext:
+    """What a method is bound to.
+
+    Args:
+        ranks: this process among the others, all of which hold shards.
+        seed: of the run.
+        device_type: where the buffers are.
+        links: slower links to pretend, by axis, for experiments.
+    """
+
+    ranks: Ranks = field(default_factory=Ranks)
+    seed: int = 0
+    device_type: str = "cpu"
+    links: Mapping[str, Link] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExchangeQuery:
+    """What an exchange's ledger is asked at.
+
+    Args:
+        rows: elements of a rank's row, buffer by buffer.
+        ranks, ranks_per_node: how many there are, and on a host as the environment tells.
+        copy_bytes: bytes an element of the weights that the model computes with.
+        reductions: how often an update sums gradients over the ranks.
+        later: bytes of the phase `step` that are not yet there while the last gradients are sent,
+            less those that only are there then.
+    """
+
+    rows: tuple[int, ...]
+    ranks: int
+    ranks_per_node: int
+    copy_bytes: int = 4
+    reductions: int = 1
+    later: int = 0
+
+    def stepping(self, sending: int, spreading: int, what: str) -> Entry:
+        """Scratch of the phase `step`: first the last gradients are sent, then weights.
+
+        The last gradients are complete when the backward pass is over, and activations are gone.
+        """
+        return Entry("workspace", max(sending - self.later, spreading), ("step",), what)
+
+
+class ShardExchange:
+    """Sums of gradient rows to their owners and weights to all, sent as the numbers they are.
+
+    Calls return at once and are on the wire; the function that they return waits. All ranks make
+    the same calls in the same order. Alone, everything is the identity.
+
+    Args:
+        context: ranks, seed, device, links.
+        nodes: which ranks are on one host; by default as the environment told.
+
+    >>> import torch
+    >>> exchange, copy = ShardExchange(), torch.zeros(1, 3)
+    >>> exchange.reduce_scatter(torch.ones(1, 3), "layer")()
+    tensor([1., 1., 1.])
+    >>> exchange.refresh(copy, torch.full((3,), 2.0), "layer")()
+    tensor([[2., 2., 2.]])
+    """
+
+    # Whether copies depend on what they were before, so that they are state of their own.
+    incremental = False
+    # Whether what is sent next depends on what was sent before: then a checkpoint keeps its state.
+    stateful = False
+
+    def __init__(self, context: ExchangeContext | None = None, nodes: Nodes | None = None) -> None:
+        self.context = context or ExchangeContext()
+        self.ranks = self.context.ranks
+        self.nodes = nodes or Nodes.of(self.ranks.size, self.ranks.local_size)
+        self.axes: tuple[str, ...] = (SHARD,)
+        self.step = 0
+        self._wires: dict[str, Collectives] = {}
+        self._mesh: DeviceMesh | None = None
+
+    def connect(self) -> None:
+        """Make the process groups now, which else the first calls do; all ranks call this."""
+        for axis in self.axes:
+            self.wire(axis)
+
+    def reduce_scatter(self, rows: Tensor, name: str) -> Pending:
+        """Sum rows [W, n], fp32, over the ranks; the result is the sum of this rank's row [n].
+
+        Args:
+            name: of the buffer, told apart from all others of the same update. The buffer may be
+                used again when the result is there.
+        """
+        return self.wire(SHARD).reduce_scatter(rows.view(-1)).wait
+
+    def refresh(self, copy: Tensor, shard: Tensor, name: str) -> Pending:
+        """Bring every rank's copy [W, n], in place, to the owners' new weights.
+
+        Args:
+            copy: the weights that the model computes with, alike on all ranks, in its dtype.
+            shard: this rank's row [n] of the weights that are trained, fp32.
+            name: of the buffer.
+        """
+        return self.spread(copy, shard)
+
+    def spread(self, copy: Tensor, shard: Tensor) -> Pending:
+        """Make every rank's copy [W, n] the owners' weights, rounded to its dtype and no more."""
+        own = shard.to(copy.dtype)
+        handle = self.wire(SHARD).all_gather(own, into=copy.view(-1))
+
+        def finish() -> Tensor:
+            handle.wait()
+            return copy
+
+        return finish
+
+    def advance(self) -> None:
+        """An update is done: what is rounded at random from here on is rounded anew."""
+        self.step += 1
+
+    def stream(self, name: str) -> Stream:
+        """The random draws of this rank for one encoding of the present update."""
+        name = f"exchange/{name}/{self.ranks.rank}"
+        return Stream(self.context.seed, self.step, name)
+
+    def wire(self, axis: str) -> Collectives:
+        """The collectives along an axis: all ranks, those of this host, or its like on each host.
+
+        What is first asked for makes process groups, so all ranks ask alike.
+        """
+        if axis not in self._wires:
+            link = self.context.links.get(axis)
+            self._wires[axis] = Collectives(self.ranks, group=self._group(axis), link=link)
+        return self._wires[axis]
+
+    def _group(self, axis: str) -> dist.ProcessGroup | None:
+        if axis == SHARD or self.ranks.alone:
+            return None  # all ranks
+        if self._mesh is None:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            sizes, names = (self.nodes.count, self.nodes.local), (NODE, LOCAL)
+            with peer_errors():
+                self._mesh = init_device_mesh(self.context.device_type, sizes, mesh_dim_names=names)
+        return self._mesh.get_group(axis)
+
+    def sent(self) -> Counter[tuple[str, str]]:
+        """Bytes that this rank has put on the wire, by collective and axis."""
+        return Counter(
+            {
+                (collective, axis): count
+                for axis, wire in self._wires.items()
+                for collective, count in wire.meter.bytes.items()
+            }
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of updates; copies of the weights belong to whoever holds them."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the number of updates up."""
+        self.step = int(state["step"])
+
+    @staticmethod
+    def ledger(at: ExchangeQuery) -> Ledger:
+        """Bytes that a rank sends in an update when numbers are sent as they are, and its buffers.
+
+        Two calls are on the wire at a time. Sums are received into another buffer than the one
+        that they are sent from; gloo has one of its own for what it gathers.
+        """
+        others, elements, calls = at.ranks - 1, sum(at.rows), len(at.rows)
+        reduced = 4 * at.reductions * others * elements
+        most = at.ranks * max(at.rows, default=0)
+        during, last = 3 * 4 * most * (calls > 1), 4 * at.ranks * at.rows[-1] if calls else 0
+        weights = min(2, calls) * at.copy_bytes * most
+        return Ledger.of(
+            Entry("workspace", during, ("backward",), "gradients on the wire"),
+            at.stepping(last, weights, "gradients or weights on the wire"),
+            Wire("reduce_scatter", reduced, SHARD, at.reductions * calls),
+            Wire("all_gather", at.copy_bytes * others * elements, SHARD, calls),
+        )
+
+    def close(self) -> None:
+        """Forget the wires; process groups end with the default group."""
+        self._wires.clear()
+        self._mesh = None
+
+
+def coded_sum(wire: Collectives, rows: Tensor, code: ElementCodec, stream: Stream) -> Pending:
+    """Send each of the peers its share of the rows [k, n], coded; the sum [k / W, n] of one's own.
+
+    The first peer's rows come first. Sums are fp32, in the order of the peers.
+    """
+    count, width = rows.shape
+    handle = wire.all_to_all(code.encode(rows, stream).view(-1))
+
+    def finish() -> Tensor:
+        messages = handle.wait().view(wire.size, count // wire.size, -1)
+        total = code.decode(messages[0], width)
+        for message in messages[1:]:
+            total = total + code.decode(message, width)
+        return total
+
+    return finish
+
+
+def coded_ledger(
+    at: ExchangeQuery,
+    nodes: Nodes,
+    *,
+    gradients: Mapping[str, ElementCodec],
+    weights: ElementCodec | None,
+    block: int = 1,
+) -> Ledger:
+    """Bytes that a rank sends in an update when numbers are coded, and the scratch of coding.
+
+    Args:
+        gradients: the codec of each hop, in the order in which gradients take them.
+        weights: that of weights; None where they are sent as they are.
+        block: gradient rows are filled up to a multiple of it.
+    """
+    sizes, most = {LOCAL: nodes.local, NODE: nodes.count}, max(at.rows, default=0)
+    widths = [-(-width // block) * block for width in at.rows]
+    wires, left = [], at.ranks
+    for axis, code in gradients.items():
+        left //= sizes[axis]  # rows that each peer is sent
+        sent = at.reductions * (sizes[axis] - 1) * left * sum(map(code.nbytes, widths))
+        wires.append(Wire("all_to_all", sent, axis, at.reductions * len(at.rows)))
+    code = weights or Cast(8 * at.copy_bytes)
+    sent = (at.ranks - 1) * sum(map(code.nbytes, at.rows))
+    # What is coded is there in fp32, filled up, and divided by scales, to which draws are added.
+    differing = 12 * most + drawing_bytes(most)
+    whole = min(2, len(at.rows)) * at.copy_bytes * at.ranks * most
+
+    def coding(width: int) -> int:
+        """Beside the gradients these are there filled up or transformed, and both for a while."""
+        elements = at.ranks * width
+        if block == 1:  # no hop has groups: what is received
+            return 4 * elements if gradients else 0
+        return max(10 * elements, 8 * elements + drawing_bytes(elements))
+
+    during, after = coding(max(at.rows[:-1], default=0)), coding(at.rows[-1] if at.rows else 0)
+    return Ledger.of(
+        *wires,
+        Wire("all_gather", sent, SHARD, len(at.rows)),
+        Entry("workspace", during, ("backward",), "gradients being coded"),
+        at.stepping(after, differing if weights else whole, "gradients or weights being coded"),
+    )

@@ -1,0 +1,138 @@
+"""What optimizers spend: gradients, state and scratch memory, of the rank that has most."""
+
+from __future__ import annotations
+
+import math
+
+from modicum.core.contracts.ledger import (
+    Entry,
+    Ledger,
+    OptimizerQuery,
+    Phase,
+    TrainedParameter,
+    Wire,
+    Work,
+)
+from modicum.optim.owners import assign
+from modicum.optim.parts import COUNTER, OptimizerParts
+from modicum.optim.quantized import BLOCK, CHUNK, coded
+
+
+def local_elements(parameter: TrainedParameter, rank: int, shards: int) -> int:
+    """Elements of a parameter that one of so many ranks holds."""
+    return parameter.rows(rank, shards) * math.prod(parameter.shape[1:])
+
+
+def gradients(at: OptimizerQuery) -> Ledger:
+    """All gradients at once; with several micro-batches they stay in between."""
+    phases: tuple[Phase, ...] = ("backward", "step")
+    if at.micro_batches > 1:
+        phases = ("forward", "loss", *phases)
+    size = sum(local_elements(p, 0, at.shards) * p.element_bytes for p in at.parameters)
+    return Ledger.of(Entry("gradient", size, phases, "gradients"))
+
+
+def largest_gradient(at: OptimizerQuery) -> Ledger:
+    """One gradient at a time: each is used up in the backward pass, before the next is there."""
+    sizes = (local_elements(p, 0, at.shards) * p.element_bytes for p in at.parameters)
+    return Ledger.of(Entry("gradient", max(sizes, default=0), ("backward",), "one gradient"))
+
+
+def elementwise(at: OptimizerQuery, *, moments: int, counter: bool, what: str) -> Ledger:
+    """Gradients, and moments that have the dtype and the layout of their parameters."""
+    size = sum(
+        moments * local_elements(p, 0, at.shards) * p.element_bytes + COUNTER * counter
+        for p in at.parameters
+    )
+    return gradients(at) + Ledger.of(Entry("optimizer", size, what=what))
+
+
+def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool) -> Ledger:
+    """What an optimizer made of these parts spends; scratch memory is an upper bound on a CPU."""
+    matrices = [p for p in at.parameters if parts.takes(p.name, p.shape, p.matrix)]
+    rest = [p for p in at.parameters if p not in matrices]
+    costs = {index: parts.kept_bytes(_shape(p)) for index, p in enumerate(matrices)}
+    owners = assign(costs, at.shards)
+    moments = parts.rest_dtype.itemsize * len(parts.rest.moments)
+    kept, work, wire = [0] * at.shards, [0] * at.shards, [0] * at.shards
+    for rank in range(at.shards):
+        kept[rank] = sum(
+            COUNTER + moments * local_elements(parameter, rank, at.shards) for parameter in rest
+        )
+    for index, parameter in enumerate(matrices):
+        owner, elements = owners[index], math.prod(parameter.shape)
+        kept[owner] += costs[index]
+        work[owner] += _products(parts, _shape(parameter))
+        for rank in range(at.shards):
+            # Gradients go to the owner, updates (fp32) come back.
+            local = local_elements(parameter, rank, at.shards)
+            wire[rank] += (
+                4 * (elements - local) if rank == owner else parameter.element_bytes * local
+            )
+    scratch = [_scratch(parts, parameter, at.shards) for parameter in matrices]
+    scratch += [_rest_scratch(parts, parameter, at.shards) for parameter in rest]
+    phase: Phase = "backward" if in_backward else "step"
+    ledger = largest_gradient(at) if in_backward else gradients(at)
+    if at.shards > 1 and matrices:
+        rounds = max(list(owners.values()).count(rank) for rank in range(at.shards))
+        count = 2 * (len(matrices) if in_backward else rounds)
+        ledger += Ledger.of(Wire("all_to_all", max(wire), "shard", count))
+    return ledger + Ledger.of(
+        Entry("optimizer", max(kept), what="moments and projectors"),
+        Entry("workspace", max(scratch, default=0), (phase,), "of one parameter's update"),
+        Work(max(work), phase="step"),
+    )
+
+
+def _shape(parameter: TrainedParameter) -> tuple[int, int]:
+    rows, columns = parameter.shape
+    return rows, columns
+
+
+def _products(parts: OptimizerParts, shape: tuple[int, int]) -> int:
+    """Operations of the matrix products that bring a gradient down and an update back up."""
+    (m, n), (rows, columns) = shape, parts.projector.inner(shape)
+    bases, total = parts.projector.bases(shape), 0
+    if "left" in bases:
+        total += 2 * rows * m * n + 2 * m * rows * columns
+    if "right" in bases:
+        total += 2 * rows * n * columns + 2 * m * columns * n
+    return total
+
+
+def _scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) -> int:
+    """Bytes beside state and gradient, of the worst moment of a matrix's update."""
+    shape, half = _shape(parameter), parameter.element_bytes < 4
+    whole, small, large = math.prod(shape), min(shape), max(shape)
+    rows, columns = parts.projector.inner(shape)
+    inside = rows * columns
+    bases = sum(a * b for a, b in parts.projector.bases(shape).values())
+    padded = shards * parameter.rows(0, shards) * shape[1]
+    gathered = whole * parameter.element_bytes if shards > 1 else 0
+    gradient = gathered + (4 * whole if half else 0)
+    quantized = coded(inside, parts.bits)
+    copied = quantized or parts.bits == 16
+    opened = 4 * len(parts.inner.moments) * inside if copied else 0
+    # A chunk's padded copy, its magnitudes, the scaled values, their places and what comes out.
+    codes = 5 * 4 * min(CHUNK, inside + BLOCK) if quantized else 0
+    # LAPACK's gesdd: a copy of G, U, V and its scratch.
+    svd = 4 * (2 * large * small + 8 * small**2 + 96 * (large + small))
+    turning = 4 * (2 * inside + 4 * bases) if parts.on_refresh == "rotate" else 0
+    cast = 4 * bases if parts.projector.element_bytes < 4 else 0
+    moments = [
+        gathered + parameter.element_bytes * padded if shards > 1 else 0,
+        gradient + svd + 4 * bases,
+        gradient + 4 * bases + opened + turning + codes,
+        gradient + cast + 4 * inside,
+        gradient + opened + 3 * 4 * inside + codes,
+        gradient + cast + 4 * inside + 4 * whole,
+        4 * whole + (4 * (whole + 2 * padded) if shards > 1 else 0) + (4 * whole if half else 0),
+    ]
+    return max(moments)
+
+
+def _rest_scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) -> int:
+    """A direction, and copies in fp32 of what is in bf16: gradient and parameter, moments."""
+    held = local_elements(parameter, 0, shards)
+    moments = len(parts.rest.moments) if parts.rest_dtype.itemsize < 4 else 0
+    return 4 * held * ((3 if parameter.element_bytes < 4 else 1) + moments)

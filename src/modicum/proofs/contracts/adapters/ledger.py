@@ -1,0 +1,148 @@
+"""What an adapter spends against what its ledger says, as differences from a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from modicum.adapters.attached_adapter import AttachedAdapter
+from modicum.adapters.base import AdapterQuery
+from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.machine.memory import tensor_bytes
+from modicum.models import create
+from modicum.models.ledger import AdapterActivations
+from modicum.models.ledger import ledger as model_ledger
+from modicum.models.llama import Llama
+from modicum.proofs.contracts.adapters.subjects import (
+    LLAMA,
+    AdapterSubject,
+    adapters_check,
+    llama,
+    small,
+    tokens,
+)
+
+# Deep enough that what is peculiar to the first block does not decide.
+DEEP = replace(LLAMA, layers=4, initializer_range=0.3)
+SHAPE = ModelQuery(sequences=3, tokens=24)
+
+
+@adapters_check()
+def check_parameters_and_bytes(subject: AdapterSubject) -> None:
+    """The ledger's trained parameters and persistent bytes are those of the layers, exactly."""
+    value, model = small(subject), llama()
+    adapter = value.attach(model)
+    sites = list(adapter.sites.values())
+    predicted = sum(value.trained(site) for site in sites) + value.trained_shared(sites)
+    real = sum(parameter.numel() for parameter in adapter.parameters())
+    assert predicted == real, f"trained() says {predicted} parameters, there are {real}"
+    kept = [
+        tensor
+        for module in (adapter.shared, *(layer for _, layer in adapter.layers()))
+        for tensor in (*module.parameters(), *module.buffers())
+    ]
+    said, found = _ledger(adapter).bytes("weight"), tensor_bytes(kept)
+    assert said == found, f"the ledger says {said} bytes of weights, there are {found}"
+
+
+@adapters_check()
+def check_work(subject: AdapterSubject) -> None:
+    """The ledger's matrix-product work beyond the frozen model's is what PyTorch counts."""
+    base = _flops(llama(), frozen=True)
+    model = llama()
+    adapter = small(subject).attach(model)
+    adapted, said = _flops(model), _ledger(adapter)
+    for phase, counted, before in zip(("forward", "backward"), adapted, base, strict=True):
+        extra, predicted = counted - before, said.flops(phase)
+        assert extra == predicted, (
+            f"the ledger says {predicted} operations more in the {phase} pass, PyTorch counts "
+            f"{extra}"
+        )
+
+
+@adapters_check()
+def check_activations(subject: AdapterSubject) -> None:
+    """Saved activations differ from full training's as the ledgers say, to 5 % of the latter's."""
+    for dropout in (0.0, 0.3):
+        model = create(DEEP, seed=0)
+        full = _saved(model)
+        adapter = small(subject, dropout=dropout).attach(model)
+        predicted = _saved_said(adapter) - _saved_said(None)
+        measured = _saved(model) - full
+        assert abs(measured - predicted) <= 0.05 * full, (
+            f"with dropout {dropout} the ledger says {predicted:+} bytes against full training's "
+            f"{full}, autograd saves {measured:+}"
+        )
+
+
+def _ledger(adapter: AttachedAdapter) -> Ledger:
+    method, sites = adapter.method, list(adapter.sites.values())
+    each = [method.ledger(AdapterQuery(site, SHAPE)) for site in sites]
+    return Ledger.sum([*each, method.shared_ledger(sites)])
+
+
+def _flops(model: Llama, *, frozen: bool = False) -> tuple[int, int]:
+    """Operations of matrix products forward and backward, down to the embeddings' output.
+
+    That output takes a gradient, so that the first block's layers work as all others do.
+    """
+    if frozen:
+        model.requires_grad_(False)
+    hook = model.model.embed_tokens.register_forward_hook(_needs_gradient)
+    counted = []
+    with sdpa_kernel(SDPBackend.MATH):
+        # The counter knows `addmm` and not its in-place form, which does the same work.
+        in_place = {torch.ops.aten.addmm_: _product_in_place}
+        with FlopCounterMode(display=False, custom_mapping=in_place) as forward:
+            loss = model(tokens(SHAPE.sequences, SHAPE.tokens)).sum()
+        counted.append(forward.get_total_flops())
+        with FlopCounterMode(display=False, custom_mapping=in_place) as backward:
+            loss.backward()
+        counted.append(backward.get_total_flops())
+    hook.remove()
+    return counted[0], counted[1]
+
+
+def _product_in_place(_: Any, left: Sequence[int], right: Sequence[int], **__: Any) -> int:
+    return 2 * left[0] * left[1] * right[1]
+
+
+def _needs_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    if not output.requires_grad:
+        output.requires_grad_()
+
+
+def _saved(model: Llama) -> int:
+    """Bytes of what autograd keeps for the backward pass, parameters excluded, by storage."""
+    weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(tokens(SHAPE.sequences, SHAPE.tokens)).sum()
+    del loss
+    return sum(kept.values())
+
+
+def _saved_said(adapter: AttachedAdapter | None) -> int:
+    """The same by arithmetic: of full training, or of the frozen model with an adapter."""
+    adapted = None
+    if adapter is not None:
+        method, sites = adapter.method, adapter.sites.values()
+        kept = {site.name: method.ledger(AdapterQuery(site, SHAPE)) for site in sites}
+        adapted = AdapterActivations(
+            sites={name: ledger.bytes("activation") for name, ledger in kept.items()},
+            inputs=frozenset(site.name for site in sites if method.saves_input(site)),
+        )
+    return model_ledger(DEEP, SHAPE, adapted=adapted).bytes("activation", "loss")

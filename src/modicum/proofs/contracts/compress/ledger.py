@@ -1,0 +1,79 @@
+"""What a compressed layer spends against what the ledger says, as differences from the dense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from modicum.compress.base import CompressorQuery
+from modicum.compress.compressed_model import CompressedModel
+from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.machine.memory import tensor_bytes
+from modicum.models import create
+from modicum.models.llama import Llama
+from modicum.proofs.contracts.adapters.ledger import _flops, _saved
+from modicum.proofs.contracts.adapters.subjects import LLAMA
+from modicum.proofs.contracts.compress.subjects import (
+    CompressSubject,
+    compress_check,
+    compressed,
+    llama,
+    small,
+)
+
+# Deep enough that what is peculiar to the first block does not decide.
+DEEP = replace(LLAMA, layers=4, initializer_range=0.3)
+SHAPE = ModelQuery(sequences=3, tokens=24)
+
+
+@compress_check()
+def check_parameters_and_bytes(subject: CompressSubject) -> None:
+    """Trained parameters and persistent bytes change by what the ledger says, exactly."""
+    dense = llama()
+    handle = compressed(small(subject))
+    before, after = (tensor_bytes(list(model.parameters())) for model in (dense, handle.model))
+    said = _ledger(handle).bytes("weight")
+    assert after - before == said, f"the ledger says {said:+} bytes, there are {after - before:+}"
+    for name, layer in handle.layers.items():
+        form = handle.model.get_submodule(name)
+        real = sum(p.numel() for n, p in form.named_parameters() if n != "bias")
+        predicted = handle.method.trained(layer) if handle.method else 0
+        assert predicted == real, f"trained() says {predicted} elements of {name}, it has {real}"
+    report = handle.report
+    assert report is not None
+    assert report.bytes_after - report.bytes_before == said, "the report tells other bytes"
+
+
+@compress_check()
+def check_work(subject: CompressSubject) -> None:
+    """Matrix-product work changes by what the ledger says, as PyTorch counts it."""
+    handle = compressed(small(subject))
+    dense, factored = (_flops(cast(Llama, model)) for model in (llama(), handle.model))
+    said = _ledger(handle)
+    for phase, before, after in zip(("forward", "backward"), dense, factored, strict=True):
+        predicted = said.flops(phase)
+        assert after - before == predicted, (
+            f"the ledger says {predicted:+} operations in the {phase} pass, PyTorch counts "
+            f"{after - before:+}"
+        )
+
+
+@compress_check()
+def check_activations(subject: CompressSubject) -> None:
+    """Saved activations change by what the ledger says, to 5 % of the dense model's."""
+    full = _saved(create(DEEP, seed=0))
+    handle = compressed(small(subject), create(DEEP, seed=0))
+    predicted = _ledger(handle).bytes("activation")
+    measured = _saved(cast(Llama, handle.model)) - full
+    assert abs(measured - predicted) <= 0.05 * full, (
+        f"the ledger says {predicted:+} bytes against the dense model's {full}, autograd saves "
+        f"{measured:+}"
+    )
+
+
+def _ledger(handle: CompressedModel) -> Ledger:
+    method = handle.method
+    assert method is not None
+    return Ledger.sum(
+        method.ledger(CompressorQuery(layer, SHAPE)) for layer in handle.layers.values()
+    )

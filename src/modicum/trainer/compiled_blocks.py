@@ -1,0 +1,175 @@
+"""Blocks that run compiled: a forward pass put in the place of the eager one, in training alone.
+
+Compiled and eager numbers differ in their last digits, so nothing here falls back by itself: which
+of the two a block runs is a function of the recipe and of what was decided when the run began.
+"""
+
+from __future__ import annotations
+
+import codecs
+import locale
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modicum.core.errors import InputError
+from modicum.tasks.base import TaskModel
+from modicum.trainer.out_of_memory import causes, is_out_of_memory
+from modicum.trainer.stop import StopRequested
+
+Forward = Callable[..., tuple[Tensor, Any]]
+# Rows full or fewer, documents or none, the block's input with a gradient or without.
+_VARIANTS = 8
+
+
+class CompilingFails(InputError):
+    """A block cannot be compiled. `reason` is what the compiler said."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"this run's blocks are compiled, and compiling fails here now ({reason}); eager ones "
+            "would compute other last digits than those before. Make compiling work again, or "
+            "begin a run without it from this one's state: --set training.compile=none, a new "
+            "--out, and --fork this folder",
+            field="training.compile",
+        )
+
+
+def compile_blocks(model: TaskModel) -> None:
+    """Compile every block's forward pass from its first use in training on.
+
+    Only `forward` is replaced, so hooks of checkpointing and of sharding stay outside, and
+    parameters keep their names. To be called before blocks are sharded.
+    """
+    for block in model.blocks:
+        eager = eager_forward(block)
+        block.forward = _guarded(block, eager, compiled_forward(block))
+
+
+def eager_blocks(model: TaskModel) -> None:
+    """Undo `compile_blocks`."""
+    for block in model.blocks:
+        block.__dict__.pop("forward", None)
+
+
+def eager_forward(block: nn.Module) -> Forward:
+    """The block's forward pass as it is written, whatever stands in its place."""
+    return type(block).forward.__get__(block)
+
+
+def compiled_forward(block: nn.Module) -> Forward:
+    """The block's forward pass, compiled when it is first called with a shape.
+
+    One graph serves all blocks that are alike. Shapes are constants in it: otherwise the numbers
+    would depend on which shape came first.
+    """
+    function = _function(type(block).forward)
+
+    def run(*arguments: Any) -> tuple[Tensor, Any]:
+        with _settings():
+            return function(block, *arguments)
+
+    return run
+
+
+@cache
+def _function(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """One for all blocks: graphs are kept by the function that they were compiled for."""
+    return torch.compile(forward, dynamic=False)
+
+
+def _guarded(block: nn.Module, eager: Forward, compiled: Forward) -> Forward:
+    """The compiled pass in training, the eager one elsewhere; failures say what to do."""
+
+    def forward(*arguments: Any) -> tuple[Tensor, Any]:
+        if not (block.training and torch.is_grad_enabled()):
+            return eager(*arguments)
+        try:
+            return compiled(*arguments)
+        except Exception as error:
+            raise_if_stopped(error)
+            if not _is_compilers(error) or is_out_of_memory(error):
+                raise
+            raise CompilingFails(reason_of(error)) from error
+
+    return forward
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """The compiler's settings for as long as a block is compiled or run."""
+    import torch._dynamo.config as dynamo
+    import torch._inductor.config as inductor
+
+    wanted = {
+        # In this process: a pool of compiling processes would outlive a process that is killed.
+        "compile_threads": 1,
+        # Dropout as the eager block has it.
+        "fallback_random": True,
+        # No kernel is chosen by a race, which another process might see won by another.
+        "deterministic": True,
+    }
+    known: dict[str, Any] = {
+        name: value for name, value in wanted.items() if hasattr(inductor, name)
+    }
+    # A variant too many is an error: by default it would run eagerly, by the order they came in.
+    limits: dict[str, Any] = {"fail_on_recompile_limit_hit": True, "suppress_errors": False}
+    limits |= {"recompile_limit": 64 * _VARIANTS, "accumulated_recompile_limit": 512 * _VARIANTS}
+    # Python 3.13.0 has a bug that makes the compiler's checks before each call slower, nothing
+    # else. The trial has timed them, so the decision needs no warning of them.
+    if hasattr(dynamo, "issue_3_13_0_warning"):
+        limits["issue_3_13_0_warning"] = False
+    with dynamo.patch(limits), inductor.patch(known), _utf8_files():
+        yield
+
+
+@contextmanager
+def _utf8_files() -> Iterator[None]:
+    """Files read as UTF-8 where the locale says otherwise: the compiler's templates are UTF-8.
+
+    They are read as what the locale says, which in one of ASCII fails.
+    """
+    if codecs.lookup(locale.getencoding()).name == "utf-8":
+        yield
+        return
+    before = locale.setlocale(locale.LC_CTYPE)
+    with suppress(locale.Error):  # a system without it: then compiling fails as it did
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+    try:
+        yield
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
+
+
+def graph_breaks() -> int:
+    """How often the compiler gave a piece of code back to Python, in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return sum(counters["graph_break"].values())
+
+
+def _is_compilers(error: BaseException) -> bool:
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    return isinstance(error, FailOnRecompileLimitHit | TorchDynamoException)
+
+
+def raise_if_stopped(error: BaseException) -> None:
+    """Raise the request to stop that came while the compiler worked, which wraps what it meets."""
+    for link in causes(error):
+        if isinstance(link, StopRequested | KeyboardInterrupt):
+            raise link
+
+
+def reason_of(error: BaseException) -> str:
+    """The type and first line of the innermost error."""
+    inner = error
+    while (deeper := getattr(inner, "inner_exception", None) or inner.__cause__) is not None:
+        inner = deeper
+    line = next(iter(str(inner).strip().splitlines()), "")
+    return f"{type(inner).__name__}: {line}"[:200] if line else type(inner).__name__

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from modicum.core.contracts.ledger import TrainedParameter
+from modicum.core.contracts.parameters import (
+    ParameterMetadata,
+    count,
+    describe_parameter,
+    matrices,
+    metadata,
+    optimizer_groups,
+    trainable,
+    trained_shapes,
+)
+
+
+def tied() -> nn.ModuleDict:
+    model = nn.ModuleDict(
+        {"embed": nn.Embedding(5, 4), "norm": nn.LayerNorm(4), "head": nn.Linear(4, 5, bias=False)}
+    )
+    model["head"].weight = model["embed"].weight
+    return model
+
+
+def test_shared_parameters_count_once():
+    model = tied()
+    assert count(model) == (28, 28)
+    model["norm"].requires_grad_(False)
+    assert count(model) == (28, 20)
+    assert [name for name, _ in trainable(model)] == ["embed.weight"]
+
+
+def test_vectors_have_no_weight_decay_unless_told():
+    model = tied()
+    assert metadata(model["norm"].weight).weight_decay_multiplier == 0
+    assert metadata(model["embed"].weight).weight_decay_multiplier == 1
+    describe_parameter(model["norm"].weight, ParameterMetadata(2.0, 0.5))
+    groups = optimizer_groups(model, learning_rate=0.1, weight_decay=0.4)
+    found = {
+        tuple(g["names"]): (g["lr"], g["base_learning_rate"], g["weight_decay"]) for g in groups
+    }
+    assert found == {
+        ("embed.weight",): (0.1, 0.1, 0.4),
+        ("norm.weight",): (0.2, 0.2, 0.2),
+        ("norm.bias",): (0.1, 0.1, 0.0),
+    }
+    torch.optim.AdamW(groups)
+
+
+class Headed(nn.Module):
+    def __init__(self, name: str, tied: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.inner = nn.Linear(4, 4)
+        self.table = nn.Parameter(torch.ones(3, 4))
+        setattr(self, name, nn.Linear(4, 5, bias=False))
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        if tied:
+            getattr(self, name).weight = self.embed.weight
+
+
+def test_matrices_are_neither_embeddings_nor_heads() -> None:
+    assert matrices(Headed("lm_head")) == {"inner.weight", "table"}
+    assert matrices(Headed("out", tied=True)) == {"inner.weight", "table"}
+    model = Headed("out")
+    assert matrices(model) == {"inner.weight", "table", "out.weight"}
+    model.get_output_embeddings = lambda: model.out
+    assert matrices(model) == {"inner.weight", "table"}
+    describe_parameter(model.table, ParameterMetadata(matrix=False))
+    describe_parameter(model.embed.weight, ParameterMetadata(matrix=True))
+    assert matrices(model) == {"inner.weight", "embed.weight"}
+
+
+def test_groups_and_ledgers_are_told_of_matrices() -> None:
+    model = Headed("lm_head").to(torch.bfloat16)
+    groups = optimizer_groups(model, learning_rate=0.1, weight_decay=0.4)
+    found = {name: group["matrix"] for group in groups for name in group["names"]}
+    shapes = trained_shapes(model)
+    assert found == {parameter.name: parameter.matrix for parameter in shapes}
+    assert {name for name, matrix in found.items() if matrix} == matrices(model)
+    known = {parameter.name: parameter for parameter in shapes}
+    assert known["embed.weight"] == TrainedParameter("embed.weight", (5, 4), False, 2)
+    assert known["embed.weight"].bytes == 40
+    assert [known["embed.weight"].rows(rank, 4) for rank in range(4)] == [2, 2, 1, 0]

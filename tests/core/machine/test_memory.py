@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from modicum.core.machine import memory
+from modicum.core.machine.memory import (
+    TensorMeter,
+    bytes_by_kind,
+    peak_resident_bytes,
+    resident_bytes,
+    tensor_bytes,
+)
+
+
+def test_the_peak_is_exact_for_known_allocations():
+    with TensorMeter("cpu") as meter:
+        first = torch.empty(1000)
+        second = torch.empty(3000)
+        del second
+        third = torch.empty(2000)
+    assert meter.peak == 4 * 4000
+    assert first.numel() + third.numel() == 3000
+
+
+def test_what_was_there_before_counts_if_it_is_told():
+    before = torch.empty(1000)
+    meter = TensorMeter("cpu")
+    meter.start(before=before.nbytes)
+    kept = torch.empty(1500)
+    assert (meter.stop(), meter.stop()) == (10_000, 10_000)
+    assert (meter.running, kept.nbytes) == (False, 6000)
+
+
+def test_a_meter_can_be_started_again_and_sees_backward_passes():
+    layer = nn.Linear(64, 64, bias=False)
+    meter = TensorMeter("cpu")
+    for _ in range(2):
+        meter.start()
+        layer(torch.ones(8, 64)).sum().backward()
+        # Input, output, sum and its gradient; the weight's gradient, for an instant a copy of it.
+        assert 64 * 64 * 4 + 8 * 64 * 4 <= meter.stop() <= 2 * 64 * 64 * 4 + 4 * 8 * 64 * 4
+        layer.zero_grad(set_to_none=True)
+
+
+def test_only_allocations_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An exchange records an operator, whose end gloo's threads write down. One that ended after
+    # the meter had stopped wrote to freed memory, and sooner or later the process crashed.
+    seen: list[str] = []
+
+    def noted(events: list[Any]) -> int:
+        seen.extend(event.tag.name for event in events)
+        return 0
+
+    monkeypatch.setattr(memory, "_peak", noted)
+    with TensorMeter("cpu"), torch.profiler.record_function("an exchange"):
+        nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+    assert set(seen) == {"Allocation"}
+
+
+def test_a_storage_counts_once_and_whole():
+    base = torch.zeros(10, 10)
+    assert tensor_bytes([base, base[0], base.T, base.view(100)]) == 400
+    assert tensor_bytes([base[0]]) == 400
+
+
+def test_bytes_by_kind():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert bytes_by_kind(model, optimizer)["gradient"] == 0
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    trained = 4 * (16 + 4 + 8)
+    assert bytes_by_kind(model, optimizer) == {
+        "weight": trained + 4 * 8 + 8,
+        "gradient": trained,
+        "optimizer": 2 * trained + 4 * 4,
+    }
+
+
+def test_the_resident_size_grows_with_what_is_touched():
+    before = resident_bytes()
+    block = torch.ones(50_000_000 // 4)
+    grown = resident_bytes() - before
+    assert 45_000_000 < grown < 80_000_000
+    assert peak_resident_bytes() >= before + 45_000_000
+    del block

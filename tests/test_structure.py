@@ -1,0 +1,70 @@
+"""How the package is built: names with one meaning, imports without circles."""
+
+import ast
+from collections import defaultdict
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import modicum
+
+PACKAGE = Path(modicum.__file__).parent
+# Where a value makes its runtime object, and a listener one that needs another package: what
+# imports upwards there is imported when it is called.
+UPWARDS = {
+    ("modicum.adapters.base", "modicum.adapters.attached_adapter"),
+    ("modicum.compress.base", "modicum.compress.compressed_model"),
+    ("modicum.memory.base", "modicum.memory.activations"),
+    ("modicum.cli.live", "modicum.cli.live_line"),
+}
+
+
+def modules() -> dict[str, ast.Module]:
+    """Every module of the package, by its name."""
+    found = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(file.read_text(encoding="utf-8"))
+    return found
+
+
+def imported(tree: ast.Module, known: set[str]) -> set[str]:
+    """The package's modules that a module imports when it runs, in functions too."""
+    for_types = {
+        node
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
+        for node in ast.walk(branch)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node not in for_types:
+            whole = {f"{node.module}.{alias.name}" for alias in node.names} & known
+            found |= whole or ({node.module} & known)
+    return found
+
+
+def test_modules_import_each_other_in_one_direction() -> None:
+    trees = modules()
+    graph = {
+        name: {
+            other
+            for other in imported(tree, set(trees))
+            if (name, other) not in UPWARDS and other not in (name, "modicum")
+        }
+        for name, tree in trees.items()
+    }
+    assert len(list(TopologicalSorter(graph).static_order())) == len(trees)
+
+
+def test_a_type_s_name_means_one_thing() -> None:
+    places = defaultdict(set)
+    for module, tree in modules().items():
+        for node in tree.body:
+            names = [node.name] if isinstance(node, ast.ClassDef) else []
+            if isinstance(node, ast.Assign):
+                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            for name in names:
+                if name[0].isupper() and not name.isupper():
+                    places[name].add(module)
+    assert {name: sorted(where) for name, where in places.items() if len(where) > 1} == {}
