@@ -73,7 +73,7 @@ def prepare(folder: Path, size: dict[str, int], job: Job) -> int:
 
     from modicum import Recipe, plan, train
     from modicum.adapters import LoRA
-    from modicum.core.ranks import Ranks
+    from modicum.core.ranks.ranks import Ranks
     from modicum.models import huggingface
 
     data = {

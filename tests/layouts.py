@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from modicum.core.contracts.strategy import Strategy
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.models.config import ModelConfig
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded

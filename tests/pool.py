@@ -53,7 +53,7 @@ PRELOADED = [
     "torch",
     "torch.distributed.tensor",
     "torch.distributed.fsdp",
-    "modicum.core.ranks",
+    "modicum.core.ranks.ranks",
     "pytest",
 ]
 # Once one rank has failed, the others have so long until they count as hanging too.
@@ -259,7 +259,7 @@ def _one_call(
     import torch
     import torch.distributed as dist
 
-    from modicum.core.ranks import Ranks
+    from modicum.core.ranks.ranks import Ranks
 
     if dist.is_initialized():
         # Only now, since at the end of the last call another rank may still have needed this one.

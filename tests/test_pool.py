@@ -9,7 +9,7 @@ import pytest
 import torch
 from pool import Pool, RanksFailed
 
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
 

@@ -17,8 +17,8 @@ from modicum.core.contracts.parameters import optimizer_groups, trainable
 from modicum.core.contracts.state import StateRegistry, optimizer_view
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.layers.meta import materialise, on_meta
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama

@@ -26,8 +26,8 @@ from modicum.checkpoint.manifest import MANIFEST, tensor_file
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.state import StateRegistry, model_view, optimizer_view, random_view
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import is_sharded, whole
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from modicum.core.errors import Restart
-from modicum.core.ranks import PeerLost
+from modicum.core.ranks.ranks import PeerLost
 from modicum.parallel.rank_environment import LOST
 from modicum.recipe_yaml import load
 from modicum.trainer.folder import RunFolder

@@ -15,8 +15,8 @@ from modicum.comm import SDP4Bit
 from modicum.core.contracts.ledger import Ledger
 from modicum.core.errors import InputError
 from modicum.core.machine.memory import TensorMeter
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery, ShardExchange
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import own_part, whole
 from modicum.parallel.zero import Zero
 

@@ -16,8 +16,8 @@ from modicum.compress.files import DESCRIPTION
 from modicum.core.errors import InputError
 from modicum.core.layers import factorize
 from modicum.core.layers.linear_forms import full_weight
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.linears import LowRankLinear
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded

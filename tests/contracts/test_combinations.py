@@ -18,7 +18,7 @@ from pool import Pool
 
 from modicum.core.contracts.catalog import catalog
 from modicum.core.errors import ModicumError
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.planner import plan
 from modicum.recipe import Recipe
 from modicum.trainer import compiled_blocks, continued, train

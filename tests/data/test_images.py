@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.images import DIGITS, ImageBatch, Textures, digits
 from modicum.data.rank_split import counted, micro_batches
 

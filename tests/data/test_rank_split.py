@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.data import IGNORED, Packed, TokenStore
 from modicum.data.rank_split import counted, micro_batches, share
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import form_of, full_weight, linear_form, write_weight
 from modicum.core.layers.meta import materialise, on_meta
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import own_part, whole
 from modicum.linears import LowRankLinear, make_linear
 from modicum.parallel.sharded import Sharded

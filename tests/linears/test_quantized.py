@@ -25,7 +25,7 @@ from modicum.core.layers.linear_forms import (
 )
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.machine.memory import TensorMeter
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import own_part, whole
 from modicum.linears import Int8Linear, NF4Linear
 from modicum.linears.quantized import GROUP, QuantizedLinear

@@ -15,8 +15,8 @@ from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.random import normal_
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.memory import COMET, ActivationContext
 from modicum.models.convnet import ConvNet, ConvNetConfig

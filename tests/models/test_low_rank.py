@@ -22,8 +22,8 @@ from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import full_weight
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.machine.memory import tensor_bytes
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.linears import LowRankLinear
 from modicum.models import ModelConfig, create, huggingface, load, read_config, read_header, save
 from modicum.models.huggingface import WEIGHTS

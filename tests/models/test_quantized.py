@@ -19,8 +19,8 @@ from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import frozen_linears, full_weight, linear_form
 from modicum.core.layers.meta import materialise, on_meta
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.linears import NF4Linear
 from modicum.models import Llama, ModelConfig, create, load, save

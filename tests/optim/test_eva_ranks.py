@@ -19,7 +19,7 @@ from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.state import StateRegistry, optimizer_view
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.models.llama import Llama
 from modicum.optim import SGD, Eva, TransformContext

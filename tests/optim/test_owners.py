@@ -16,8 +16,8 @@ from modicum.core.contracts.ledger import OptimizerQuery as At
 from modicum.core.contracts.ledger import TrainedParameter
 from modicum.core.errors import InputError
 from modicum.core.machine.memory import tensor_bytes
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.optim import GaLore
 from modicum.optim.owners import Owners, Round, assign

@@ -18,7 +18,7 @@ from modicum.core.contracts.state import StateRegistry, model_view, optimizer_vi
 from modicum.core.contracts.stepping import Stepper
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.machine.memory import bytes_by_kind
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.models.llama import Llama
 from modicum.optim import GaLore

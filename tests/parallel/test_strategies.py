@@ -12,8 +12,8 @@ from torch import nn
 from modicum.adapters import LoRA
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.layers.meta import materialise, on_meta
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import own_part, whole
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig

@@ -30,9 +30,9 @@ from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.machine.memory import TensorMeter, tensor_bytes
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.exchange import ExchangeContext, ShardExchange
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import is_sharded, own_part, whole
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig

@@ -16,8 +16,8 @@ from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.core.machine.memory import TensorMeter, tensor_bytes
 from modicum.core.machine.record import MachineRecord
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import create

@@ -12,7 +12,7 @@ from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.layers.saved_tensors import Shares
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.images import ImageBatch
 from modicum.models.convnet import ConvNetConfig, create, load
 from modicum.recipe import Recipe

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from modicum.adapters import LoRA
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama, create

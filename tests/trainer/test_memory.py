@@ -24,7 +24,7 @@ trained = torch.nn.Parameter(torch.ones(64, 64))
 torch.nn.functional.linear(trained, trained).sum().backward()
 torch.optim.AdamW([trained], fused=True).step()
 from modicum.core.errors import ModicumError
-from modicum.core.ranks import joined
+from modicum.core.ranks.ranks import joined
 from modicum.recipe import Recipe
 from modicum.trainer import continued, train
 

@@ -12,7 +12,7 @@ import pytest
 from pool import Pool
 
 from modicum.core.errors import ModicumError
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.recipe import Recipe
 from modicum.trainer import continued, train
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from modicum.adapters import LoRA
 from modicum.core.errors import DoesNotFit, Restart
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import create

@@ -36,7 +36,7 @@ from modicum.adapters.rewriting import check_base, differs, restore, rewrite
 from modicum.adapters.sites import choose, left_out, shared_name
 from modicum.core.errors import InputError
 from modicum.core.files import located
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 
 Form = Literal["peft", "peft-rest", "modicum"]
 

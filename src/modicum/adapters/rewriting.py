@@ -19,7 +19,7 @@ from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import AdapterLayer
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import form_of
-from modicum.core.ranks import Ranks, peer_errors
+from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.ranks.sharding import own_part
 
 RoundTrip = Callable[[Tensor], Tensor]

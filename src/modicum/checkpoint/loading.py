@@ -21,7 +21,7 @@ from modicum.checkpoint.tensor_file import read_into
 from modicum.checkpoint.tensor_slices import Box, box_of
 from modicum.core.contracts.state import Like, StateRegistry, View
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import is_sharded
 
 

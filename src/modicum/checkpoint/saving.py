@@ -23,7 +23,7 @@ from modicum.checkpoint.tensor_file import FileLayout
 from modicum.checkpoint.tensor_slices import TensorSlice, divide
 from modicum.core.contracts.state import StateRegistry
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 
 # Of the thread that writes: training comes first, and the write takes three steps instead of one.
 # With 10 a save of 400 MB cost training 0.22 s, with 19 0.15 s (medians of seven, taken in turn).

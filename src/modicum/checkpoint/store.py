@@ -23,7 +23,7 @@ from modicum.checkpoint.staging import Staging
 from modicum.checkpoint.tensor_file import chunks, streamed
 from modicum.core.errors import InputError
 from modicum.core.files import remove
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 
 
 class CheckpointStore:

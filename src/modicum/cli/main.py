@@ -107,7 +107,7 @@ def _place() -> RankPlace:
 
 def _told(error: ModicumError, here: RankPlace) -> int:
     """Print what is to be said of an error; the exit code."""
-    ranks = sys.modules.get("modicum.core.ranks")  # imported with torch, by those who need it
+    ranks = sys.modules.get("modicum.core.ranks.ranks")  # imported with torch, by those who need it
     if here.supervised and ranks is not None and isinstance(error, ranks.PeerLost):
         return LOST  # the supervisor knows who it was
     name = f"{here.name}: " if here.name else ""

@@ -149,7 +149,7 @@ def _run(recipe: Recipe, asked: Asked, here: RankPlace, restart: bool) -> None:
     """
     from modicum.cli.live import EventListener, listener
     from modicum.core.machine import pick_device
-    from modicum.core.ranks import joined
+    from modicum.core.ranks.ranks import joined
     from modicum.trainer import continued, train
 
     folder = asked.folder

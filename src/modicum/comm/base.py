@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from modicum.core.contracts.ledger import Ledger
 from modicum.core.contracts.method import Method
 from modicum.core.contracts.strategy import Strategy
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.collectives import Link
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 
 
 @dataclass(frozen=True)

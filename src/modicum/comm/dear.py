@@ -12,9 +12,9 @@ from modicum.comm.fusion import fuse, padded
 from modicum.core.contracts.ledger import Entry, Ledger, Phase, Wire
 from modicum.core.contracts.method import Info, PositiveInt
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.collectives import Link
 from modicum.core.ranks.layout import REPLICATE, Layout
+from modicum.core.ranks.ranks import Ranks
 
 
 class DeAR(Schedule):
@@ -49,7 +49,7 @@ class DeAR(Schedule):
 
     >>> import torch
     >>> from modicum.comm import DeAR
-    >>> from modicum.core.ranks import joined
+    >>> from modicum.core.ranks.ranks import joined
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
     >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     >>> with joined():  # the ranks that torchrun has started

@@ -21,9 +21,9 @@ from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.stepping import Stepper
 from modicum.core.contracts.strategy import Ready, Strategy
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.collectives import Collectives, Link
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 
 # gloo works at two calls at a time. Two more keep it at work between two layers, where calls end
 # and begin: at 100 Mb/s an update is 7 % faster than with two in all, and more are no faster.

@@ -107,7 +107,7 @@ class SDP4Bit(Method):
     >>> import torch
     >>> from modicum.comm import SDP4Bit
     >>> from modicum.core.ranks.exchange import ExchangeContext
-    >>> from modicum.core.ranks import Ranks
+    >>> from modicum.core.ranks.ranks import Ranks
     >>> from modicum.parallel.zero import Zero
     >>> ranks, model = Ranks(), torch.nn.Linear(16, 1)
     >>> strategy = Zero(ranks, exchange=SDP4Bit().bind(ExchangeContext(ranks)))

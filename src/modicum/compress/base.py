@@ -22,7 +22,7 @@ from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration, Loss, Mask, calibrate
 from modicum.core.layers.factorize import share_rank
 from modicum.core.progress import CountProgress
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -21,7 +21,7 @@ from modicum.core.layers.calibration import Calibration
 from modicum.core.layers.factorize import decomposed
 from modicum.core.layers.linear_forms import full_weight, linear_form
 from modicum.core.layers.meta import materialise
-from modicum.core.ranks import Ranks, peer_errors
+from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.ranks.sharding import whole
 
 

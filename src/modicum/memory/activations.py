@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from modicum.core.errors import InputError
 from modicum.core.layers.saved_tensors import Need, SavedTensors, Shares
 from modicum.core.layers.torch_calls import Call
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.memory.base import ActivationPolicy
 from modicum.memory.convolutions import BoundedConvolution, momentum_of
 

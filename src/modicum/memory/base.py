@@ -19,7 +19,7 @@ from modicum.core.codecs.error_bounded import ErrorBoundedCodec
 from modicum.core.contracts.ledger import Entry, Ledger, Phase
 from modicum.core.contracts.method import Context, Method
 from modicum.core.layers.saved_tensors import Shares
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 
 if TYPE_CHECKING:
     from modicum.memory.activations import Activations

@@ -21,7 +21,7 @@ from torch.optim.optimizer import ParamsT
 from modicum.core.contracts.ledger import Ledger, OptimizerQuery
 from modicum.core.contracts.optimizers import OptimizerMethod, Valued
 from modicum.core.errors import InputError
-from modicum.core.ranks import peer_errors
+from modicum.core.ranks.ranks import peer_errors
 from modicum.core.ranks.sharding import own_part
 from modicum.optim.ledger import of_matrices
 from modicum.optim.owners import OwnedMatrix, Owners

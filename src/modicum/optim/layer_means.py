@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from modicum.core.contracts.ledger import Entry, Ledger, Phase, Wire, Work
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks, peer_errors
+from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.optim.capture import Capture, CapturedLayer
 from modicum.optim.layer_sums import Sums
 from modicum.optim.transform import GradientRows, TransformContext, TransformQuery, TransformRuntime

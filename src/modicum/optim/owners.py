@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from modicum.core.ranks import peer_errors
+from modicum.core.ranks.ranks import peer_errors
 from modicum.core.ranks.sharding import is_sharded, own_part
 
 K = TypeVar("K", bound=Hashable)

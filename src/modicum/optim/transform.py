@@ -22,7 +22,7 @@ from modicum.core.contracts.ledger import OptimizerQuery, TrainedParameter
 from modicum.core.contracts.method import Context, Method, Strings
 from modicum.core.contracts.parameters import trainable
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks, joined, peer_errors
+from modicum.core.ranks.ranks import Ranks, joined, peer_errors
 from modicum.core.ranks.sharding import is_sharded, own_part
 from modicum.optim.capture import Capture, CapturedLayer, trained_layers
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.strategy import Ready, Strategy
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 
 
 class Bucket(ABC):

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from modicum.core.contracts.parameters import describe_parameter, metadata
-from modicum.core.ranks import peer_errors
 from modicum.core.ranks.exchange import Pending, ShardExchange
+from modicum.core.ranks.ranks import peer_errors
 from modicum.parallel.bucketed import Bucket
 from modicum.parallel.buffer_rows import BufferRows, laid_out
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from modicum.core.ranks import Ranks, peer_errors
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.parallel.bucketed import Bucket, Bucketed
 
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from modicum.core.contracts.state import StateRegistry, View, model_view
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.exchange import ShardExchange
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.parallel.buffer_rows import EXCHANGE, BufferRows, laid_out
 

@@ -20,9 +20,9 @@ from torch import nn
 from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.state import StateRegistry, View, model_view
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.exchange import ExchangeContext, ShardExchange
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.parallel.bucketed import Bucketed
 from modicum.parallel.buffer_rows import EXCHANGE

@@ -18,7 +18,7 @@ from modicum.core.errors import DoesNotFit, InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine, pick_device, this_machine
 from modicum.core.machine.record import MachineRecord, machine_record
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.units import format_bytes
 from modicum.planner.choose import (
     COMPILE,

@@ -76,7 +76,7 @@ def number(ranks: Any, times: int = 1) -> int:
 
 def _serve(folder: Path) -> int:
     """Run the task of a folder as one of its ranks; the exit code."""
-    from modicum.core.ranks import PeerLost, joined
+    from modicum.core.ranks.ranks import PeerLost, joined
 
     task = json.loads((folder / "task.json").read_bytes())
     signal.alarm(task["seconds"])

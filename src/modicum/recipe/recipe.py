@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError, model_validator
 
-from modicum.core.contracts.catalog import MethodRecord, catalog
+from modicum.core.contracts.catalog import MethodRecord, added
 from modicum.core.contracts.method import Method, Strings, describe
 from modicum.core.contracts.traits import TraitHolder, clashes
 from modicum.core.errors import InputError
@@ -90,7 +90,7 @@ class Recipe(Section):
                 problem = "there is no such plugin file"
                 raise InputError(problem, field=f"plugins.{index}", value=plugin)
         try:
-            catalog(self.plugins)
+            added(self.plugins)
         except InputError as error:
             raise error.located(field="plugins") from None
         for slot, record in self.methods().items():

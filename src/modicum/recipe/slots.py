@@ -44,25 +44,24 @@ def find_in(
     Raises:
         InputError: it names none, or one that does not belong there.
     """
-    there = methods_for(slot, plugins)
     name = value.get("method", DEFAULTS.get(slot))
     if not isinstance(name, str):
         raise InputError(
             "names no method" if "method" not in value else "expected a method's name",
             field=f"{slot}.method",
-            allowed=", ".join(there),
+            allowed=", ".join(methods_for(slot, plugins)),
         )
-    if name in there:
-        return there[name]
     try:
         known = find(name, plugins, SLOTS[slot])
     except InputError as error:
         raise error.located(field=f"{slot}.method") from None
+    if slot_of(known) == slot:
+        return known
     raise InputError(
         f"stands in the section {slot_of(known)!r}",
         field=f"{slot}.method",
         value=name,
-        allowed=", ".join(there),
+        allowed=", ".join(methods_for(slot, plugins)),
     )
 
 

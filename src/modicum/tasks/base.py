@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.progress import StageProgress
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.rows import AnyBatch, Rows
 from modicum.data.sampler import Sampler
 from modicum.recipe import Recipe

@@ -15,7 +15,7 @@ from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.progress import StageProgress
 from modicum.core.random import derive_seed
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
 from modicum.data.packing import Packed
 from modicum.data.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from modicum.core.contracts.method import Info, Method, PositiveInt
 from modicum.core.errors import InputError
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.progress import StageProgress
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import IGNORED
 from modicum.data.images import DIGIT_CLASSES, SIDE, ImageBatch, Images, Textures, digits
 from modicum.data.sampler import Sampler

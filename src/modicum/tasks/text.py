@@ -10,7 +10,7 @@ from modicum.core.errors import InputError
 from modicum.core.files import file_digest
 from modicum.core.layers.meta import on_meta
 from modicum.core.progress import StageProgress
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
 from modicum.data.packing import Packed
 from modicum.data.sampler import Sampler

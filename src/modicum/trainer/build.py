@@ -18,8 +18,8 @@ from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.exchange import ExchangeContext
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.weight_digests import changed_weights, weight_digests
 from modicum.memory.activations import Activations
 from modicum.memory.base import ActivationContext, ActivationPolicy

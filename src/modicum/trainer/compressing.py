@@ -17,7 +17,7 @@ from modicum.compress.base import Compressor
 from modicum.core.contracts.method import Context
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.progress import StageProgress
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.rank_split import share
 from modicum.planner import Plan
 from modicum.tasks import Data

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.rank_split import micro_batches
 from modicum.data.rows import AnyBatch, Rows
 from modicum.tasks import AnyTask

@@ -24,7 +24,7 @@ from modicum.trainer.contents import (
 )
 
 if TYPE_CHECKING:
-    from modicum.core.ranks import Ranks
+    from modicum.core.ranks.ranks import Ranks
 
 RECIPE, PLAN, RUN = "recipe.yaml", "plan.jsonl", "run.json"
 BASE = "base"  # the model that a run began with, where it made that itself

@@ -17,7 +17,7 @@ from typing import Any
 from modicum.checkpoint import CheckpointStore
 from modicum.core.errors import InputError, Interrupted
 from modicum.core.progress import Listener
-from modicum.core.ranks import Ranks, peer_errors
+from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.units import Every
 from modicum.planner import Plan
 from modicum.recipe import Recipe
@@ -53,8 +53,8 @@ def train(
         fork: a run folder whose newest checkpoint a *new* run starts from.
         restart: begin anew, in the place of the run of this recipe that is there; the listener is
             told what that replaces.
-        ranks: this process among those that were joined (`modicum.core.ranks.joined`), each of
-            which calls this with the same plan.
+        ranks: this process among those that were joined (`core.ranks.ranks.joined`), each of which
+            calls this with the same plan.
 
     Returns:
         The content of `run.json`, on rank 0.

@@ -9,7 +9,7 @@ from typing import Any
 
 from modicum import __version__
 from modicum.core.machine import versions
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.weight_digests import weight_digests
 from modicum.recipe import Recipe, differences
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from modicum.core.contracts.state import random_state
 from modicum.core.errors import Restart
 from modicum.core.machine.memory import release
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.rows import AnyBatch
 from modicum.trainer.out_of_memory import halved, ran_out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.planner import Plan, carried, plan, same_start
 from modicum.recipe import Recipe
 from modicum.trainer.folder import PLAN, RunFolder

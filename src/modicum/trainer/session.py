@@ -16,7 +16,7 @@ from modicum.core.errors import InputError, Interrupted, Restart
 from modicum.core.files import write_json
 from modicum.core.machine.memory import TensorMeter, bytes_by_kind, used_bytes
 from modicum.core.progress import Listener
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.weight_digests import BASE_WEIGHTS, weight_digests
 from modicum.data.rank_split import counted, micro_batches
 from modicum.planner import Plan

@@ -15,7 +15,7 @@ from modicum.core.errors import InputError
 from modicum.core.machine.memory import TensorMeter, release
 from modicum.core.progress import Listener
 from modicum.core.random import derive_seed
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.memory.activations import Activations
 from modicum.optim.transform import TransformRuntime
 from modicum.planner import Plan

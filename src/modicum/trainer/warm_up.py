@@ -10,7 +10,7 @@ import torch
 from modicum.core.errors import InputError, Restart
 from modicum.core.layers.linear_forms import full_weight
 from modicum.core.layers.meta import materialise
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.rows import AnyBatch
 from modicum.planner import Plan
 from modicum.planner.choose import COMPILE

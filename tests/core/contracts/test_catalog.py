@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from modicum.core.contracts import catalog as home
 from modicum.core.contracts.catalog import ENTRY_POINTS, ROOMS, catalog, find, of_value, read_file
 from modicum.core.contracts.method import Context, Info, Method
 from modicum.core.errors import InputError
@@ -62,6 +64,66 @@ def test_what_is_read_is_what_importing_gives():
         fields = {name: field.default for name, field in loaded.model_fields.items()}
         assert fields == {name: default for name, (_, default) in record.fields.items()}
         assert of_value(loaded()) == record
+
+
+def test_a_built_in_method_is_found_by_its_file_alone(monkeypatch):
+    def read(file, module=None):
+        assert file.stem == "lora", "another file was read"
+        return original(file, module)
+
+    original = home.read_file
+    monkeypatch.setattr(home, "read_file", read)
+    assert find("lora", room="adapters").name == "lora"
+    assert home.built_in("base") is None  # a helper is no method
+    assert home.built_in("../lora") is None
+
+
+@pytest.fixture
+def uncached(tmp_path, monkeypatch):
+    """A cache of its own, and a process that has read nothing yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    home._built_in.cache_clear()
+    yield tmp_path / "cache" / "modicum" / "catalog"
+    home._built_in.cache_clear()
+
+
+def test_what_was_read_is_kept_and_given_back_the_same(uncached, monkeypatch):
+    first = catalog()
+    (file,) = uncached.iterdir()
+    home._built_in.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(home, "read_file", None)
+        again = catalog()
+    assert again == first
+    assert again["lora"].fields == first["lora"].fields
+    assert [record.as_json() for record in again.values()] == [
+        record.as_json() for record in first.values()
+    ]
+    kept = file.read_text(encoding="utf-8")
+    for damaged in ("", "[]", '{"stamp": 1}', kept[:2000], kept.replace('"traits"', '"tracts"')):
+        file.write_text(damaged, encoding="utf-8")
+        home._built_in.cache_clear()
+        assert catalog() == first
+        assert file.read_text(encoding="utf-8") == kept
+
+
+def test_a_cache_of_other_files_is_not_used(uncached):
+    first = catalog()
+    (file,) = uncached.iterdir()
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["stamp"][0][1] += 1
+    content["methods"] = []
+    file.write_text(json.dumps(content), encoding="utf-8")
+    home._built_in.cache_clear()
+    assert catalog() == first
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    home._built_in.cache_clear()
+    assert "lora" in catalog()
+    home._built_in.cache_clear()
 
 
 def test_the_catalog_needs_no_torch():

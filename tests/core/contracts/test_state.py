@@ -20,8 +20,8 @@ from modicum.core.contracts.state import (
     trained_state,
 )
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import is_sharded, whole
 
 

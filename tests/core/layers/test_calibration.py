@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration, calibrate
 from modicum.core.layers.statistics import fisher, token_fisher
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.models import ModelConfig, create
 from modicum.proofs.contracts.adapters.subjects import llama, tokens
 

@@ -11,7 +11,6 @@ from pool import Pool
 
 from modicum.core.codecs.elements import Stream
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.exchange import (
     LOCAL,
     NODE,
@@ -20,6 +19,7 @@ from modicum.core.ranks.exchange import (
     Nodes,
     ShardExchange,
 )
+from modicum.core.ranks.ranks import Ranks
 
 WIDTHS = (5, 33)
 

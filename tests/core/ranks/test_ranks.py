@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from pool import Pool
 
-from modicum.core import ranks as module
 from modicum.core.errors import InputError, Interrupted, ModicumError
-from modicum.core.ranks import PeerLost, Ranks, joined, peer_errors
+from modicum.core.ranks import ranks as module
+from modicum.core.ranks.ranks import PeerLost, Ranks, joined, peer_errors
 
 SIZES = (1, 2, 3, 4)
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

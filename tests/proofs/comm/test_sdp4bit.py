@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.exchange import ExchangeContext, ShardExchange
+from modicum.core.ranks.ranks import Ranks
 from modicum.proofs import prove
 from modicum.proofs.comm.sdp4bit import BENCH, BFLOAT16, DIRECT, HOST, RANKS, SDP4BIT
 from modicum.proofs.comm.sharded_training import between_hosts, floor

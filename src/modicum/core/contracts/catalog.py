@@ -14,9 +14,11 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from modicum.core.contracts import source_reading
 from modicum.core.contracts.method import Info, Method, describe
 from modicum.core.contracts.optimizers import value_class
 from modicum.core.errors import InputError
+from modicum.core.files import user_cache, write_json
 
 ROOMS = (
     "linears",
@@ -50,12 +53,18 @@ ENTRY_POINTS = "modicum.methods"
 
 @dataclass(frozen=True)
 class MethodRecord:
-    """A method as the catalog knows it: `fields` maps a name to its type and default."""
+    """A method as the catalog knows it.
+
+    Args:
+        defaults: of its fields, `...` where a field has none.
+        summary: the first line of its docstring.
+        module: what it is imported as; None: by its path.
+    """
 
     info: Info
     file: Path
     class_name: str
-    fields: Mapping[str, tuple[Any, Any]]
+    defaults: Mapping[str, Any]
     summary: str = ""
     module: str | None = None
     _loaded: list[type[Method]] = field(default_factory=list, repr=False, compare=False)
@@ -75,6 +84,14 @@ class MethodRecord:
     @property
     def status(self) -> str:
         return self.info.status
+
+    @functools.cached_property
+    def fields(self) -> Mapping[str, tuple[Any, Any]]:
+        """The type and default of each field, read from the file."""
+        for node in _classes(self.file):
+            if node.name == self.class_name:
+                return source_reading.fields(self.file, node)
+        raise InputError(f"the class {self.class_name} is not there any more", file=self.file)
 
     @functools.cached_property
     def model(self) -> type[BaseModel]:
@@ -110,8 +127,7 @@ class MethodRecord:
 
     def traits(self, values: Mapping[str, Any]) -> frozenset[str]:
         """The traits of the method with these hyper-parameters, and defaults for the rest."""
-        defaults = {name: default for name, (_, default) in self.fields.items()}
-        return self.info.traits_of(defaults | dict(values))
+        return self.info.traits_of({**self.defaults, **values})
 
     def as_json(self) -> dict[str, Any]:
         """What `modicum methods --json` prints of the method."""
@@ -124,7 +140,7 @@ class MethodRecord:
             "claim": self.info.claim,
             "traits": list(self.info.traits),
             "traits_if": [list(triple) for triple in self.info.traits_if],
-            "fields": {name: default for name, (_, default) in self.fields.items()},
+            "fields": dict(self.defaults),
         }
 
 
@@ -134,17 +150,39 @@ def catalog(plugins: Iterable[str | Path] = ()) -> dict[str, MethodRecord]:
     Raises:
         InputError: a plugin cannot be read, or two methods have one name.
     """
-    found = dict(_built_in())
+    return {**_built_in(), **added(plugins)}
+
+
+def added(plugins: Iterable[str | Path] = ()) -> dict[str, MethodRecord]:
+    """The methods that are not built in, by name: those of entry points and of plugin files.
+
+    Raises:
+        InputError: a plugin cannot be read, or two methods have one name.
+    """
+    found: dict[str, MethodRecord] = {}
     others = [*_from_entry_points(), *(record for path in plugins for record in read_file(path))]
     for record in others:
-        if record.name in found:
+        other = found.get(record.name) or built_in(record.name)
+        if other is not None:
             raise InputError(
-                f"the method {record.name!r} is already defined in {found[record.name].file}; "
-                "give one of them another name",
+                f"the method {record.name!r} is already defined in {other.file}; give one of them "
+                "another name",
                 file=record.file,
             )
         found[record.name] = record
     return found
+
+
+def built_in(name: str) -> MethodRecord | None:
+    """The record of a built-in method, whose name is that of its file; no other file is read."""
+    if name.isidentifier():
+        for room in ROOMS:
+            file = source_reading.SOURCES / room / f"{name}.py"
+            if file.exists():
+                for record in _of_package(file):
+                    if record.name == name:
+                        return record
+    return None
 
 
 def find(name: str, plugins: Iterable[str | Path] = (), room: str | None = None) -> MethodRecord:
@@ -153,16 +191,14 @@ def find(name: str, plugins: Iterable[str | Path] = (), room: str | None = None)
     Raises:
         InputError: no such method (in that room), with the nearest name.
     """
-    known = {
-        key: record
-        for key, record in catalog(plugins).items()
-        if room is None or record.room == room
-    }
-    if name not in known:
-        kind = f"method in the room {room!r}" if room else "method"
-        allowed = ", ".join(sorted(known))
-        raise InputError(f"unknown {kind}", value=name, allowed=allowed, candidates=known)
-    return known[name]
+    record = built_in(name) or added(plugins).get(name)
+    if record is not None and (room is None or record.room == room):
+        return record
+    every = catalog(plugins)
+    known = [key for key, other in every.items() if room is None or other.room == room]
+    kind = f"method in the room {room!r}" if room else "method"
+    allowed = ", ".join(sorted(known))
+    raise InputError(f"unknown {kind}", value=name, allowed=allowed, candidates=known)
 
 
 def of_value(method: Method) -> MethodRecord:
@@ -172,9 +208,12 @@ def of_value(method: Method) -> MethodRecord:
         InputError: the class stands in no file, or names no method of its own there.
     """
     kind = type(method)
-    for record in _built_in().values():
-        if (record.module, record.class_name) == (kind.__module__, kind.__name__):
-            return record
+    record = built_in(kind.__module__.rpartition(".")[2])
+    if record is not None and (record.module, record.class_name) == (
+        kind.__module__,
+        kind.__name__,
+    ):
+        return record
     file = getattr(sys.modules[kind.__module__], "__file__", None)
     records = [] if file is None else read_file(file)
     for record in records:
@@ -189,13 +228,70 @@ def of_value(method: Method) -> MethodRecord:
 
 @functools.cache
 def _built_in() -> dict[str, MethodRecord]:
-    records: dict[str, MethodRecord] = {}
-    for room in ROOMS:
-        for file in sorted((source_reading.SOURCES / room).glob("*.py")):
-            if b"Info(" in file.read_bytes():
-                for record in read_file(file, module=f"modicum.{room}.{file.stem}"):
-                    records[record.name] = record
-    return records
+    """Every built-in method by name, as the user's cache has it if no file has changed since."""
+    files = [
+        file for room in ROOMS for file in sorted((source_reading.SOURCES / room).glob("*.py"))
+    ]
+    contracts = sorted(Path(__file__).parent.glob("*.py"))
+    stamp = [[str(f), f.stat().st_mtime_ns, f.stat().st_size] for f in (*contracts, *files)]
+    kept = _kept(stamp)
+    if kept is None:
+        kept = [record for file in files for record in _of_package(file)]
+        _keep(stamp, kept)
+    return {record.name: record for record in kept}
+
+
+def _of_package(file: Path) -> list[MethodRecord]:
+    if b"Info(" not in file.read_bytes():
+        return []
+    return read_file(file, module=f"modicum.{file.parent.name}.{file.stem}")
+
+
+def _cache_file() -> Path:
+    place = f"{source_reading.SOURCES} {sys.version}"
+    return user_cache("catalog") / f"{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
+
+
+def _keep(stamp: list[Any], records: list[MethodRecord]) -> None:
+    """Write what was read, for the next process; where that cannot be, it reads them again."""
+    rows = [
+        asdict(record.info)
+        | {"_file": str(record.file), "_class": record.class_name, "_summary": record.summary}
+        | {"_defaults": _written(record.defaults), "_module": record.module}
+        for record in records
+    ]
+    with suppress(InputError, OSError, RuntimeError):
+        file = _cache_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, {"stamp": stamp, "methods": rows})
+
+
+def _written(defaults: Mapping[str, Any]) -> str:
+    """A dictionary's literal, as `ast.literal_eval` reads it."""
+    pairs = (f"{k!r}: {'...' if v is ... else repr(v)}" for k, v in defaults.items())
+    return f"{{{', '.join(pairs)}}}"
+
+
+def _kept(stamp: list[Any]) -> list[MethodRecord] | None:
+    """The records of the cache; None where there are none of these files."""
+    try:
+        content = json.loads(_cache_file().read_bytes())
+        if content["stamp"] != stamp:
+            return None
+        return [_from_row(row) for row in content["methods"]]
+    except (OSError, ValueError, KeyError, TypeError, SyntaxError, InputError, RuntimeError):
+        return None  # there is none, or it is damaged
+
+
+def _from_row(row: dict[str, Any]) -> MethodRecord:
+    own = {key: row.pop(f"_{key}") for key in ("file", "class", "summary", "defaults", "module")}
+    row["traits"] = tuple(row["traits"])
+    row["traits_if"] = tuple(tuple(triple) for triple in row["traits_if"])
+    defaults = ast.literal_eval(own["defaults"])
+    if not isinstance(defaults, dict):
+        raise ValueError("no fields")
+    file, module = Path(own["file"]), str(own["module"])
+    return MethodRecord(Info(**row), file, own["class"], defaults, own["summary"], module)
 
 
 def _from_entry_points() -> Iterator[MethodRecord]:
@@ -232,11 +328,14 @@ def read_file(path: str | Path, module: str | None = None) -> list[MethodRecord]
     file = Path(path)
     if not file.is_file():
         raise InputError("no such plugin file", file=file)
-    return [
-        _record(file, node, module)
-        for node in source_reading.parse(file).body
-        if isinstance(node, ast.ClassDef) and source_reading.assigned(node, "info") is not None
-    ]
+    return [_record(file, node, module) for node in _classes(file)]
+
+
+def _classes(file: Path) -> list[ast.ClassDef]:
+    """The classes of a file that have an `info`."""
+    nodes = source_reading.parse(file).body
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    return [node for node in classes if source_reading.assigned(node, "info") is not None]
 
 
 def _record(file: Path, node: ast.ClassDef, module: str | None) -> MethodRecord:
@@ -245,7 +344,11 @@ def _record(file: Path, node: ast.ClassDef, module: str | None) -> MethodRecord:
     if not isinstance(info, Info):
         raise InputError("`info` must be an Info(...) of literals", file=file, line=node.lineno)
     summary = (ast.get_docstring(node) or "").strip().split("\n")[0]
-    return MethodRecord(info, file, node.name, source_reading.fields(file, node), summary, module)
+    fields = source_reading.fields(file, node)
+    defaults = {name: default for name, (_, default) in fields.items()}
+    record = MethodRecord(info, file, node.name, defaults, summary, module)
+    record.__dict__["fields"] = fields  # the cached property's
+    return record
 
 
 def _import(file: Path) -> Any:

@@ -8,6 +8,7 @@ heavy.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +33,13 @@ def parse(file: Path) -> ast.Module:
     Raises:
         InputError: it is not valid Python, with the line.
     """
+    return _parsed(file, read_bytes(file))
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(file: Path, source: bytes) -> ast.Module:
     try:
-        return ast.parse(read_bytes(file), filename=str(file))
+        return ast.parse(source, filename=str(file))
     except SyntaxError as error:
         problem = f"not valid Python: {error.msg}"
         raise InputError(problem, file=file, line=error.lineno) from None

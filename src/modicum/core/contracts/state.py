@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from modicum.core.errors import InputError
 from modicum.core.random import derive_seed
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import is_sharded, whole
 
 Like = Callable[[str], Tensor | None]

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from modicum.core.contracts.parameters import trainable
-from modicum.core.ranks import Ranks, peer_errors
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.ranks.sharding import is_sharded
 
 if TYPE_CHECKING:

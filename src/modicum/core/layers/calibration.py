@@ -22,7 +22,7 @@ from modicum.core.errors import InputError
 from modicum.core.layers.statistics import Calibration
 from modicum.core.layers.watch import LayerWatch
 from modicum.core.progress import CountProgress
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 
 __all__ = ["Calibration", "calibrate"]
 

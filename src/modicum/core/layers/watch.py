@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from modicum.core.errors import InputError
 from modicum.core.layers.statistics import Calibration, Statistic, by_example, statistic
-from modicum.core.ranks import Ranks, peer_errors
+from modicum.core.ranks.ranks import Ranks, peer_errors
 
 
 @dataclass

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from modicum.core.ranks import Ranks, peer_errors
+from modicum.core.ranks.ranks import Ranks, peer_errors
 
 # Newer versions of PyTorch warn of the older names.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from modicum.core.errors import InputError
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.proofs.ranks import RanksFailed, at_ranks
 
 # A burst that is large beside a message lets it pass at memory speed; 100 ms of queue lose nothing.

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from modicum.comm.dear import DeAR
 from modicum.comm.deferred import IN_FLIGHT, Deferred
 from modicum.core.contracts.strategy import Strategy
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.collectives import CollectiveHandle, Collectives, Link
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.proofs.comm.links import sent
 
 Fields = Mapping[str, Any]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from modicum import adapters
 from modicum.checkpoint import CheckpointStore
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.models import convnet, huggingface
 from modicum.planner import Plan, plan
 from modicum.recipe import Recipe

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from modicum.comm.base import Schedule
 from modicum.core.contracts.method import Method
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery, ShardExchange
+from modicum.core.ranks.ranks import Ranks
 from modicum.proofs.contracts.base import NotApplicable
 from modicum.proofs.contracts.comm.subjects import CommSubject, comm_check
 from modicum.proofs.contracts.comm.two_ranks import on_two_ranks

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from modicum.comm.base import Schedule, Wrapped
 from modicum.core.contracts.method import Method
 from modicum.core.contracts.strategy import Strategy
-from modicum.core.ranks import Ranks
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
 from modicum.proofs.contracts.base import NotApplicable, check
 
 CommSubject = type[Method] | Method

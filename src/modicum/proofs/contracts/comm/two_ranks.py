@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from modicum.core.contracts.catalog import of_value, read_file
 from modicum.core.contracts.method import Method
-from modicum.core.ranks import Ranks
+from modicum.core.ranks.ranks import Ranks
 from modicum.proofs.ranks import at_ranks
 
 Finding = dict[str, Any]
