@@ -16,6 +16,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from modicum.core.contracts.catalog import catalog
+from modicum.planner.combinations import COLUMNS, PROVEN, Row, refusal
+from modicum.planner.combinations import rows as combined_rows
+from modicum.proofs.contracts.base import checks
 from modicum.recipe_yaml import json_schema
 
 SOURCES = Path(__file__).resolve().parents[1] / "src" / "modicum"
@@ -97,33 +100,47 @@ def methods_page() -> str:
 
 
 def combinations_page() -> str:
-    """Which method runs with what, and what is refused: the table that tests hold."""
-    table = yaml.safe_load((Path(__file__).parent / "combinations.yaml").read_text())
-    columns, sentences = table["columns"], table["sentences"]
+    """Which method runs with what, and what is refused: rules give it, and tests train each row."""
+    every = list(combined_rows())
+    exceptions = yaml.safe_load((Path(__file__).parent / "combinations.yaml").read_text())
+    sentences: dict[str, None] = {}
     lines = [
         "# Combinations",
         "",
-        "What runs with what is tested cell by cell. What does not is refused before anything "
-        "starts, with the sentence below the table; *exports* says what others can read.",
+        "Rules over traits give the table, and the same rules refuse a recipe before anything "
+        "starts, with the sentence below. A test trains every row on two ranks with all that it "
+        "allows at once: sharded weights, several micro-batches, unequal counts of tokens, "
+        "bfloat16; stops it, and resumes it to the bit. Another test compiles every row that may "
+        "be compiled.",
         "",
-        f"| method | {' | '.join(columns)} |",
-        f"| --- |{' --- |' * len(columns)}",
+        f"| method | {' | '.join(COLUMNS)} |",
+        f"| --- |{' --- |' * len(COLUMNS)}",
     ]
-    for method, cells in table["methods"].items():
-        lines.append(f"| {method} | {' | '.join(_mark(cells[name]) for name in columns)} |")
+    for row in every:
+        cells = [verdict(row, column, exceptions["exceptions"]) for column in COLUMNS]
+        for text in cells:
+            if text != "✓":
+                sentences.setdefault(text)
+        numbers = {text: str(number) for number, text in enumerate(sentences, start=1)}
+        shown = ["✓" if text == "✓" else f"({numbers[text]})" for text in cells]
+        lines.append(f"| {row.name} | {' | '.join(shown)} |")
     lines += ["", "## Columns", ""]
-    lines += [f"- **{name}**: {meaning}" for name, meaning in columns.items()]
-    lines += ["", "## Together", "", "Run on two ranks, and resumed to the bit:", ""]
-    lines += [f"- {' and '.join(pair)}" for pair in table["together"]]
-    lines += ["", "## Refusals", ""]
-    lines += [f"- **{name}**: {sentence}" for name, sentence in sentences.items()]
+    lines += [f"- **{name}**: {meaning}" for name, meaning in COLUMNS.items()]
+    lines += ["", "## What does not run, or does otherwise", ""]
+    lines += [f"{number}. {text}" for number, text in enumerate(sentences, start=1)]
     return "\n".join(lines)
 
 
-def _mark(entry: str | dict[str, str]) -> str:
-    if isinstance(entry, dict):
-        return f"refused: {entry['refused']}"
-    return "✓" if entry == "runs" else entry
+def verdict(row: Row, column: str, exceptions: dict[str, dict[str, str]]) -> str:
+    """A check mark, or why there is none."""
+    for name in (row.record.name, row.record.room):
+        if column in exceptions.get(name, {}):
+            return exceptions[name][column]
+    if column in PROVEN:
+        battery = checks(row.record.room, slot=row.record.info.slot)
+        return "✓" if any(check.proves == column for check in battery) else "no check proves it"
+    error = refusal(row, column)
+    return "✓" if error is None else error.problem.partition(": ")[2] or error.problem
 
 
 def recipe_page() -> str:

@@ -1,12 +1,18 @@
 """How the package is built: names with one meaning, imports without circles."""
 
 import ast
+import importlib.util
+import re
 from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import modicum
+import pytest
 
+import modicum
+from modicum.core.contracts.catalog import catalog
+
+ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(modicum.__file__).parent
 # Where a value makes its runtime object, and a listener one that needs another package: what
 # imports upwards there is imported when it is called.
@@ -55,6 +61,32 @@ def test_modules_import_each_other_in_one_direction() -> None:
         for name, tree in trees.items()
     }
     assert len(list(TopologicalSorter(graph).static_order())) == len(trees)
+
+
+def test_type_checkers_are_shown_the_methods_of_the_catalog() -> None:
+    """If this fails: python scripts/stubs.py."""
+    spec = importlib.util.spec_from_file_location("stubs", ROOT / "scripts" / "stubs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    found = script.stubs()
+    assert len(found) >= 5
+    for file, text in found.items():
+        listed = re.findall(r"import (\w+) as", file.read_text(encoding="utf-8"))
+        assert listed == re.findall(r"import (\w+) as", text), file
+
+
+@pytest.mark.parametrize("room", ["adapters", "comm", "compress", "memory", "optim"])
+def test_a_room_has_the_classes_of_its_methods(room: str) -> None:
+    package = importlib.import_module(f"modicum.{room}")
+    for record in catalog().values():
+        if record.room == room:
+            assert getattr(package, record.class_name).info.name == record.name
+            assert record.class_name in package.__all__
+            assert record.class_name in dir(package)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = package.Nothing
 
 
 def test_a_type_s_name_means_one_thing() -> None:

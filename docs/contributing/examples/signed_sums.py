@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -94,10 +93,10 @@ class SignedSums(Adapter):
         claim="a lower loss than that of MiSS after as many steps, at as many parameters",
         traits=("adapts_base", "mergeable", "exact_resume", "compiles"),
         holds="holds",
+        tiny={"rank": 5},
     )
     layer = SignedSumsLayer
     needs_input = False
-    fits_any_width: ClassVar[Mapping[str, Any]] = {"rank": 5}
 
     rank: PositiveInt = 16
     signed: bool = True

@@ -249,8 +249,6 @@ class Adapter(Method):
     """
 
     layer: ClassVar[type[AdapterLayer]]
-    # Fields with which layers of any width can wear it: checks of all methods use them.
-    fits_any_width: ClassVar[Mapping[str, Any]] = {}
     # Whether gradients of its factors need the layer's input, as LoRA's A does.
     needs_input: ClassVar[bool] = True
 

@@ -111,6 +111,7 @@ class LoRA(Adapter):
         traits=("adapts_base", "mergeable", "exact_resume", "compiles"),
         evidence="verified against code",
         holds="holds",
+        tiny={"rank": 2},
     )
     layer = LoRALayer
 

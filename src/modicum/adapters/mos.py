@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import NonNegativeInt
@@ -109,9 +109,9 @@ class MoS(LoRA):
         holds="does not hold",
         reason="as good as LoRA of twice the parameters; but the same rows for all layers, without "
         "its choice of shards, are better still",
+        tiny={"rank": 2, "shards": 1},
     )
     layer = MoSLayer
-    fits_any_width: ClassVar[Mapping[str, Any]] = {"shards": 1}
 
     equivalent_rank: PositiveInt = 2
     private_rank: NonNegativeInt = 1

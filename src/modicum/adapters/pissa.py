@@ -113,6 +113,7 @@ class PiSSA(LoRA):
         traits=("adapts_base", "rewrites_base", "mergeable", "exact_resume", "compiles"),
         evidence="verified against code",
         holds="holds",
+        tiny={"rank": 2},
     )
     layer = PiSSALayer
 

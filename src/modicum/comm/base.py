@@ -14,10 +14,12 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.contracts.ledger import Ledger
 from modicum.core.contracts.method import Method
 from modicum.core.contracts.strategy import Strategy
+from modicum.core.errors import InputError
 from modicum.core.ranks.collectives import Link
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
@@ -78,8 +80,14 @@ class Schedule(Method):
         All ranks get rank 0's weights. Without a process group this process is the only rank.
 
         Raises:
-            InputError: the schedule cannot be used so.
+            InputError: the schedule cannot be used so, or something else sums gradients already.
         """
+        if isinstance(model, DistributedDataParallel):
+            raise InputError(
+                "DistributedDataParallel, in which transformers.Trainer too wraps a model, sums "
+                "gradients itself; give the model inside, in a loop of your own",
+                value=type(model).__name__,
+            )
         ranks = Ranks()
         if dist.is_available() and dist.is_initialized():
             ranks = Ranks(dist.get_rank(), dist.get_world_size())

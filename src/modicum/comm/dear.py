@@ -81,6 +81,7 @@ class DeAR(Schedule):
         reason="four sleeping ranks at 100 Mb/s: 1.1498 times DDP's speed (bar 1.15), 0.95 where "
         "an all-reduce takes two forward passes; at 200 Mb/s as fast; two computing ranks on two "
         "cores: 0.94 to 1.10",
+        tiny={"bucket_bytes": 20000},
     )
 
     bucket_bytes: PositiveInt = 25_000_000

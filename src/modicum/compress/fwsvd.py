@@ -63,6 +63,7 @@ class FWSVD(Compressor):
         evidence="against paper",
         holds="does not hold",
         reason="better than a plain SVD at half of the parameters, and as good at 0.4 of them",
+        tiny={"share": 0.6, "examples": 16},
     )
 
     damping: NonNegativeFloat = 1.0

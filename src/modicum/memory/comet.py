@@ -88,6 +88,7 @@ class COMET(ActivationPolicy):
         holds="does not hold",
         reason="11 times fewer bytes at no loss of accuracy, but plain quantization to two bits "
         "is as good in fewer",
+        tiny={"warmup": 2, "every": 2},
     )
 
     tolerance: PositiveFloat = 0.01

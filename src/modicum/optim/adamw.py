@@ -45,6 +45,7 @@ class AdamW(Valued, torch.optim.AdamW):
         traits=("exact_resume", "compiles"),
         evidence="verified against code",
         slot="optimizer",
+        tiny={"weight_decay": 0.1},
     )
 
     def __init__(

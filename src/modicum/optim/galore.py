@@ -93,6 +93,7 @@ class GaLore(MatrixOptimizer):
         "with 8 bits 83 % less than Adam's in fp32, and 73 % than in bf16; its loss is within 1 % "
         "of AdamW's, but LoRA's is nearer",
         slot="optimizer",
+        tiny={"rank": 3, "update_gap": 2, "weight_decay": 0.1},
     )
 
     def __init__(

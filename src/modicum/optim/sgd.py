@@ -47,6 +47,7 @@ class SGD(Valued, torch.optim.SGD):
         traits=("exact_resume", "compiles"),
         evidence="verified against code",
         slot="optimizer",
+        tiny={"weight_decay": 0.1},
     )
 
     def __init__(

@@ -201,6 +201,11 @@ def find(name: str, plugins: Iterable[str | Path] = (), room: str | None = None)
     raise InputError(f"unknown {kind}", value=name, allowed=allowed, candidates=known)
 
 
+def of_package(package: str) -> list[MethodRecord]:
+    """The built-in methods whose files are in a package."""
+    return [r for r in _built_in().values() if r.module and r.module.startswith(f"{package}.")]
+
+
 def of_value(method: Method) -> MethodRecord:
     """The record of a method's value, wherever its class came from.
 

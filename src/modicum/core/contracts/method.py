@@ -8,8 +8,17 @@ tree of a method's file, so `info` is made of literals and field types come from
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    Self,
+    runtime_checkable,
+)
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -52,6 +61,8 @@ class Info:
         traits: words of `modicum.core.contracts.traits.TRAITS`; they decide what it combines with.
         traits_if: triples (field, value, trait): traits that it has where a field has a value.
         slot: the recipe's section in which it stands, where that is not its room's own.
+        tiny: hyper-parameters for models of a few thousand parameters, with layers as narrow as 5,
+            and for runs of a few steps. Batteries, combinations and the drill use them.
         evidence: how the implementation was checked.
         holds: what the proof said here; `reason` says why, where it does not hold.
         run_on_gpu: whether it has been run on an accelerator.
@@ -69,6 +80,7 @@ class Info:
     run_on_gpu: bool = False
     slot: str = ""
     traits_if: tuple[tuple[str, Any, str], ...] = ()
+    tiny: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         unknown = {*self.traits, *(trait for _, _, trait in self.traits_if)} - TRAITS.keys()
@@ -127,6 +139,11 @@ class Method(BaseModel):
             super().__init__(**fields)
         except ValidationError as error:
             raise describe(error, type(self).model_fields, prefix="") from None
+
+    @classmethod
+    def tiny(cls, **fields: Any) -> Self:
+        """A value for small models and short runs, with `fields` set."""
+        return cls(**{**cls.info.tiny, **fields})
 
     @property
     def traits(self) -> frozenset[str]:

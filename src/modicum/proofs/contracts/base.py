@@ -39,7 +39,8 @@ class NotApplicable(Exception):
 class Check:
     """One promise of a room: `sentence` for people, `dear` when it takes seconds.
 
-    `slot` is that of the methods that it is for, where a room has methods of several.
+    `slot` is that of the methods that it is for, where a room has methods of several; `proves` the
+    column of the table of combinations that it stands for.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Check:
     run: Callable[[Any], None]
     dear: bool
     slot: str = ""
+    proves: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,14 @@ class CheckResult:
 
 
 def check(
-    room: str, *, slot: str = "", dear: bool = False
+    room: str, *, slot: str = "", dear: bool = False, proves: str = ""
 ) -> Callable[[Callable[[Any], None]], Any]:
     """Enter a function into a room's battery; its docstring's first line is the promise."""
 
     def enter(function: Callable[[Any], None]) -> Callable[[Any], None]:
         sentence = (function.__doc__ or "").strip().split("\n")[0]
         name = function.__name__.removeprefix("check_")
-        _CHECKS[room].append(Check(name, sentence, function, dear, slot))
+        _CHECKS[room].append(Check(name, sentence, function, dear, slot, proves))
         return function
 
     return enter

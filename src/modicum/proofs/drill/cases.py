@@ -16,13 +16,6 @@ from modicum.recipe.slots import slot_of
 RANKS, STEPS, MOST_ROOMS = 2, 8, 4
 # How often a switch or a choice of words is drawn instead of left at its default.
 DRAWN = 0.3
-# Sizes that fit the drill's models, by room, where a method has such a field.
-SIZES: dict[str, dict[str, Any]] = {
-    "adapters": {"rank": 3},
-    "compress": {"examples": 16},
-    "memory": {"warmup": 3, "every": 3},
-    "optim": {"rank": 2, "update_gap": 3},
-}
 # So often a recipe has what its methods ask for: a trained model, an adapter on a quantized base,
 # settings that go with them. In so many tries such settings are found, or there are none.
 SENSIBLE, TRIES = 0.95, 20
@@ -113,9 +106,8 @@ def draw(seed: int, number: int) -> Case:
 
 
 def _fields(record: MethodRecord, chance: random.Random) -> dict[str, Any]:
-    """Hyper-parameters: sizes that fit, and some of the words and switches."""
-    sizes = SIZES.get(record.room, {})
-    drawn = {name: value for name, value in sizes.items() if name in record.fields}
+    """Hyper-parameters: those of the tiny form, and some of the words and switches."""
+    drawn = dict(record.info.tiny)
     for name, (kind, _) in record.fields.items():
         words = _words(kind)
         if words and chance.random() < DRAWN:

@@ -53,7 +53,7 @@ def check_state_dict_round_trip(subject: AdapterSubject) -> None:
         raise AssertionError("factors with a wrong name or shape were not refused")
 
 
-@adapters_check()
+@adapters_check(proves="export")
 def check_file_round_trip(subject: AdapterSubject) -> None:
     """Saved for PEFT and loaded, outputs are equal to 2e-6; no exact LoRA is not saved as one."""
     model, ids = llama(), tokens()

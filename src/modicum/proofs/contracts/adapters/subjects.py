@@ -19,7 +19,6 @@ from modicum.proofs.contracts.base import check
 AdapterSubject = type[Adapter] | Adapter
 
 adapters_check = partial(check, "adapters")
-SMALL_RANK = 2
 LLAMA = ModelConfig(
     vocabulary_size=29, width=16, layers=2, heads=4, kv_heads=2, mlp_width=24, context=32
 )
@@ -29,8 +28,7 @@ def small(subject: AdapterSubject, **fields: Any) -> Adapter:
     """A value of the method that fits the small models, with `fields` set."""
     if isinstance(subject, Adapter):
         return subject.with_fields(**fields)
-    sizes = {"rank": SMALL_RANK} if "rank" in subject.model_fields else {}
-    return subject(**(sizes | dict(subject.fits_any_width) | fields))
+    return subject.tiny(**fields)
 
 
 def rewrites(subject: AdapterSubject) -> bool:

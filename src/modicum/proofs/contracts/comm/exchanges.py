@@ -26,13 +26,13 @@ def exchange(subject: CommSubject) -> Method:
     Raises:
         NotApplicable: the method is a schedule.
     """
-    value = subject if isinstance(subject, Method) else subject()
+    value = subject if isinstance(subject, Method) else subject.tiny()
     if isinstance(value, Schedule):
         raise NotApplicable(f"{value.info.name} is a schedule, and this is a check of exchanges")
     return value
 
 
-@comm_check()
+@comm_check(proves="alone")
 def check_exchange_alone(subject: CommSubject) -> None:
     """One process alone exchanges nothing: sums are its own rows, weights arrive as they are."""
     value = exchange(subject)

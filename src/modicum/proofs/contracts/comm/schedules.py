@@ -6,9 +6,11 @@ import math
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.contracts.state import StateRegistry, optimizer_view
 from modicum.core.contracts.strategy import Strategy
+from modicum.core.errors import InputError
 from modicum.proofs.contracts.comm.subjects import (
     STEPS,
     CommSubject,
@@ -26,7 +28,7 @@ from modicum.proofs.contracts.comm.subjects import (
 from modicum.proofs.contracts.comm.two_ranks import on_two_ranks
 
 
-@comm_check()
+@comm_check(proves="alone")
 def check_one_process(subject: CommSubject) -> None:
     """Alone, a flushed model is that of a plain loop, to the bit."""
     model, handle = scheduled(schedule(subject))
@@ -159,3 +161,19 @@ def _registry(
     strategy.register(registry, model)
     registry.add_view(optimizer_view(optimizer))
     return registry
+
+
+@comm_check()
+def check_a_model_in_ddp_is_refused(subject: CommSubject) -> None:
+    """A model whose gradients something else sums already is refused, and nothing is changed."""
+    value, model = schedule(subject), Odd()
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)  # no process group is needed
+    nn.Module.__init__(wrapped)
+    wrapped.module = model
+    said = ""
+    try:
+        value.wrap(wrapped, optimizer_of(model))
+    except InputError as error:
+        said = str(error)
+    assert "sums gradients itself" in said, f"it is not refused, or not with the reason: {said}"
+    assert not any(module._forward_pre_hooks for module in model.modules()), "hooks were left"

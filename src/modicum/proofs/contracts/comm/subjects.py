@@ -28,7 +28,7 @@ def schedule(subject: CommSubject) -> Schedule:
     Raises:
         NotApplicable: the method is no schedule.
     """
-    value = subject if isinstance(subject, Method) else subject()
+    value = subject if isinstance(subject, Method) else subject.tiny()
     if not isinstance(value, Schedule):
         raise NotApplicable(f"{value.info.name} is no schedule, and this is a check of schedules")
     return value

@@ -90,7 +90,7 @@ def check_wrapped_without_memory(subject: CompressSubject) -> None:
         raise AssertionError("factors with a wrong name or shape were not refused")
 
 
-@compress_check()
+@compress_check(proves="export")
 def check_file_round_trip(subject: CompressSubject) -> None:
     """Saved and loaded, outputs are the same to the bit, and the file is as small as the model."""
     handle, ids = compressed(small(subject)), tokens()

@@ -22,15 +22,13 @@ from modicum.proofs.contracts.base import check
 CompressSubject = type[Compressor] | Compressor
 
 compress_check = partial(check, "compress")
-# What one rank cannot serve: a projection 16 to 8 becomes smaller below rank 6.
-SHARE = 0.6
 
 
 def small(subject: CompressSubject, **fields: Any) -> Compressor:
     """A value of the method that fits the small models, with `fields` set."""
     if isinstance(subject, Compressor):
         return type(subject)(**(subject.model_dump() | fields))
-    return subject(**({"share": SHARE} | fields))
+    return subject.tiny(**fields)
 
 
 def next_token(model: nn.Module, ids: Tensor) -> Tensor:

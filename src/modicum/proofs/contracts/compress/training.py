@@ -24,7 +24,7 @@ from modicum.proofs.contracts.compress.subjects import (
 from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
 
 
-@compress_check()
+@compress_check(proves="alone")
 def check_recovers_in_a_plain_loop(subject: CompressSubject) -> None:
     """Fitted, then an optimizer of torch's: the loss falls by a fifth, and every factor moves."""
     handle, ids = compressed(small(subject)), tokens(8)
@@ -75,7 +75,7 @@ def check_frozen_layers_stay_frozen(subject: CompressSubject) -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-@compress_check(dear=True)
+@compress_check(dear=True, proves="transformers")
 def check_trains_under_transformers(subject: CompressSubject) -> None:
     """`transformers.Trainer` trains the factors; merged, a model is saved and read as ever."""
     model = hugging_face_llama(tie_word_embeddings=False)

@@ -24,8 +24,8 @@ ROWS = 6
 
 
 def small(subject: MemorySubject) -> ActivationPolicy:
-    """A value of the method; as a class, with its defaults."""
-    return subject if isinstance(subject, ActivationPolicy) else subject()
+    """A value of the method; as a class, its tiny form."""
+    return subject if isinstance(subject, ActivationPolicy) else subject.tiny()
 
 
 def classifier(norm: str = "none") -> ConvNet:

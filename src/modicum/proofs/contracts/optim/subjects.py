@@ -32,15 +32,13 @@ LLAMA = ModelConfig(
     tied_embeddings=True,
     initializer_range=0.3,
 )
-_SMALL = {"rank": 3, "update_gap": 2, "weight_decay": 0.1}
 
 
 def small(subject: OptimizerSubject, **fields: Any) -> OptimizerMethod:
     """A value of the method that fits the small models, with `fields` set."""
     if isinstance(subject, OptimizerMethod):
         return type(subject)(**(subject.fields() | fields))
-    sizes = {name: size for name, size in _SMALL.items() if name in subject.model_fields}
-    return subject(**(sizes | fields))
+    return subject.tiny(**fields)
 
 
 def llama(dtype: torch.dtype = torch.float32, **fields: Any) -> Llama:

@@ -38,7 +38,7 @@ class TransformedTraining:
     def __init__(
         self, subject: TransformSubject, model: Llama | None = None, **fields: Any
     ) -> None:
-        value = subject if isinstance(subject, GradientTransform) else subject()
+        value = subject if isinstance(subject, GradientTransform) else subject.tiny()
         self.value = type(value)(**(value.model_dump() | fields))
         self.model = llama() if model is None else model
         self.optimizer = SGD(self.model.parameters(), lr=0.05, momentum=0.9)
@@ -93,7 +93,7 @@ def _same(one: dict[str, Tensor], other: dict[str, Tensor], what: str, tolerance
         assert found <= tolerance, f"{what}: {name} differs by {found:.3g} of its largest"
 
 
-@transforms_check()
+@transforms_check(proves="alone")
 def check_learns_in_a_plain_loop(subject: TransformSubject) -> None:
     """Bound in one line and applied in another, before momentum, it brings the loss down."""
     training = TransformedTraining(subject)
@@ -264,10 +264,10 @@ def check_closing(subject: TransformSubject) -> None:
     assert not left, f"{left[0]} has hooks still"
 
 
-@transforms_check(dear=True)
+@transforms_check(dear=True, proves="transformers")
 def check_trains_under_transformers(subject: TransformSubject) -> None:
     """A callback of `transformers.Trainer`, it changes what its layers learn, and nothing else."""
-    value = subject if isinstance(subject, GradientTransform) else subject()
+    value = subject if isinstance(subject, GradientTransform) else subject.tiny()
     plain, trained = _under_transformers(None), _under_transformers(value)
     for name, parameter in trained.named_parameters():
         assert parameter.isfinite().all(), f"{name} is no number"

@@ -29,7 +29,7 @@ from modicum.proofs.contracts.optim.subjects import (
 SHAPES = ((), (1,), (7,), (1, 5), (5, 1), (13, 7), (4, 4), (2, 3, 5), (6, 2, 3, 3))
 
 
-@optimizers_check()
+@optimizers_check(proves="alone")
 def check_learns_in_a_plain_loop(subject: OptimizerSubject) -> None:
     """Forty steps on one batch: the loss falls by a fifth at least."""
     model, ids = llama(), tokens(8)

@@ -1,0 +1,12 @@
+# Written by scripts/stubs.py.
+from modicum.core.exports import Exports
+from modicum.optim.adamw import AdamW as AdamW
+from modicum.optim.backward import step_in_backward as step_in_backward
+from modicum.optim.base import MatrixOptimizer as MatrixOptimizer
+from modicum.optim.eva import Eva as Eva
+from modicum.optim.galore import GaLore as GaLore
+from modicum.optim.sgd import SGD as SGD
+from modicum.optim.transform import GradientTransform as GradientTransform
+from modicum.optim.transform import TransformContext as TransformContext
+
+EXPORTS: Exports

@@ -1,0 +1,122 @@
+"""Which method runs with what, derived: every verdict is that of the rules over traits.
+
+A row is a method in its tiny form, or one that has other traits by a field's value. A column asks
+something of the recipe. `tests/contracts/test_combinations.py` trains every row on two ranks with
+all that it allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modicum.core.contracts.catalog import MethodRecord, catalog
+from modicum.core.errors import InputError
+from modicum.planner.choose import layouts
+from modicum.recipe import Recipe
+from modicum.recipe.slots import slot_of
+
+BASE = "{base}"  # the folder of a trained model
+RANKS = 2
+_TRAINED: dict[str, Any] = {"model": {"path": BASE}}
+# What the rest of a recipe must say for a method with this trait.
+NEEDS: dict[str, dict[str, Any]] = {
+    "adapts_base": _TRAINED,
+    "needs_trained_base": _TRAINED,
+    "needs_convolutions": {
+        "task": {"method": "images", "images": 96, "held_out": 16, "widths": [6, 6]}
+    },
+    "frees_gradient_in_backward": {"training": {"clip_norm": None}},
+}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"parallel": {"strategy": "ddp"}},
+    "fsdp": {"parallel": {"strategy": "fsdp", "reshard_after_forward": False}},
+    "zero": {"parallel": {"strategy": "zero"}},
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "accumulation": {"training": {"micro_batch_size": 2}},
+    "bf16": {"training": {"precision": "bf16"}},
+    "recompute": {"training": {"recompute": "blocks"}},
+    "compile": {"training": {"compile": "blocks"}},
+    "quantized": {"model": {"linear": "nf4"}},
+}
+COLUMNS = {
+    "alone": "in ten lines of anybody's script",
+    "transformers": "under transformers.Trainer",
+    "export": "files that give the same model back",
+    "one rank": "in a recipe, one process",
+    "ddp": "two ranks, each with all weights",
+    "fsdp": "two ranks, weights sharded (FSDP2)",
+    "zero": "two ranks, optimizer state sharded",
+    "accumulation": "several micro-batches an update",
+    "bf16": "products in bfloat16",
+    "recompute": "blocks run again in the backward pass",
+    "compile": "blocks compiled",
+    "quantized": "on a 4-bit base",
+}
+PROVEN = ("alone", "transformers", "export")  # by checks of the batteries, not by rules
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with some fields set.
+
+    Args:
+        fields: those of its tiny form, and one that gives it another trait.
+        name: the method's, and that field.
+    """
+
+    record: MethodRecord
+    fields: Mapping[str, Any]
+    name: str
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What these fields do to a run."""
+        return self.record.traits(self.fields)
+
+    def recipe(self, *settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """A recipe's sections with the method, what it needs, and these settings."""
+        slot = slot_of(self.record)
+        assert slot is not None
+        values: dict[str, Any] = {}
+        needed = [NEEDS[trait] for trait in sorted(self.traits & NEEDS.keys())]
+        method = {slot: {"method": self.record.name, **self.fields}}
+        for sections in (method, *needed, *settings):
+            for section, fields in sections.items():
+                values[section] = {**values.get(section, {}), **fields}
+        return values
+
+
+def rows() -> Iterator[Row]:
+    """Every method that a recipe has a place for; tasks are what they work on."""
+    for record in catalog().values():
+        if record.room == "tasks" or slot_of(record) is None:
+            continue
+        tiny = dict(record.info.tiny)
+        yield Row(record, tiny, record.name)
+        for field, value, _ in record.info.traits_if:
+            yield Row(record, {**tiny, field: value}, f"{record.name}, {field}: {value}")
+
+
+def refusal(row: Row, column: str) -> InputError | None:
+    """Why the row does not run with what the column asks for; None where it does."""
+    tried: list[tuple[dict[str, Any], int]] = [
+        (strategy, RANKS) for strategy in STRATEGIES.values()
+    ]
+    if column == "one rank":
+        tried = [({}, 1)]
+    elif column in STRATEGIES:
+        tried = [(STRATEGIES[column], RANKS)]
+    elif "crosses_wire" not in row.traits:
+        tried.insert(0, ({}, 1))
+    refused: InputError | None = None
+    for strategy, ranks in tried:
+        try:
+            layouts(Recipe(**row.recipe(strategy, SETTINGS.get(column, {}))), ranks)
+        except InputError as error:
+            refused = refused or error
+        else:
+            return None
+    return refused
