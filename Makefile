@@ -14,8 +14,8 @@ PIP := python -m pip install --disable-pip-version-check --no-input --retries 2 
 SUPPORTED := 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))'
 SMALLER_TORCH := on Linux, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu fetches a smaller torch
 
-# Which third of the dear tests `make test` runs: another one for each commit, the same for all who
-# test that commit.
+# Which sample of the tests `make test` runs where it knows no commit that passed: another one for
+# each commit, the same for all who test that commit.
 SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo 0)
 
 # Tests run in two to four processes of one thread each, so that they never fight over the cores.
@@ -31,16 +31,16 @@ help: ## this list
 demo: install ## train a small code model, adapt it with LoRA under a budget, show the report
 	@env -u OMP_NUM_THREADS $(BIN)/modicum demo
 
-test: install ## the test suite, with a seeded third of the dear tests
-	@$(PYTEST) --sample-dear=$(SEED)
+test: install ## the tests that changes since the last commit that passed can reach; else a sample
+	@$(PYTEST) --sample-dear=$(SEED) --since-green
 
-test-rest: install ## the tests that `make test` leaves out
+test-rest: install ## the tests that the sample leaves out
 	@$(PYTEST) --rest-of=$(SEED)
 
-test-more: install ## a seeded half of what `make test` leaves out
+test-more: install ## a seeded half of what the sample leaves out
 	@$(PYTEST) --rest-of=$(SEED) --one-in=2
 
-test-all: install ## every test
+test-all: install ## every test: about an hour on two cores
 	@$(PYTEST)
 
 # What a kernel takes in addition to its result is another amount on processors without AVX-512, and

@@ -20,8 +20,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The ranks are processes of their own, which import `pool` by its name.
 sys.path.append(str(Path(__file__).parent))
 from pool import pool as pool
+from reach import Checkout, Reached, changed_since, last_green, note_green
 
 from modicum.cli.allocator import tuned
+from modicum.core.contracts.catalog import MethodRecord, catalog
 from modicum.core.errors import ModicumError
 
 hypothesis.settings.register_profile(
@@ -29,7 +31,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("modicum")
 
+ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = 3  # one dear test in so many
+# Of more methods than these the tests are sampled, so that all take as long as those of so many.
+METHODS = 12
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,38 +55,93 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1,
         help="of the tests that are left, one in so many, by the same seed",
     )
+    parser.addoption(
+        "--since-green",
+        action="store_true",
+        help="of the sample, only what changes since the last commit that passed can reach; of "
+        "that, slow tests too. A commit that passes is noted in git's folder",
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> str:
+    since = last_green(ROOT) if config.getoption("--since-green") else None
+    if since is not None:
+        return f"what changes since {since[:10]} can reach (git's modicum-green)"
     for option in ("--sample-dear", "--rest-of"):
         if (seed := config.getoption(option)) is not None:
             return f"some of the tests: {option}={seed} --one-in={config.getoption('--one-in')}"
     return "every test"
 
 
-def sampled(nodeid: str, seed: str, one_in: int = SAMPLE) -> bool:
+def sampled(nodeid: str, seed: str, one_in: float = SAMPLE) -> bool:
     """Whether the sample of `seed` holds this test: a hash, so the same on every machine."""
-    return hashlib.sha256(f"{seed}/{nodeid}".encode()).digest()[0] % one_in == 0
+    digest = hashlib.sha256(f"{seed}/{nodeid}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") * one_in < 2**32
+
+
+def method_of(item: pytest.Item) -> str | None:
+    """The method whose test this is: by its parameter, or by its file."""
+    parameters = getattr(item, "callspec", None)
+    for value in parameters.params.values() if parameters else ():
+        record = getattr(value, "record", value)
+        if isinstance(record, MethodRecord):
+            return record.name
+    stem = item.path.stem.removeprefix("test_")
+    name = stem if stem in catalog() else stem.removesuffix("_proof")
+    record = catalog().get(name)
+    return name if record is not None and record.room in item.path.parts else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     seed, rest = config.getoption("--sample-dear"), config.getoption("--rest-of")
     if seed is None and rest is None:
         return
-    halves: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    since = last_green(ROOT) if config.getoption("--since-green") else None
+    reached = None
+    if since is not None:
+        modules = {record.module: name for name, record in catalog().items() if record.module}
+        modules |= {
+            f"modicum.proofs.{record.room}.{name}": name for name, record in catalog().items()
+        }
+        reached = Checkout(ROOT).reached(changed_since(ROOT, since), modules)
+    kept, left = [], []
     for item in items:
-        dear = item.get_closest_marker("dear")
-        left_out = item.get_closest_marker("slow") or (
-            dear and not sampled(item.nodeid, seed or rest)
-        )
-        halves[bool(left_out)].append(item)
-    chosen, deselected = halves[rest is not None], halves[rest is None]
-    items[:] = []
-    for item in chosen:
-        # A seed of its own, or the draw would depend on the one that left these tests out.
-        drawn = sampled(item.nodeid, f"{seed or rest}/again", config.getoption("--one-in"))
-        (items if drawn else deselected).append(item)
-    config.hook.pytest_deselected(items=deselected)
+        chosen = in_sample(item, seed or rest)
+        if reached is not None and not reached.everything:
+            chosen = is_reached(item, reached, chosen)
+        if rest is not None:
+            # A seed of its own, or the draw would depend on the one that left these tests out.
+            again = f"{rest}/again"
+            chosen = not chosen and sampled(item.nodeid, again, config.getoption("--one-in"))
+        (kept if chosen else left).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
+
+
+def in_sample(item: pytest.Item, seed: str) -> bool:
+    """Whether a test is in the sample: all that is fast, and a share of what is dear."""
+    one_in = SAMPLE if item.get_closest_marker("dear") else 1.0
+    if method_of(item) is not None:
+        one_in *= max(1.0, len(catalog()) / METHODS)
+    return item.get_closest_marker("slow") is None and sampled(item.nodeid, seed, one_in)
+
+
+def is_reached(item: pytest.Item, reached: Reached, in_the_sample: bool) -> bool:
+    """Whether a change reaches a test."""
+    if reached.holds(item.path.relative_to(ROOT).as_posix()):
+        battery = method_of(item) if "contracts" in item.path.parts else None
+        return battery is None or battery in reached.methods or in_the_sample
+    if method_of(item) in reached.methods:
+        return True
+    dear = bool(item.get_closest_marker("dear") or item.get_closest_marker("slow"))
+    battery = item.path.name == "test_battery.py"
+    return reached.batteries and (in_the_sample if dear else battery)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    workers = hasattr(session.config, "workerinput")
+    if session.config.getoption("--since-green") and exitstatus == 0 and not workers:
+        note_green(ROOT)
 
 
 @pytest.fixture(autouse=True, scope="session")
