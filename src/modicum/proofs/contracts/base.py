@@ -100,7 +100,7 @@ def run_battery(
     cheap_only: bool = False,
     listener: Callable[[CheckResult], None] | None = None,
 ) -> list[CheckResult]:
-    """Run a room's battery on a method and say how it did; `listener` is told each result.
+    """Run a room's battery on a method and say how it did; `listener` is called with each result.
 
     Raises:
         InputError: the method's room has no battery.
