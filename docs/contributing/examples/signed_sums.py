@@ -122,8 +122,8 @@ class SignedSums(Adapter):
 def prove(run: ProofRun) -> None:
     """Against MiSS: what signs do to the size of a sum, and to how fast the adapter learns.
 
-    Networks that know upright digits are adapted to turned ones. Reported next to it are the accuracy
-    on images that nobody has seen, and LoRA at nearly as many parameters.
+    Networks that know upright digits are adapted to turned ones. Reported next to it are the
+    accuracy on images that nobody has seen, and LoRA at nearly as many parameters.
     """
     value, miss = SignedSums(rank=8), SignedSums(rank=8, signed=False)
     contender = run.contender(value, null=miss, null_is="sums without signs, which is MiSS")
