@@ -99,7 +99,7 @@ RULES = (
     TraitRule(
         "defers_update",
         "frees_gradient_in_backward",
-        "weights are updated in the next forward pass, so no gradient is complete in this one",
+        "weights are updated in the next forward pass, so the backward one has no full gradient",
     ),
     TraitRule(
         "defers_update",
