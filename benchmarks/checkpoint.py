@@ -1,4 +1,4 @@
-"""What a checkpoint costs training: this project's store beside `torch.distributed.checkpoint`.
+"""What a checkpoint costs training: this project's store next to `torch.distributed.checkpoint`.
 
 One process trains a decoder of 34 million parameters with AdamW, some 400 MB of state, and saves it
 in turn with `CheckpointStore(asynchronous=True)`, with `dcp.async_save`, and not at all. What a

@@ -202,7 +202,7 @@ _LINES: tuple[tuple[list[str], tuple[str, ...]], ...] = (
     (["check", "text.txt", "--json"], ()),
     (["prove", "nope", "--save", "proofs", "--json"], ("proofs",)),
 )  # fmt: skip
-# Of these only what can be told at once is tried: what is right takes minutes.
+# Of these only what can be reported at once is tried: what is right takes minutes.
 _REFUSED: tuple[list[str], ...] = (
     ["demo", "--runs", "text.txt"],
     ["demo", "--runs", "loop/x"],
@@ -250,7 +250,7 @@ def _words(random: Random) -> Case:
 
 
 def _files(random: Random) -> Case:
-    """Files that are none of a run's: promises, plugins, recipes in the place of others."""
+    """Files that are none of a run's: promises, plugins, recipes in place of others."""
     name, words = random.choice(
         (
             ("promises.yaml", ["promises"]),

@@ -136,7 +136,7 @@ def tensors(random: Random, raw: bytes) -> tuple[bytes, str]:
 
 
 def _cut(random: Random, raw: bytes, at: int, to: int) -> tuple[bytes, str]:
-    return raw[:at], f"cut at {at} of {len(raw)}"
+    return raw[:at], f"truncated at {at} of {len(raw)}"
 
 
 def _flip(random: Random, raw: bytes, at: int, to: int) -> tuple[bytes, str]:
@@ -203,7 +203,7 @@ def content(random: Random, path: Path) -> str:
 
 
 def place(random: Random, path: Path) -> str:
-    """Put something else in the place of a file or a folder."""
+    """Put something else in place of a file or a folder."""
     what = random.choice(
         ("removed", "empty", "folder", "file", "loop", "dangling", "pipe", "closed", "device")
     )

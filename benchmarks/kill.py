@@ -1,7 +1,7 @@
 """`kill -9` at seeded moments, the same command again, and what is another than it was.
 
 A run of each kind is left in peace; others of the same kind are killed over and over: in seven of
-ten cases at a moment of the unbroken run's whole life (start, data preparation, steps, evaluation,
+ten cases at a moment of the unbroken run's life (start, data preparation, steps, evaluation,
 saving, export), in three while they start again. With several ranks it hits rank 0, another rank or
 the process that watches them. At the end rows and weights are compared to the bit, and then the
 same is done to `transformers.Trainer`.
@@ -51,7 +51,7 @@ class Attempt:
 
     @classmethod
     def start(cls, command: list[str], out: Path) -> Attempt:
-        """Run the command; what it says goes to a file beside its folder."""
+        """Run the command; what it says goes to a file next to its folder."""
         if cls.ended.is_set():
             raise SystemExit(1)
         told = out.parent / "told.txt"
@@ -117,7 +117,7 @@ class Attempt:
         return len(left)
 
     def last_event(self) -> str:
-        """What modicum told last; so one knows what it was about."""
+        """What modicum reported last; so one knows what it was about."""
         events = [line for line in self.told.read_bytes().split(b"\n") if b'"event": "' in line]
         return events[-1].split(b'"event": "')[1].split(b'"')[0].decode() if events else "nothing"
 
@@ -234,7 +234,7 @@ def run_killed(kind: Any, folder: Path, calm: Calm, kills: int, chance: random.R
 
 @contextmanager
 def ended_at_last() -> Iterator[None]:
-    """When the benchmark cannot go on or is stopped, so are the runs in other threads."""
+    """When the benchmark cannot continue or is stopped, so are the runs in other threads."""
     try:
         yield
     except BaseException:

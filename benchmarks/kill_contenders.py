@@ -1,7 +1,7 @@
 """Who `kill.py` kills: modicum's command, and a script with `transformers.Trainer`.
 
 Each says how it is started, how far it is, and what its run came to. The script is this file:
-`python kill_contenders.py FOLDER` trains there, and goes on from the newest checkpoint as the
+`python kill_contenders.py FOLDER` trains there, and resumes from the newest checkpoint as the
 documentation of `transformers` shows it, with every setting that makes a run reproducible.
 """
 
@@ -63,7 +63,7 @@ class Modicum:
         return ", ".join([f"{self.ranks} rank" + "s" * (self.ranks > 1), *self.changes])
 
     def command(self, out: Path) -> list[str]:
-        """What starts it and what goes on with it."""
+        """What starts it and what resumes it."""
         recipe = out.parent / "recipe.yaml"
         recipe.write_text(RECIPE, encoding="utf-8")
         command = [sys.executable, "-m", "modicum", "train", str(recipe), "--out", str(out)]
@@ -92,12 +92,12 @@ class Modicum:
         return Outcome(rows, digest(out / "model" / "model.safetensors"))
 
     def mend(self, out: Path, told: str) -> None:
-        """There is nothing that a user is told to do by hand.
+        """There is nothing that a user has to do by hand.
 
         Raises:
             SystemExit: always.
         """
-        raise SystemExit(f"modicum ({self.name}) could not go on:\n{told}")
+        raise SystemExit(f"modicum ({self.name}) could not resume:\n{told}")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Transformers:
         return "transformers.Trainer"
 
     def command(self, out: Path) -> list[str]:
-        """What starts it and what goes on with it."""
+        """What starts it and what resumes it."""
         return [sys.executable, str(Path(__file__).resolve()), str(out)]
 
     def steps_done(self, out: Path) -> int:
@@ -148,7 +148,7 @@ class Transformers:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """The whole rows of a run's file so far."""
+    """The complete rows of a run's file so far."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 

@@ -1,6 +1,6 @@
 """A LoRA step against a step through the same frozen layers that makes input gradients only.
 
-The layers are one Llama block, all seven linears adapted; beside it, one square linear alone,
+The layers are one Llama block, all seven linears adapted; next to it, one square linear alone,
 where nothing hides what the adapter costs. All contenders hold the same base weights and take the
 same input, whose gradient each of them computes, as every block but the first must. A LoRA step
 is forward, backward and AdamW; a frozen step is forward and backward.

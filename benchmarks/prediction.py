@@ -4,7 +4,7 @@ Tensor bytes are the meter's (`peak_bytes.measured` of run.json). Process bytes 
 resident size of a process that does everything (it reads the data, trains a tokenizer, plans,
 trains some steps, evaluates, saves, exports), less what the plan says that Python and torch hold.
 
-    python benchmarks/prediction.py                        # the whole grid
+    python benchmarks/prediction.py                        # the full grid
     python benchmarks/prediction.py --quick --output FILE  # three of it, of over 200 MB of tensors
 """
 

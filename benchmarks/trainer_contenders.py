@@ -189,7 +189,7 @@ def run_transformers(job: Job, baton: Baton) -> None:
     )
 
     class Trainer(transformers.Trainer):
-        """Keeps each step's loss, which callbacks are not told."""
+        """Keeps each step's loss, which callbacks are not given."""
 
         loss: Tensor
 

@@ -210,7 +210,7 @@ def spelled(value: dict[str, Any], schema: dict[str, Any]) -> str:
         return f"list: {', '.join(spelled(item, schema) for item in value['prefixItems'])}"
     if value.get("type") == "array":
         return f"list of {spelled(value['items'], schema)}"
-    words = {"integer": "whole number", "string": "text", "boolean": "true or false"}
+    words = {"string": "text", "boolean": "true or false"}
     kinds = value["type"] if isinstance(value["type"], list) else [value["type"]]
     return " or ".join(words.get(kind, kind) for kind in kinds)
 

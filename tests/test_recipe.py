@@ -51,12 +51,12 @@ MISTAKES = [
     ),
     ("null: 3\n", f":1: null: unknown key; allowed: {SECTIONS}"),
     # wrong types
-    ("training:\n  steps: ten\n", ":2: training.steps: expected a whole number (found: 'ten')"),
-    ("training:\n  steps: 1.5\n", ":2: training.steps: expected a whole number (found: 1.5)"),
-    ("training:\n  steps: 1e3\n", ":2: training.steps: expected a whole number (found: 1000.0)"),
-    ("training:\n  steps: 1_0\n", ":2: training.steps: expected a whole number (found: '1_0')"),
-    ("training:\n  steps: true\n", ":2: training.steps: expected a whole number (found: True)"),
-    ("training:\n  steps:\n", ":2: training.steps: expected a whole number (found: None)"),
+    ("training:\n  steps: ten\n", ":2: training.steps: expected an integer (found: 'ten')"),
+    ("training:\n  steps: 1.5\n", ":2: training.steps: expected an integer (found: 1.5)"),
+    ("training:\n  steps: 1e3\n", ":2: training.steps: expected an integer (found: 1000.0)"),
+    ("training:\n  steps: 1_0\n", ":2: training.steps: expected an integer (found: '1_0')"),
+    ("training:\n  steps: true\n", ":2: training.steps: expected an integer (found: True)"),
+    ("training:\n  steps:\n", ":2: training.steps: expected an integer (found: None)"),
     (
         "training:\n  learning_rate: fast\n",
         ":2: training.learning_rate: expected a number (found: 'fast')",
@@ -70,7 +70,7 @@ MISTAKES = [
     ("data:\n  path: 3\n", ":2: data.path: expected text (found: 3)"),
     ("optimizer:\n  betas: 0.9\n", ":2: optimizer.betas: expected a list (found: 0.9)"),
     ("optimizer:\n  betas: [0.9]\n", ":2: optimizer.betas.1: this field is needed"),
-    (LORA + "  rank: eight\n", ":5: adapter.rank: expected a whole number (found: 'eight')"),
+    (LORA + "  rank: eight\n", ":5: adapter.rank: expected an integer (found: 'eight')"),
     (LORA + "  exclude: q_proj\n", ":5: adapter.exclude: expected a list (found: 'q_proj')"),
     # units
     ("budget:\n  memory: 8 gigs\n", f":2: budget.memory: not a size; {SIZE} (found: '8 gigs')"),

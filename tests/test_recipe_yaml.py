@@ -191,7 +191,7 @@ BOMB = "a: &a [x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (BOMB, "stands for more than 100000 values"),
+        (BOMB, "expands to more than 100000 values"),
         ("a: " + "[" * 100_000, "nested too deeply"),
         ("a: &a [*a]\n", "nested too deeply, or within itself"),
         ("x" * (1 << 18) + "y", "more than 256 KiB"),

@@ -1,6 +1,6 @@
 """modicum trains, adapts, compresses and serves models within a stated budget.
 
-`modicum.train(modicum.plan(modicum.Recipe(...)))` is a whole run; `modicum.adapters` and the other
+`modicum.train(modicum.plan(modicum.Recipe(...)))` is a full run; `modicum.adapters` and the other
 rooms hold methods that work in anybody's PyTorch script. Nothing is imported before it is used.
 """
 

@@ -22,7 +22,7 @@ SHIPPED = (
 )
 
 
-# Far more than a recipe ever has. A few lines of aliases of aliases can stand for any number of
+# Far more than a recipe ever has. A few lines of aliases of aliases can expand to any number of
 # values, and a file of any size is one that was given by mistake.
 LARGEST_BYTES, MOST_VALUES = 1 << 18, 100_000
 
@@ -222,7 +222,7 @@ def _construct(node: Any, path: str, lines: dict[str, int], source: str | Path) 
     import yaml
 
     if len(lines) > MOST_VALUES:
-        raise InputError(f"stands for more than {MOST_VALUES} values", file=source)
+        raise InputError(f"expands to more than {MOST_VALUES} values", file=source)
 
     if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
         line = node.start_mark.line + 1

@@ -104,7 +104,7 @@ def test_init_leaves_nothing_when_what_it_was_told_is_wrong(modicum: Any, tmp_pa
 
 MISTAKES = (
     ("training.stepps=5", "'training.stepps': unknown key"),
-    ("training.steps=many", "expected a whole number"),
+    ("training.steps=many", "expected an integer"),
     ("training.steps=0", "at least 1"),
     ("budget.memory=8 gigs", "not a size"),
     ("budget.memory=-1", "above zero"),
@@ -262,7 +262,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
         _, told = process.communicate(timeout=180)
     assert process.returncode == 4
     assert told == (
-        f"modicum: stopped by {number.name}; the state is saved, and the same command goes on\n"
+        f"modicum: stopped by {number.name}; the state is saved, and the same command resumes\n"
     )
     done = len(rows(out / "metrics.jsonl"))
     assert max(path.name for path in (out / "checkpoints").iterdir()) == f"step-{done:08d}"

@@ -225,7 +225,7 @@ def test_the_loss_is_averaged_over_what_was_not_skipped() -> None:
 
 def test_how_a_run_ended() -> None:
     interrupted = live_words.finished(FINISHED | {"status": "interrupted"})
-    assert interrupted.endswith("the same command goes on from here")
+    assert interrupted.endswith("the same command resumes from here")
     failed = live_words.finished({"status": "failed", "error": "no such luck"})
     assert failed == "failed; no such luck"
 

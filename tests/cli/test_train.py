@@ -234,5 +234,5 @@ def test_a_supervised_rank_ends_at_once_while_it_has_nothing_to_save(
     )
     assert ended.returncode == code
     assert ended.stderr == (
-        "" if supervised else "modicum: rank 1: interrupted; the same command goes on\n"
+        "" if supervised else "modicum: rank 1: interrupted; the same command resumes\n"
     )

@@ -165,9 +165,9 @@ NORM = "model.norm.weight"
 @pytest.mark.parametrize(
     ("breaks", "words"),
     [
-        (truncate, "cut off or damaged"),
-        (truncate_header, "cut off in its header"),
-        (lengthen, "cut off or damaged"),
+        (truncate, "truncated or damaged"),
+        (truncate_header, "truncated in its header"),
+        (lengthen, "truncated or damaged"),
         (scribble, "not JSON"),
         (lambda file: file.write_bytes(b""), "not a safetensors file"),
         (lambda file: file.write_bytes(b"\xff" * 64), "not a safetensors file"),

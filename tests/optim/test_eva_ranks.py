@@ -269,4 +269,4 @@ def mixed(ranks: Ranks) -> str:
 
 def test_layers_that_are_cut_and_whole_ones_are_refused(pool: Pool) -> None:
     for message in pool.run(mixed):
-        assert message.startswith("exclude: 1 is cut over other ranks than 0")
+        assert message.startswith("exclude: 1 is sharded otherwise than 0")

@@ -199,7 +199,7 @@ def test_ranks_that_only_lost_each_other_say_that_much(
 ) -> None:
     assert supervised(f"sys.exit({LOST})", tmp_path) == 4
     assert capfd.readouterr().err == (
-        "modicum: the ranks have lost each other; the same command goes on\n"
+        "modicum: the ranks have lost each other; the same command resumes\n"
     )
 
 
@@ -275,7 +275,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
         _, told = process.communicate(timeout=120)
         assert all(gone(pid) for pid in pids(tmp_path))
     assert process.returncode == 4
-    assert told == "modicum: interrupted; the same command goes on\n"
+    assert told == "modicum: interrupted; the same command resumes\n"
 
 
 def test_a_rank_that_fails_over_a_request_is_the_reason(tmp_path: Path) -> None:

@@ -186,14 +186,14 @@ def test_with_other_ranks_choices_are_made_anew_and_numbered(new):
     assert same_start(recipe, 1, rows[-1])
     assert not same_start(recipe, 2, rows[-1])
     two = plan(recipe, ranks=2, keep=carried(rows)).replaying(rows)
-    assert (two.revision, two.why) == (2, "goes on with 2 ranks")
+    assert (two.revision, two.why) == (2, "resumes with 2 ranks")
     assert chosen(two, "training.micro_batch_size") == 8
     assert chosen(two, "parallel.strategy") == "ddp"
     assert two.replaying(rows) == two  # whoever asks again gets the same
     rows.append(two.row())
     other = recipe.changed(parallel__reshard_after_forward=False)
     three = plan(other, ranks=2, keep=carried(rows)).replaying(rows)
-    assert (three.revision, three.why[:29]) == (3, "goes on with other settings o")
+    assert (three.revision, three.why[:29]) == (3, "resumes with other settings o")
     again = plan(recipe, ranks=2, replay=rows[-1]["choices"]).replaying(rows)
     assert (again.revision, again.choices, again.why) == (2, two.choices, two.why)
 

@@ -171,7 +171,7 @@ def test_any_file_may_be_cut_off(make_run: MakeRun, damaged: str) -> None:
     shown = written(folder)
     assert not shown.unbalanced
     if damaged.endswith(".jsonl"):
-        assert f"{damaged}: 1 line was cut off or damaged" in shown.text
+        assert f"{damaged}: 1 line was truncated or damaged" in shown.text
 
 
 def test_a_run_that_grows_counts_the_whole_lines(make_run: MakeRun) -> None:

@@ -93,7 +93,7 @@ def test_a_process_that_is_asked_to_stop_saves_and_says_so(
     else:
         assert ended.code == Interrupted.exit_code == 4
         assert ended.said.strip().splitlines()[-1] == (
-            f"stopped by {signal_number.name}; the state is saved, and the same command goes on"
+            f"stopped by {signal_number.name}; the state is saved, and the same command resumes"
         )
         assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
     run(values, folder)
@@ -335,7 +335,7 @@ def test_choices_once_made_are_replayed(dataset, finished, tmp_path, monkeypatch
     assert first["choices"][0] == {
         "field": "training.micro_batch_size",
         "value": 8,
-        "why": "the whole batch fits at once",
+        "why": "the full batch fits at once",
     }
     assert losses(folder) == losses(straight)
     assert [row["revision"] for row in rows(folder, "plan.jsonl")] == [1, 2, 3]

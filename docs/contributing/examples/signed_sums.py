@@ -58,7 +58,7 @@ class SignedSumsLayer(AdapterLayer):
 
 
 class SignedSums(Adapter):
-    """One trained matrix B beside the weight, fed by r sums of the inputs with random signs.
+    """One trained matrix B next to the weight, fed by r sums of the inputs with random signs.
 
     The sums are a count sketch S x: each input goes into one of them, and S^T S is the identity on
     average over the signs. So sums are as large as inputs, where those without signs grow with the
@@ -121,8 +121,8 @@ class SignedSums(Adapter):
 def prove(run: ProofRun) -> None:
     """Against MiSS: what signs do to the size of a sum, and to how fast the adapter learns.
 
-    Networks that know upright digits are adapted to turned ones. Told beside it are the accuracy on
-    images that nobody has seen, and LoRA at nearly as many parameters.
+    Networks that know upright digits are adapted to turned ones. Reported next to it are the
+    accuracy on images that nobody has seen, and LoRA at nearly as many parameters.
     """
     value, miss = SignedSums(rank=8), SignedSums(rank=8, signed=False)
     contender = run.contender(value, null=miss, null_is="sums without signs, which is MiSS")

@@ -201,7 +201,7 @@ def take_off(model: nn.Module, name: str) -> None:
 
 
 def exchange(model: nn.Module, name: str, new: nn.Module) -> None:
-    """Put another layer in the place of the layer `name`; it takes over the adapters."""
+    """Replace the layer `name` by another layer, which takes over the adapters."""
     old = model.get_submodule(name)
     assert isinstance(old, AdaptedLayer)
     if not isinstance(new, AdaptedLayer):

@@ -204,7 +204,7 @@ class AttachedAdapter(Attachment):
         self.deactivate()
 
     def unmerge(self) -> None:
-        """Take a merged adapter out of the base weights and use it beside them again.
+        """Take a merged adapter out of the base weights and use it next to them again.
 
         Raises:
             InputError: it is not merged.
@@ -245,7 +245,7 @@ class AttachedAdapter(Attachment):
     ) -> None:
         """Write the adapter to a folder, from which `modicum.adapters.load` reads it.
 
-        Tensors that are cut over ranks are gathered for it: every rank calls this, and one writes.
+        Tensors that are sharded over ranks are gathered: every rank calls this, and one writes.
 
         Args:
             base_model: what the folder says of the model that the adapter is for: a name, or a

@@ -1,7 +1,7 @@
 """What all adapters share: the value, the layer with its factors, and the ledger of both.
 
 A method says which factors it has at a site, what they do to the layer's output, and which change
-of the weight that amounts to. Some have tensors beside them that are not trained, or train tensors
+of the weight that amounts to. Some also have tensors that are not trained, or train tensors
 that many sites use. Targets, freezing, several adapters, merging, files and switching come from the
 other modules of the room.
 """
@@ -51,7 +51,7 @@ class Factor:
 
     @property
     def bytes(self) -> int:
-        """Bytes, of the whole tensor."""
+        """Bytes, of the full tensor."""
         return self.numel * self.dtype.itemsize
 
     def empty(self, device: torch.device | str | None) -> Tensor:
@@ -265,7 +265,7 @@ class Adapter(Method):
         """
 
     def frozen(self, site: Site) -> Mapping[str, Factor]:
-        """What is kept at a site beside them, in checkpoints too, and not trained."""
+        """What is kept at a site in addition, in checkpoints too, and not trained."""
         return {}
 
     def shared(self, sites: Sequence[Site]) -> Mapping[str, Factor]:
@@ -334,7 +334,7 @@ class Adapter(Method):
     def shared_ledger(self, sites: Sequence[Site]) -> Ledger:
         """What the sites share, once for the model; the ledgers of the sites do not hold it."""
         shared = self.shared(sites).values()
-        # Each use makes a gradient of the whole tensor, which is added to those before it.
+        # Each use makes a gradient of the full tensor, which is added to those before it.
         gradient = max((factor.bytes for factor in shared), default=0)
         return Ledger.of(
             Entry("weight", sum(factor.bytes for factor in shared), what="shared adapter factors"),
@@ -350,7 +350,7 @@ class Adapter(Method):
 
     @abstractmethod
     def saved_elements(self, site: Site) -> int:
-        """Elements that one position's forward saves for backward, beside the layer's input."""
+        """Elements that one position's forward saves for backward, without the layer's input."""
 
     @abstractmethod
     def work(self, at: AdapterQuery) -> tuple[Work, ...]:

@@ -15,9 +15,9 @@ from modicum.core.ranks.sharding import own_part, whole
 
 
 def read(base: nn.Module, site: Site) -> Tensor:
-    """The weight that a layer stands for, [out, in], not to be written into.
+    """The weight that a layer represents, [out, in], not to be written into.
 
-    Of a layer that is cut over ranks every rank calls this, and they gather it.
+    Of a layer that is sharded over ranks every rank calls this, and they gather it.
     """
     known = form_of(base) is not None
     stored = full_weight(base) if known else base.get_parameter("weight")
@@ -25,10 +25,10 @@ def read(base: nn.Module, site: Site) -> Tensor:
 
 
 def write(base: nn.Module, site: Site, weight: Tensor) -> None:
-    """Put a whole weight [out, in] into a layer, rounded as its form does; a rank, its own rows.
+    """Put a full weight [out, in] into a layer, rounded as its form does; a rank, its own rows.
 
     Raises:
-        InputError: the layer's form cannot stand for any weight.
+        InputError: the layer's form cannot represent any weight.
     """
     rows = site.in_features if site.transposed else site.out_features
     like = next(p for p in base.parameters(recurse=False) if p.shape[:1] == (rows,))
@@ -68,6 +68,6 @@ def is_exact(base: nn.Module) -> bool:
 
 
 def round_trip(base: nn.Module, weight: Tensor) -> Tensor:
-    """What would be left of a whole weight [out, in] in a layer of the same form: fp32."""
+    """What would be left of a full weight [out, in] in a layer of the same form: fp32."""
     form = form_of(base)
     return weight if form is None or form.exact else form.round_trip(weight).to(weight.dtype)

@@ -31,18 +31,18 @@ def load(
 ) -> AttachedAdapter:
     """Attach the adapter that a folder holds.
 
-    That is a PEFT LoRA, one in modicum's own format, or one next to the weights of a whole model,
+    That is a PEFT LoRA, one in modicum's own format, or one next to the weights of a full model,
     as `save_pretrained` and checkpoints of `transformers.Trainer` hold it.
 
     Args:
         model: the base model, with the weights that it had before the adapter was trained.
-        name: what to call it on this model; of a whole model's adapters the one of this name is
+        name: what to call it on this model; of a full model's adapters the one of this name is
             read.
-        train: leave the factors trainable, to go on; else they are frozen, to be used.
+        train: leave the factors trainable, to continue training; else they are frozen, to be used.
         plugins: files with methods of your own, of which the folder may name one.
 
     Raises:
-        InputError: no such folder, files that cannot be read or are cut off, a kind of adapter
+        InputError: no such folder, files that cannot be read or are truncated, a kind of adapter
             that is not plain LoRA (which, and why), or one of another model.
 
     >>> import tempfile, torch

@@ -1,4 +1,4 @@
-"""The frozen linear layer and the low-rank update beside it, as one differentiable operation.
+"""The frozen linear layer and the low-rank update next to it, as one differentiable operation.
 
 Written apart, the update makes a second output, adds it, and in the backward pass makes and adds a
 second input gradient: four passes over memory that cost more than the thin products themselves.

@@ -1,4 +1,4 @@
-"""LoRA: a frozen weight and, beside it, a trained product of two thin matrices."""
+"""LoRA: a frozen weight and, next to it, a trained product of two thin matrices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LoRALayer(AdapterLayer):
     def beside(
         self, base: Callable[[Tensor], Tensor], inputs: Tensor, a: Tensor, b: Tensor, dropout: float
     ) -> Tensor:
-        """The base's output and beside it s B (A dropout(x))."""
+        """The base's output plus s B (A dropout(x))."""
         scale = self.method.scale
         if self.site.kind == "embedding":
             outputs = base(inputs)
@@ -103,7 +103,7 @@ class LoRA(Adapter):
 
     info = Info(
         name="lora",
-        title="LoRA: low-rank adapters beside frozen weights",
+        title="LoRA: low-rank adapters next to frozen weights",
         room="adapters",
         paper="LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685",
         claim="10,000 times fewer trained parameters and a third of the memory of full "

@@ -24,7 +24,7 @@ class RoundingWarning(UserWarning):
 
 @dataclass
 class Merged:
-    """What a merge replaced and sums cannot give back: low-precision weights, whole layers.
+    """What a merge replaced and sums cannot give back: low-precision weights or layers.
 
     `rounding` is, by layer that was rounded, the norm of the rounding error over that of the
     adapter's own change.
@@ -114,7 +114,7 @@ def unmerge(attached: Attachment, before: Merged) -> None:
 
 @torch.no_grad()
 def merged_weight(base: nn.Module, layer: AdapterLayer) -> Tensor:
-    """The weight that a layer and its adapter stand for together: [out, in], unsharded."""
+    """The weight that a layer and its adapter represent together: [out, in], unsharded."""
     weight = base_weights.read(base, layer.site) + whole(layer.delta())
     if isinstance(layer, RewritingLayer) and layer.rewrote:
         weight = weight + layer.taken()
@@ -141,7 +141,7 @@ def _check_may_be_dense(name: str, base: nn.Module, dense: torch.dtype | None) -
         )
     if any(is_sharded(parameter) for parameter in base.parameters(recurse=False)):
         raise InputError(
-            "a layer that is cut over ranks cannot be replaced by a dense one; save the adapter, "
+            "a layer sharded over ranks cannot be replaced by a dense one; save the adapter, "
             "and load and merge it in one process",
             value=name,
         )

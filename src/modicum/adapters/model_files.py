@@ -1,4 +1,4 @@
-"""Adapters in the files of a whole model, next to its weights: as `save_pretrained` leaves them."""
+"""Adapters in the files of a full model, next to its weights: as `save_pretrained` leaves them."""
 
 from __future__ import annotations
 

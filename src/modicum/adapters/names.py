@@ -9,7 +9,7 @@ from torch import nn
 from modicum.adapters.sites import all_sites
 from modicum.core.layers.targets import named
 
-_COMPILED = "_orig_mod"  # under which torch.compile keeps the module that it stands for
+_COMPILED = "_orig_mod"  # under which torch.compile keeps the module that it represents
 
 
 def plain_name(name: str) -> str:
@@ -22,7 +22,7 @@ def plain_name(name: str) -> str:
 
 
 def plain_model(model: nn.Module) -> nn.Module:
-    """The module that a compiled one stands for."""
+    """The module that a compiled one represents."""
     inner = getattr(model, _COMPILED, model)
     assert isinstance(inner, nn.Module)
     return inner

@@ -49,7 +49,7 @@ class StoredAdapter:
 
 
 def save(attached: Attachment, folder: Path, *, base_model: str | None, write: bool = True) -> None:
-    """Write the adapter, whole or not at all; without `write`, help only."""
+    """Write the adapter atomically; without `write`, help only."""
     tensors = {plain_name(key): value for key, value in attached.state_dict().items()}
     for name, layer in rewriting(attached).items():
         base = attached.model.get_submodule(name)

@@ -44,7 +44,7 @@ REFUSED = {
     "use_bdlora": "BD-LoRA's factors are block-diagonal",
     "alora_invocation_tokens": "aLoRA leaves out what comes before these tokens",
     "velora_config": "VeLoRA keeps projections next to the factors",
-    "kasa_config": "KaSA cuts the base weight and has a diagonal between the factors",
+    "kasa_config": "KaSA truncates the base weight and has a diagonal between the factors",
     "monteclora_config": "MonteCLoRA samples around the factors",
     "arrow_config": "Arrow routes between adapters",
     "rank_pattern": "layers have different ranks",

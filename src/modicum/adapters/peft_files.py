@@ -45,7 +45,7 @@ def save(
     rest: bool = False,
     write: bool = True,
 ) -> None:
-    """Write the adapter as a PEFT LoRA folder, whole or not at all; without `write`, help only.
+    """Write the adapter as a PEFT LoRA folder atomically; without `write`, help only.
 
     Args:
         rest: for the base weights as they are now, where the method has rewritten them.

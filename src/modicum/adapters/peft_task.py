@@ -94,7 +94,7 @@ def _is_right(task: str, known: Any, model: nn.Module, adapted: Collection[str])
     if not any(known.__name__ in ((c,) if isinstance(c, str) else c) for c in classes):
         return False
     generates = task not in _GENERATES or hasattr(known, "prepare_inputs_for_generation")
-    # PEFT cannot have factors in what it keeps whole, nor keep a part of that whole once more.
+    # PEFT cannot have factors in what it saves in full, nor save a part of that again.
     kept = heads(model, task)
     taken = any(f"{layer}.".startswith(f"{head}.") for head in kept for layer in adapted)
     nested = any(other.startswith(f"{head}.") for head in kept for other in kept)

@@ -1,4 +1,4 @@
-"""PiSSA: LoRA that starts from the principal part of the weight, with the rest frozen."""
+"""PiSSA: LoRA that starts from the principal part of the weight, with the residual frozen."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ class PiSSALayer(LoRALayer, RewritingLayer):
 
 
 class PiSSA(LoRA):
-    """LoRA whose factors begin as the best rank-r part of W; the frozen weight is the rest.
+    """LoRA whose factors begin as the best rank-r part of W; the frozen weight is the residual.
 
-    With W = U S V^T, B begins as U_r sqrt(S_r / s), A as sqrt(S_r / s) V_r^T, and W - s B A takes
-    the base weight's place, so the model is the same at first. Gradients are larger and better
+    With W = U S V^T, B begins as U_r sqrt(S_r / s), A as sqrt(S_r / s) V_r^T, and W - s B A
+    replaces the base weight, so the model is the same at first. Gradients are larger and better
     directed than LoRA's: prefer it where steps are few, and on a 4-bit base, where quantizing the
-    rest loses less than quantizing W. Prefer LoRA where many adapters share one base in memory.
+    residual loses less than quantizing W. Prefer LoRA where many adapters share one base in memory.
 
-    A_0 and B_0 are kept, so the result can be told as a LoRA of rank 2r for the original W,
+    A_0 and B_0 are kept, so the result can be written as a LoRA of rank 2r for the original W,
     exactly: s (B A - B_0 A_0). On a quantized base W is lost; there `save(form="modicum")` keeps
-    the quantized rest, `save(form="peft-rest")` writes the LoRA of rank r beside it, and
+    the quantized residual, `save(form="peft-rest")` writes the LoRA of rank r next to it, and
     `merge(dense=torch.bfloat16)` makes dense layers. The SVD needs the full-precision W, so there
     `attach(model, weights=...)` reads it from the model's file.
 
@@ -109,7 +109,7 @@ class PiSSA(LoRA):
         paper="PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large Language "
         "Models, arXiv 2404.02948",
         claim="converges faster than LoRA (Mistral-7B on GSM8K 72.9 % against 67.7 %), and "
-        "quantizing the rest loses 19 % less than quantizing the weight",
+        "quantizing the residual loses 19 % less than quantizing the weight",
         traits=("adapts_base", "rewrites_base", "mergeable", "exact_resume", "compiles"),
         evidence="verified against code",
         holds="holds",

@@ -1,7 +1,7 @@
-"""Adapters that take their first values out of the frozen weight, so that the rest stands in it.
+"""Adapters that take their first values out of the frozen weight, which keeps the residual.
 
-W stands for the weight as the model's file has it. Whatever happens, W can be had again: read anew
-where a reader was given, and else put together from the rest and what was taken out.
+W is the weight as the model's file has it. Whatever happens, W can be had again: read anew
+where a reader was given, and else put together from the residual and what was taken out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RewritingLayer(AdapterLayer):
     what was taken out, so a checkpoint that keeps them keeps the base.
 
     Attributes:
-        rewrote: whether the base weight is the rest now, not W and not a merged weight.
+        rewrote: whether the base weight is the residual now, not W and not a merged weight.
     """
 
     rewrote = False
@@ -53,11 +53,11 @@ class RewritingLayer(AdapterLayer):
 
     @abstractmethod
     def original(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the layer gave before it was rewritten, where `base` is the rest."""
+        """What the layer gave before it was rewritten, where `base` is the residual."""
 
     @abstractmethod
     def beside_the_rest(self) -> tuple[Tensor, Tensor, float]:
-        """(A, B, s) of the LoRA that stands beside the rest; `as_lora` is one beside W."""
+        """(A, B, s) of the LoRA that is added to the residual; that of `as_lora` is added to W."""
 
     @torch.no_grad()
     def put(self, frozen: Mapping[str, Tensor]) -> None:
@@ -89,7 +89,7 @@ def check_base(model: nn.Module, layers: Iterable[AdapterLayer], *, readable: bo
         form = form_of(there)
         if form is not None and form.write is None:
             raise InputError(
-                f"its base is {form.name}, which cannot hold the rest of a weight; exclude it",
+                f"its base is {form.name}, which cannot hold the residual of a weight; exclude it",
                 value=layer.site.name,
             )
         if not readable:
@@ -107,7 +107,7 @@ def _check_readable(base: nn.Module, name: str) -> None:
 
 @torch.no_grad()
 def rewrite(attached: Attachment, kept: Mapping[str, Tensor] | None, ranks: Ranks | None) -> None:
-    """Split the base weights of all layers that want it, and leave the rest in them.
+    """Split the base weights of all layers that want it, and leave the residuals in them.
 
     Ranks share the splitting, each takes every so many-th layer, and send each other what came out:
     so they agree to the bit. Without `ranks` each process does all of it, and agrees as far as its
@@ -186,7 +186,7 @@ def _split_together(attached: Attachment, names: list[str], ranks: Ranks) -> Non
     """Split as many layers as there are ranks, each on one rank, and tell all what came out."""
     layers = rewriting(attached)
     mine: Mapping[str, Tensor] = {}
-    # A weight that is cut over ranks is gathered by all; a reader gives it to who asks.
+    # A weight that is sharded over ranks is gathered by all; a reader gives it to who asks.
     weights = {
         name: original_weight(attached, name)
         for owner, name in enumerate(names)

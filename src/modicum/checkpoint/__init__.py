@@ -1,4 +1,4 @@
-"""Checkpoints: what a run needs to go on, kept so that a crash at any moment loses little."""
+"""Checkpoints: what a run needs to resume, kept so that a crash at any moment loses little."""
 
 from modicum.checkpoint.loading import Checkpoint, SavedView
 from modicum.checkpoint.manifest import Damaged

@@ -37,7 +37,7 @@ _OWN_WORD = "dcp"
 
 
 class SafetensorsWriter(StorageWriter):
-    """Writes a checkpoint folder: whole, or nothing that looks like one.
+    """Writes a checkpoint folder: complete, or nothing that looks like one.
 
     Args:
         path: the folder, which all ranks see; one that is there is replaced at the end.

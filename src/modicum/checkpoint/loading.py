@@ -101,7 +101,7 @@ class SavedView(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk: its step, and what was noted beside the state."""
+    """A checkpoint on disk: its step, and what was noted next to the state."""
 
     folder: Path
     step: int
@@ -127,7 +127,7 @@ class Checkpoint:
         return {name: SavedView(self.folder, self.content, name) for name in names}
 
     def load(self, registry: StateRegistry, *, skip: Collection[str] = ()) -> None:
-        """Take up the state, cut up as this run's tensors are; every rank calls this.
+        """Take up the state, sharded as this run's tensors are; every rank calls this.
 
         Args:
             registry: whose views take it up.

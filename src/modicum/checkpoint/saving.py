@@ -59,7 +59,7 @@ class Snapshot:
                     tensors[piece] = local
                 else:
                     plain[key] = value
-            # Through JSON, since what the run goes on to change must not change here.
+            # Through JSON, since what the run changes next must not change here.
             values[name] = json.loads(json.dumps(plain))
         return cls(tensors, values, views)
 
@@ -87,7 +87,7 @@ class WritePlan:
         """Agree on a plan; every rank calls this with the pieces that it holds.
 
         Raises:
-            ValueError: the ranks' pieces do not make whole tensors.
+            ValueError: the ranks' pieces do not make full tensors.
         """
         mine = list(pieces)
         told = ranks.gather([list(asdict(piece).values()) for piece in mine])
@@ -116,12 +116,12 @@ class Published:
 
 @dataclass
 class WriteWork:
-    """What is left to do of a save when training may go on.
+    """What is left to do of a save when training may continue.
 
     Args:
         content: of this rank's file.
         direct: whether it is memory that can be written past the page cache.
-        published: told on rank 0 when the checkpoint is in place.
+        published: called on rank 0 when the checkpoint is in place.
     """
 
     step: int

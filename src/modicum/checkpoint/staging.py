@@ -1,4 +1,4 @@
-"""What a save takes from the run before training goes on: a copy of this rank's tensors.
+"""What a save takes from the run before training continues: a copy of this rank's tensors.
 
 The copy is the file that will be written, byte for byte, in one block of memory that is kept from
 save to save: the system gives memory page by page at its first use, which costs more than the copy.

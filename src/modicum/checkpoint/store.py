@@ -1,6 +1,6 @@
-"""Checkpoints of a state registry: safetensors and a JSON manifest, whole or absent.
+"""Checkpoints of a state registry: safetensors and a JSON manifest, complete or absent.
 
-A checkpoint is a folder `step-00000100`. It is written beside its place, synced and renamed, so
+A checkpoint is a folder `step-00000100`. It is written next to its place, synced and renamed, so
 that one that is there is complete; checksums tell one that was damaged later. Nothing is pickled.
 """
 
@@ -36,8 +36,8 @@ class CheckpointStore:
         folder: made when the first checkpoint is written.
         keep: how many checkpoints stay.
         ranks: this process among those of the run.
-        asynchronous: whether `save` returns as soon as the state is copied in memory, and the
-            rest is done beside training; it takes as much memory as the state has.
+        asynchronous: whether `save` returns as soon as the state is copied in memory, and
+            written while training continues; it takes as much memory as the state has.
 
     >>> import tempfile, torch
     >>> store = CheckpointStore(Path(tempfile.mkdtemp()), keep=2)
@@ -92,7 +92,7 @@ class CheckpointStore:
         Args:
             step: which is noted as `last`.
             state: a registry, or views by name; each view tensors and JSON values by name.
-            notes: JSON, kept beside the state; rank 0's count.
+            notes: JSON, kept next to the state; rank 0's count.
 
         Returns:
             The folder; if the store is asynchronous, the one that there will be.
@@ -158,7 +158,7 @@ class CheckpointStore:
             shutil.rmtree(self.path(old), ignore_errors=True)
 
     def poll(self) -> list[Published]:
-        """The checkpoints that came into place since this was last asked; told on rank 0 alone.
+        """The checkpoints that came into place since this was last asked; reported on rank 0 alone.
 
         Raises:
             InputError: a save failed; raised on the rank that knows, and where `save` or `wait` is
@@ -225,7 +225,7 @@ class CheckpointStore:
         return Checkpoint(self.path(step), content["step"], content["notes"], content, self.ranks)
 
     def newest(self, warn: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
-        """The newest checkpoint that is whole; damaged ones are named to `warn` and passed over.
+        """The newest checkpoint that is complete; damaged ones are named to `warn` and passed over.
 
         Rank 0 looks, and tells the others. None where there is none, not even a damaged one.
 
@@ -264,7 +264,7 @@ class CheckpointStore:
         return found
 
     def forget_after(self, step: int) -> None:
-        """Remove what a run that goes on from `step` does again: later checkpoints, all damaged."""
+        """Remove what a run that resumes from `step` does again: later checkpoints, all damaged."""
         for later in self.steps() if self.ranks.first else ():
             if later > step:
                 remove(self.path(later))

@@ -92,7 +92,7 @@ def write_file(path: Path, content: Iterable[memoryview], *, direct: bool = Fals
     Args:
         content: in order; summed up as it is written.
         direct: go past the page cache where the file system lets one: `content` begins at a page
-            of memory, and all its chunks but the last are whole pages.
+            of memory, and all its chunks but the last are full pages.
     """
     checksum = 0
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)

@@ -1,6 +1,6 @@
 """Pieces of tensors: which part of which tensor a rank holds, and which rank writes it.
 
-A piece is a box of a tensor. A whole tensor is one piece; of a DTensor every rank holds its own.
+A piece is a box of a tensor. A full tensor is one piece; of a DTensor every rank holds its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """The part of the tensor `name` that begins at `offsets` of the whole and has `sizes`.
+    """The part of the tensor `name` that begins at `offsets` of the full tensor and has `sizes`.
 
     >>> TensorSlice("w", "F32", (4, 3), (2, 0), (2, 3)).stored_name
     'w@2,0'
@@ -93,7 +93,7 @@ class TensorSlice:
 
 
 def box_of(tensor: Tensor) -> Box:
-    """Where this rank's part of a tensor begins in the whole, and its size in each dimension."""
+    """Where this rank's part begins in the full tensor, and its size in each dimension."""
     if not is_sharded(tensor):
         return (0,) * tensor.ndim, tuple(tensor.shape)
     mesh, shape = tensor.device_mesh, tuple(tensor.shape)
@@ -137,7 +137,7 @@ def divide(everybody: Sequence[Sequence[TensorSlice]]) -> list[list[TensorSlice]
     [['a'], ['b']]
 
     Raises:
-        ValueError: the pieces of a tensor do not make it whole, or are of different tensors.
+        ValueError: the pieces of a tensor do not cover it, or are of different tensors.
     """
     holders: dict[TensorSlice, list[int]] = {}
     for rank, pieces in enumerate(everybody):

@@ -16,7 +16,7 @@ from modicum.core.errors import FoundWanting, InputError, Interrupted
 
 
 class Commands(TyperGroup):
-    """The commands; how they end is told by modicum.cli.main, not by typer's exit codes."""
+    """The commands; how they end is reported by modicum.cli.main, not by typer's exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run one.
@@ -27,7 +27,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            raise Interrupted("interrupted; the same command goes on") from None
+            raise Interrupted("interrupted; the same command resumes") from None
 
 
 ProgressStyle = Literal["auto", "live", "lines", "json", "quiet"]
@@ -77,7 +77,7 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options of the whole command."""
+    """Options of `modicum` itself."""
 
 
 @app.command()
@@ -91,17 +91,17 @@ def train(
         Path | None, typer.Option(help="Start a new run from this run's newest checkpoint.")
     ] = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Begin anew at step 1, in the place of the run there.")
+        bool, typer.Option("--restart", help="Begin anew at step 1 and replace the run there.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan and do nothing.")
     ] = False,
-    progress: Annotated[ProgressStyle, typer.Option(help="How to show what goes on.")] = "auto",
+    progress: Annotated[ProgressStyle, typer.Option(help="How to show progress.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings.")] = False,
     as_json: JsonOption = False,
     ranks: RanksOption = None,
 ) -> None:
-    """Plan and run a recipe; given again, go on where it stopped."""
+    """Plan and run a recipe; given again, resume where it stopped."""
     from modicum.cli import train as run
 
     mode: ProgressStyle = "quiet" if quiet else progress
@@ -139,7 +139,7 @@ def init(
 ) -> None:
     """Write a recipe to start from.
 
-    It is checked, and a JSON schema for editors stands beside it.
+    It is checked, and a JSON schema for editors stands next to it.
     """
     from modicum.cli.init import write_recipe
 
@@ -182,7 +182,7 @@ def prove(
     null: Annotated[
         bool, typer.Option("--null", help="Put the baseline in its place: the claim must fall.")
     ] = False,
-    full: Annotated[bool, typer.Option("--full", help="The whole experiment; takes long.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="The full experiment; takes long.")] = False,
     plugin: PluginOption = None,
     save: Annotated[Path | None, typer.Option(help="A folder for the result, as JSON.")] = None,
     as_json: JsonOption = False,
@@ -310,7 +310,7 @@ def merge(
 @app.command()
 def demo(
     runs: Annotated[Path, typer.Option(help="Where the run folders go.")] = Path("runs"),
-    progress: Annotated[ProgressStyle, typer.Option(help="How to show what goes on.")] = "auto",
+    progress: Annotated[ProgressStyle, typer.Option(help="How to show progress.")] = "auto",
 ) -> None:
     """Train a small code model, then adapt it under a budget."""
     from modicum.cli.demo import run_demo

@@ -52,7 +52,7 @@ budget:
 def write_recipe(
     out: Path, *, model: str | None, data: str | None, adapter: str | None, memory: str | None
 ) -> list[Path]:
-    """Write `out` and the schema beside it; both paths, in that order.
+    """Write `out` and the schema next to it; both paths, in that order.
 
     Raises:
         InputError: `out` is there already, or what was asked for makes no valid recipe.

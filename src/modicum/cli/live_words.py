@@ -128,7 +128,7 @@ def finished(event: EventRecord) -> str:
         over = ", above the budget" if budget is not None and used > budget else ""
         parts.append(f"peak memory {format_bytes(used)}{limit}{over}")
     if status == "interrupted":
-        parts.append("the same command goes on from here")
+        parts.append("the same command resumes from here")
     if event.get("error"):
         parts.append(str(event["error"]))
     return "; ".join(parts)

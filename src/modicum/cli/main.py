@@ -55,7 +55,7 @@ def _run() -> None:
             f"modicum: the command line needs {names}: pip install 'modicum[cli]'", file=sys.stderr
         )
         sys.exit(2)
-    # Threads that wait for others yield their core soon. By default they spin: beside one other
+    # Threads that wait for others yield their core soon. By default they spin: next to one other
     # busy process on two cores a step took 0.34 s so and 0.24 s with this; alone, as long.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")

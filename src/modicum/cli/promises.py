@@ -35,7 +35,7 @@ def run_promises(file: Path, only: Sequence[str] = (), *, long: bool = False) ->
     Commands run, but for the long ones, whose results are read from the files that an earlier run
     of theirs wrote and somebody committed.
 
-    The README beside the file gets its table anew, where it has a place for one. Rows of promises
+    The README next to the file gets its table anew, where it has a place for one. Rows of promises
     that are not checked this time stay as they were.
 
     Args:
@@ -135,7 +135,7 @@ class _Outcome:
         text = self.output
         if place.file is not None:
             path = root / place.file
-            # Some file systems keep whole seconds only.
+            # Some file systems round times to seconds.
             if not path.exists() or path.stat().st_mtime < int(self.started):
                 raise ValueError(f"the command did not write {place.file}")
             text = path.read_text(encoding="utf-8")
@@ -236,7 +236,7 @@ def _measured_on(content: Mapping[str, Any]) -> str | None:
 
 
 def _keep(rows: Iterable[JsonObject], ids: Sequence[str], root: Path) -> None:
-    """Put rows in the place of older ones of theirs, in the file's order, and into the README."""
+    """Replace older rows of the same promises, in the file's order, also in the README."""
     path = root / RESULTS
     known = {row["id"]: row for row in read_rows(path)} | {row["id"]: row for row in rows}
     merged = [known[name] for name in ids if name in known]

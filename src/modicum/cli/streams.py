@@ -44,7 +44,7 @@ class OutputLost(OSError):
 
 
 class _Stream:
-    """A stream that is told apart from other files when it cannot be written."""
+    """A stream that is distinguished from other files when it cannot be written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -73,7 +73,7 @@ class _Stream:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        with suppress(OSError, ValueError):  # nobody can be told that nobody can be told
+        with suppress(OSError, ValueError):  # there is nowhere left to report it
             yield
 
 
@@ -95,7 +95,7 @@ class _Output(_Stream):
 def settle() -> None:
     """Make standard input, output and error fit to be used; more than once does nothing more.
 
-    Streams that somebody has put in the place of the process's own are left alone.
+    Streams that somebody has put in place of the process's own are left alone.
     """
     for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:

@@ -27,7 +27,7 @@ def table(
     """Print rows under headers; a column of nothing but numbers is aligned to the right.
 
     Cells are shown by `str`, None as nothing. On a terminal long cells wrap; elsewhere a row is a
-    line, so that `grep` and `cut` see whole rows.
+    line, so that `grep` and `cut` see full rows.
     """
     stream = stream or sys.stdout
     cells = [[_cell(value) for value in row] for row in rows]

@@ -156,7 +156,7 @@ def _run(recipe: Recipe, asked: Asked, here: RankPlace, restart: bool) -> None:
     try:
         with joined(pick_device(recipe.training.device).type) as ranks:
             plan = continued(recipe, folder, ranks=ranks, restart=restart)
-            # Rank 0 shows what goes on; the others hear of it and say nothing.
+            # Rank 0 shows progress; the others hear of it and say nothing.
             with listener(asked.mode) if here.first else EventListener(sys.stderr) as tell:
                 train(plan, folder, listener=tell, fork=asked.fork, restart=restart, ranks=ranks)
     except ModicumError:
@@ -188,6 +188,6 @@ def _run_ranks(asked: Asked, ranks: int) -> None:
 
 def _report_anyway(folder: Path) -> None:
     """The report of a run that was begun and not finished."""
-    with suppress(ModicumError, OSError):  # what stopped the run is what must be told
+    with suppress(ModicumError, OSError):  # what stopped the run is what must be reported
         if RunFolder(folder).read_record().get("status") in ("interrupted", "failed"):
             report.write(folder)

@@ -127,7 +127,7 @@ class Wrapped:
             self.strategy.update(self.optimizer)
         else:
             self.strategy.discard()
-        # A learning rate's scheduler looks there for the call that stands in the place of `step`.
+        # A learning rate's scheduler looks there for the call that replaces `step`.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         self.optimizer.zero_grad(set_to_none=True)
         return norm

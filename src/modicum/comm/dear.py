@@ -1,4 +1,4 @@
-"""DeAR: an all-reduce cut in two, one half behind the backward, one behind the next forward."""
+"""DeAR: an all-reduce split in two, one half behind the backward, one behind the next forward."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from modicum.core.ranks.ranks import Ranks
 class DeAR(Schedule):
     """Reduce-scatter gradients during the backward pass, all-gather them during the next forward.
 
-    A gradient's sum is needed only when its weight is used again. So the update of a weight is put
-    off until just before the module that holds it runs in the next forward pass, and the gathering
-    of sums, group by group in forward order, hides behind that pass. Bytes and weights are those of
-    plain data parallelism: nothing is approximate or late. Prefer it where an all-reduce takes
-    longer than a backward pass, and not many times as long: with equal layers, a backward of twice
-    the forward's time F and an all-reduce of A, an update takes max(F, A/2) + max(2F, A/2) in place
-    of F + max(2F, A), at best 1.25 times less (A = 4F).
+    A gradient's sum is needed only when its weight is used again. So the update of a weight is
+    deferred until just before the module that holds it runs in the next forward pass, and the
+    gathering of sums, group by group in forward order, hides behind that pass. Bytes and weights
+    are those of plain data parallelism: nothing is approximate or late. Prefer it where an
+    all-reduce takes longer than a backward pass, and not many times as long: with equal layers, a
+    backward of twice the forward's time F and an all-reduce of A, an update takes max(F, A/2) +
+    max(2F, A/2) in place of F + max(2F, A), at best 1.25 times less (A = 4F).
 
     Weights must be read by a module that holds them, or one around it, and by others only after
     `flush`; a stale weight that gets a gradient is an error. The optimizer's rule must look at one
@@ -63,7 +63,7 @@ class DeAR(Schedule):
 
     info = Info(
         name="dear",
-        title="DeAR: all-reduce cut in two, hidden behind backward and forward",
+        title="DeAR: all-reduce split in two, hidden behind backward and forward",
         room="comm",
         paper="DeAR: Accelerating Distributed Deep Learning with Fine-Grained All-Reduce "
         "Pipelining, arXiv 2302.12445",
@@ -102,14 +102,14 @@ class DeAR(Schedule):
         reduction: Literal["sum", "mean"] = "sum",
         link: Link | None = None,
     ) -> Deferred:
-        """Replicas whose updates are put off into the next forward pass.
+        """Replicas whose updates are deferred into the next forward pass.
 
         Raises:
             InputError: weights are sharded.
         """
         if layout.shards > 1:
             raise InputError(
-                "dear exchanges gradients of whole replicas; sharded weights overlap both halves "
+                "DeAR exchanges gradients of full replicas; sharded weights overlap both halves "
                 "already: leave it out, or set parallel.strategy to ddp"
             )
         return Deferred(
@@ -141,7 +141,7 @@ class DeAR(Schedule):
         put_off = gradients if at.micro_batches == 1 else 0
         sending: Phase = "backward" if len(groups) > 1 else "step"
         return Ledger.of(
-            Entry("gradient", put_off, ("forward",), "gradients of updates put off"),
+            Entry("gradient", put_off, ("forward",), "gradients of deferred updates"),
             Entry("gradient", total - gradients, ("forward", "backward", "step"), "flags, padding"),
             Entry("workspace", several * total // ranks, ("step", "forward"), "shards of sums"),
             Entry("workspace", several * flight, (sending,), "in flight"),

@@ -1,4 +1,4 @@
-"""Replicas whose updates are put off: sums in two halves, one behind each pass.
+"""Replicas whose updates are deferred: sums in two halves, one behind each pass.
 
 Gradients are reduce-scattered in groups during the backward pass and gathered during the next
 forward pass, in which each weight is updated when the module that holds it is about to run.
@@ -118,7 +118,7 @@ class Deferred(Strategy):
 
     def norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
         """The norm of the gradients of all trained parameters, of which ranks hold parts."""
-        # In fp64, so that how groups are cut does not show in the result, which is fp32.
+        # In fp64, so that how groups are formed does not show in the result, which is fp32.
         norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in self._parts]
         return self.collectives.total(torch.stack(norms).square().sum()).sqrt().float()
 
@@ -146,7 +146,7 @@ class Deferred(Strategy):
             group.clear()
 
     def flush(self, *, keep_gradients: bool = False) -> None:
-        """Update all weights whose update was put off."""
+        """Update all weights whose update was deferred."""
         self._update(list(self._due.values()), keep_gradients=keep_gradients)
 
     def _before_use(self, parameters: Parameters) -> None:
@@ -176,7 +176,7 @@ class Deferred(Strategy):
     # An update's last backward pass
 
     def _begin(self) -> None:
-        """Begin an update: nothing of the one before is left, and groups may be cut anew."""
+        """Begin an update: nothing of the one before is left, and groups may be formed anew."""
         self._late = set(self._due)
         self.flush()
         if self._tuned() or not (self._learning or self._ordered):
@@ -211,7 +211,7 @@ class Deferred(Strategy):
         return parameter.grad is not None or index in group.filled
 
     def _cut(self, layers: list[list[str]]) -> None:
-        """Cut the groups, of layers in the order in which they are used."""
+        """Form the groups, of layers in the order in which they are used."""
         groups = fuse(
             [[self._trained[name] for name in layer] for layer in layers],
             nbytes=lambda parameter: parameter.nbytes,

@@ -1,4 +1,4 @@
-"""Gradients that travel together: flat buffers, and how parameters are cut into them."""
+"""Gradients that travel together: flat buffers, and how parameters are split into them."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def fuse(
     bucket_bytes: float,
     count: int | None = None,
 ) -> list[list[T]]:
-    """Cut the parameters of layers into groups, layer by layer.
+    """Split the parameters of layers into groups, layer by layer.
 
     Args:
         nbytes: bytes of a parameter.

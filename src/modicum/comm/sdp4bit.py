@@ -99,7 +99,7 @@ class SDP4Bit(Method):
     Source: Jia et al., "SDP4Bit: Toward 4-bit Communication Quantization in Sharded Data
     Parallelism for LLM Training", arXiv 2410.15526, sections 3.1 to 3.3; order of operations and
     group sizes as in the authors' code. Theirs subtracts bfloat16 from bfloat16; here the
-    difference is taken in fp32. The hops of one buffer are not cut into chunks that overlap:
+    difference is taken in fp32. The hops of one buffer are not split into chunks that overlap:
     buffers do, the first hop of one with the backward pass that fills the next.
 
     Started by `torchrun`, by `joined` (or alone, as here):

@@ -1,4 +1,4 @@
-"""The size of buckets, looked for while a run goes on.
+"""The size of buckets, searched while training continues.
 
 Many small calls cost a start each; one large call cannot overlap with anything. Where the best size
 lies between them depends on the link and on the model.

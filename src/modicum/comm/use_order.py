@@ -17,8 +17,8 @@ class Uses:
 
     A parameter is expected to be used by modules that hold it. One that is not (the output
     projection inside `nn.MultiheadAttention`, a factor that the layer around it reads) is found in
-    the first update: it has a gradient, and no module that holds it ran. It is then told of before
-    the nearest module around it that did run.
+    the first update: it has a gradient, and no module that holds it ran. It is then reported
+    before the nearest module around it that did run.
 
     Args:
         before: called with the parameters of each module before its forward pass, and in

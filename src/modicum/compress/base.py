@@ -48,7 +48,7 @@ class Compressor(Method):
             out the output head; embeddings are never compressed.
         exclude: of those, the ones to leave out.
         share: of each layer's weight elements, the part that its factors have at most.
-        rank: of every layer, in the place of what `share` gives. A layer that would not become
+        rank: of every layer, in place of what `share` gives. A layer that would not become
             smaller stays dense.
         multiple: ranks are multiples of it, where they are no smaller; 128 suits tensor cores.
         examples: how many examples `calibrate` looks at.
@@ -105,7 +105,7 @@ class Compressor(Method):
     ) -> Calibration:
         """Note what this method needs of the layers that it would compress.
 
-        It looks at `examples` examples, each of the `ranks` at its part of them, in whole batches;
+        It looks at `examples` examples, each of the `ranks` at its part of them, in full batches;
         see `modicum.compress.calibrate`. What it found serves any share, rank and damping.
 
         Raises:

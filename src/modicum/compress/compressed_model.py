@@ -123,7 +123,7 @@ class CompressedModel:
 
         Args:
             cache: a folder that keeps decompositions, from which other ranks are read off.
-            progress: is told the layers done, and of how many.
+            progress: is called with the layers done, and of how many.
 
         Raises:
             InputError: the weights have no memory or factors already, or the calibration lacks a
@@ -211,7 +211,7 @@ class CompressedModel:
     def merge(self) -> None:
         """Put dense layers back whose weights are the factors' products; biases stay as they are.
 
-        For files that know dense layers alone. Weights that are cut over ranks are gathered.
+        For files that know dense layers alone. Weights that are sharded over ranks are gathered.
         """
         for name, layer in self.layers.items():
             form = self.model.get_submodule(name)

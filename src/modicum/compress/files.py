@@ -36,7 +36,7 @@ def save(
     Args:
         ranks: of the layers that are factors, by full name.
         method: what fitted them; None where that is not known.
-        write: of a model that is cut over ranks every rank calls this, and one writes.
+        write: of a model that is sharded over ranks every rank calls this, and one writes.
 
     Raises:
         InputError: the disk is full or cannot be written.

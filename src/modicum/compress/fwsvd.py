@@ -28,7 +28,7 @@ class FWSVD(Compressor):
     leaves the singular values with one factor; here both share them, the product is the same.
 
     Args:
-        damping: kappa, what every input feature weighs beside its information, of which the mean
+        damping: kappa, what is added to the information of every input feature, of which the mean
             is 1.
         fisher: `examples` squares the gradient of each example, as the paper does; `tokens` counts
             each position as an example, which is cheaper and leaves out how they add up.

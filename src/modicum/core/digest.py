@@ -14,7 +14,7 @@ from modicum.core.ranks.sharding import own_part
 def tensors_digest(named: Iterable[tuple[str, Tensor]], *words: str) -> str:
     """A SHA-256, in hexadecimal, of names, dtypes, shapes and bytes, in this order, and of words.
 
-    Of tensors that are cut over ranks it is the digest of this rank's parts.
+    Of tensors that are sharded over ranks it is the digest of this rank's parts.
 
     >>> one, other = torch.zeros(2), torch.zeros(2, dtype=torch.int32)
     >>> tensors_digest([("x", one)]) == tensors_digest([("x", one.clone())])

@@ -136,7 +136,7 @@ class FoundWanting(ModicumError):
 
 
 class Restart(Interrupted):
-    """A rank cannot go on, and all of them can, begun anew: whoever started them does that.
+    """A rank cannot continue, and all of them can, begun anew: whoever started them does that.
 
     Seen from outside it is `Interrupted`; the ranks' supervisor alone knows the other exit code.
     """

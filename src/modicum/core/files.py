@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their place, synced, then renamed."""
+"""Files that are complete or absent: written next to their place, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all."""
+    """Write `value` as indented JSON atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -154,7 +154,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def publish_file(target: Path) -> Iterator[Path]:
-    """Write a hidden file beside `target`; when the block ends well it becomes `target`.
+    """Write a hidden file next to `target`; when the block ends well it becomes `target`.
 
     Folders that are missing are made.
 
@@ -174,7 +174,7 @@ def publish_file(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def publish_folder(target: Path) -> Iterator[Path]:
-    """Fill a hidden folder beside `target`; when the block ends well it becomes `target`.
+    """Fill a hidden folder next to `target`; when the block ends well it becomes `target`.
 
     A block that raises, or a process that dies in it, leaves `target` as it was. A process that
     dies in the instant in which an old folder makes room leaves it under its hidden name, and the

@@ -2,7 +2,7 @@
 
 A draw is a function of (seed, step, name, offset) and of nothing else: no hidden state, no order
 of construction, no device. A shard that holds elements 1000 to 1999 of a parameter draws just
-those, and they are the ones that the whole parameter would have.
+those, and they are the ones that the full parameter would have.
 
 Source: Philox4x32-10, Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 """
@@ -75,7 +75,7 @@ def _fill(tensor: Tensor, draw: Callable[[int, int], Tensor], width: int, offset
 def uniform_(
     tensor: Tensor, low: float, high: float, *, seed: int, name: str, step: int = 0, offset: int = 0
 ) -> Tensor:
-    """Fill `tensor` in place with U(low, high); `offset` is its first element's place in the whole.
+    """Fill `tensor` in place with U(low, high); `offset` is where it begins in the full tensor.
 
     >>> whole = uniform_(torch.empty(10), -1.0, 1.0, seed=0, name="A")
     >>> shard = uniform_(torch.empty(4), -1.0, 1.0, seed=0, name="A", offset=6)

@@ -17,7 +17,7 @@ from pathlib import Path
 from modicum.core.errors import InputError
 from modicum.core.files import file_digest, user_cache, write_json
 
-# Beside an adapter's own files: the digests of the base model that it was trained on.
+# Next to an adapter's own files: the digests of the base model that it was trained on.
 BASE_WEIGHTS = "base_weights.json"
 _KIND = "sha256:"
 # A file that was written a moment ago can be written again without its times telling.

@@ -23,7 +23,7 @@ from modicum.data.batch import IGNORED
 
 SIDE = 32
 DIGIT_CLASSES, DIGITS = 10, 1797
-_DRAWS = 8  # numbers that an image draws beside its noise
+_DRAWS = 8  # numbers that an image draws, its noise apart
 _NOISE = 2.0
 
 

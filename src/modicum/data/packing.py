@@ -1,6 +1,6 @@
-"""Documents laid end to end and cut into rows of equal length.
+"""Documents laid end to end and split into rows of equal length.
 
-No label is lost at a cut: a row's last label is the next row's first token. Every token that
+No label is lost there: a row's last label is the next row's first token. Every token that
 should be trained is the target of exactly one position of one row.
 """
 

@@ -1,4 +1,4 @@
-"""An update's rows, cut up for ranks and micro-batches."""
+"""An update's rows, split over ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def micro_batches(
     gradients.
 
     Args:
-        indices: the rows of the whole update, over all ranks; at least one.
+        indices: the rows of the full update, over all ranks; at least one.
     """
     ranks = ranks or Ranks()
     own = share(indices, ranks)

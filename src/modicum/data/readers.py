@@ -55,7 +55,7 @@ def opened_text(path: Path) -> Iterator[io.BufferedReader]:
 def read_text(path: Path, name: str, piece_bytes: int) -> Iterator[Document]:
     """A UTF-8 text file: one document, or several of about `piece_bytes` when it is longer.
 
-    Pieces are cut after a blank line if there is one in their second half, else after a line, else
+    Pieces end after a blank line if there is one in their second half, else after a line, else
     after a word, so a file of any length is read in bounded memory.
 
     Raises:

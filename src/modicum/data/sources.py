@@ -40,8 +40,8 @@ TEXT_SUFFIXES: tuple[str, ...] = (
 )
 TEXT_SUFFIXES += (".cu", ".java", ".js", ".ts", ".go", ".rs", ".rb", ".sh", ".sql", ".html", ".css")
 _UNREADABLE = (".parquet", ".arrow", ".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".pkl", ".pdf")
-# A single text file is cut into pieces so that some of it can be held out for validation; a file
-# of a folder stays whole unless it is so long that memory would notice.
+# A single text file is split into pieces so that some of it can be held out for validation; a file
+# of a folder stays in one piece unless it is so long that memory would notice.
 SINGLE_FILE_PIECE, FOLDER_PIECE = 1 << 16, 1 << 20
 # What is no source text of the library: other people's packages, tests and their broken samples,
 # and files that the build of this machine's Python wrote.
@@ -79,7 +79,7 @@ class Source:
         title: what people call it.
         files: in the order of reading.
         column, prompt_column: of the JSONL files.
-        limit_bytes: only the first whole documents of at most so many bytes together.
+        limit_bytes: only the first complete documents of at most so many bytes together.
         piece_bytes: longer text files are read as several documents of about this size.
     """
 

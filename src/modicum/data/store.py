@@ -1,4 +1,4 @@
-"""The token cache: all of a source as ids on disk, written once, trusted only when whole.
+"""The token cache: all of a source as ids on disk, written once, trusted only when complete.
 
 A store folder holds `tokens.bin` (every document's ids, one after the other, each document ended
 by the end-of-text token), one index file a side (`train.bin`, `validation.bin`: int64 triples of a
@@ -86,7 +86,7 @@ def prepare(
 
     Whatever `folder` held is replaced. Validation documents are those of `validation_source`, or
     without one a fraction of the documents, each drawn by (seed, its number) alone; at least one
-    document falls on each side. `progress` is told bytes done and in all.
+    document falls on each side. `progress` is called with bytes done and in all.
 
     Raises:
         InputError: anything that the source says; a token id that the model has no row for; too
@@ -138,7 +138,7 @@ def prepare(
 
 
 def _open(folder: Path, made_from: dict[str, Any]) -> Prepared | None:
-    """The store in `folder` if it is whole and was made from just this, else None."""
+    """The store in `folder` if it is complete and was made from just this, else None."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         if manifest["made_from"] != made_from:
@@ -148,7 +148,7 @@ def _open(folder: Path, made_from: dict[str, Any]) -> Prepared | None:
                 return None
         return _prepared(folder, manifest, reused=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # absent, cut or scribbled on: to be made again
+        return None  # absent, truncated or overwritten: to be made again
 
 
 def _prepared(folder: Path, manifest: dict[str, Any], reused: bool) -> Prepared:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 END = "<|end|>"  # ends every document; also pads
 SMALLEST_VOCABULARY = 257  # every byte, and the end
 _MODEL, _CONFIGURATION = "tokenizer.json", "tokenizer_config.json"
-# Kept beside the model as they were found, so that a saved tokenizer is the one that was loaded.
+# Kept next to the model as they were found, so that a saved tokenizer is the one that was loaded.
 _COMPANIONS = (_CONFIGURATION, "special_tokens_map.json", "chat_template.jinja")
 _OTHER_KINDS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
 # Text is encoded in pieces of about this many characters: bounds the scratch memory, and gives
@@ -36,7 +36,7 @@ class Tokenizer:
     Args:
         inner: the `tokenizers.Tokenizer` that does the work.
         eos_id: the token that ends every document.
-        companions: the texts of files that belong beside tokenizer.json, by name.
+        companions: the texts of files that belong next to tokenizer.json, by name.
 
     >>> tokenizer = Tokenizer.train(iter(["to be or not to be"] * 9), vocabulary_size=260)
     >>> tokenizer.decode(tokenizer.encode("or not"))
@@ -60,7 +60,7 @@ class Tokenizer:
         """Byte-level BPE on `texts`: the same texts give the same tokenizer, on any machine.
 
         Fewer tokens than `vocabulary_size` come out when the texts hold too few repeated pairs.
-        `progress` is told the bytes read so far.
+        `progress` is called with the bytes read so far.
 
         Raises:
             InputError: the vocabulary is too small, or `tokenizers` is not installed.
@@ -103,7 +103,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer of a Hugging Face folder, or of one tokenizer.json and what is beside it.
+        """The tokenizer of a Hugging Face folder, or of one tokenizer.json and what is next to it.
 
         Raises:
             InputError: there is none, it is of another kind or broken, or nothing says which
@@ -172,7 +172,7 @@ class Tokenizer:
         return [[token for _ in parts for token in next(encoded).ids] for parts in pieces]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; bytes that are no whole character become U+FFFD."""
+        """The text of `ids`; bytes that are no complete character become U+FFFD."""
         return self.inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token(self, token_id: int) -> str | None:
@@ -181,7 +181,7 @@ class Tokenizer:
 
 
 def split(text: str) -> list[str]:
-    """`text` in pieces of about 130,000 characters, cut where no token spans the cut if possible.
+    """`text` in pieces of about 130,000 characters, split where no token is, if possible.
 
     >>> "".join(split("a line\\n" * 50_000)) == "a line\\n" * 50_000
     True

@@ -1,4 +1,4 @@
-"""Linear forms: modules in the place of `nn.Linear`, each of which says what dense weight it is."""
+"""Linear forms: modules in place of `nn.Linear`, each of which says what dense weight it is."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from modicum.core.ranks.sharding import cut_alike, own_part, whole
 class LowRankLinear(nn.Module):
     """y = (x down^T) up^T + b: the dense weight is up @ down, of rank r at most.
 
-    It has r (in + out) elements in the place of in * out, in memory and in work, so it saves where
+    It has r (in + out) elements in place of in * out, in memory and in work, so it saves where
     r < in * out / (in + out). Prefer it where a trained weight is to become smaller and stay
     trainable with ordinary kernels; `modicum.compress` chooses the factors.
 
@@ -74,9 +74,9 @@ class LowRankLinear(nn.Module):
         return F.linear(F.linear(inputs, self.down), self.up, self.bias)
 
     def to_dense(self) -> Tensor:
-        """The weight [out, in] that the factors stand for, multiplied in fp32 or wider.
+        """The weight [out, in] that the factors represent, multiplied in fp32 or wider.
 
-        Where the factors are cut over ranks every rank calls this, and it is cut as `up` is.
+        Where the factors are sharded, every rank calls this, and it is sharded as `up` is.
         """
         wide = torch.promote_types(self.up.dtype, torch.float32)
         up, down = own_part(self.up)[0], whole(self.down)
@@ -95,7 +95,7 @@ def _rows(in_features: int, out_features: int, item_bytes: int) -> StoredRows:
 
 
 # No `write`: most weights are no product of thin factors, so what wants to add to one keeps its
-# addition beside the layer, or takes the dense weight.
+# addition next to the layer, or takes the dense weight.
 LOW_RANK = register(
     LinearForm(
         "low_rank",

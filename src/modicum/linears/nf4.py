@@ -8,17 +8,17 @@ from modicum.linears.quantized import QuantizedLinear, register_form
 class NF4Linear(QuantizedLinear):
     """A linear layer whose frozen weight [out, in] takes about 4.14 bits an element (in = 4096).
 
-    The base of QLoRA: prefer it where the weights of a model that wears an adapter do not fit
+    The base of QLoRA: prefer it where the weights of a model with an attached adapter do not fit
     otherwise, and `int8` where a byte an element fits, as that loses a sixteenth as much. A weight
     drawn from a normal distribution comes back with an error of 9 % of its norm.
 
     The 16 levels are the authors', to the last digit, and 64 consecutive weights share a scale, as
-    theirs do. Two things differ, so that ranks which hold some rows each hold whole groups. Groups
-    begin anew with each row: the authors cut the flattened matrix, which is the same where `in` is
-    a multiple of 64. And scales are coded row by row, in even steps between the row's smallest and
-    largest: the authors code 256 scales of any rows together, in steps that are finer near zero.
-    Errors are those of bitsandbytes 0.50 to 2 % of themselves, on weights with outliers too. Narrow
-    rows cost more: 5.1 bits an element at in = 64.
+    theirs do. Two things differ, so that ranks which hold some rows each hold full groups. Groups
+    begin anew with each row: the authors split the flattened matrix, which is the same where `in`
+    is a multiple of 64. And scales are coded row by row, in even steps between the row's smallest
+    and largest: the authors code 256 scales of any rows together, in steps that are finer near
+    zero. Errors are those of bitsandbytes 0.50 to 2 % of themselves, on weights with outliers too.
+    Narrow rows cost more: 5.1 bits an element at in = 64.
 
     Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", arXiv 2305.14314,
     section 3 and appendix E; levels as in bitsandbytes.

@@ -89,13 +89,13 @@ class QuantizedLinear(nn.Module):
         return product
 
     def to_dense(self) -> Tensor:
-        """The weight that the codes stand for: float32 [out, in], cut over ranks as they are."""
+        """The weight that the codes represent: float32 [out, in], sharded as they are."""
         held = (own_part(tensor)[0] for tensor in (self.codes, self.scales, self.ranges))
         weight = decode(*held, self.in_features, self.form, torch.float32)
         return cut_alike(weight, self.codes, self.in_features)
 
     def write(self, weight: Tensor) -> None:
-        """Code `weight` [out, in], or of a layer that is cut over ranks this rank's rows of it.
+        """Code `weight` [out, in], or of a layer that is sharded over ranks this rank's rows of it.
 
         Raises:
             InputError: the shape is another.
@@ -183,7 +183,7 @@ class _Product(torch.autograd.Function):
 def decode(
     codes: Tensor, scales: Tensor, ranges: Tensor, columns: int, form: str, dtype: torch.dtype
 ) -> Tensor:
-    """The weight [out, columns] that the tensors of a quantized layer stand for, in `dtype`."""
+    """The weight [out, columns] that the tensors of a quantized layer represent, in `dtype`."""
     table = _table(form, codes.device)
     weight = torch.empty(codes.shape[0], columns, dtype=dtype, device=codes.device)
     for rows in _chunks(codes, columns):
@@ -195,7 +195,7 @@ def _decode_into(
     weight: Tensor, codes: Tensor, scales: Tensor, ranges: Tensor, table: Tensor
 ) -> None:
     rows, columns = weight.shape
-    # One element of the table is all that a byte stands for.
+    # One element of the table is all that a byte represents.
     values = table.index_select(0, codes.flatten().int()).view(torch.float32)
     values = values.view(rows, -1)[:, :columns]
     whole, groups = columns // GROUP, _scales(scales, ranges)
@@ -220,7 +220,7 @@ def _encode(weight: Tensor, form: str) -> tuple[Tensor, Tensor, Tensor]:
     step = (high - low) / 255
     scales = ((largest - low) / step.clamp_min(_TINY)).round().to(torch.uint8)
     ranges = torch.cat((low, step), dim=1).view(torch.uint8)
-    # Nearest to what the scales' codes stand for, not to the scales: a little less is lost.
+    # Nearest to what the scales' codes represent, not to the scales: a little less is lost.
     units = groups / _scales(scales, ranges).clamp_min(_TINY).unsqueeze(2)
     codes = _nearest(units, form).view(len(weight), -1)
     if _packed(levels) == 2:
@@ -287,7 +287,7 @@ def _levels(form: str) -> tuple[float, ...]:
 
 @cache
 def _table(form: str, device: torch.device) -> Tensor:
-    """What each of the 256 bytes stands for, one or two levels, as one element of a table."""
+    """What each of the 256 bytes represents, one or two levels, as one element of a table."""
     levels = torch.tensor(_levels(form), device=device)
     packed = _packed(_levels(form))
     bytes_ = torch.cartesian_prod(*[levels] * packed).reshape(256, packed)

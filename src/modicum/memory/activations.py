@@ -120,7 +120,7 @@ class Activations:
         return {"step": self.step, "bounds": {layer.name: layer.bound for layer in self.layers}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave.
+        """Resume from what `state_dict` gave.
 
         Raises:
             InputError: it is of another model.

@@ -104,7 +104,7 @@ class ActivationPolicy(Method):
         return DualQuantization()
 
     def ledger(self, at: ActivationQuery, shares: Shares | None = None) -> Ledger:
-        """The bytes that are kept in the place of saved ones.
+        """The bytes that are kept in place of saved ones.
 
         Args:
             shares: what was measured (`Activations.measured`); None: what is expected.

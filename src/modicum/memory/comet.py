@@ -24,7 +24,7 @@ class COMET(ActivationPolicy):
     where R is the share of a that is not zero and L the loss's gradient at the output; it reaches
     no other gradient. Every W updates S = sqrt(sum(L^2)) (the median over channels), R and the mean
     magnitude M of the weight's momentum are measured, and the bound is set to where sigma is a
-    hundredth of M: e = sqrt(3) 0.01 M / (S sqrt(R)). The sums are those of the whole update, over
+    hundredth of M: e = sqrt(3) 0.01 M / (S sqrt(R)). The sums are those of the full update, over
     micro-batches and ranks, as the gradient's noise is.
 
     Covered are the inputs of trained convolutions, and what ReLU and max-pooling save of the same

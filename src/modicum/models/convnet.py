@@ -1,6 +1,6 @@
 """A small convolutional classifier of images: its configuration, its modules, its files.
 
-Six convolutions in the manner of VGG, unless told otherwise. Knows nothing of losses, optimizers or
+Six convolutions in the manner of VGG by default. Knows nothing of losses, optimizers or
 what others do with its activations.
 """
 
@@ -164,7 +164,7 @@ class ConvNet(nn.Module):
 
         std is sqrt(2 / inputs of an output) for convolutions (He et al., arXiv 1502.01852) and
         1 / sqrt(inputs) for the head. A rank that holds a part of a parameter fills that part, with
-        the values that it has in the whole.
+        the values that it has in the full parameter.
 
         Raises:
             ValueError: the model is still on the meta device.
@@ -196,11 +196,11 @@ def create(config: ConvNetConfig, seed: int, device: torch.device | str = "cpu")
 
 
 def save(model: ConvNet, folder: str | Path, *, write: bool = True) -> Path:
-    """Write `model` to `folder` as config.json and model.safetensors; whole or not at all.
+    """Write `model` to `folder` as config.json and model.safetensors atomically.
 
     Args:
-        write: of a model that is cut over ranks every rank calls this, so that its tensors can be
-            gathered, and one rank writes.
+        write: of a model that is sharded over ranks every rank calls this, so that its tensors can
+            be gathered, and one rank writes.
 
     Raises:
         InputError: the disk is full or cannot be written.

@@ -26,7 +26,7 @@ class ConvBlockBytes:
     """One block at the shape of a micro-batch: bytes of what it makes and saves, all rows together.
 
     Args:
-        config, shape: of the whole.
+        config, shape: of the full model.
         number: which block, from 0.
     """
 
@@ -81,7 +81,7 @@ class ConvBlockBytes:
 
     @property
     def rest(self) -> int:
-        """Saved beside these: casts, and a norm's input and statistics."""
+        """Saved in addition to these: casts, and a norm's input and statistics."""
         statistics = 8 * self.shape.positions * self.config.groups
         return self.casts + (self.makes + statistics if self.config.norm == "group" else 0)
 
@@ -91,7 +91,7 @@ class ConvBlockBytes:
         return self.rest + self.indices + kept
 
     def forward_peak(self, shares: Shares) -> int:
-        """What it holds at its worst moment forward, beside what blocks before it saved."""
+        """What it holds at its worst moment forward, in addition to what blocks before it saved."""
         # What was made smaller is there in full until the next convolution has read it.
         stream = self.makes if shares.signs < 1 else 0
         relu = self.saved(shares) + stream + self.makes

@@ -55,8 +55,8 @@ def generate(
     """The tokens that follow `input_ids` [1, T], until `eos_id` (not given out) or a limit.
 
     Ends early where the model's context is full. Draws are made on the CPU, with `generator`;
-    call `model.eval()` first if the model holds dropout. Of a model that is cut over ranks all
-    ranks generate the same: `agreed` maps a rank's token to the one that all go on with.
+    call `model.eval()` first if the model holds dropout. Of a model that is sharded over ranks all
+    ranks generate the same: `agreed` maps a rank's token to the one that all continue with.
 
     Raises:
         InputError: there is nothing to continue, or the prompt fills the context.

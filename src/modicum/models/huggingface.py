@@ -79,10 +79,10 @@ def read_config(folder: str | Path) -> ModelConfig:
 
 
 def read_header(folder: str | Path) -> ModelHeader:
-    """Check a model folder without reading its weights: files whole, tensors there, shapes right.
+    """Check a model folder without reading its weights: complete files, all tensors, right shapes.
 
     Raises:
-        InputError: the folder is no model, a file is missing, cut off or no safetensors, or a
+        InputError: the folder is no model, a file is missing, truncated or no safetensors, or a
             tensor is missing, unknown, or of the wrong shape or type.
     """
     folder = resolve(folder)
@@ -169,8 +169,8 @@ def load(
 def fill(model: Llama, folder: str | Path) -> None:
     """Copy a folder's weights into a model that has memory, cast to the dtypes that it has.
 
-    The model may wear adapters, which are left as they are, and may be cut over ranks: each reads
-    its own rows alone. Layers of a frozen form, such as `nf4`, are made of the file's weights.
+    The model may have adapters attached, which are left as they are, and may be sharded over ranks:
+    each reads its own rows alone. Layers of a frozen form (`nf4`) are made of the file's weights.
 
     Raises:
         InputError: as `read_header`.
@@ -256,7 +256,7 @@ def _read_rows(
     place = header.tensors[name].file
     try:
         # Opened for each tensor alone: a file's pages count as resident as long as it is mapped,
-        # and the whole file's would double the peak.
+        # and the full file's would double the peak.
         with safe_open(place, framework="pt") as file:
             end = None if rows is None else before + rows
             tensor: torch.Tensor = file.get_slice(name)[before:end]

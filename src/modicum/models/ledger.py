@@ -33,7 +33,7 @@ def ledger(
 ) -> Ledger:
     """The decoder's ledger at the shape of a micro-batch; gradients that stay are not in it.
 
-    A phase that has several bad moments stands for the worst of them.
+    A phase that has several bad moments represents the worst of them.
 
     Args:
         adapted: the adapters of the frozen decoder; None where every weight is trained.

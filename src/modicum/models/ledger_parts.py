@@ -157,7 +157,7 @@ class DecoderBlock(DecoderPart):
         return self.config.mlp_width * self.shape.compute_bytes * self.shape.positions
 
     def gradient_of(self, elements: int) -> int:
-        """Bytes of a weight's gradient as it is made: where bf16, beside its fp32 copy."""
+        """Bytes of a weight's gradient as it is made: where bf16, next to its fp32 copy."""
         return elements * (4 + 2 * self.half) if self.trained else 0
 
     @property
@@ -168,7 +168,7 @@ class DecoderBlock(DecoderPart):
 
     @property
     def linears(self) -> dict[str, int]:
-        """Elements of the linear layers' weights, or of the two factors that stand for one."""
+        """Elements of the linear layers' weights, or of the two factors that represent one."""
         width, inner = self.config.width, self.config.mlp_width
         attention = {"q": self.queries, "k": self.keys, "v": self.keys, "o": self.queries}
         other = {f"self_attn.{name}_proj": rows for name, rows in attention.items()}
@@ -288,10 +288,10 @@ class Head(DecoderPart):
 
 
 def held(config: ModelConfig, item_bytes: int) -> dict[str, StoredRows]:
-    """Of each parameter of the dense decoder, the tensors that stand for it in this one.
+    """Of each parameter of the dense decoder, the tensors that represent it in this one.
 
-    Each is given by how many rows it has, by which ranks cut it, and the bytes of a row; those that
-    are no codes have `item_bytes` an element.
+    Each is given by how many rows it has, by which ranks shard it, and the bytes of a row; those
+    that are no codes have `item_bytes` an element.
     """
     form = linear_form(config.linear)
 
@@ -311,7 +311,7 @@ def weight_bytes(config: ModelConfig, item_bytes: int) -> int:
 def parts(
     config: ModelConfig, shape: ModelQuery, adapted: AdapterActivations | None
 ) -> tuple[list[DecoderBlock], Head]:
-    """Every block, told whether something before it learns, and the head.
+    """Every block, given whether something before it learns, and the head.
 
     Raises:
         InputError: weights are to be trained that take no gradients.

@@ -196,8 +196,8 @@ class Llama(nn.Module):
 
         std is `initializer_range`, and that over sqrt(2 * layers) for the projections that add to
         the residual stream (GPT-2's rule, Radford et al. 2019, section 2.3). A rank that holds a
-        part of a parameter fills that part, with the values that it has in the whole. Layers of a
-        frozen form hold what becomes of the weight that a dense layer would have.
+        part of a parameter fills that part, with the values that it has in the full one. Layers of
+        a frozen form hold what becomes of the weight that a dense layer would have.
 
         Raises:
             ValueError: the model is still on the meta device.

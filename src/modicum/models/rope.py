@@ -16,7 +16,7 @@ from modicum.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class Sequence:
-    """What a sequence mixer is told about the tokens it mixes.
+    """What a sequence mixer knows of the tokens it mixes.
 
     Args:
         cosine, sine: [T, 1, D] or, where rows differ, [B, T, 1, D]; the sine's first half is

@@ -39,7 +39,7 @@ def read_entries(file: Path) -> dict[str, TensorEntry]:
     """The tensors that `file` holds, by name.
 
     Raises:
-        InputError: the file is missing, is not safetensors, or was cut off.
+        InputError: the file is missing, is not safetensors, or was truncated.
     """
     if not file.is_file():
         raise InputError("there is no such file", file=file)
@@ -56,7 +56,7 @@ def read_entries(file: Path) -> dict[str, TensorEntry]:
             raise InputError("this is not a safetensors file", file=file)
         if 8 + length > size:
             raise InputError(
-                f"the file was cut off in its header: it has {size} of at least {8 + length} "
+                f"the file was truncated in its header: it has {size} of at least {8 + length} "
                 "bytes; copy or download it again",
                 file=file,
             )
@@ -74,8 +74,8 @@ def read_entries(file: Path) -> dict[str, TensorEntry]:
         end = max(end, last)
     if 8 + length + end != size:
         raise InputError(
-            f"the file has {size} bytes and its header describes {8 + length + end}; it was cut "
-            "off or damaged: copy or download it again",
+            f"the file has {size} bytes, its header describes {8 + length + end}; it was truncated "
+            "or damaged: copy or download it again",
             file=file,
         )
     return entries

@@ -1,4 +1,4 @@
-"""Model folders in Hugging Face's format, as they are written: whole, in shards, no pickles."""
+"""Model folders in Hugging Face's format, written atomically: in shards, without pickles."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def save(
     write: bool = True,
     dense: bool = True,
 ) -> Path:
-    """Write `model` to `folder` as transformers reads it; whole or not at all.
+    """Write `model` to `folder` as transformers reads it atomically.
 
     A folder that is already there is replaced. Linear forms are written as the dense weights
-    that they stand for, quantized ones in the embedding's dtype; tied embeddings once.
+    that they represent, quantized ones in the embedding's dtype; tied embeddings once.
 
     Args:
         files: more files to stand in the folder, such as tokenizer.json.
         shard_bytes: a larger model is split into files of about this size.
-        write: of a model that is cut over ranks every rank calls this, so that its tensors can be
-            gathered, one after the other, and one rank writes.
+        write: of a model that is sharded over ranks every rank calls this, so that its tensors can
+            be gathered, one after the other, and one rank writes.
         dense: false keeps layers that are low-rank factors as they are: a folder as small as the
             model, which modicum alone reads.
 
@@ -99,7 +99,7 @@ def _write_weights(model: Llama, config: ModelConfig, folder: Path, shard_bytes:
 
 
 def _dense_tensor(model: Llama, name: str) -> torch.Tensor:
-    """The whole parameter of this Hugging Face name; of a projection, the dense weight it holds."""
+    """The full parameter of this Hugging Face name; of a projection, the dense weight it holds."""
     from modicum.core.layers.linear_forms import form_of
     from modicum.core.ranks.sharding import whole
 

@@ -63,5 +63,5 @@ class AdamW(Valued, torch.optim.AdamW):
 
     @staticmethod
     def spends(value: OptimizerMethod, at: OptimizerQuery) -> Ledger:
-        """Two moments in the parameters' dtype; the fused step needs nothing beside."""
+        """Two moments in the parameters' dtype; the fused step needs no more."""
         return elementwise(at, moments=2, counter=True, what="AdamW moments")

@@ -39,10 +39,10 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
     fit are matrices. Weight decay is decoupled, acts on W after the update and takes
     lr weight_decay W off it.
 
-    Sharded matrices (DTensors cut along dimension 0) are updated by their owners; all ranks step
-    the same parameters in the same order. Ranks with whole parameters all do the same; an SVD may
-    differ between hosts of different kinds, so set `replicas` to their process group, and they take
-    the first one's bases.
+    Sharded matrices (DTensors sharded along dimension 0) are updated by their owners; all ranks
+    step the same parameters in the same order. Ranks with unsharded parameters all do the same; an
+    SVD may differ between hosts of different kinds, so set `replicas` to their process group, and
+    they take the first one's bases.
 
     Args:
         params, lr: as of any optimizer; groups may have their own `lr` and `weight_decay`.
@@ -66,7 +66,7 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
 
     @classmethod
     def spends(cls, value: OptimizerMethod, at: OptimizerQuery) -> Ledger:
-        """Gradients, state, and what a step takes beside, of the rank that has most."""
+        """Gradients, state, and what a step takes in addition, of the rank that has most."""
         return of_matrices(cls.parts_of(value), at, in_backward=value.fields()["in_backward"])
 
     @property
@@ -129,7 +129,7 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         return loss
 
     def _update(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
-        """What a whole matrix is to lose, without the learning rate: fp32, a tensor of its own."""
+        """What a full matrix is to lose, without the learning rate: fp32, a tensor of its own."""
         parts, state, place = self.parts, self.state[parameter], self.owners[parameter]
         if "step" not in state:
             state["step"] = torch.zeros(())
@@ -221,7 +221,7 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
     # State
 
     def keeps_whole(self, parameter: Tensor) -> bool:
-        """Whether the state of a parameter is of whole tensors, not laid out as the parameter."""
+        """Whether the state of a parameter is of full tensors, not laid out as the parameter."""
         return parameter in self.owners
 
     def holds(self, parameter: Tensor) -> bool:

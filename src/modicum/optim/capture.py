@@ -163,7 +163,7 @@ class Capture:
         seen: Tensor = inputs[0] if inputs else named["input"]
         with torch.no_grad():
             remembered = accumulator.on_input(seen.detach(), self.mask)
-        # On the output itself, a hook sees the whole gradient of this call, also where the output
+        # On the output itself, a hook sees the full gradient of this call, also where the output
         # is changed in place afterwards; and in a recomputed forward pass, whose outputs take no
         # gradient, it is never run.
         output.register_hook(partial(_backward, accumulator.on_output_gradient, remembered))

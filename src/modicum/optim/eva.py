@@ -30,10 +30,10 @@ class Eva(GradientTransform):
 
     which is the exact inverse times G, and then all layers' P are scaled by one nu, so that the
     change of the model's output is bounded (the KL clip): nu = min(1, sqrt(kappa / s)) with
-    s = sum <P, G> lr^2. Prefer it to plain momentum where K-FAC would help and is too dear: deep
-    nets without normalization. It does little where inputs are centred at zero, since a is then,
-    and where gamma outweighs (a^T a)(g^T g): g, of the mean loss, falls with the batch. What is
-    left then is the clip, which on small networks does most of the good by itself.
+    s = sum <P, G> lr^2. Prefer it to plain momentum where K-FAC would help and is too expensive:
+    deep nets without normalization. It does little where inputs are centred at zero, since a is
+    then, and where gamma outweighs (a^T a)(g^T g): g, of the mean loss, falls with the batch. What
+    is left then is the clip, which on small networks does most of the good by itself.
 
     Args:
         damping: gamma.
@@ -47,7 +47,7 @@ class Eva(GradientTransform):
             first 16, which is biased where batches are sorted, and differs over ranks.
         exclude: see `GradientTransform`.
 
-    The mean is one of the whole update: sums over micro-batches and ranks, divided by the count of
+    The mean is one of the full update: sums over micro-batches and ranks, divided by the count of
     all their positions. With losses scaled by the global count (or `reduction="mean"` and equal
     shares), ranks with unequal batches have the a and g of one process with all of them.
 
@@ -136,7 +136,7 @@ class EvaRuntime(MeansRuntime):
         self.check_clip(method.kl_clip)
 
     def transform(self) -> None:
-        """Put nu P in the place of every G."""
+        """Replace every G by nu P."""
         damping, (aa, gg) = self.method.damping, self.means.squares()
         inner, squares = self._inner()
         # P = (G - share left a^T) / gamma, and left is g or, without a g, G a.

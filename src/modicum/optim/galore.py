@@ -1,4 +1,4 @@
-"""GaLore: Adam's moments in a low-rank subspace of the gradient, the weights whole."""
+"""GaLore: Adam's moments in a low-rank subspace of the gradient, the weights at full rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GaLore(MatrixOptimizer):
     so is the state by default, where `galore-torch` keeps that of bf16 weights in bf16, in half the
     bytes: here that is `state_bits=16, projector_bits=16`. Long means then lose small steps. With
     sharded parameters each matrix has an owner (see `modicum.optim.owners`), so the subspace is
-    that of the whole gradient, not of a rank's rows.
+    that of the full gradient, not of a rank's rows.
 
     Args:
         lr: the learning rate of groups that name none.

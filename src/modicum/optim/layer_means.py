@@ -192,7 +192,7 @@ class MeansRuntime(TransformRuntime):
 
     @abstractmethod
     def transform(self) -> None:
-        """Put other gradients in the place of those that are there."""
+        """Replace the gradients that are there by others."""
 
     def _look_at_gradients(self) -> None:
         parts = self.means.split(self.means.sums)
@@ -222,7 +222,7 @@ class MeansRuntime(TransformRuntime):
 
 
 def means_ledger(at: TransformQuery, *, gradients: bool, hooked: bool) -> Ledger:
-    """What a `MeansRuntime` spends beside its `transform`.
+    """What a `MeansRuntime` spends in addition to its `transform`.
 
     Averages and sums are 4 (in + 1 + out) bytes a layer, of which the sums cross the wire once an
     update. The work is that of linear layers; convolutions' positions are more than `at` says.

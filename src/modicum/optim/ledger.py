@@ -101,7 +101,7 @@ def _products(parts: OptimizerParts, shape: tuple[int, int]) -> int:
 
 
 def _scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) -> int:
-    """Bytes beside state and gradient, of the worst moment of a matrix's update."""
+    """Bytes in addition to state and gradient, of the worst moment of a matrix's update."""
     shape, half = _shape(parameter), parameter.element_bytes < 4
     whole, small, large = math.prod(shape), min(shape), max(shape)
     rows, columns = parts.projector.inner(shape)

@@ -1,12 +1,12 @@
-"""An owner for each matrix: which rank has a sharded matrix whole, and how it comes there and back.
+"""An owner for each sharded matrix: which rank has it in full, and how it gets there and back.
 
-Where parameters are cut along dimension 0 (FSDP2), a method that needs a whole matrix has it on one
-of the ranks that hold its parts: its owner. In a round every rank owns one matrix. It gathers the
-gradient's rows from the others, makes the update, and sends each its rows of that. What the method
-keeps for a matrix is on the owner alone.
+Where parameters are sharded along dimension 0 (FSDP2), a method that needs a full matrix has it on
+one of the ranks that hold its parts: its owner. In a round every rank owns one matrix. It gathers
+the gradient's rows from the others, makes the update, and sends each its rows of that. What the
+method keeps for a matrix is on the owner alone.
 
-Who owns what is a function of the shapes: the dearest first, each to the rank that has least. The
-plan can tell it beforehand, and a run that goes on finds it again.
+Who owns what is a function of the shapes: the most expensive first, each to the rank that has
+least. The plan can tell it beforehand, and a run that resumes finds it again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def assign(costs: Mapping[K, int], ranks: int) -> dict[K, int]:
-    """The owner of each matrix: the dearest first, each to the rank that has least so far.
+    """The owner of each matrix: the most expensive first, each to the rank that has least so far.
 
     >>> assign({"a": 1, "b": 4, "c": 2, "d": 1}, ranks=2)
     {'b': 0, 'c': 1, 'a': 1, 'd': 1}
@@ -41,10 +41,10 @@ def assign(costs: Mapping[K, int], ranks: int) -> dict[K, int]:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a parameter is cut: this rank among those that hold its parts, and who has copies.
+    """How a parameter is sharded: this rank among those that hold its parts, and who has copies.
 
     Args:
-        group: the ranks that hold the parts; None: this rank has the whole.
+        group: the ranks that hold the parts; None: this rank has the full parameter.
         replicas: the ranks that hold what this one does, where the mesh says so.
     """
 
@@ -55,7 +55,7 @@ class Cut:
 
     @classmethod
     def of(cls, parameter: Tensor) -> Cut:
-        """How a parameter is cut; a whole one is not."""
+        """How a parameter is sharded; an unsharded one is not."""
         if not is_sharded(parameter):
             return cls()
         mesh, found = parameter.device_mesh, cls()
@@ -67,7 +67,7 @@ class Cut:
             elif placement.is_replicate() and mesh.size(dim) > 1:
                 replicas = group
             elif not placement.is_replicate():
-                raise ValueError(f"cut otherwise than along dimension 0: {placement}")
+                raise ValueError(f"sharded otherwise than along dimension 0: {placement}")
         return cls(found.group, replicas, found.rank, found.size)
 
     def rows(self, parameter: Tensor) -> list[int]:
@@ -78,7 +78,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class OwnedMatrix:
-    """A matrix among all that an optimizer has: its number, its owner, how it is cut."""
+    """A matrix among all that an optimizer has: its number, its owner, how it is sharded."""
 
     number: int
     owner: int
@@ -130,7 +130,7 @@ class Owners:
         return self.places
 
     def rounds(self, matrices: Sequence[nn.Parameter]) -> Iterator[Round]:
-        """These matrices in rounds, at most one for each owner; whole ones alone.
+        """These matrices in rounds, at most one for each owner; unsharded ones alone.
 
         All ranks that hold parts of them call this with the same ones, in the same order.
         """
@@ -160,7 +160,7 @@ class Round:
         return self.matrices.get(self.cut.rank)
 
     def gather(self) -> Tensor | None:
-        """The whole gradient of this rank's matrix."""
+        """The full gradient of this rank's matrix."""
         mine = self.mine
         if self.cut.group is None:
             return None if mine is None else _gradient(mine)

@@ -1,7 +1,7 @@
 """Projectors: subspaces in which an optimizer keeps its moments.
 
 A projector chooses bases from a gradient G [m, n] and maps gradients down and updates back up. It
-keeps no tensors of its own: the bases stand in `optimizer.state` beside the moments.
+keeps no tensors of its own: the bases stand in `optimizer.state` next to the moments.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Projector(Protocol):
         ...
 
     def up(self, update: Tensor, state: Mapping[str, Any]) -> Tensor:
-        """An update of the subspace in the whole space, a tensor of its own."""
+        """An update of the subspace in the full space, a tensor of its own."""
         ...
 
     def turn(

@@ -28,7 +28,7 @@ DTYPES = {32: torch.float32, 16: torch.bfloat16}
 
 @functools.cache
 def dynamic_map(signed: bool) -> Tensor:
-    """The 256 values in [-1, 1], or [0, 1], that a code stands for, in order: fp32 [256].
+    """The 256 values in [-1, 1], or [0, 1], that a code represents, in order: fp32 [256].
 
     A value has one of seven powers of ten, and the larger the power the finer its fraction.
 
@@ -73,7 +73,7 @@ def quantize_(codes: Tensor, scale: Tensor, values: Tensor, *, signed: bool) -> 
 
 
 def dequantize(codes: Tensor, scale: Tensor, *, signed: bool) -> Tensor:
-    """The values that codes and scales stand for: fp32, of the shape of `codes`."""
+    """The values that codes and scales represent: fp32, of the shape of `codes`."""
     values, _ = _lookup(signed, codes.device)
     result = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
     flat, out = codes.view(-1), result.view(-1)

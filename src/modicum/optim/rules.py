@@ -1,6 +1,6 @@
 """Rules: from a gradient and the moments of those before it to a direction.
 
-A rule works on fp32 tensors of one shape, whatever that is of: a whole parameter, a rank's part of
+A rule works on fp32 tensors of one shape, whatever that is of: a full parameter, a rank's part of
 it, or a gradient in a subspace. It keeps no state of its own.
 """
 

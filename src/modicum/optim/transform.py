@@ -1,9 +1,9 @@
 """What all gradient transforms share: they change gradients between their reduction and clipping.
 
 A transform stands before any optimizer. Its runtime captures statistics during forward and backward
-passes and, once the gradients are the final sums over micro-batches and ranks, writes others in
-their place. Gradients and parameters may be cut by rows over ranks (DTensors); each rank works on
-its own rows, and what is summed over rows travels as a few numbers.
+passes and, once the gradients are the final sums over micro-batches and ranks, replaces
+them by others. Gradients and parameters may be sharded by rows over ranks (DTensors); each rank
+works on its own rows, and what is summed over rows travels as a few numbers.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class GradientRows:
 
     Args:
         matrix, bias: what to work on.
-        before: how many rows of the whole lie before these.
+        before: how many rows of the full one lie before these.
         targets: the gradients that they are of; another tensor where they are a copy.
     """
 
@@ -125,8 +125,8 @@ class TransformRuntime(ABC):
     """A transform at work on a model's layers. Subclasses own the state and give `apply`.
 
     Raises:
-        InputError: no layer of the model has a weight that is trained, or one is cut over ranks and
-            another is not.
+        InputError: no layer of the model has a weight that is trained, or one is sharded over ranks
+            and another is not.
     """
 
     capture: Capture
@@ -143,7 +143,7 @@ class TransformRuntime(ABC):
         for layer in self.layers:
             if shard_group(self.parameters[layer.weight]) is not self.shards:
                 raise InputError(
-                    f"{layer.name} is cut over other ranks than {self.layers[0].name}; leave one "
+                    f"{layer.name} is sharded otherwise than {self.layers[0].name}; leave one "
                     "of them out",
                     field="exclude",
                 )

@@ -1,6 +1,6 @@
 """Gradients that travel in buckets while the backward pass runs: what such strategies share.
 
-PyTorch's DistributedDataParallel cuts its buckets anew after the first step it sees, so a run that
+PyTorch's DistributedDataParallel rebuilds its buckets after the first step it sees, so a run that
 was resumed sums in another order than one that was not. Here the buckets are a function of the
 parameters alone, and a run of any number of ranks resumes to the bit.
 """

@@ -1,8 +1,8 @@
-"""How parameters lie in a buffer with a row for each rank: as FSDP2 and DTensors cut them.
+"""How parameters lie in a buffer with a row for each rank: as FSDP2 and DTensors shard them.
 
-Each parameter is cut along dimension 0 into parts of equally many rows, of which the last ones may
-be short or empty. Row r of the buffer holds part r of every parameter, one after the other, each
-filled up with zeros to the size of the largest.
+Each parameter is sharded along dimension 0 into parts of equally many rows, of which the last ones
+may be short or empty. Row r of the buffer holds part r of every parameter, one after the other,
+each filled up with zeros to the size of the largest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BufferRows:
         return self._starts[-1]
 
     def put(self, buffer: Tensor, index: int, value: Tensor) -> None:
-        """Copy a whole parameter to its place; where it fills no part, the buffer stays."""
+        """Copy a full parameter to its place; where it fills no part, the buffer stays."""
         place, flat = self._place(buffer, index), value.reshape(-1)
         full = len(flat) // place.shape[1] if place.shape[1] else 0
         place[:full].copy_(flat[: full * place.shape[1]].view(full, -1) if full else place[:0])
@@ -58,7 +58,7 @@ class BufferRows:
             place[full, : len(rest)].copy_(rest)
 
     def take(self, buffer: Tensor, index: int) -> Tensor:
-        """A whole parameter out of the buffer, as a copy."""
+        """A full parameter out of the buffer, as a copy."""
         shape = self.shapes[index]
         return self._place(buffer, index).reshape(-1)[: math.prod(shape)].view(shape)
 

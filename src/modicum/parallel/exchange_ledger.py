@@ -47,7 +47,7 @@ def zero(
     micro_batches: int = 1,
     exchange: ExchangeLedger,
 ) -> Ledger:
-    """The ledger where each rank has a whole model, and optimizer state is cut over the ranks.
+    """The ledger where each rank has a full model, and optimizer state is sharded over the ranks.
 
     What stays of gradients and the optimizer's state are the optimizer's to tell, asked for
     `ranks` shards. The rank with the largest part counts. Gradients leave for a bucket as they are

@@ -1,7 +1,7 @@
 """The ranks of a run on this machine: started, watched and ended by a process without torch.
 
 Rank 0 has the terminal; what the others print is kept, and shown of the rank that failed by itself.
-When a rank ends badly the others are ended within seconds, and the one that was the reason is told.
+When a rank ends badly the others are ended within seconds, and the cause is reported.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Supervisor:
                     return self._told(culprit)
                 reason = [line.removeprefix("modicum: ") for line in culprit.printed()[-1:]]
                 self._say("; ".join([*reason, "all ranks start again"]))
-            self._say(f"the ranks cannot go on; they were started {RESTARTS + 1} times")
+            self._say(f"the ranks cannot continue; they were started {RESTARTS + 1} times")
             return Interrupted.exit_code
 
     @contextmanager
@@ -215,7 +215,7 @@ class Supervisor:
                     rank.weight == Weight.ASKED for rank in self._failed()
                 )
                 why = "interrupted" if asked else "the ranks have lost each other"
-                self._say(f"{why}; the same command goes on")
+                self._say(f"{why}; the same command resumes")
             return Interrupted.exit_code
         if culprit.number and culprit.code != -signal.SIGKILL:  # of which it knew nothing
             for line in culprit.printed():
@@ -224,7 +224,7 @@ class Supervisor:
             return culprit.code or 0
         told = f"{culprit.how}; the other ranks were ended"
         if culprit.weight == Weight.KILLED:
-            self._say(f"{told}; the same command goes on from the last checkpoint")
+            self._say(f"{told}; the same command resumes from the last checkpoint")
             return Interrupted.exit_code
         self._say(told)
         return 1

@@ -18,7 +18,7 @@ from modicum.core.ranks.layout import REPLICATE, SHARD, Layout
 
 Shapes = tuple[tuple[int, ...], ...]
 _GRADIENT = 4  # bytes of an element of a gradient, whose weight is fp32
-# Of a block's whole gradients on the wire: FSDP2's buffer, the copy in which gloo sums, and the one
+# Of a block's full gradients on the wire: FSDP2's buffer, the copy in which gloo sums, and the one
 # before, which gloo's thread lets go of when the next comes.
 _COPIES = 3
 _RUNNING: tuple[Phase, ...] = ("evaluation", "forward", "loss", "backward")
@@ -38,7 +38,7 @@ class Group:
 
     @property
     def gradients(self) -> int:
-        """Bytes of the whole gradients."""
+        """Bytes of the full gradients."""
         return _GRADIENT * sum(math.prod(shape) for shape in self.trained)
 
     def trained_parts(self, shards: int) -> list[int]:
@@ -51,12 +51,12 @@ class Group:
         return 4 * sum(self.trained_parts(shards)) + frozen
 
     def gathered(self, shards: int) -> int:
-        """Bytes of the whole weights as they are gathered: every part as large as the largest."""
+        """Bytes of the full weights as they are gathered: every part as large as the largest."""
         return shards * self.part(shards)
 
 
 def _rows(shape: tuple[int, ...], shards: int) -> int:
-    """Elements of the largest part of a tensor whose rows are cut into so many parts."""
+    """Elements of the largest part of a tensor whose rows are split into so many parts."""
     return -(-shape[0] // shards) * math.prod(shape[1:])
 
 
@@ -71,7 +71,7 @@ def replicated(
 ) -> Ledger:
     """The ledger where every rank holds all weights and gradients are summed in flat buckets.
 
-    A gradient is made, and then moved into its bucket, which is there as a whole from its first
+    A gradient is made, and then moved into its bucket, which is there in full from its first
     gradient on.
 
     Args:
@@ -152,7 +152,7 @@ class GatheredGroups:
 
     @cached_property
     def block_gradients(self) -> int:
-        """Bytes of the whole gradients of the block that has most."""
+        """Bytes of the full gradients of the block that has most."""
         return max((block.gradients for block in self.blocks), default=0)
 
 
@@ -165,18 +165,18 @@ def sharded(
     recompute: bool = False,
     slack: int = 0,
 ) -> Ledger:
-    """The ledger where weights, gradients and optimizer state are cut over ranks (FSDP2).
+    """The ledger where weights, gradients and optimizer state are sharded over ranks (FSDP2).
 
     What stays of gradients and the optimizer's state are the optimizer's to tell.
 
-    Ranks cut every parameter by rows; the rank with the largest part counts. A block's weights are
-    gathered into one buffer, by way of another of gloo's, and copied out of it, while the next
-    block's are gathered; its gradients are copied into a buffer, summed and cut while the next
+    Ranks shard every parameter by rows; the rank with the largest part counts. A block's weights
+    are gathered into one buffer, by way of another of gloo's, and copied out of it, while the next
+    block's are gathered; its gradients are copied into a buffer, summed and sharded while the next
     block's are made.
 
     Args:
         ledger: of one process that does the same work, without gradients that stay.
-        micro_batches: in an update; gradients are summed and cut after each.
+        micro_batches: in an update; gradients are summed and sharded after each.
         reshard_after_forward: whether blocks are gathered a second time for the backward pass.
         recompute: whether they run a second time in it.
         slack: how far the ledger is below its phase `loss` when the last block's backward begins.
@@ -192,9 +192,10 @@ def sharded(
         """Gathering a block matters where it takes more than what is there when it has run."""
         return max(0, own + block - kept.bytes("workspace", phase))
 
-    # In the last block's backward pass its gradients come beside the weights; in the one before it
-    # those are on the wire, where the last block's activations were. A block that runs again takes
-    # most when it has no gradients yet, and those of the one before have nearly all gone by then.
+    # In the last block's backward pass its gradients come in addition to the weights; in the one
+    # before it those are on the wire, where the last block's activations were. A block that runs
+    # again takes most when it has no gradients yet, and those of the one before have nearly all
+    # gone by then.
     copies, fresh = (1, 0) if recompute else (_COPIES, 1)
     sent = max(0, copies * gradients - kept.bytes("activation", "backward"))
     ahead = block if reshard_after_forward or not recompute else 0
@@ -210,8 +211,8 @@ def sharded(
         Entry("buffer", beside("forward"), ("forward",), "gathered: next to it"),
         Entry("buffer", max(0, made - slack), ("loss",), "gathered: blocks and gradients"),
         Entry("buffer", gathered, ("backward",), "gathered: blocks"),
-        Entry("gradient", parts.root.gradients, ("backward",), "whole: embedding and head"),
-        Entry("gradient", (fresh + copies) * gradients, ("backward",), "whole: of a block"),
+        Entry("gradient", parts.root.gradients, ("backward",), "unsharded: embedding and head"),
+        Entry("gradient", (fresh + copies) * gradients, ("backward",), "unsharded: of a block"),
         *_traffic(parts, micro_batches, gathers=2 if reshard_after_forward else 1),
     )
 
@@ -243,7 +244,7 @@ def _traffic(parts: GatheredGroups, micro_batches: int, gathers: int) -> list[Wi
 
 
 def staging(trained: Sequence[int], state_bytes: int, replicas: int = 1) -> Ledger:
-    """The copy of the trained state that is written while training goes on.
+    """The copy of the trained state that is written while training continues.
 
     Of the ranks that hold the same, each copies some tensors, as evenly by bytes as they go.
 
@@ -261,10 +262,10 @@ def staging(trained: Sequence[int], state_bytes: int, replicas: int = 1) -> Ledg
 
 
 def _passed_on(size: int, ranks: int) -> int:
-    """Bytes that a rank sends when `size` bytes are gathered, or cut, over ranks in a ring."""
+    """Bytes that a rank sends when `size` bytes are gathered or scattered over ranks in a ring."""
     return size * (ranks - 1) // ranks
 
 
 def _summed(size: int, ranks: int) -> int:
-    """The same when `size` bytes are summed: cut, then gathered."""
+    """The same when `size` bytes are summed: scattered, then gathered."""
     return 2 * _passed_on(size, ranks)

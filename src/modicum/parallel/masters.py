@@ -1,4 +1,4 @@
-"""Parameters that travel together where masters are cut over ranks: copies, gradients, masters."""
+"""Parameters that travel together where masters are sharded: copies, gradients, masters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MasterBucket(Bucket):
 
     Args:
         parameters: of the model.
-        mesh: over which masters are cut; None where there is one rank.
+        mesh: over which masters are sharded; None where there is one rank.
     """
 
     def __init__(
@@ -127,6 +127,6 @@ class MasterBucket(Bucket):
         return describe_parameter(master, metadata(self.parameters[index]))
 
     def _part(self, row: Tensor, index: int) -> Tensor:
-        """A parameter's part of this rank's row, which it shares, as the whole is cut."""
+        """A parameter's part of this rank's row, which it shares, sharded as the full one is."""
         part = self.rows.part(row, index, self._rank)
         return laid_out(part, self.rows.shapes[index], self._mesh)

@@ -44,7 +44,7 @@ class RankPlace:
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which alone shows what goes on."""
+        """Whether this is rank 0, which alone shows progress."""
         return self.rank == 0
 
     @property
@@ -72,7 +72,7 @@ def started_elsewhere(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def started_again(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process takes the place of a rank that ended: the run is under way."""
+    """Whether this process replaces a rank that ended: the run is under way."""
     return environment.get(STARTS, "0") != "0"
 
 

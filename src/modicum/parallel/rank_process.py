@@ -63,7 +63,7 @@ class Tail:
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        """Take what was read, wherever it was cut."""
+        """Take what was read, wherever it was split."""
         *whole, rest = (self._rest + data).split(b"\n")
         self._lines.extend(whole)
         self._rest = rest[-4096:]

@@ -1,4 +1,4 @@
-"""Data parallelism with whole replicas: gradients are summed in buckets while the backward runs."""
+"""Data parallelism with full replicas: gradients are summed in buckets while the backward runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modicum.parallel.bucketed import Bucket, Bucketed
 
 
 class Replicated(Bucketed["FlatBucket"]):
-    """Every rank holds the whole model; gradients are summed over the ranks.
+    """Every rank holds the full model; gradients are summed over the ranks.
 
     Source of the method: Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.
     """

@@ -1,11 +1,11 @@
-"""Data parallelism with weights, gradients and optimizer state cut over ranks: PyTorch's FSDP2.
+"""Data parallelism with weights, gradients and optimizer state sharded over ranks: PyTorch's FSDP2.
 
-Blocks gather their weights when they compute; gradients are summed and cut in one exchange. With
-several replicas of the shards (hybrid sharding) that sum is then added up over the replicas.
+Blocks gather their weights when they compute; gradients are summed and sharded in one exchange.
+With several replicas of the shards (hybrid sharding) that sum is then added up over the replicas.
 
 An exchange of the room `comm` may do both its own way. It sends how weights differ from a copy that
-every rank holds, so that each rank holds all weights beside its part of them, and a gather moves
-bytes only where the weights are newer than the copy.
+every rank holds, so that each rank holds all weights in addition to its part of them, and a gather
+moves bytes only where the weights are newer than the copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Sharded(Strategy):
-    """Every rank holds a part of each parameter, `layout.shards` of them a whole.
+    """Every rank holds a part of each parameter, `layout.shards` of them all of it.
 
     Args:
         reshard_after_forward: whether a block gives its gathered weights back before its backward
@@ -68,7 +68,7 @@ class Sharded(Strategy):
         if exchange is not None and layout.replicas > 1:
             raise InputError(
                 "an exchange that codes gradients sums them over all ranks at once; "
-                "cut the weights over all of them",
+                "shard the weights over all of them",
                 field="parallel.shard",
                 value=layout.shards,
                 allowed=str(ranks.size),
@@ -81,7 +81,7 @@ class Sharded(Strategy):
         device: torch.device,
         methods: Iterable[str] = (),
     ) -> None:
-        """Cut every parameter along dimension 0; the model itself holds what no block does.
+        """Shard every parameter along dimension 0; the model itself holds what no block does.
 
         Raises:
             InputError: weights are quantized, and this PyTorch cannot shard integers.
@@ -136,7 +136,7 @@ class Sharded(Strategy):
         frozen = next((n for n, p in model.named_parameters() if not p.requires_grad), None)
         if self._groups and frozen is not None:
             raise InputError(
-                "an exchange on FSDP2 would send frozen weights too; cut the optimizer's state "
+                "an exchange on FSDP2 would send frozen weights too; shard the optimizer's state "
                 "alone, and only what is trained is sent",
                 field="parallel.shard",
                 value=frozen,

@@ -1,9 +1,9 @@
-"""Data parallelism with the optimizer's state cut over ranks, and a whole model on each: ZeRO.
+"""Data parallelism with the optimizer's state sharded over ranks, and a full model on each: ZeRO.
 
-Every rank computes with a whole copy of the model, in the model's dtype. What is trained are
-*masters*: fp32 parameters of which each rank holds some rows, as DTensors cut along dimension 0, so
-that optimizers and checkpoints see what they see under FSDP2. Gradients are summed to their owners
-while the backward pass runs; after an update the owners' new weights go into all copies.
+Every rank computes with a full copy of the model, in the model's dtype. What is trained are
+*masters*: fp32 parameters of which each rank holds some rows, as DTensors sharded along dimension
+0, so that optimizers and checkpoints see what they see under FSDP2. Gradients are summed to their
+owners while the backward pass runs; after an update the owners' new weights go into all copies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Zero(Bucketed[MasterBucket]):
-    """A whole model on each rank; masters, gradients and optimizer state cut over the ranks.
+    """A full model on each rank; masters, gradients and optimizer state sharded over the ranks.
 
     Next to `Replicated` it saves the optimizer's state, and sends as much; next to FSDP2 it holds
     all weights, and gathers them once an update, whatever the number of micro-batches.
@@ -62,7 +62,7 @@ class Zero(Bucketed[MasterBucket]):
         super().__init__(ranks, layout, bucket_bytes)
         if self.layout.replicas > 1:
             raise InputError(
-                "optimizer state is cut over all ranks or none",
+                "optimizer state is sharded over all ranks or none",
                 field="parallel.shard",
                 value=self.layout.shards,
                 allowed=str(ranks.size),
@@ -75,12 +75,12 @@ class Zero(Bucketed[MasterBucket]):
         """Give all ranks rank 0's weights, make masters of them, and listen for gradients.
 
         Raises:
-            InputError: a trained parameter has no dimension along which it could be cut.
+            InputError: a trained parameter has no dimension along which it could be sharded.
         """
         self.exchange.connect()
         for name, parameter in trainable(model):
             if not parameter.ndim:
-                problem = "a trained scalar cannot be cut over ranks; give it the shape [1]"
+                problem = "a trained scalar cannot be sharded over ranks; give it the shape [1]"
                 raise InputError(problem, field=name)
         trained = [parameter for _, parameter in trainable(model)]
         if trained and not self.ranks.alone:

@@ -2,7 +2,7 @@
 
 Everything here leaves the arithmetic as it is. Cheapest to lose is the copy of the state in memory
 (a stall now and then), then the size of micro-batches (products become thin), then activations
-(a third more work), and last whole weights on every rank (all of them cross the wire each time).
+(a third more work), and last unsharded weights on every rank (all cross the wire each time).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Room:
         kept: of a byte of tensors, what the allocator keeps next to it: the least and the most.
         limit: what the process may hold in all.
         most: what a larger budget could be on this machine.
-        host: what there is beside an accelerator for copies of the state.
+        host: what there is next to an accelerator for copies of the state.
     """
 
     device: str
@@ -86,7 +86,7 @@ class Room:
         return prediction.peak_bytes
 
     def holds(self, prediction: Prediction) -> bool:
-        """Whether there is enough, on the device and beside it."""
+        """Whether there is enough, on the device and next to it."""
         if self.device != "cpu" and prediction.host_bytes > self.host - self.base:
             return False
         return self.needed(prediction) <= self.limit
@@ -111,7 +111,7 @@ def layouts(recipe: Recipe, ranks: int) -> list[Layout]:
     """The layouts that a recipe allows on so many ranks, the fastest first.
 
     Raises:
-        InputError: the batch has fewer sequences than there are ranks, or the ranks cannot be cut
+        InputError: the batch has fewer sequences than there are ranks, or the ranks cannot be split
             into groups of `parallel.shard`.
     """
     section, batch = recipe.parallel, recipe.training.batch_size
@@ -141,7 +141,8 @@ def layouts(recipe: Recipe, ranks: int) -> list[Layout]:
         allowed = [Layout.of(ranks)]
     else:
         allowed = [Layout.of(ranks), cut]
-        if recipe.comm is not None:  # methods that go with neither have whole copies of cut weights
+        if recipe.comm is not None:
+            # Methods that go with neither of them have full copies of sharded weights.
             allowed.append(Layout.of(ranks, ranks, copies=True))
     return _combining(recipe, allowed)
 
@@ -258,7 +259,7 @@ def explained(
     if choice.layout.ranks > 1 and recipe.parallel.strategy == "auto":
         rows.append(_strategy(recipe, choice, room))
     if recipe.checkpoint.asynchronous == "auto":
-        why = "training goes on while a copy of the state is written, and the copy fits"
+        why = "training continues while a copy of the state is written, and the copy fits"
         if not choice.asynchronous:
             where = room.name if room.device == "cpu" else "the host's free memory"
             why = f"a copy of the state does not fit into {where}"
@@ -286,7 +287,7 @@ def _strategy_of(layout: Layout) -> str:
 
 
 def _strategy(recipe: Recipe, choice: Choice, room: Room) -> JsonObject:
-    """Whether weights are cut, and why."""
+    """Whether weights are sharded, and why."""
     if (shard := recipe.parallel.shard) is not None:
         return _row(STRATEGY, "fsdp", f"parallel.shard is {shard}")
     if recipe.comm is not None:
@@ -301,7 +302,7 @@ def _strategy(recipe: Recipe, choice: Choice, room: Room) -> JsonObject:
 def _why_micro(recipe: Recipe, prediction: Prediction, room: Room) -> str:
     choice = prediction.choice
     if choice.micro_batches == 1:
-        whole = "the whole batch fits" if choice.layout.ranks == 1 else "a rank's sequences fit"
+        whole = "the full batch fits" if choice.layout.ranks == 1 else "a rank's sequences fit"
         return f"{whole} at once"
     largest = next(choices(recipe, room.device, choice.layout.ranks)).micro_batch_size
     if choice.micro_batch_size == largest:

@@ -177,9 +177,9 @@ class Plan:
         if MICRO in kept:
             size = min(kept[MICRO]["most"], self.prediction.choice.micro_batch_size)
             kept[MICRO] = {**kept[MICRO], "value": size}
-        why = f"goes on with {self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        why = f"resumes with {self.ranks} rank{'s' if self.ranks > 1 else ''}"
         if last.get("ranks", 1) == self.ranks:
-            why = "goes on with other settings of parallel or checkpoint"
+            why = "resumes with other settings of parallel or checkpoint"
         made = self._with([*kept.values(), *choices])
         return replace(made, revision=last["revision"] + 1, why=why)
 
@@ -245,7 +245,7 @@ def plan(
     live = Ranks() if isinstance(ranks, int) else ranks
     count = ranks if isinstance(ranks, int) else ranks.size
     recipe = recipe.anchored()
-    layouts(recipe, count)  # what does not go with the ranks is told before anything is looked at
+    layouts(recipe, count)  # what does not go with the ranks is reported before all else
     task = task_of(recipe)
     inputs = task.look(recipe)
     device = _device(recipe, keep if replay is None else replay)
@@ -339,7 +339,7 @@ def _does_not_fit(
     found = list(islice(remedies(recipe, needs, room.limit, ranks), 3))
     if len(found) < 3 and (larger := _larger_budget(recipe, needed, base, room.most)):
         found.append(Remedy(larger, needed))
-    # Bytes are told as those that the budget counts.
+    # Bytes are reported as those that the budget counts.
     beyond = bool(base) and room.limit - base == recipe.budget.tensors
     uncounted = base if beyond else 0
     changes = [f"{each.words} (needs {format_bytes(each.needs - uncounted)})" for each in found]

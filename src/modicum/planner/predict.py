@@ -32,7 +32,7 @@ class Choice:
         micro_batch_size, micro_batches: of each rank.
         recompute: whether blocks run again in the backward pass.
         layout: how the ranks share the work.
-        asynchronous: whether checkpoints are copied in memory and written while training goes on.
+        asynchronous: whether checkpoints are copied in memory and written while training continues.
         shares: what a policy on saved activations was seen to leave of them; None: not seen yet.
     """
 
@@ -62,7 +62,7 @@ class Prediction:
     """Bytes and work of one rank in an update, under a choice.
 
     Args:
-        total, trainable: elements of the whole model and its adapters.
+        total, trainable: elements of the full model and its adapters.
         frozen_bytes: of weights that are read once and never change.
         half: whether matrix products are in bf16.
     """
@@ -91,7 +91,7 @@ class Prediction:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes beside the device's: of what is staged for checkpoints."""
+        """Bytes in addition to the device's: of what is staged for checkpoints."""
         return sum(entry.bytes for entry in self.ledger.entries if entry.place == "host")
 
     def process_bytes(self, base: int, kept: float, *, staged: bool = True) -> int:

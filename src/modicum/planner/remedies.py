@@ -1,6 +1,6 @@
 """What would make a recipe fit that does not: the cheapest changes, each tried on the predictor.
 
-A change costs by what it touches, in this order: how the arithmetic is cut up, its precision, the
+A change costs by what it touches, in this order: how the arithmetic is split, its precision, the
 method, the length of the rows, the shape of a new model. Sets of several changes are offered only
 where none of them is enough alone.
 """
@@ -73,7 +73,7 @@ def remedies(recipe: Recipe, needs: Needs, limit: int, ranks: int = 1) -> Iterat
 def more_ranks(
     recipe: Recipe, needs: Callable[[Recipe, int], int], limit: int, ranks: int
 ) -> tuple[int, int] | None:
-    """How many ranks would be enough if weights were cut over all, and the bytes for each.
+    """How many ranks would be enough if weights were sharded over all, and the bytes for each.
 
     None where a recipe is planned for one rank, or no number of them is enough.
     """
@@ -135,7 +135,7 @@ def _knobs(recipe: Recipe, ranks: int) -> list[_Knob]:
 
 
 def _knobs_of_ranks(recipe: Recipe, ranks: int) -> list[_Knob]:
-    """How the weights are cut over the ranks."""
+    """How the weights are sharded over the ranks."""
     section = recipe.parallel
     if ranks == 1:
         return []

@@ -27,7 +27,7 @@ from modicum.tasks.base import Task
 
 @dataclass(frozen=True)
 class Structure:
-    """What of a model is trained, and the adapter with the layers that wear it, if any."""
+    """What of a model is trained, and the adapter with its layers, if any."""
 
     trained: tuple[TrainedParameter, ...]
     adapter: Adapter | None = None
@@ -178,7 +178,7 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
 def _cut(
     model: Model, ledger: Ledger, parts: GatheredGroups, *, reshard_after_forward: bool
 ) -> Ledger:
-    # A micro-batch's gradients are cut before the next one's are made; its tokens wait till then.
+    # A micro-batch's gradients are sharded before the next one's are made; its tokens wait.
     once = replace(model, shape=replace(model.shape, micro_batches=1))
     alone = once.ledger()
     buffers = ledger.map_entries(lambda entry: entry if entry.kind == "buffer" else None)

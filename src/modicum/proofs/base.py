@@ -150,7 +150,7 @@ class Proof:
 
 
 class ProofRun:
-    """One run of a proof: what the proof is told (`null`, `full`) and what it notes.
+    """One run of a proof: what the proof is called with (`null`, `full`) and what it notes.
 
     Attributes:
         seeds: set by the proof, for the record.
@@ -254,7 +254,7 @@ def prove(
         null: put the baseline, or a perturbed operation, in the method's place.
         full: the experiment of record instead of the quick one.
         plugins: files in which methods of your own, and their proofs, are.
-        listener: is told `phase` and `criterion` events as the proof goes on.
+        listener: is called with `phase` and `criterion` events as the proof runs.
 
     Raises:
         InputError: no method has this name, it has no proof, or the proof compares with a library

@@ -1,4 +1,4 @@
-"""Everything that a run can be told; see `modicum.recipe.recipe`."""
+"""All settings of a run; see `modicum.recipe.recipe`."""
 
 from __future__ import annotations
 

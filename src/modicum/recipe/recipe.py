@@ -1,4 +1,4 @@
-"""Everything that a run can be told: one strict, typed value, the same in Python and in YAML.
+"""All settings of a run: one strict, typed value, the same in Python and in YAML.
 
 Nothing here imports torch: a typo is reported in a fraction of a second. What needs the disk (do
 the paths exist, does the data parse) is checked by `modicum.plan`.

@@ -1,4 +1,4 @@
-"""The sections of a recipe: what can be told of model, data, training and the rest.
+"""The sections of a recipe: the settings of model, data, training and so on.
 
 Fields, bounds and what they mean stand here; what they have to do with each other, in `recipe`.
 """
@@ -96,7 +96,7 @@ class DataSection(Section):
     validation_fraction: Probability = 0.05
     """That part of the documents; 0 for no evaluation."""
     sequence_length: Annotated[int, Field(ge=2)] = 256
-    """Tokens in a row; documents are packed into rows and cut at their ends."""
+    """Tokens in a row; documents are packed into rows and split at their ends."""
     boundaries: bool = True
     """Whether attention stops at the documents' boundaries within a row."""
     tokenizer: str | None = None
@@ -162,26 +162,26 @@ class SamplesSection(Section):
 
 
 class CheckpointSection(Section):
-    """What is kept so that a run that dies goes on."""
+    """What is kept so that a run that dies resumes."""
 
     every: Interval = "5m"
     """Steps, or a duration."""
     keep: PositiveInt = 2
     """The newest so many."""
     asynchronous: bool | Auto = "auto"
-    """Whether the state is copied in memory and written while training goes on; auto: where the
+    """Whether the state is copied in memory and written while training continues; auto: where the
     copy fits into the budget."""
 
 
 class ParallelSection(Section):
     """How several ranks share the work; nothing of it changes what is computed.
 
-    A run that goes on may have other values here, and another number of ranks.
+    A run that resumes may have other values here, and another number of ranks.
     """
 
     strategy: Literal["auto", "ddp", "fsdp", "zero"] = "auto"
     """ddp: every rank holds all weights. fsdp: ranks hold a part of them each (PyTorch's FSDP2).
-    zero: every rank computes with a whole copy, and holds a part of the weights that are trained
+    zero: every rank computes with a full copy, and holds a part of the weights that are trained
     and of their optimizer's state. auto: ddp where it fits, else fsdp."""
     shard: PositiveInt | None = None
     """With fsdp, how many ranks hold one copy of the weights between them (fewer than there are:

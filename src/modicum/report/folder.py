@@ -1,4 +1,4 @@
-"""Reads a run folder as it is: files missing, still growing, or cut off in mid-line."""
+"""Reads a run folder as it is: files missing, still growing, or truncated in mid-line."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _rows(path: Path, notes: list[str]) -> list[JsonObject]:
             bad += 1
     if bad:
         lines = "1 line was" if bad == 1 else f"{bad} lines were"
-        notes.append(f"{path.name}: {lines} cut off or damaged, and left out here.")
+        notes.append(f"{path.name}: {lines} truncated or damaged, and left out here.")
     return rows
 
 

@@ -19,7 +19,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
 
 
 def write(folder: str | Path) -> Path:
-    """Write `report.html` into a run folder, whole or not at all, and return its path.
+    """Write `report.html` into a run folder, atomically, and return its path.
 
     The run may have finished, failed, been interrupted, or be running; the page says which.
 

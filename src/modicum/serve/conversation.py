@@ -28,7 +28,7 @@ class Conversation:
     """A model that continues text; what was written before is its context.
 
     The model is a plain language model: it continues what it is given. A longer context than the
-    model's is cut at its beginning.
+    model's is truncated at its beginning.
     """
 
     model: Llama

@@ -27,7 +27,7 @@ from modicum.data.rows import AnyBatch, Rows
 from modicum.data.sampler import Sampler
 from modicum.recipe import Recipe
 
-# Of each tensor that stands for a parameter, how many rows it has and the bytes of one.
+# Of each tensor that represents a parameter, how many rows it has and the bytes of one.
 Tensors = tuple[tuple[int, int], ...]
 
 
@@ -45,7 +45,7 @@ class Config(Protocol):
 
 
 class TaskModel(Protocol):
-    """What a trainer does with a model beside calling it; an `nn.Module` that is built on meta."""
+    """What a trainer does with a model, calling it apart; an `nn.Module` that is built on meta."""
 
     recompute: bool
     """Whether blocks forget their activations and compute them again in the backward pass."""
@@ -60,7 +60,7 @@ class TaskModel(Protocol):
 
 @dataclass(frozen=True)
 class Inputs:
-    """A recipe's model and data, looked at but not read whole; tasks add what they found.
+    """A recipe's model and data, looked at but not read in full; tasks add what they found.
 
     Args:
         config: of the model, as far as it is known before the data is prepared.
@@ -83,8 +83,8 @@ class Data(Generic[B]):
     """Prepared data and the order in which its rows are taken; tasks add what else they made.
 
     Args:
-        identity: what a run that goes on must find again (JSON).
-        files: what goes beside the exported weights, such as a tokenizer's files.
+        identity: what a run that resumes must find again (JSON).
+        files: what goes next to the exported weights, such as a tokenizer's files.
     """
 
     train: Rows[B]
@@ -112,7 +112,7 @@ class Task(ABC, Generic[M, B, I]):
         name: what a recipe calls it.
         unit: what losses are counted in, as a plural for people (`tokens`, `images`).
         metrics: the sums that `evaluate` gives, in order, each over the count; the first is `loss`.
-        called: methods of the model, beside `forward`, that are called from outside.
+        called: methods of the model, other than `forward`, that are called from outside.
     """
 
     name: str
@@ -166,7 +166,7 @@ class Task(ABC, Generic[M, B, I]):
         return 0
 
     def held(self, config: Any, item_bytes: int) -> Mapping[str, Tensors]:
-        """Of each parameter, the tensors that stand for it: how many rows, and bytes of one.
+        """Of each parameter, the tensors that represent it: how many rows, and bytes of one.
 
         Those that are no codes have `item_bytes` an element.
         """
@@ -232,7 +232,7 @@ class Task(ABC, Generic[M, B, I]):
     def export(self, model: M, data: Data[B], folder: Path, *, write: bool = True) -> None:
         """Write the weights into `folder` as others read them.
 
-        Every rank calls this, and of cut weights each gives its part; the one with `write` writes.
+        Every rank calls this, and gives its part of sharded weights; the one with `write` writes.
         """
 
     def export_small(self, model: M, data: Data[B], folder: Path, *, write: bool = True) -> bool:

@@ -88,7 +88,7 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         return slack(config, shape, adapted=adapted, recompute=recompute)
 
     def held(self, config: ModelConfig, item_bytes: int) -> dict[str, Tensors]:
-        """Of each parameter, the tensors that stand for it: codes and scales, where it is coded."""
+        """Of each parameter, the tensors that represent it: codes and scales, where it is coded."""
         return held(config, item_bytes)
 
     def largest_bytes(self, config: ModelConfig, shape: ModelQuery) -> int:

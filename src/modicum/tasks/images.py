@@ -141,7 +141,7 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
             shares: what a policy on saved tensors leaves of them.
 
         Raises:
-            InputError: an adapter is asked for; the classifier is trained whole.
+            InputError: an adapter is asked for; the classifier is trained in full.
         """
         if adapted is not None:
             raise InputError(

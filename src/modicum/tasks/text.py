@@ -26,7 +26,7 @@ from modicum.tasks.base import Data, Inputs
 
 @dataclass(frozen=True)
 class TextInputs(Inputs):
-    """A recipe's model and text, looked at but not read whole.
+    """A recipe's model and text, looked at but not read in full.
 
     `tokenizer` is None where one is to be trained on the data.
     """

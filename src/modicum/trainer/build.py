@@ -56,7 +56,7 @@ def same_inputs(
 ) -> tuple[Callable[[], dict[str, Any]], Callable[[Mapping[str, Any]], None]]:
     """Reader and checker of what a run was begun with, a part of its state.
 
-    A run that goes on with other data or another base model is another run, so that is refused.
+    A run that resumes with other data or another base model is another run, so that is refused.
     """
     identity = {**data.identity, "model": weight_digests(model_folder)}
 
@@ -77,7 +77,7 @@ def same_inputs(
 
 
 def wrapped(plan: Plan, config: Any, *, adapted: bool = True) -> tuple[Any, AttachedAdapter | None]:
-    """A model of this shape without memory, in the recipe's dtype, wearing its adapter if any."""
+    """A model of this shape without memory, in the recipe's dtype, its adapter attached if any."""
     recipe = plan.recipe
     method = recipe.method("adapter") if adapted else None
     half = recipe.training.precision == "bf16" and method is not None
@@ -105,7 +105,7 @@ def build_model(
     than its part of it.
 
     Args:
-        kept: the model's state in a checkpoint that the run goes on from.
+        kept: the model's state in a checkpoint that the run resumes from.
     """
     recipe, device = plan.recipe, torch.device(plan.device)
     model, adapter = wrapped(plan, config)
@@ -160,6 +160,6 @@ def build_optimizer(plan: Plan, model: nn.Module, strategy: Strategy) -> torch.o
     )
     optimizer = method.bind(groups)
     if isinstance(optimizer, MatrixOptimizer) and strategy.layout.shards == 1 < strategy.ranks.size:
-        # Whole gradients are the same everywhere; what unlike hosts make of them need not be.
+        # Unsharded gradients are the same everywhere; what unlike hosts make of them need not be.
         optimizer.replicas = torch.distributed.group.WORLD
     return optimizer

@@ -1,6 +1,6 @@
 """Whether a run's blocks are compiled: one is tried, compared with the eager one, and timed.
 
-It is decided once and written down, so that a run that goes on computes what it computed before.
+It is decided once and written down, so that a run that resumes computes what it computed before.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def decide(
 ) -> Decision:
     """Whether the blocks of a new run should be compiled; tries it on one block where that is open.
 
-    The model must be whole on this rank: before it is sharded. It is left as it was found.
+    The model must be complete on this rank: before it is sharded. It is left as it was found.
 
     Args:
         worst: a micro-batch of the run's largest shape.

@@ -1,4 +1,4 @@
-"""Blocks that run compiled: a forward pass put in the place of the eager one, in training alone.
+"""Blocks that run compiled: a forward pass that replaces the eager one, in training alone.
 
 Compiled and eager numbers differ in their last digits, so nothing here falls back by itself: which
 of the two a block runs is a function of the recipe and of what was decided when the run began.

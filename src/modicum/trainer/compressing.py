@@ -26,7 +26,7 @@ from modicum.tasks import Data
 def with_base_compressed(
     plan: Plan, data: Data[Any], folder: Path, ranks: Ranks, progress: StageProgress
 ) -> Plan:
-    """The plan with the compressed model in the place of the recipe's, if it compresses any.
+    """The plan with the compressed model in place of the recipe's, if it compresses any.
 
     Every rank holds the dense model for it, and looks at its part of the examples; the first one
     writes what comes of it.
@@ -66,7 +66,7 @@ def _compress(
         progress=lambda done, total: progress("compressing", done, total),
     )
     plan.task.export_small(model, data, folder, write=ranks.first)
-    ranks.sum(0)  # nobody goes on before it is written
+    ranks.sum(0)  # nobody continues before it is written
 
 
 def _examples(plan: Plan, count: int, data: Data[Any], ranks: Ranks) -> Iterator[Any]:

@@ -50,7 +50,7 @@ _OF_A_START = ("parallel.", "checkpoint.asynchronous:")
 
 
 class RunFolder:
-    """A run's files under `path`; rows are appended whole, and cut back to a step on resume."""
+    """A run's files under `path`; rows are appended atomically, later ones removed on resume."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,7 +92,7 @@ class RunFolder:
             yield
 
     def _mend(self) -> None:
-        """Undo what a process left half done: a row that was cut off, a file not yet renamed.
+        """Undo what a process left half done: a row that was truncated, a file not yet renamed.
 
         Raises:
             InputError: what is there is no run as it was written.
@@ -197,7 +197,7 @@ class RunFolder:
         if len(changes) == 1 and changes[0].startswith("training.steps:") and after > before:
             return True
         raise InputError(
-            "this run was begun with another recipe; to go on give that one (only training.steps "
+            "this run was begun with another recipe; to resume, give that one (only training.steps "
             "may grow), to start a new run from its state give --out a new folder and --fork this "
             "one. Changed: " + "; ".join(changes),
             file=self.path,
@@ -223,7 +223,7 @@ class RunFolder:
         write_text(self.path / name, _lines(rows))
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """The whole rows of a .jsonl file; a last one that was cut off is left out.
+        """The complete rows of a .jsonl file; a truncated last one is left out.
 
         Raises:
             InputError: another line is no row.
@@ -257,7 +257,7 @@ class RunFolder:
         return record if record and "modicum" in record else {}
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Write `run.json`, whole."""
+        """Write `run.json` atomically."""
         write_json(self.path / RUN, record)
 
 

@@ -1,6 +1,6 @@
 """The trainer: from a plan to a finished run folder.
 
-Killed at any moment, the same command goes on from the newest checkpoint, and the losses are those
+Killed at any moment, the same command resumes from the newest checkpoint, and the losses are those
 of a run that was never killed: what a step does depends on the checkpointed state and the step's
 number alone. On several ranks every one runs this loop; rank 0 has the folder, and what one of them
 alone can know (a signal, the time) is agreed on once an update.
@@ -44,15 +44,15 @@ def train(
     restart: bool = False,
     ranks: Ranks | None = None,
 ) -> dict[str, Any]:
-    """Run a plan in the folder `out`, or go on where an interrupted run of it stopped.
+    """Run a plan in the folder `out`, or resume where an interrupted run of it stopped.
 
     Args:
         plan: from `modicum.plan`.
         out: the run folder; made if it is not there. Ranks on several hosts need one that all see.
-        listener: is told of every event, as `docs/reference/run-folder.md` lists them.
+        listener: is called with every event, as `docs/reference/run-folder.md` lists them.
         fork: a run folder whose newest checkpoint a *new* run starts from.
-        restart: begin anew, in the place of the run of this recipe that is there; the listener is
-            told what that replaces.
+        restart: begin anew and replace the run of this recipe that is there; the listener is
+            called with what that replaces.
         ranks: this process among those that were joined (`core.ranks.ranks.joined`), each of which
             calls this with the same plan.
 
@@ -62,7 +62,7 @@ def train(
     Raises:
         InputError: the folder is in use, holds another run or other files; the data is wrong;
             a rank has another recipe, code or model; training diverged; the disk is full.
-        Interrupted: SIGTERM or Ctrl-C on any rank; the state is saved, and the same call goes on.
+        Interrupted: SIGTERM or Ctrl-C on any rank; the state is saved, and the same call resumes.
         PeerLost: another rank is gone.
     """
     ranks = ranks or Ranks()
@@ -98,7 +98,7 @@ def train(
         except StopRequested as stop:
             record.interrupted()
             raise Interrupted(
-                f"stopped by {stop}; the state is saved, and the same command goes on"
+                f"stopped by {stop}; the state is saved, and the same command resumes"
             ) from None
         content = record.finish(outputs)
         listener({"event": "finished", **content, "folder": str(folder.path)})
@@ -163,10 +163,10 @@ def _run(session: Session) -> None:
 def _enter(
     folder: RunFolder, recipe: Recipe, origin: str | None, replacing: Listener | None
 ) -> bool:
-    """Look at what the folder holds before anything is written; whether a run goes on there.
+    """Look at what the folder holds before anything is written; whether a run resumes there.
 
     Args:
-        replacing: where a run that is there makes room for another, who is told of it.
+        replacing: where a run that is there makes room for another; is called with what goes.
     """
     folder.refuse_strangers()
     replaces = replacing is not None and folder.started()

@@ -1,7 +1,7 @@
 """Running out of memory: which errors mean it, and how to get the memory back for another try.
 
 A caught error keeps its traceback, the traceback its frames, and the frames every tensor of the
-work that failed. A second try beside those would fail as well, so they are let go first.
+work that failed. A second try next to those would fail as well, so they are let go first.
 """
 
 from __future__ import annotations

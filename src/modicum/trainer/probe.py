@@ -1,10 +1,10 @@
 """Measure this machine, as `python -m modicum.trainer.probe cpu`: small runs, and what they held.
 
 Each run has a process of its own, which does all that a run does. Of two sizes, what grows with
-tensors is told from what does not: modules and kernels that are loaded when they are first used,
-and what a tokenizer leaves behind. The others show what the allocator keeps next to tensors in
-bf16, and where weights are frozen. On an accelerator, where forecasts are of tensors alone, one run
-shows how fast it is. The figures are a line of JSON on standard output, for
+tensors is distinguished from what does not: modules and kernels that are loaded when they are first
+used, and what a tokenizer leaves behind. The others show what the allocator keeps next to tensors
+in bf16, and where weights are frozen. On an accelerator, where forecasts are of tensors alone, one
+run shows how fast it is. The figures are a line of JSON on standard output, for
 `modicum.core.machine.record`.
 """
 

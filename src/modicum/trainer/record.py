@@ -1,4 +1,4 @@
-"""`run.json`: what a run is, did and cost, kept true while it goes on."""
+"""`run.json`: what a run is, did and cost, kept true while it runs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class RunRecord:
         self._write()
 
     def notes(self) -> dict[str, Any]:
-        """What stands beside a checkpoint's state, for people."""
+        """What is kept next to a checkpoint's state, for people."""
         return {"modicum": __version__, "when": _now(), "tokens": self._step_tokens}
 
     def seconds_left(self, step: int) -> float | None:

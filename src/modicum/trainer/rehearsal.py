@@ -127,7 +127,7 @@ def first_that_fits(
 
     Args:
         attempt: rehearses a size.
-        smaller: is told of each smaller size before it is tried, and what memory ran out with.
+        smaller: is called with each smaller size before it is tried, and what memory ran out with.
         changes: what would make a single sequence fit, in words; None for general advice.
 
     Raises:

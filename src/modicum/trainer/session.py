@@ -47,9 +47,9 @@ class Session:
     """The things of a run, and the things done with them; `step` updates are done so far.
 
     `evaluated` and `sampled` are the steps that there are rows of, `saved` that of the newest
-    checkpoint: rank 0 told them all, who else would see its files at different times. `stalled` is
-    how long that checkpoint kept training waiting, in seconds. `updated` is whether any update of
-    this run was not skipped.
+    checkpoint: rank 0 sent them to all, who else would see its files at different times. `stalled`
+    is how long that checkpoint kept training waiting, in seconds. `updated` is whether any update
+    of this run was not skipped.
     """
 
     ranks: Ranks
@@ -158,7 +158,7 @@ class Session:
                 if program.updating:
                     raise Interrupted(
                         f"memory ran out in the middle of the optimizer's step ({said}); the same "
-                        "command goes on from the last checkpoint, and needs more memory"
+                        "command resumes from the last checkpoint, and needs more memory"
                     )
                 generators.write(random_before)
                 size = self.plan.prediction.choice.micro_batch_size
@@ -171,14 +171,14 @@ class Session:
         return outcomes[-1]
 
     def shrink(self, size: int, said: str) -> None:
-        """Go on with micro-batches of `size` rows: more of them, in the same updates."""
+        """Continue with micro-batches of `size` rows: more of them, in the same updates."""
         before = self.plan.prediction.choice.micro_batch_size
         why = f"memory ran out with {before} at a time, before step {self.step + 1} was done"
         self.revise(self.plan.chosen(MICRO, size, f"{why} ({said})"))
         self.emit("memory", message=f"{why}; {size} at a time from here on")
 
     def revise(self, plan: Plan) -> None:
-        """Go on by another revision of the plan; whichever rank knows writes it down."""
+        """Continue by another revision of the plan; whichever rank knows writes it down."""
         self.plan = plan
         RunFolder(self.folder.path).append(PLAN, plan.row())
 
@@ -213,7 +213,7 @@ class Session:
     # Looking at the model
 
     def _flush(self, event: Event) -> None:
-        """Finish updates that were put off, and tell those who follow that weights are read."""
+        """Finish updates that were deferred, and tell those who follow that weights are read."""
         self.step_program.strategy.flush()
         self.step_program.events.publish(event, step=self.step)
 
@@ -284,7 +284,7 @@ class Session:
             )
 
     def take_up(self, checkpoint: Checkpoint, *, fork: bool = False) -> None:
-        """Go on from a checkpoint's state; that of another run becomes this run's first.
+        """Resume from a checkpoint's state; that of another run becomes this run's first.
 
         Another run may have been trained on other data.
         """

@@ -143,7 +143,7 @@ def _newest(
     """The run's newest checkpoint, or that of the run to fork, and whether it is the latter.
 
     Raises:
-        InputError: the run has damaged ones alone; or the run to fork has no whole one.
+        InputError: the run has damaged ones alone; or the run to fork has no complete one.
     """
     try:
         found = store.newest(warn)
@@ -157,13 +157,13 @@ def _newest(
         return found, False
     found = CheckpointStore(Path(origin) / "checkpoints", ranks=ranks).newest(warn)
     if found is None:
-        problem = "holds no whole checkpoint to start from"
+        problem = "holds no complete checkpoint to start from"
         raise InputError(problem, file=origin, field="--fork")
     return found, True
 
 
 def _forget_what_came_after(session: Session) -> None:
-    """Cut rows and checkpoints of later steps off, and see which rows there are."""
+    """Remove rows and checkpoints of later steps, and see which rows there are."""
     ranks, folder, record = session.ranks, session.folder, session.record
     if session.step:
         session.emit("resumed", step=session.step)

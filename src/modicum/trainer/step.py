@@ -1,7 +1,7 @@
 """The standard step program: several micro-batches, one clipped update.
 
 A step program takes the micro-batches of an update and leaves new weights. Its losses are sums
-scaled by the count of trained tokens of the whole update, over all ranks, before the backward pass:
+scaled by the count of trained tokens of the full update, over all ranks, before the backward pass:
 so gradients simply add, over micro-batches and over ranks.
 """
 

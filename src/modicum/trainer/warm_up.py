@@ -25,8 +25,8 @@ from modicum.trainer.session import Session
 def with_compile_decided(plan: Plan, data: Data[Any], ranks: Ranks) -> tuple[Plan, Decision | None]:
     """The plan with `training.compile` decided, and the decision where it was made now.
 
-    A run that goes on keeps what it began with. A new one tries compiling on a block of a model of
-    one layer, since its own may be cut over ranks by the time it has memory.
+    A run that resumes keeps what it began with. A new one tries compiling on a block of a model of
+    one layer, since its own may be sharded over ranks by the time it has memory.
 
     Raises:
         StopRequested: a signal came in the middle of it.
@@ -57,7 +57,7 @@ def _trial_model(plan: Plan, config: Any) -> Any:
     materialise(model, torch.device(plan.device))
     model.initialise(plan.recipe.training.seed)
     if adapter is not None:
-        # What a quantized layer stands for is as good as any weight here.
+        # What a quantized layer represents is as good as any weight here.
         adapter.initialise(weights=lambda name: full_weight(model.get_submodule(name)).detach())
     return model
 
@@ -135,7 +135,7 @@ def _rows(batch_size: int, ranks: Ranks, size: int) -> set[int]:
 
 
 def _give_up_compiling(session: Session, reason: str) -> None:
-    """Go on eagerly; nothing was computed with compiled blocks yet."""
+    """Continue eagerly; nothing was computed with compiled blocks yet."""
     why = f"compiling does not work here: {reason}"
     session.revise(session.plan.chosen(COMPILE, "none", why))
     session.emit("compile", message=f"blocks run eagerly: {why}")

@@ -165,8 +165,8 @@ def test_a_plugin_is_imported_once_and_by_its_path(tmp_path):
     ("values", "message"),
     [
         ({"needed": 1, "rank": 0}, "rank: too small (found: 0); allowed: at least 1"),
-        ({"needed": 1, "rank": 2.0}, "rank: expected a whole number (found: 2.0)"),
-        ({"needed": 1, "rank": True}, "rank: expected a whole number (found: True)"),
+        ({"needed": 1, "rank": 2.0}, "rank: expected an integer (found: 2.0)"),
+        ({"needed": 1, "rank": True}, "rank: expected an integer (found: True)"),
         ({"needed": 1, "scale": 3.0}, "scale: too large (found: 3.0); allowed: at most 2.0"),
         ({"needed": 1, "scale": float("nan")}, "scale: too large (found: nan)"),
         ({"needed": 1, "kind": "c"}, "kind: not one of the known words (found: 'c')"),

@@ -97,7 +97,7 @@ def whole(tensor: DTensor) -> Tensor:
 
 def test_groups_must_divide_the_ranks() -> None:
     assert Layout.of(6, 3) == Layout(replicas=2, shards=3)
-    with pytest.raises(ValueError, match="6 ranks cannot be cut into groups of 4"):
+    with pytest.raises(ValueError, match="6 ranks cannot be split into groups of 4"):
         Layout.of(6, 4)
 
 

@@ -275,7 +275,7 @@ def test_a_killed_rank_is_missed_by_the_others(
     found = pool.run(exchange_with_the_dead, name, victim, delay, ranks=2, lost=[victim])
     assert found[victim] is None
     told = found[1 - victim]
-    assert told.startswith("another rank is gone, so this one ends; the same command goes on")
+    assert told.startswith("another rank is gone, so this one ends; the same command resumes")
     assert "\n" not in told
 
 

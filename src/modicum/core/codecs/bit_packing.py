@@ -1,8 +1,8 @@
-"""Small whole numbers in as many bits as each block of them needs, in vectorised torch.
+"""Small integers in as many bits as each block of them needs, in vectorised torch.
 
-A number of w bits is cut into pieces of 1, 2, 4, 8 and 16 bits, those that add up to w. All blocks
-whose width has a piece of, say, 4 bits pack it together, two to a byte; so there are five steps
-whatever the widths, and nothing loops over blocks or numbers. Bytes are little-endian.
+A number of w bits is split into pieces of 1, 2, 4, 8 and 16 bits, those that add up to w. All
+blocks whose width has a piece of, say, 4 bits pack it together, two to a byte; so there are five
+steps whatever the widths, and nothing loops over blocks or numbers. Bytes are little-endian.
 """
 
 from __future__ import annotations

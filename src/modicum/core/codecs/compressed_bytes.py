@@ -58,7 +58,7 @@ def from_bytes(data: bytes) -> CompressedTensor:
     """The record that `to_bytes` wrote, on the CPU.
 
     Raises:
-        InputError: it is another format or version, was cut off or damaged, or contradicts itself.
+        InputError: it is another format or version, was truncated or damaged, or is inconsistent.
     """
     if len(data) < _START or data[: len(_MAGIC)] != _MAGIC:
         raise InputError("these bytes hold no tensor that modicum compressed")
@@ -70,7 +70,7 @@ def from_bytes(data: bytes) -> CompressedTensor:
             allowed=str(_VERSION),
         )
     if zlib.crc32(data[_START - 4 :]) != checksum:
-        raise InputError("this compressed tensor was cut off or damaged; copy it again")
+        raise InputError("this compressed tensor was truncated or damaged; copy it again")
     try:
         header = json.loads(data[_START : _START + length])
         return _record(header, memoryview(data)[_START + length :])

@@ -1,4 +1,4 @@
-"""Error-bounded compression: whole numbers, predicted from neighbours and packed in blocks."""
+"""Error-bounded compression: integers, predicted from neighbours and packed in blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PIECE_ELSEWHERE = 1 << 21
 
 @dataclass(frozen=True)
 class DualQuantization:
-    """Error-bounded compression in the manner of SZ: whole numbers first, predictions on them.
+    """Error-bounded compression in the manner of SZ: integers first, predictions on them.
 
     An element a becomes q = round(a / 2e), and comes back as 2eq, at most e away. Where q is 0 and
     a is not, it comes back as e/6 with its sign: so zeros stay zeros and signs stay signs, also of
@@ -48,7 +48,7 @@ class DualQuantization:
     one from its neighbours (in a row, or in a plane: left + up - up-left) loses nothing.
     What is left is packed into the bits that each block of 64 needs. Whichever way is the smallest
     on the first of the tensor's pieces is taken for all. What no bin can hold under the bound
-    (NaN, infinities, numbers beyond `radius`) is kept as it was, to the bit; so is a whole piece
+    (NaN, infinities, numbers beyond `radius`) is kept as it was, to the bit; so is an entire piece
     that would not become smaller.
 
     On CUDA everything runs there. Prefer it where errors must be bounded; where a given number of
@@ -60,7 +60,7 @@ class DualQuantization:
             tensor's device, and slower by far.
 
     Source: Tian et al., "cuSZ", PACT 2020 (arXiv 2007.09625), section 3.1 (dual quantization,
-    Lorenzo prediction). There 0 stands for what is below e too, whose signs are lost.
+    Lorenzo prediction). There 0 represents what is below e too, whose signs are lost.
 
     >>> codec = DualQuantization()
     >>> activations = torch.relu(torch.randn(8, 16, 32, 32))
@@ -122,7 +122,7 @@ class DualQuantization:
 
 @dataclass(frozen=True)
 class _Numbered:
-    """Maps as signed whole numbers, int32 [number, height, width], and what has no number."""
+    """Maps as signed integers, int32 [number, height, width], and what has no number."""
 
     numbers: Tensor
     half: float
@@ -141,7 +141,7 @@ class _Numbered:
         wide = maps.to(_working(maps.dtype))
         signs = wide.sign()
         numbers = (wide / (2 * half)).add_(signs, alpha=0.5).clamp_(-radius, radius)
-        # Cutting off rounds here; and what is not 0 is moved away from it by one.
+        # Truncation rounds here; and what is not 0 is moved away from it by one.
         numbers = numbers.to(torch.int32).add_(signs.to(torch.int32))
         restored = _decoded(numbers, half, maps.dtype).to(wide.dtype)
         missed = ~((wide - restored).abs_() <= bound)

@@ -198,7 +198,7 @@ def add_uniforms(values: Tensor, stream: Stream) -> None:
 
 
 def drawing_bytes(elements: int) -> int:
-    """Bytes that `add_uniforms` takes beside so many elements, while it works.
+    """Bytes that `add_uniforms` takes while it works, in addition to so many elements.
 
     88 for a counter, and 16 of the counters before, which are there until theirs come.
     """

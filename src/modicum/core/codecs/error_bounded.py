@@ -36,7 +36,7 @@ class ErrorBoundedCodec(Protocol):
 
 @dataclass(frozen=True)
 class CodedMaps:
-    """Whole feature maps of a tensor, or a part of one, coded together.
+    """Full feature maps of a tensor, or a part of one, coded together.
 
     Args:
         coding: `raw` elements as they are; `sparse` a bit an element, and numbers for those that

@@ -170,7 +170,7 @@ class TrainedParameter:
 
     Args:
         name: the model's.
-        shape: of the whole parameter, whatever a rank holds of it.
+        shape: of the full parameter, whatever a rank holds of it.
         matrix: whether optimizers that work on matrices take it for one: it is the weight of a
             layer that is neither an embedding nor the output head.
         element_bytes: bytes of an element of the parameter and of its gradient.
@@ -183,7 +183,7 @@ class TrainedParameter:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole parameter, and of its gradient."""
+        """Bytes of the full parameter, and of its gradient."""
         return math.prod(self.shape) * self.element_bytes
 
     def rows(self, rank: int, shards: int) -> int:
@@ -203,7 +203,7 @@ class OptimizerQuery:
 
     Args:
         parameters: all that it trains, in the model's order.
-        shards: ranks that hold one copy of the weights between them, cut along dimension 0.
+        shards: ranks that hold one copy of the weights between them, sharded along dimension 0.
         micro_batches: in an update.
     """
 

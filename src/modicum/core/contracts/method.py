@@ -213,7 +213,7 @@ def _path(error: ErrorDetails) -> list[int | str]:
 
 _BRANCHES = {"int", "float", "str", "bool", "tuple", "constrained"}
 _PROBLEMS = {
-    "int_type": "expected a whole number",
+    "int_type": "expected an integer",
     "float_type": "expected a number",
     "bool_type": "expected true or false",
     "string_type": "expected text",

@@ -84,7 +84,7 @@ def matrices(model: nn.Module) -> frozenset[str]:
 
 
 def trained_shapes(model: nn.Module) -> tuple[TrainedParameter, ...]:
-    """What an optimizer's ledger is told of the trained parameters; the model may be on meta."""
+    """What an optimizer's ledger is given of the trained parameters; the model may be on meta."""
     chosen = matrices(model)
     return tuple(
         TrainedParameter(name, tuple(parameter.shape), name in chosen, parameter.element_size())
@@ -105,7 +105,7 @@ def optimizer_groups(
     whether its parameters are what `matrices` says.
 
     Args:
-        trained: what stands for each of the model's trained parameters, by its name (masters, of
+        trained: what represents each of the model's trained parameters, by its name (masters, of
             which a rank may hold a part); None: these themselves.
     """
     groups: dict[ParameterMetadata, dict[str, object]] = {}

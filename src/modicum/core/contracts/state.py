@@ -2,7 +2,7 @@
 
 A view is something that gives its state as tensors and plain values and takes it back. Nothing is
 pickled: tensors go to safetensors, the rest to JSON, so a state dictionary is flattened to dotted
-names and both kinds are told apart here.
+names and both kinds are distinguished here.
 
 With several ranks a view is either shared or each rank's own. The ranks together hold the state of
 a shared view, each all of it or, where tensors are DTensors, a part; a checkpoint holds it once and
@@ -38,21 +38,21 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class WholeState(Protocol):
-    """An optimizer that keeps whole tensors for some parameters, be they sharded or not.
+    """An optimizer that keeps full tensors for some parameters, be they sharded or not.
 
     Of a sharded parameter one of the ranks has them, its owner: it alone gives them to a checkpoint
     and takes them out of one. Optimizers without these methods lay all state out as parameters are.
     """
 
     def keeps_whole(self, parameter: Tensor) -> bool:
-        """Whether the state of a parameter is of whole tensors."""
+        """Whether the state of a parameter is of full tensors."""
 
     def holds(self, parameter: Tensor) -> bool:
         """Whether this rank keeps the state of a parameter."""
 
 
 def _whole(key: str) -> None:
-    """No live tensor stands for any entry: each is loaded whole."""
+    """No live tensor represents any entry: each is loaded unsharded."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class View:
         write: takes them back. The mapping that it is given may read each tensor from the disk
             when it is asked for it, so it is best gone through once.
         like: the live tensor, perhaps a DTensor, that an entry is laid out as when it is loaded,
-            if it has the entry's shape. For None the entry is loaded whole, on every rank.
+            if it has the entry's shape. For None the entry is loaded unsharded, on every rank.
         per_rank: whether each rank has a state of its own, as torch's generators have.
         regroup: makes this rank's state of those of all old ranks, in order, where a state of
             another number of ranks is taken up; where ranks are as many, each takes its own.
@@ -125,11 +125,11 @@ class StateRegistry:
         self.add(name, owner.state_dict, owner.load_state_dict)
 
     def read(self) -> dict[str, Mapping[str, Any]]:
-        """The whole state: view name to its dictionary. Tensors are views, not copies."""
+        """The full state: view name to its dictionary. Tensors are views, not copies."""
         return {name: view.read() for name, view in self.views.items()}
 
     def write(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put a whole state back.
+        """Put a full state back.
 
         Raises:
             InputError: a view has no state there, or there is state that nobody owns.
@@ -182,10 +182,10 @@ def trained_state(
     """Reader and writer of what training changes in a model: trained parameters and buffers.
 
     Frozen parameters are the base model's and stay where they came from. Parameters may be DTensors
-    or whole, and so may be what is written into them.
+    or unsharded, and so may be what is written into them.
 
     Args:
-        masters: what is trained in the place of the parameters of these names.
+        masters: what is trained in place of the parameters of these names.
     """
 
     def tensors() -> dict[str, Tensor]:
@@ -261,20 +261,20 @@ def optimizer_state(
 
 
 def _keeper(optimizer: Any, parameter: Tensor) -> WholeState | None:
-    """The optimizer, if it keeps whole tensors for this parameter."""
+    """The optimizer, if it keeps full tensors for this parameter."""
     known = isinstance(optimizer, WholeState)
     return optimizer if known and optimizer.keeps_whole(parameter) else None
 
 
 def _laid_out(value: Tensor, like: Tensor) -> Tensor:
-    """`value`, whole or sharded as `like` is; a whole one of shards is gathered from all ranks."""
+    """`value`, full or sharded as `like` is; the full one is gathered from all ranks."""
     if not is_sharded(like):
         return whole(value)
     if is_sharded(value):
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    # Every rank has the whole value, so nothing needs to be sent.
+    # Every rank has the full value, so nothing needs to be sent.
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 

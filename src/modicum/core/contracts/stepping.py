@@ -30,12 +30,12 @@ class Stepper:
             for index, group in enumerate(optimizer.param_groups)
             for parameter in group["params"]
         }
-        # Profiling and step hooks are for whole steps, and cost more than a small tensor's update.
+        # Profiling and step hooks are for full steps, and cost more than a small tensor's update.
         step: Callable[..., Any] = type(optimizer).step
         self._step = getattr(step, "__wrapped__", step)
 
     def settings(self) -> list[dict[str, Any]]:
-        """The groups' present hyper-parameters, for a step that is put off."""
+        """The groups' present hyper-parameters, for a deferred step."""
         kept = ("params", "names", "param_names")
         return [
             {key: value for key, value in group.items() if key not in kept}
@@ -51,7 +51,7 @@ class Stepper:
 
         Args:
             settings: hyper-parameters as `settings` gave them, where they are no longer the groups'
-                own (a schedule went on).
+                own (a schedule advanced).
         """
         chosen: dict[int, list[nn.Parameter]] = {}
         for parameter in parameters:

@@ -1,9 +1,9 @@
 """What it takes to run a model on several ranks, and the case of one, in which it takes nothing.
 
-A strategy sees the model twice: while it has no memory yet, where parameters may be cut up, and
-when it is loaded. In a step it is told before each backward pass whether it is the update's last
+A strategy sees the model twice: while it has no memory yet, where parameters may be sharded, and
+when it is loaded. In a step it learns before each backward pass whether it is the update's last
 one; after it, gradients are *sums* over the ranks. The losses that they come from were scaled by
-the count of the whole update, so nothing is averaged.
+the count of the full update, so nothing is averaged.
 
 The update itself goes through the strategy too: some put it off into the next forward pass, so
 whoever reads weights calls `flush` first.
@@ -50,11 +50,11 @@ class Strategy:
         device: torch.device,
         methods: Iterable[str] = (),
     ) -> None:
-        """Cut a model on meta into what each rank holds.
+        """Shard a model on meta into what each rank holds.
 
         Args:
             blocks: parts of the model that are gathered one at a time.
-            methods: of the model, beside `forward`, that are called from outside and use weights.
+            methods: of the model, other than `forward`, called from outside and using weights.
         """
 
     def start(self, model: nn.Module) -> None:
@@ -69,7 +69,7 @@ class Strategy:
         return trainable(model)
 
     def register(self, registry: StateRegistry, model: nn.Module) -> None:
-        """Register the state that a checkpoint holds beside the optimizer's: the trained weights.
+        """Register the state that a checkpoint holds next to the optimizer's: the trained weights.
 
         A strategy that keeps more (error feedback, copies) adds views of its own.
         """
@@ -124,11 +124,11 @@ class Strategy:
         """Forget the gradients of an update that is not to be."""
 
     def flush(self, *, keep_gradients: bool = False) -> None:
-        """Finish updates that were put off: from here on weights may be read.
+        """Finish updates that were deferred: from here on weights may be read.
 
         Args:
             keep_gradients: leave the gradients of these updates in the parameters' `grad`, as
-                updates leave them that were not put off.
+                updates leave them that were not deferred.
         """
 
     def rest(self, model: nn.Module) -> None:
@@ -136,7 +136,7 @@ class Strategy:
 
     @torch.no_grad()
     def share(self, model: nn.Module) -> None:
-        """Give every rank rank 0's values of whole parameters that are trained, and of buffers.
+        """Give every rank rank 0's values of unsharded parameters that are trained, and of buffers.
 
         They are functions of the recipe already; but hosts of different kinds may differ in the
         last bit of a logarithm, and replicas must not.

@@ -16,7 +16,7 @@ TRAITS = {
     "mergeable": "its result folds into the dense weight",
     "rewrites_base": "replaces the frozen base weight when it is attached",
     "defers_update": "applies an update later than the step that computed it",
-    "needs_whole_matrix": "needs a matrix parameter whole, on one rank",
+    "needs_whole_matrix": "needs a full matrix parameter, on one rank",
     "frees_gradient_in_backward": "consumes a gradient as soon as it is computed",
     "captures_activations": "reads layer inputs or output gradients during training",
     "transforms_gradients": "changes gradients between their reduction and clipping",
@@ -26,8 +26,8 @@ TRAITS = {
     "follows_optimizer": "reads the optimizer's momentum after an update",
     "compresses_saved": "makes smaller what is saved for the backward pass",
     "needs_eager": "looks into what blocks compute",
-    "needs_whole_gradients": "sums whole gradients over the ranks",
-    "codes_cut_weights": "codes the exchanges of weights that are cut over ranks",
+    "needs_whole_gradients": "sums full gradients over the ranks",
+    "codes_cut_weights": "codes the exchanges of weights that are sharded over ranks",
     "crosses_wire": "is about what ranks exchange",
     "quantized_base": "holds the base weight in few bits, frozen",
     "needs_global_norm_first": "needs the norm of all gradients before the first update",
@@ -37,7 +37,7 @@ TRAITS = {
     "compiles": "works under torch.compile",
     # of runs
     "run_clips": "the recipe sets training.clip_norm",
-    "run_accumulates": "a training batch is cut into several micro-batches",
+    "run_accumulates": "a training batch is split into several micro-batches",
     "run_random_base": "the model starts from random weights",
     "run_trains_base": "the recipe has no adapter, so all weights are trained",
     "run_recomputes": "the recipe sets training.recompute to blocks",
@@ -99,12 +99,12 @@ RULES = (
     TraitRule(
         "defers_update",
         "frees_gradient_in_backward",
-        "weights are updated in the next forward pass, so no gradient is whole in the backward one",
+        "weights are updated in the next forward pass, so the backward one has no full gradient",
     ),
     TraitRule(
         "defers_update",
         "transforms_gradients",
-        "weights are updated in the next forward pass, and whole gradients are never together "
+        "weights are updated in the next forward pass, and full gradients are never together "
         "before it",
     ),
     TraitRule(
@@ -164,12 +164,12 @@ RULES = (
     TraitRule(
         "needs_whole_gradients",
         "run_cuts_weights",
-        "it sums whole gradients, and fsdp cuts them as it sums; set parallel.strategy to ddp",
+        "it sums full gradients, and fsdp shards them as it sums; set parallel.strategy to ddp",
     ),
     TraitRule(
         "codes_cut_weights",
         "run_whole_weights",
-        "it codes the exchanges of weights that are cut over ranks; set parallel.strategy to zero, "
+        "it codes the exchanges of weights sharded over ranks; set parallel.strategy to zero, "
         "or to fsdp with parallel.reshard_after_forward false",
     ),
     TraitRule(

@@ -58,16 +58,16 @@ def calibrate(
         statistics: names in `modicum.core.layers.statistics.STATISTICS`.
         limit: stop after the batch that brings this rank's examples to as many.
         mask: `mask(batch)`, bool [B, T], true at positions that count; moments leave out the
-            others. A layer that does not see T positions of an example is counted whole. Fisher
+            others. A layer that does not see T positions of an example is counted in full. Fisher
             information needs none: where padding has no part in the loss it has no gradient.
         ranks: this process among others; sums are then those of all, on every rank.
         cache: a folder that keeps calibrations by a digest of model, data and settings; batches
             are then gone through twice. The loss is known there by its name alone.
-        progress: is told the batches done, and of how many, where that is known.
+        progress: is called with the batches done, and of how many, where that is known.
 
     Raises:
-        InputError: a layer is never called or sees no whole examples, the loss has no gradient, or
-            a sum is not finite.
+        InputError: a layer is never called or sees no complete examples, the loss has no gradient,
+            or a sum is not finite.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))

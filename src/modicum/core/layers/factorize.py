@@ -51,7 +51,7 @@ class Basis:
         return self.values[rank:].square().sum().item()
 
     def factors(self, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """(down [r, in], up [out, r]), float64, of which up @ down stands for `weight` [out, in].
+        """(down [r, in], up [out, r]), float64, of which up @ down represents `weight` [out, in].
 
         The product is U_r U_r^T W. Each direction's two vectors are given one length, so that
         neither factor learns faster than the other; for a plain SVD that is the root of S on both

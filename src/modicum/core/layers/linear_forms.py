@@ -1,6 +1,6 @@
-"""Linear forms: what may stand in the place of an `nn.Linear`, chosen by name.
+"""Linear forms: what may replace an `nn.Linear`, chosen by name.
 
-A form knows how its layers are made, which dense weight a layer stands for, and how another dense
+A form knows how its layers are made, which dense weight a layer represents, and how another dense
 weight is put into it. Adapters, compression, files and merging go through `full_weight` and
 `write_weight` alone, whatever the form.
 """
@@ -38,15 +38,15 @@ class LinearForm:
     Args:
         name: what a recipe and `make_linear` call it.
         make: `make(in_features, out_features, bias, device=, dtype=)`, an uninitialised layer.
-        from_dense: the layer that stands for a given weight and bias.
-        to_dense: the full weight [out_features, in_features] that a layer stands for; of a layer
-            that is cut over ranks a DTensor, cut alike.
+        from_dense: the layer that represents a given weight and bias.
+        to_dense: the full weight [out_features, in_features] that a layer represents; of a layer
+            that is sharded over ranks a DTensor, sharded alike.
         kind: the class of its layers.
         write: `write(layer, weight)` puts another dense weight into a layer, in place; of a layer
-            that is cut over ranks each rank gives its own rows. None: the form cannot.
+            that is sharded over ranks each rank gives its own rows. None: the form cannot.
         exact: whether `write` and `to_dense` give back what was written, to the layer's dtype.
         trains: whether the weight takes gradients. One that does not learns through adapters only.
-        rows: `rows(in_features, out_features, item_bytes)`, for each tensor that stands for the
+        rows: `rows(in_features, out_features, item_bytes)`, for each tensor that represents the
             weight how many rows it has and the bytes of one; dense weights have `item_bytes` an
             element.
         workspace: `workspace(in_features, out_features, item_bytes)`, the bytes that a layer takes
@@ -85,7 +85,7 @@ FORMS: dict[str, LinearForm] = {}
 
 
 def register(form: LinearForm) -> LinearForm:
-    """Make `form` known by its name; a later one of the same name takes its place."""
+    """Make `form` known by its name; a later one of the same name replaces it."""
     FORMS[form.name] = form
     return form
 
@@ -154,7 +154,7 @@ DENSE = register(LinearForm("dense", nn.Linear, _from_dense, _to_dense, write=_w
 
 def form_of(module: nn.Module) -> LinearForm | None:
     """The form of a layer; None for a module that is no linear layer known here."""
-    # The nearest class: FSDP2 gives a module that it cuts a class of its own, beneath its old one.
+    # The nearest class: FSDP2 gives a module that it shards a class of its own, before its old one.
     for kind in type(module).__mro__:
         for form in FORMS.values():
             if form.kind is kind:
@@ -163,7 +163,7 @@ def form_of(module: nn.Module) -> LinearForm | None:
 
 
 def full_weight(module: nn.Module) -> Tensor:
-    """The dense weight [out_features, in_features] that a linear layer stands for.
+    """The dense weight [out_features, in_features] that a linear layer represents.
 
     Raises:
         InputError: the module is no linear layer.
@@ -178,7 +178,7 @@ def write_weight(module: nn.Module, weight: Tensor) -> None:
     """Put a dense weight [out_features, in_features] into a linear layer, in place.
 
     Raises:
-        InputError: the module is no linear layer, or its form cannot stand for any weight.
+        InputError: the module is no linear layer, or its form cannot represent any weight.
     """
     form = form_of(module)
     if form is None or form.write is None:

@@ -39,7 +39,7 @@ def on_meta(dtype: torch.dtype = torch.float32) -> Iterator[None]:
 def materialise(module: nn.Module, device: torch.device | str) -> None:
     """Give every parameter of a module memory on `device`; what stands in it is undefined.
 
-    Of a parameter that is cut over ranks, each gets memory for its own part.
+    Of a parameter that is sharded over ranks, each gets memory for its own part.
     """
     if any(is_sharded(parameter) for parameter in module.parameters()):
         module.to_empty(device=device)

@@ -45,7 +45,7 @@ class Shares:
     piece: int = 0
 
     def workspace(self, elements: int, *, restore: bool = False) -> int:
-        """Bytes beside a tensor of so many elements while it is made smaller, or restored."""
+        """Extra bytes while a tensor of so many elements is made smaller, or restored."""
         return (self.restoring if restore else self.storing) * min(elements, self.piece)
 
 
@@ -98,7 +98,7 @@ class Kept:
 
     @property
     def exact(self) -> bool:
-        """Whether it is kept as it was, and so keeps its whole storage."""
+        """Whether it is kept as it was, and so keeps its full storage."""
         return self._exact is not None
 
     @property
@@ -162,7 +162,8 @@ class SavedTensors:
         codec: makes values smaller.
         bound: the error that the values of a saved tensor may have, by the call that saves it; None
             where they must stay exact.
-        done: is told of every call of a torch function within the context, and what it returned.
+        done: is called after every call of a torch function within the context, with the call and
+            what it returned.
 
     >>> from modicum.core.codecs.dual_quantization import DualQuantization
     >>> layer = nn.Conv2d(1, 1, 3)
@@ -273,7 +274,7 @@ class SavedTensors:
         if call.function in _RELUS:
             return Need.SIGNS, None
         if call.function in _POOLS:
-            return Need.SHAPE, None  # its indices are whole numbers
+            return Need.SHAPE, None  # its indices are integers
         bound = self._bound(call, tensor)
         return (Need.EXACT if bound is None else Need.VALUES), bound
 

@@ -135,7 +135,7 @@ class Calibration:
         return self.sums[name, layer] / counted
 
     def save(self, file: str | Path) -> Path:
-        """Write one safetensors file, whole or not at all.
+        """Write one safetensors file atomically.
 
         Raises:
             InputError: the disk is full or cannot be written.

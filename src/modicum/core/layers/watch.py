@@ -122,7 +122,7 @@ class LayerWatch:
         self._sums[kind, name] = self._sums[kind, name].to(part.device).add_(part)
 
     def result(self, ranks: Ranks, known: Calibration | None = None) -> Calibration:
-        """What all ranks saw together; `known` stands in the place of what this one saw.
+        """What all ranks saw together; `known` replaces what this one saw.
 
         Raises:
             InputError: no example reached a layer, or a sum is not finite.

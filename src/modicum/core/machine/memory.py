@@ -96,7 +96,7 @@ class TensorMeter:
 
 def _peak(events: list[Any]) -> int:
     """The largest sum of the blocks allocated and not yet released, in a profiler's event tree."""
-    # The profiler's own running total goes on from one use to the next within a process, with all
+    # The profiler's own running total continues from one use to the next within a process, with all
     # that was released in between still in it; so the blocks are followed here.
     pending, seen = list(events), []
     while pending:

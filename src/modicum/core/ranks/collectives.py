@@ -174,7 +174,7 @@ class Collectives:
         buffer may be used again when the call is done. Alone, the result is the buffer itself.
 
         Raises:
-            ValueError: the buffer has other than one dimension, or cannot be cut into W parts.
+            ValueError: the buffer has other than one dimension, or cannot be split into W parts.
         """
         self._check(buffer, parts=self.size)
         sent = buffer.nbytes - buffer.nbytes // self.size
@@ -207,7 +207,7 @@ class Collectives:
         """Every rank's part for this one: part r of `buffer` [W n] goes to rank r of the group.
 
         Raises:
-            ValueError: the buffer has other than one dimension, or cannot be cut into W parts.
+            ValueError: the buffer has other than one dimension, or cannot be split into W parts.
         """
         self._check(buffer, parts=self.size)
         received = buffer if self.size == 1 else torch.empty_like(buffer)
@@ -319,5 +319,5 @@ def sum_in_order(rows: Tensor) -> Tensor:
 
 
 def _bytes(buffer: Tensor) -> Tensor:
-    """The buffer as bytes, which every library moves, whatever they stand for."""
+    """The buffer as bytes, which every library moves, whatever they represent."""
     return buffer.view(torch.uint8)

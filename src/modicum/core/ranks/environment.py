@@ -15,7 +15,7 @@ def rank_and_size(environment: Mapping[str, str] = os.environ) -> tuple[int, int
     """This process's rank and how many there are: 0 and 1 where no ranks are named.
 
     Raises:
-        InputError: one of the two is missing or no whole number, or there is no such rank.
+        InputError: one of the two is missing or no integer, or there is no such rank.
 
     >>> rank_and_size({"RANK": "1", "WORLD_SIZE": "2"}), rank_and_size({})
     ((1, 2), (0, 1))

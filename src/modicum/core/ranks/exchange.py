@@ -53,7 +53,7 @@ class Nodes:
         local = min(local, ranks)
         if ranks % local:
             raise InputError(
-                f"{ranks} ranks cannot be cut into hosts of equally many",
+                f"{ranks} ranks cannot be split into hosts of equally many",
                 field="ranks_per_node",
                 value=local,
                 allowed=", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0),
@@ -119,7 +119,7 @@ class ShardExchange:
 
     Args:
         context: ranks, seed, device, links.
-        nodes: which ranks are on one host; by default as the environment told.
+        nodes: which ranks are on one host; by default as the environment says.
 
     >>> import torch
     >>> exchange, copy = ShardExchange(), torch.zeros(1, 3)
@@ -152,7 +152,7 @@ class ShardExchange:
         """Sum rows [W, n], fp32, over the ranks; the result is the sum of this rank's row [n].
 
         Args:
-            name: of the buffer, told apart from all others of the same update. The buffer may be
+            name: of the buffer, distinct from all others of the same update. The buffer may be
                 used again when the result is there.
         """
         return self.wire(SHARD).reduce_scatter(rows.view(-1)).wait
@@ -298,7 +298,7 @@ def coded_ledger(
     whole = min(2, len(at.rows)) * at.copy_bytes * at.ranks * most
 
     def coding(width: int) -> int:
-        """Beside the gradients these are there filled up or transformed, and both for a while."""
+        """There in addition to the gradients: these filled up or transformed, both for a while."""
         elements = at.ranks * width
         if block == 1:  # no hop has groups: what is received
             return 4 * elements if gradients else 0

@@ -27,7 +27,7 @@ class Layout:
     replicas: int = 1
     shards: int = 1
     copies: bool = False
-    """Whether every rank computes with a whole copy of the weights, all the same."""
+    """Whether every rank computes with a full copy of the weights, all the same."""
 
     @classmethod
     def of(cls, ranks: int, shard: int = 1, *, copies: bool = False) -> Layout:
@@ -37,7 +37,7 @@ class Layout:
             ValueError: `shard` does not divide `ranks`.
         """
         if ranks % shard:
-            raise ValueError(f"{ranks} ranks cannot be cut into groups of {shard}")
+            raise ValueError(f"{ranks} ranks cannot be split into groups of {shard}")
         return cls(ranks // shard, shard, copies)
 
     @property

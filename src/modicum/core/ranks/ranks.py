@@ -269,6 +269,6 @@ class _PeerErrors(AbstractContextManager[None]):
 def _lost(error: Exception) -> PeerLost:
     first = str(error).strip().splitlines()[0]
     return PeerLost(
-        "another rank is gone, so this one ends; the same command goes on from the last "
+        "another rank is gone, so this one ends; the same command resumes from the last "
         f"checkpoint ({first[:160]})"
     )

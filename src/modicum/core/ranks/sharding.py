@@ -1,4 +1,4 @@
-"""Tensors of which a rank may hold a part: the same words for whole ones and for DTensors."""
+"""Tensors of which a rank may hold a part: the same words for unsharded ones and for DTensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
 
 
 def own_part(tensor: Tensor) -> tuple[Tensor, int]:
-    """This rank's part of a tensor, and how many rows (of dimension 0) of the whole lie before it.
+    """This rank's part of a tensor, and how many rows (of dimension 0) of the full one precede it.
 
     >>> import torch
     >>> whole = torch.ones(3, 2)
@@ -45,20 +45,20 @@ def own_part(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def elements_before(tensor: Tensor) -> int:
-    """How many elements of the whole tensor lie before this rank's part of it."""
+    """How many elements of the full tensor lie before this rank's part of it."""
     _, rows = own_part(tensor)
     return rows * math.prod(tensor.shape[1:])
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor; of a sharded one every rank calls this, and they gather it."""
+    """The full tensor; of a sharded one every rank calls this, and they gather it."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def cut_alike(part: Tensor, like: Tensor, columns: int) -> Tensor:
-    """The matrix of which `part` is this rank's rows, cut over ranks as `like` is: a DTensor.
+    """The matrix of which `part` is this rank's rows, sharded over ranks as `like` is: a DTensor.
 
-    Where `like` is whole, so is `part`.
+    Where `like` is unsharded, so is `part`.
 
     >>> import torch
     >>> cut_alike(torch.ones(2, 5), torch.ones(2, 3), 5).shape

@@ -1,13 +1,13 @@
 """The proof of MoS: at the parameters of a LoRA of rank 1, its loss is much nearer to the floor.
 
-The paper says how many parameters a LoRA needs for MoS's quality; what can be told from noise on a
-small testbed is the reverse, the loss at equal parameters. Each side has its best learning rate.
-The full run also asks what the differences between layers are good for: in "pure sharing" all
-layers of a kind take the same rows, and that must be worse than MoS.
+The paper says how many parameters a LoRA needs for MoS's quality; what can be distinguished from
+noise on a small testbed is the reverse, the loss at equal parameters. Each side has its best
+learning rate. The full run also asks what the differences between layers are good for: in "pure
+sharing" all layers of a kind take the same rows, and that must be worse than MoS.
 
-Cut: the quick run has a narrower model of 64 symbols, 2 learning rates and 2 seeds where the full
-one has the testbed's own size, 3 and 3. A deeper testbed (12 blocks, rank 8), PEFT's VB-LoRA and
-VeRA, and the serving of a thousand adapters are not run.
+Reduced: the quick run has a narrower model of 64 symbols, 2 learning rates and 2 seeds where the
+full one has the testbed's own size, 3 and 3. A deeper testbed (12 blocks, rank 8), PEFT's VB-LoRA
+and VeRA, and the serving of a thousand adapters are not run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _ablation(run: ProofRun, testbed: PermutationBench) -> None:
     pure = PureSharing(**WHOLE_ROWS.model_dump())
     worst = testbed.best(pure, MOS_RATES)
     for value, name in ((WHOLE_ROWS, "rows"), (SHARDED, "shards")):
-        null_is = f"pure sharing in the place of chosen {name}"
+        null_is = f"pure sharing in place of chosen {name}"
         chosen = testbed.best(run.contender(value, null=pure, null_is=null_is), MOS_RATES)
         excess = _compared(run, f"pure sharing, chosen {name}", chosen, worst)
         run.at_most(f"loss above the floor with chosen {name}, of pure sharing's", excess, 0.95)

@@ -3,8 +3,8 @@
 A sequence is [mode m, x0, x1, ...]: x0 is uniform over the symbols, and x_{t+1} is
 permutation_m(x_t) with probability 0.9, else uniform. The model learns four modes; then the
 permutations of two of them are replaced, and a contender has some hundred steps to learn these
-without losing the others. The entropy of the source is known, so a loss is told as its excess over
-that floor.
+without losing the others. The entropy of the source is known, so a loss is reported as its excess
+over that floor.
 
 The decoder is modicum's own, with rotary positions (the published reference figures of this testbed
 were taken with learned ones, so its loss bars are measured anew here). Embeddings and head are

@@ -1,4 +1,4 @@
-"""The proof of PiSSA: it learns in fewer steps than LoRA, and quantizing its rest loses less.
+"""The proof of PiSSA: it learns in fewer steps than LoRA, and quantizing its residual loses less.
 
 Speed is measured in the lab (`lab.py`), where both end at the same accuracy: nothing else is
 claimed here. Each side has the learning rate at which its loss is lowest after 100 steps. The
@@ -8,7 +8,7 @@ loss after equal steps.
 Quantization is measured on 512 x 512 matrices as the paper does, by the nuclear norm of what is
 lost: against the quantized weight alone (QLoRA), and LoftQ with as many rounds at equal rank.
 
-Cut: the quick run has 3 learning rates and 3 seeds where the full one has 5 and 10, and rank 16
+Reduced: the quick run has 3 learning rates and 3 seeds where the full one has 5 and 10, and rank 16
 where the full one has 16 and 64. A pretrained language model on a GPU is not run here.
 """
 
@@ -97,7 +97,7 @@ def quantizes_better(run: ProofRun) -> None:
 
 
 def reconstructed(value: PiSSA, weight: Tensor) -> Tensor:
-    """What a layer on a quantized base stands for right after PiSSA is attached: [out, in]."""
+    """What a layer on a quantized base represents right after PiSSA is attached: [out, in]."""
     model = nn.Sequential(linear_form("nf4").from_dense(weight, None))
     value.attach(model, weights=lambda name: weight).merge(dense=torch.float32)
     return model.get_submodule("0").get_parameter("weight")

@@ -5,7 +5,7 @@ loopback; the rest of the time is slept), so that it runs anywhere. The baseline
 undivided, behind the backward pass alone, in groups of the same layers.
 
 Full: real links, shaped to 100 Mb/s, and PyTorch's DDP as the baseline, with its default buckets
-and with buckets of one layer, whichever is faster; FSDP2 beside it. Four ranks whose layers sleep
+and with buckets of one layer, whichever is faster; FSDP2 next to it. Four ranks whose layers sleep
 and two whose layers multiply. Of the specified experiment this has all ratios of all-reduce to
 forward time with four ranks and two of them with real compute, 24 layers of 0.5 MB, and 3 blocks of
 3 steps each in place of 5 of 10. At 200 Mb/s, which it shows without a bar, the kernel's work for
@@ -145,7 +145,7 @@ def _judge(
     """Note a step's seconds of all arms, and demand what the specification does, where barred."""
     method = seconds.pop("method")
     if "fsdp2" in seconds:
-        run.figure(f"{name}: seconds, beside FSDP2", method=method, baseline=seconds.pop("fsdp2"))
+        run.figure(f"{name}: seconds, next to FSDP2", method=method, baseline=seconds.pop("fsdp2"))
     claimed = CLAIM if ratio == 4 else ""
     baseline = min(seconds.values())
     figure = run.figure(f"{name}: seconds", method=method, baseline=baseline, claimed=claimed)
@@ -218,7 +218,7 @@ def finds_a_size(run: ProofRun) -> None:
         best = min(seconds, key=lambda label: seconds[label])
         name = f"{ranks} ranks, {milliseconds} ms a step"
         figure = run.figure(
-            f"{name}: seconds, tuned, beside the best of a grid",
+            f"{name}: seconds, tuned, next to the best of a grid",
             method=method,
             baseline=seconds[best],
         )

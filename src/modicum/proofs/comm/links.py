@@ -26,7 +26,7 @@ from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
 from modicum.proofs.ranks import RanksFailed, at_ranks
 
-# A burst that is large beside a message lets it pass at memory speed; 100 ms of queue lose nothing.
+# A burst much larger than a message passes it at memory speed; 100 ms of queue lose nothing.
 _SHAPE = "root tbf rate {rate} burst 32kb latency 100ms"
 _INSIDE = (
     "exec ip netns exec md$((RANK / {local})) "

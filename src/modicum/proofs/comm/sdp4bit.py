@@ -7,7 +7,7 @@ Quick: a decoder of 0.1 million parameters, one seed, and a link that is pretend
 real and go over the loopback; the rest of the time is slept).
 
 Full: all arms of the specification, three seeds, and a real link between two hosts, made of network
-namespaces. Cut against it: 0.6 in place of 5 to 10 million parameters, 200 in place of 500
+namespaces. Reduced against it: 0.6 in place of 5 to 10 million parameters, 200 in place of 500
 to 1,000 steps, a generated source of known entropy in place of text; where time is measured compute
 is slept, and the link has 10 Mb/s in place of 100 to 200, as two CPU cores code for four ranks.
 """
@@ -112,7 +112,7 @@ def sends_less(run: ProofRun) -> None:
     run.at_least("times faster than bfloat16", 1 / figure.ratio, 2.0 if run.full else 1.5)
     coding = at_ranks(f"{BENCH}:coding_seconds", 1, {"fields": SDP4BIT, "elements": 1_000_000})[0]
     run.figure(
-        "milliseconds to code and decode a million elements, gradients beside weights",
+        "milliseconds to code and decode a million elements, gradients next to weights",
         method=1000 * coding["gradients"],
         baseline=1000 * coding["weights"],
     )

@@ -3,9 +3,9 @@
 What is here runs at ranks that a proof has started.
 
 The decoder learns a source of which the entropy is known: a sequence is [mode m, x0, x1, ...], and
-x_{t+1} is permutation_m(x_t) with probability 0.9, else uniform over the symbols. So a loss is told
-as its excess over that floor, exactly for the prefixes that are looked at. Copies are bfloat16 and
-masters fp32, as in the paper.
+x_{t+1} is permutation_m(x_t) with probability 0.9, else uniform over the symbols. So a loss is
+reported as its excess over that floor, exactly for the prefixes that are looked at. Copies are
+bfloat16 and masters fp32, as in the paper.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class _Then(CollectiveHandle):
 
 
 class Undivided(Collectives):
-    """An all-reduce in the place of both halves: what plain data parallelism exchanges, and when.
+    """An all-reduce in place of both halves: what plain data parallelism exchanges, and when.
 
     Weights are then updated without a wait in the next forward pass.
     """

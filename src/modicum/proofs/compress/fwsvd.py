@@ -2,14 +2,14 @@
 
 Judged is the loss after recovery, above that of the dense model trained on as much, with kappa
 chosen on each model's validation rows from 0, 0.3 and 1. A rise that equals the SVD's, as the
-null's does, is not below it: the bar is 0.999. Reported beside are each kappa without a choice, 0
+null's does, is not below it: the bar is 0.999. Also reported are each kappa without a choice, 0
 being the paper's, and LoRD, the rival that needs no gradients; and the losses before recovery.
 
 The paper compresses BERT, tuned for GLUE, to a third of the rank. Here a decoder of characters and
 a perceptron on digits are compressed to half and to 0.4 of their linear layers' elements, and
-trained on for 200 steps. Cut are the sizes alone: the full experiment's decoder has three blocks of
-width 96 and 1,500 steps of training, with three seeds, and digits have twelve. The quick one's
-decoder has two blocks of width 64 and 600 steps, recovers for 100, and the share is 0.4 alone.
+trained on for 200 steps. Reduced are the sizes alone: the full experiment's decoder has three
+blocks of width 96 and 1,500 steps of training, with three seeds, and digits have twelve. The quick
+one's decoder has two blocks of width 64 and 600 steps, recovers for 100, only at a share of 0.4.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Two tasks that every machine can make: the next character of Python's standard library, with the
 built-in decoder, and scikit-learn's handwritten digits, with a perceptron of two hidden layers.
 Each has rows to train on, rows to choose by and rows to report. All contenders get one calibration,
-the same batches in recovery, and the same learning rate; so does the dense model, and what is told
-is how far above it they end. Nats a character, or a digit.
+the same batches in recovery, and the same learning rate; so does the dense model, and what is
+reported is how far above it they end. Nats a character, or a digit.
 """
 
 from __future__ import annotations

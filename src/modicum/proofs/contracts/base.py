@@ -40,7 +40,7 @@ class Check:
     """One promise of a room: `sentence` for people, `dear` when it takes seconds.
 
     `slot` is that of the methods that it is for, where a room has methods of several; `proves` the
-    column of the table of combinations that it stands for.
+    column of the table of combinations that it proves.
     """
 
     name: str
@@ -102,7 +102,7 @@ def run_battery(
     cheap_only: bool = False,
     listener: Callable[[CheckResult], None] | None = None,
 ) -> list[CheckResult]:
-    """Run a room's battery on a method and say how it did; `listener` is told each result.
+    """Run a room's battery on a method and say how it did; `listener` is called with each result.
 
     Raises:
         InputError: the method's room has no battery.

@@ -34,9 +34,9 @@ class Case:
 
     Args:
         rooms: those that a method was drawn from.
-        recipe: plain values; `{base}` stands for the folder of a trained model.
+        recipe: plain values; `{base}` represents the folder of a trained model.
         kill_after: the step after which a process is killed.
-        victim: the rank that is killed; as many as there are stands for the one that watches them.
+        victim: the rank that is killed; the number of ranks represents the one that watches them.
     """
 
     seed: int

@@ -86,7 +86,7 @@ def drill(seed: int, count: int, work: Path, *, listener: Listener = lambda even
     """Draw `count` cases and put each to the test, in folders of `work`.
 
     Args:
-        listener: is told `case` events, and `result` events with `Result.as_json`.
+        listener: is called with `case` events, and `result` events with `Result.as_json`.
     """
     work.mkdir(parents=True, exist_ok=True)
     base = work / "base"

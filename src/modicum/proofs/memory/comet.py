@@ -95,7 +95,7 @@ def less_than_fixed_bits(
 ) -> None:
     """At the published tolerance, fewer bytes than the fewest fixed bits that lose as little.
 
-    A looser tolerance is noted beside it and decides nothing: it would be a knob that is turned
+    A looser tolerance is noted in addition and decides nothing: it would be a knob that is turned
     until it wins.
     """
     rivals = {"4 bits": FixedBits(bits=4), "2 bits": FixedBits(bits=2)}

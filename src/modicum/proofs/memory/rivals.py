@@ -51,7 +51,7 @@ class FixedBits(Everything):
     """As many bits for every element, whatever becomes of the error: uniform quantization.
 
     Of what a ReLU made. Groups of 256 elements have a scale in 16 bits. Rounded to the nearest
-    level, 0 stands for zeros alone, so that no mask is needed; rounded at random, which is
+    level, 0 represents zeros alone, so that no mask is needed; rounded at random, which is
     unbiased, the mask takes one bit more.
 
     Source of the latter: Chen et al., "ActNN", ICML 2021, arXiv 2104.14129, section 3.
@@ -66,7 +66,7 @@ class FixedBits(Everything):
 
 @dataclass(frozen=True)
 class _Record:
-    """A tensor that stands for a record of so many bytes."""
+    """A tensor that represents a record of so many bytes."""
 
     values: Tensor
     nbytes: int

@@ -1,13 +1,13 @@
-"""The proof of Eva: its memory and time beside K-FAC's, and the steps that momentum is spared.
+"""The proof of Eva: its memory and time next to K-FAC's, and the steps that momentum is spared.
 
 Memory and time are of the layers of a ResNet-20 and of a decoder of width 256 (for K-FAC's time,
 512), with gradients and statistics put in by hand. On the ResNet, whose layers have a few thousand
 weights, calls and not arithmetic take the time; it is reported and not judged.
 
-Convergence is that of a deep tanh autoencoder, the paper's, with widths cut by four and digits of
-8x8 in the place of MNIST, and in the full proof of a tanh network of 20 layers; no images, no
+Convergence is that of a deep tanh autoencoder, the paper's, with widths divided by four and digits
+of 8x8 in place of MNIST, and in the full proof of a tanh network of 20 layers; no images, no
 network with normalization, and no ImageNet, where the claim was made. Every rule has a grid of
-learning rates of its own and the same linear schedule. Beside momentum stands momentum with Eva's
+learning rates of its own and the same linear schedule. Compared are also momentum with Eva's
 clip and scale but without its curvature: what that does too, no curvature is needed for.
 """
 
@@ -107,7 +107,7 @@ def memory(run: ProofRun) -> None:
         figure = run.figure(
             f"bytes of state, {name}", method=held, baseline=dense, claimed="sublinear"
         )
-        run.at_most(f"bytes beside 4 (in + 1 + out) a layer, {name}", abs(held - formula), 0)
+        run.at_most(f"bytes beyond 4 (in + 1 + out) a layer, {name}", abs(held - formula), 0)
         run.at_most(f"bytes of K-FAC's factors, {name}", figure.ratio, 0.02)
 
 
@@ -115,7 +115,7 @@ def memory(run: ProofRun) -> None:
 
 
 def speed(run: ProofRun) -> None:
-    """The time of a pass over the gradients: beside momentum's update, and beside K-FAC's."""
+    """The time of a pass over the gradients: next to momentum's update, and next to K-FAC's."""
     run.progress("timing passes")
     repeats = 41 if run.full else 15
     judged = "decoder of width 256"

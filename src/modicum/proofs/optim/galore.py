@@ -1,18 +1,18 @@
 """The proof of GaLore: a third of the state, the authors' trajectory, nearly AdamW's loss.
 
-Bytes are those of the paper's own shapes, LLaMA 60M to 7B, told by the ledger; that the ledger is
-right is checked on a real state, of fp32 and of bf16 weights. The paper's baseline is Adam in bf16:
-all state in bf16 is held against that, as `galore-torch` has it for bf16 weights, and all in fp32
-against Adam in fp32. The paper's 82.5 % count one byte an element of all that GaLore keeps; here
-bases stay in 32 or 16 bits, and the moments of embeddings and head in 32. Their figures against
-Adam in bf16 stand beside.
+Bytes are those of the paper's own shapes, LLaMA 60M to 7B, reported by the ledger; that the ledger
+is right is checked on a real state, of fp32 and of bf16 weights. The paper's baseline is Adam in
+bf16: all state in bf16 is held against that, as `galore-torch` has it for bf16 weights, and all in
+fp32 against Adam in fp32. The paper's 82.5 % count one byte an element of all that GaLore keeps;
+here bases stay in 32 or 16 bits, and the moments of embeddings and head in 32. Their figures
+against Adam in bf16 are shown next to these.
 
 Quality is that of a character model: in the quick proof near AdamW's, in the full one no further
 from it than half of LoRA's. GaLore's alpha leaves matrices a quarter of the rate that all else has,
 so AdamW may have that too. The full experiment has 1,000 steps and all arms (AdamW, LoRA, ReLoRA,
-GaLore, each with learning rates of its own, chosen at the first of three seeds); cut are the sizes:
-two blocks of width 128, batches of 512 characters, three or four learning rates. LoRA, which here
-trains embeddings, norms and head beside its factors, loses little at this size.
+GaLore, each with learning rates of its own, chosen at the first of three seeds); reduced are the
+sizes: two blocks of width 128, batches of 512 characters, three or four learning rates. LoRA, which
+here trains embeddings, norms and head in addition to its factors, loses little at this size.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def less_state(run: ProofRun) -> None:
             value = run.contender(
                 GaLore.value(rank=rank, state_bits=bits, **same),
                 null=adam,
-                null_is=f"AdamW in the place of GaLore with {bits}-bit state",
+                null_is=f"AdamW in place of GaLore with {bits}-bit state",
             )
             shapes = trained_shapes(_llama(width, mlp_width, layers))
             figure = run.figure(
@@ -174,7 +174,7 @@ def one_gradient_at_a_time(run: ProofRun) -> None:
     """In the backward pass: the same weights to the bit, and the largest gradient at most."""
     run.progress("stepping in the backward pass")
     early = run.contender(
-        True, null=False, null_is="all gradients first, then the step, in the place of in_backward"
+        True, null=False, null_is="all gradients first, then the step, in place of in_backward"
     )
     text = Text(replace(QUICK, steps=10))
     models = [create(text.size.model, seed=0) for _ in range(2)]
@@ -262,7 +262,7 @@ def nearly_the_loss(run: ProofRun) -> None:
     eight = run.contender(
         _plain(type(galore)(**(galore.fields() | {"state_bits": 8}))),
         null=_plain(galore),
-        null_is="32-bit moments in the place of those of 8 bits",
+        null_is="32-bit moments in place of those of 8 bits",
     )
     near = mean("GaLore, 8-bit state", eight, exact.learning_rate)
     loss = run.figure("held-out loss (nats), 8-bit", method=near.loss, baseline=exact.loss)

@@ -40,7 +40,7 @@ def check_starts_as_the_base(subject: AdapterSubject) -> None:
 
 @adapters_check()
 def check_merged_equals_unmerged(subject: AdapterSubject) -> None:
-    """Folded into the weights, the adapter computes what it computed beside them, to 1e-5."""
+    """Folded into the weights, the adapter computes what it computed unmerged, to 1e-5."""
     model, ids = llama(), tokens()
     before = model(ids)
     adapter = stir(small(subject).attach(model))

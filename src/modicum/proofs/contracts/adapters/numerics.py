@@ -98,7 +98,7 @@ def check_recomputation(subject: AdapterSubject) -> None:
 
 @adapters_check()
 def check_accumulation(subject: AdapterSubject) -> None:
-    """Gradients of two halves of a batch add up to those of the whole, to 1e-5."""
+    """Gradients of two halves of a batch add up to those of the full batch, to 1e-5."""
     model, ids = llama(), tokens(4)
     adapter = stir(small(subject).attach(model))
     whole = _gradients(model, adapter, ids)

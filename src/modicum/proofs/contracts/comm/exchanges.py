@@ -81,7 +81,7 @@ def check_exchange_traffic(subject: CommSubject) -> None:
 
 @comm_check(dear=True)
 def check_exchange_resumes(subject: CommSubject) -> None:
-    """With the state of one that ran on, another exchange goes on to the same bits."""
+    """With the state of one that ran on, another exchange continues to the same bits."""
     for found in on_two_ranks(two_ranks, exchange(subject)):
         assert found["resumed"], "a second exchange with the first one's state rounds otherwise"
 

@@ -122,7 +122,7 @@ def check_no_update_of_what_is_not_finite(subject: CommSubject) -> None:
 
 @comm_check()
 def check_state_and_resume(subject: CommSubject) -> None:
-    """A flushed checkpoint holds what one process's holds, and training goes on to the bit."""
+    """A flushed checkpoint holds what one process's holds, and training continues to the bit."""
     value = schedule(subject)
     model, handle = scheduled(value, 4)
     handle.flush()

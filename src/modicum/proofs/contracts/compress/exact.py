@@ -1,4 +1,4 @@
-"""What a compressor computes: its factors, their error, and the dense weight they stand for."""
+"""What a compressor computes: its factors, their error, and the dense weight they represent."""
 
 from __future__ import annotations
 

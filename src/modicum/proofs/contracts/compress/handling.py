@@ -50,7 +50,7 @@ def check_targets(subject: CompressSubject) -> None:
 @compress_check()
 def check_layers_that_save_nothing_stay_dense(subject: CompressSubject) -> None:
     """At a rank at which factors are no smaller than the weight, a layer is left alone."""
-    value = small(subject, rank=6)  # 16 to 8: 144 elements in the place of 128
+    value = small(subject, rank=6)  # 16 to 8: 144 elements in place of 128
     model = llama()
     handle = compressed(value, model)
     assert set(factored(model)) == set(handle.ranks)

@@ -1,4 +1,4 @@
-"""A policy over several updates: what it costs, and how it goes on."""
+"""A policy over several updates: what it costs, and how it resumes."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def check_persistent_bytes(subject: OptimizerSubject) -> None:
 
 @optimizers_check()
 def check_scratch_memory(subject: OptimizerSubject) -> None:
-    """A step, with a refresh or without, takes no more beside state than the ledger says."""
+    """A step, with a refresh or without, takes no more on top of state than the ledger says."""
     for dtype in (torch.float32, torch.bfloat16):
         training = TrainedOptimizer(small(subject), llama(dtype, **WIDE))
         said = _ledger(subject, training).bytes("workspace", "step")

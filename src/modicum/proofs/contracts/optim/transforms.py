@@ -118,7 +118,7 @@ def check_only_its_layers_change(subject: TransformSubject) -> None:
 
 @transforms_check()
 def check_micro_batches_are_one_batch(subject: TransformSubject) -> None:
-    """An update in micro-batches of unequal size is that of the whole batch, to 1e-4."""
+    """An update in micro-batches of unequal size is that of the full batch, to 1e-4."""
     whole, cut = TransformedTraining(subject), TransformedTraining(subject)
     whole.backward()
     cut.backward(cuts=3)

@@ -162,7 +162,7 @@ def check_learning_rate_of_each_group(subject: OptimizerSubject) -> None:
 
 @optimizers_check()
 def check_subsets_make_the_whole_step(subject: OptimizerSubject) -> None:
-    """Stepping one parameter at a time, in any order, is the whole step to the bit."""
+    """Stepping one parameter at a time, in any order, is the full step to the bit."""
     whole, parts = TrainedOptimizer(small(subject)), TrainedOptimizer(small(subject))
     whole.steps(0, 4)
     stepper = Stepper(parts.optimizer)
