@@ -13,16 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
-from torch._C._profiler import (
-    ProfilerActivity,
-    ProfilerConfig,
-    ProfilerState,
-    RecordScope,
-    _ExperimentalConfig,
-)
 
 from modicum.core.ranks.sharding import own_part
+from modicum.core.torch_private import (
+    begin_allocation_events,
+    end_allocation_events,
+    storage_address,
+)
 
 
 class TensorMeter:
@@ -44,7 +41,7 @@ class TensorMeter:
         self.device = torch.device(device)
         self.peak: int | None = None
         self._before = 0
-        self._profiler: Any = None
+        self.running = False
 
     def __enter__(self) -> TensorMeter:
         self.start()
@@ -58,29 +55,15 @@ class TensorMeter:
     ) -> None:
         self.stop()
 
-    @property
-    def running(self) -> bool:
-        """Whether events are being collected."""
-        return self._profiler is not None
-
     def start(self, before: int = 0) -> None:
         """Begin, with `before` bytes of tensors there already (which CUDA knows by itself)."""
         self._before = before
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-            self._profiler = self.device
         else:
             os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its notices are not for our users
-            # The calls beneath torch.profiler.profile, which itself keeps a gigabyte for a
-            # thousand steps. Operators are not asked for: they are no news, and one that ends
-            # after `stop`, as an exchange that is still on its way, would write to freed memory.
-            config = ProfilerConfig(
-                ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig()
-            )
-            _prepare_profiler(config, {ProfilerActivity.CPU})
-            scopes = {RecordScope.STATIC_RUNTIME_MODEL}  # what no program here ever enters
-            _enable_profiler(config, {ProfilerActivity.CPU}, scopes)  # type: ignore[call-arg]
-            self._profiler = config
+            begin_allocation_events()
+        self.running = True
 
     def stop(self) -> int:
         """End, and return the peak in bytes; a second call returns it again."""
@@ -89,8 +72,8 @@ class TensorMeter:
         if self.device.type == "cuda":
             self.peak = torch.cuda.max_memory_allocated(self.device)
         else:
-            self.peak = self._before + _peak(_disable_profiler().experimental_event_tree())
-        self._profiler = None
+            self.peak = self._before + _peak(end_allocation_events())
+        self.running = False
         return self.peak
 
 
@@ -129,7 +112,7 @@ def bytes_by_kind(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
 def tensor_bytes(tensors: list[Tensor]) -> int:
     """Bytes of the tensors' storages, shared ones once; of sharded ones, what this rank holds."""
     parts = [own_part(tensor)[0] for tensor in tensors]
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in parts}
+    storages = {storage_address(t): t.untyped_storage().nbytes() for t in parts}
     return sum(storages.values())
 
 
