@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modicum.core.extras import library
 from modicum.core.ranks.sharding import own_part
 from modicum.core.torch_private import (
     begin_allocation_events,
@@ -117,18 +118,8 @@ def tensor_bytes(tensors: list[Tensor]) -> int:
 
 
 def resident_bytes() -> int:
-    """The process's resident size now; on systems that do not say, its peak so far."""
-    now = _status("VmRSS")
-    return peak_resident_bytes() if now is None else now
-
-
-def _status(name: str) -> int | None:
-    """A size in bytes of Linux's page about this process; None elsewhere."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_bytes().splitlines():
-            if line.startswith(f"{name}:".encode()):
-                return int(line.split()[1]) * 1024
-    return None
+    """The process's resident size now."""
+    return int(library("psutil", "cli", "a plan").Process().memory_info().rss)
 
 
 def forget_peak() -> None:
@@ -144,8 +135,11 @@ def used_bytes(device: str) -> int:
 
 def peak_resident_bytes() -> int:
     """The process's largest resident size so far, or since `forget_peak`."""
-    if (peak := _status("VmHWM")) is not None:
-        return peak
+    # What psutil has not; and `ru_maxrss` knows the program too that this one took the place of.
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_bytes().splitlines():
+            if line.startswith(b"VmHWM:"):
+                return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
