@@ -22,6 +22,13 @@ UPWARDS = {
     ("modicum.memory.base", "modicum.memory.activations"),
     ("modicum.cli.live", "modicum.cli.live_line"),
 }
+# The one file that names what torch calls private, and the private names that all of PyTorch's
+# users rely on.
+PRIVATE = "modicum.core.torch_private"
+SEMI_PUBLIC = {
+    *("_parameters", "_buffers", "_modules", "_save_to_state_dict", "_load_from_state_dict"),
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"),
+}
 
 
 def modules() -> dict[str, ast.Module]:
@@ -100,3 +107,65 @@ def test_a_type_s_name_means_one_thing() -> None:
                 if name[0].isupper() and not name.isupper():
                     places[name].add(module)
     assert {name: sorted(where) for name, where in places.items() if len(where) > 1} == {}
+
+
+def private_imports(tree: ast.Module) -> set[str]:
+    """What of torch a module imports from private modules, or by private names."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.startswith("torch.") and "._" in name}
+
+
+def private_names(tree: ast.Module, *, strangers: bool = True) -> set[str]:
+    """The private attributes that a module reads or sets.
+
+    Args:
+        strangers: only those that the module has not defined itself.
+    """
+    own, read = {"_exit"}, set()  # os._exit
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            own.add(node.target.id)
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            of_super = isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()"
+            (own if of_self or of_super else read).add(node.attr)
+    return {name for name in read - (own if strangers else set()) if not name.startswith("__")}
+
+
+def test_what_torch_calls_private_is_named_in_one_file() -> None:
+    trees = modules()
+    gathered = private_names(trees.pop(PRIVATE), strangers=False)
+    assert {"_cdata", "_version", "_base", "_C"} <= gathered
+    found = {
+        name: private_imports(tree)
+        | (private_names(tree) - SEMI_PUBLIC)
+        | (private_names(tree, strangers=False) & gathered)
+        for name, tree in trees.items()
+    }
+    assert {name: sorted(names) for name, names in found.items() if names} == {}
+
+
+def test_private_parts_of_torch_are_noticed() -> None:
+    text = """
+import torch._dynamo.config
+from torch._C import _profiler
+from torch.distributed.tensor._utils import compute
+from torch.optim import Optimizer
+class Mine:
+    def __init__(self, tensor):
+        self._version, self._mine = tensor._version, tensor.storage()._cdata
+        tensor._mine, tensor.__dict__
+"""
+    tree = ast.parse(text)
+    assert private_imports(tree) == {
+        "torch._dynamo.config", "torch._C._profiler", "torch.distributed.tensor._utils.compute"
+    }  # fmt: skip
+    assert private_names(tree) == {"_cdata"}
+    assert private_names(tree, strangers=False) == {"_cdata", "_version", "_mine"}

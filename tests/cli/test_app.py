@@ -14,7 +14,7 @@ import pytest
 
 COMMANDS = (
     "train", "plan", "init", "schema", "methods", "prove", "check", "report", "chat", "merge",
-    "demo", "drill", "promises", "bench",
+    "demo", "drill", "promises", "bench", "checkpoint",
 )  # fmt: skip
 
 
@@ -440,6 +440,48 @@ def test_a_list_needs_no_torch_and_a_reader_may_leave(runs: Any) -> None:
     )
     os.close(writer)
     assert (gone.returncode, gone.stderr) == (0, b"")
+
+
+# checkpoint
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
+def test_a_converted_checkpoint_has_the_run_s_weights(
+    modicum: Any, runs: Any, tmp_path: Path
+) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import load_file
+
+    target = tmp_path / "torch"
+    assert modicum("checkpoint", "convert", runs.new, target).out == f"{target}\n"
+    exported = load_file(runs.new / "model" / "model.safetensors")
+    name = next(name for name in exported if name.endswith("down_proj.weight"))
+    state = {"model": {name: torch.zeros_like(exported[name])}}
+    dcp.load(state, checkpoint_id=target)
+    assert torch.equal(state["model"][name], exported[name])
+
+
+@pytest.mark.parametrize("to", ["dcp", "modicum"])
+def test_a_checkpoint_that_cannot_be_converted_is_one_message(
+    modicum: Any, runs: Any, tmp_path: Path, to: str
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / ".metadata").write_bytes(b"a pickle")
+    new, inside = tmp_path / "new", tmp_path / "file" / "inside"
+    cases = {
+        (tmp_path / "nowhere", new): "there is no such folder",
+        (tmp_path / "file", new): "there is no such folder",
+        (tmp_path / "torch", new): "SafetensorsWriter",
+        (runs.new, tmp_path / "torch"): "there is something already",
+        (runs.new, inside): "a folder is needed, and this is a file",
+    }
+    for (source, target), words in cases.items():
+        ended = modicum("checkpoint", "convert", source, target, "--to", to)
+        assert ended.code == 2
+        assert words in one_message(ended)
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "torch"}
 
 
 # bench

@@ -18,6 +18,7 @@ from modicum.adapters.rewriting import RewritingLayer
 from modicum.adapters.sites import replace, shared_name
 from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import is_sharded
+from modicum.core.torch_private import is_compiled
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 
@@ -315,7 +316,7 @@ def _is_inside_compiled(model: nn.Module, name: str) -> bool:
     """Whether a module around a layer may run compiled, where calls of the layer are not seen."""
     path = name.split(".")[:-1]
     around = (model.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1))
-    return any(m._compiled_call_impl is not None or "forward" in m.__dict__ for m in around)
+    return any(is_compiled(m) or "forward" in m.__dict__ for m in around)
 
 
 def _caller(model: nn.Module, name: str) -> nn.Module:

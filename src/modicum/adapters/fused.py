@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from modicum.adapters.adapted_layer import AdaptedLayer
+from modicum.core.torch_private import transforms_run
 
 
 class _FrozenLinearPlusLowRank(torch.autograd.Function):
@@ -77,9 +77,7 @@ def fusible(base: Callable[[Tensor], Tensor], inputs: Tensor, a: Tensor) -> nn.L
     autocast = torch.is_autocast_enabled(inputs.device.type)
     if not autocast and torch.promote_types(inputs.dtype, a.dtype) != inputs.dtype:
         return None
-    if not torch.compiler.is_compiling() and (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    ):
+    if not torch.compiler.is_compiling() and transforms_run():
         return None
     return layer
 

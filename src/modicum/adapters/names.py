@@ -8,8 +8,7 @@ from torch import nn
 
 from modicum.adapters.sites import all_sites
 from modicum.core.layers.targets import named
-
-_COMPILED = "_orig_mod"  # under which torch.compile keeps the module that it represents
+from modicum.core.torch_private import COMPILED_NAME
 
 
 def plain_name(name: str) -> str:
@@ -18,12 +17,12 @@ def plain_name(name: str) -> str:
     >>> plain_name("_orig_mod.layers.0._orig_mod.q_proj")
     'layers.0.q_proj'
     """
-    return ".".join(part for part in name.split(".") if part != _COMPILED)
+    return ".".join(part for part in name.split(".") if part != COMPILED_NAME)
 
 
 def plain_model(model: nn.Module) -> nn.Module:
     """The module that a compiled one represents."""
-    inner = getattr(model, _COMPILED, model)
+    inner = getattr(model, COMPILED_NAME, model)
     assert isinstance(inner, nn.Module)
     return inner
 

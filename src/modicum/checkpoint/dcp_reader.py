@@ -45,6 +45,12 @@ class SafetensorsReader(StorageReader):
         """The folder."""
         return self.path
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is not a tensor, by its name, as it is in the folder."""
+        self._open()
+        return self._values
+
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin anew, perhaps in another folder."""
         if checkpoint_id:

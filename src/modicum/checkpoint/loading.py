@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from modicum.checkpoint.manifest import Damaged, dtype_of, pieces_of
+from modicum.checkpoint.manifest import Damaged, check_files, dtype_of, pieces_of, read_manifest
 from modicum.checkpoint.tensor_file import read_into
 from modicum.checkpoint.tensor_slices import Box, box_of
 from modicum.core.contracts.state import Like, StateRegistry, View
@@ -28,6 +28,15 @@ from modicum.core.ranks.sharding import is_sharded
 def own_name(view: str, rank: int) -> str:
     """The name under which the state of a view that each rank has its own of is kept."""
     return f"{view}#{rank}"
+
+
+def saved_names(content: Mapping[str, Any]) -> list[str]:
+    """The names under which a manifest's views are kept, one a rank for those of each rank."""
+    return [
+        name
+        for view, each in content["views"].items()
+        for name in ([own_name(view, rank) for rank in range(content["ranks"])] if each else [view])
+    ]
 
 
 class SavedView(Mapping[str, Any]):
@@ -109,6 +118,25 @@ class Checkpoint:
     content: Mapping[str, Any] = field(repr=False)
     ranks: Ranks = field(default_factory=Ranks, repr=False)
 
+    @classmethod
+    def of(cls, folder: Path, ranks: Ranks | None = None, *, check: bool = True) -> Checkpoint:
+        """The checkpoint in a folder.
+
+        Args:
+            check: whether all files are compared with their checksums.
+
+        Raises:
+            Damaged: it is not what was written.
+            InputError: another version of modicum wrote it, it may not be read, or it is a state
+                that `SafetensorsWriter` wrote.
+        """
+        content = read_manifest(folder)
+        if "views" not in content:
+            raise InputError("holds what dcp.save wrote, and no run's checkpoint", file=folder)
+        if check:
+            check_files(folder, content)
+        return cls(folder, content["step"], content["notes"], content, ranks or Ranks())
+
     @property
     def saved_by(self) -> int:
         """How many ranks wrote it."""
@@ -117,13 +145,7 @@ class Checkpoint:
     @property
     def state(self) -> dict[str, SavedView]:
         """The state by view; what each rank has of its own is named `view#rank`."""
-        names = [
-            name
-            for view, each in self.content["views"].items()
-            for name in (
-                [own_name(view, rank) for rank in range(self.saved_by)] if each else [view]
-            )
-        ]
+        names = saved_names(self.content)
         return {name: SavedView(self.folder, self.content, name) for name in names}
 
     def load(self, registry: StateRegistry, *, skip: Collection[str] = ()) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.checkpoint.loading import Checkpoint
-from modicum.checkpoint.manifest import Damaged, check_files, read_manifest
+from modicum.checkpoint.manifest import Damaged
 from modicum.checkpoint.publishing import part_folder, sweep
 from modicum.checkpoint.saving import Published, Snapshot, State, WritePlan, WriteWork
 from modicum.checkpoint.staging import Staging
@@ -216,13 +216,7 @@ class CheckpointStore:
             Damaged: it is, with the file and what is wrong with it.
             InputError: another version of modicum wrote it.
         """
-        checkpoint = self._opened(step)
-        check_files(checkpoint.folder, checkpoint.content)
-        return checkpoint
-
-    def _opened(self, step: int) -> Checkpoint:
-        content = read_manifest(self.path(step))
-        return Checkpoint(self.path(step), content["step"], content["notes"], content, self.ranks)
+        return Checkpoint.of(self.path(step), self.ranks)
 
     def newest(self, warn: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
         """The newest checkpoint that is complete; damaged ones are named to `warn` and passed over.
@@ -244,7 +238,7 @@ class CheckpointStore:
         self.last = self.ranks.broadcast(None if found is None else found.step)
         if self.last is None:
             return None
-        return found if found is not None else self._opened(self.last)
+        return found or Checkpoint.of(self.path(self.last), self.ranks, check=False)
 
     def _newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         found, damaged = None, []

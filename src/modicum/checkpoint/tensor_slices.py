@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from modicum.core.ranks.sharding import is_sharded
+from modicum.core.torch_private import local_box
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -105,10 +106,7 @@ def _box(
     shape: tuple[int, ...], mesh: DeviceMesh, place: tuple[int, ...], placements: tuple[Any, ...]
 ) -> Box:
     # Cached, as it costs a tenth of a millisecond a tensor, and training waits for a save.
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    sizes, offsets = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
-    return tuple(offsets), tuple(sizes)
+    return local_box(shape, mesh, placements)
 
 
 def overlap(one: Box, other: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:

@@ -23,6 +23,7 @@ from modicum.core.errors import InputError
 from modicum.core.ranks.collectives import Link
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.torch_private import note_step
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,7 @@ class Wrapped:
             self.strategy.update(self.optimizer)
         else:
             self.strategy.discard()
-        # A learning rate's scheduler looks there for the call that replaces `step`.
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        note_step(self.optimizer)  # this call replaces `step`
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 

@@ -42,7 +42,7 @@ class DeAR(Schedule):
         bucket_bytes: a group of layers is closed when its gradients have at least so many bytes.
         layers: close it after so many layers instead.
         tune: look for the best `bucket_bytes` in the first 55 updates, by Bayesian optimization.
-            Tuning begins anew when a run is resumed.
+            Tuning begins anew when a run is resumed. It needs the extra `tuning`, which is Optuna.
 
     Source: Zhang et al., "DeAR: Accelerating Distributed Deep Learning with Fine-Grained
     All-Reduce Pipelining", ICDCS 2023, arXiv 2302.12445; defaults as in the authors' code.

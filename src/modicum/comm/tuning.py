@@ -6,29 +6,34 @@ lies between them depends on the link and on the model.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import torch
-from torch import Tensor
+from modicum.core.extras import library
 
 MEGABYTE = 1_000_000
+_SIZE = "bucket_bytes"
 
 
 class Tuner:
     """Looks for the bucket size at which an iteration is shortest, by Bayesian optimization.
 
     Five iterations are a window; the mean of its last three is one observation, and the first
-    window is thrown away. A Gaussian process over the logarithm of the size (Matern 5/2) says which
-    size to try next: the one of the largest expected improvement. After ten trials the best one
-    stays.
+    window is thrown away. Optuna's Gaussian process over the logarithm of the size (Matern 5/2)
+    says which size to try next: the one of the largest expected improvement. It is a function of
+    the trials so far and of nothing else. After ten trials the best one stays.
 
     Args:
         total: bytes of all gradients. Sizes are looked for between 1 and 256 MB, but not above the
             total, and from a hundredth of it where that is less.
 
-    Source: DeAR, section IV-C, and the authors' `tuner.py`, which has its bounds linear, its margin
-    xi = 0.1 in seconds, and the process from a library. Here xi is in standard deviations.
+    Raises:
+        InputError: Optuna or SciPy, which the extra `tuning` brings, is not installed.
 
+    Source: DeAR, section IV-C, and the authors' `tuner.py`, which has its bounds linear, and a
+    margin of 0.1 s by which a size must be better to count.
+
+    >>> import math
     >>> tuner = Tuner(total=100_000_000)
     >>> while not tuner.done:
     ...     _ = tuner.record(seconds=1 + abs(math.log(tuner.bucket_bytes / 8_000_000)))
@@ -36,12 +41,15 @@ class Tuner:
     True
     """
 
-    TRIALS, WINDOW, SKIPPED, MARGIN = 10, 5, 2, 0.1
+    TRIALS, WINDOW, SKIPPED = 10, 5, 2
 
     def __init__(self, total: int, start: float = 25 * MEGABYTE) -> None:
-        self._low = math.log(max(1.0, min(MEGABYTE, total / 100)))
-        self._high = max(self._low, math.log(max(1, min(256 * MEGABYTE, total))))
-        self.bucket_bytes = math.exp(min(max(math.log(start), self._low), self._high))
+        self._optuna = library("optuna", "tuning", "looking for the size of buckets")
+        library("scipy", "tuning", "looking for the size of buckets")
+        low = max(1.0, min(MEGABYTE, total / 100))
+        high = max(low, min(256 * MEGABYTE, total))
+        self._sizes = self._optuna.distributions.FloatDistribution(low, high, log=True)
+        self.bucket_bytes = min(max(start, low), high)
         self._tried: list[float] = []
         self._seconds: list[float] = []
         self._window: list[float] = []
@@ -58,41 +66,33 @@ class Tuner:
         if not self._warm:
             self._warm = True
             return False
-        self._tried.append(math.log(self.bucket_bytes))
+        self._tried.append(self.bucket_bytes)
         self._seconds.append(sum(kept) / len(kept))
         self.done = len(self._tried) == self.TRIALS
         best = self._tried[self._seconds.index(min(self._seconds))]
-        self.bucket_bytes = math.exp(best if self.done else self._next())
+        self.bucket_bytes = best if self.done else self._next()
         return True
 
     def _next(self) -> float:
-        """The logarithm of the size of the largest expected improvement."""
-        y = -torch.tensor(self._seconds, dtype=torch.float64)
-        y = (y - y.mean()) / y.std(correction=0).clamp_min(1e-9)
-        candidates = torch.linspace(self._low, self._high, 257, dtype=torch.float64)
-        mean, deviation = self._posterior(torch.tensor(self._tried, dtype=y.dtype), y, candidates)
-        gain = mean - y.max() - self.MARGIN
-        z = gain / deviation
-        density = torch.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-        return float(candidates[(gain * torch.special.ndtr(z) + deviation * density).argmax()])
+        """The size of the largest expected improvement."""
+        optuna = self._optuna
+        sampler = optuna.samplers.GPSampler(seed=len(self._tried), n_startup_trials=1)
+        with self._silent():
+            study = optuna.create_study(sampler=sampler)
+            for size, seconds in zip(self._tried, self._seconds, strict=True):
+                trial = optuna.trial.create_trial(
+                    params={_SIZE: size}, distributions={_SIZE: self._sizes}, value=seconds
+                )
+                study.add_trial(trial)
+            return float(study.ask({_SIZE: self._sizes}).params[_SIZE])
 
-    def _posterior(self, x: Tensor, y: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation at `at`, with the likeliest of a few length scales."""
-        found = []
-        for part in (0.1, 0.2, 0.4, 0.8):
-            scale = part * max(self._high - self._low, 1e-9)
-            noisy = _matern(x, x, scale) + 0.01 * torch.eye(len(x), dtype=x.dtype)
-            root = torch.linalg.cholesky(noisy)
-            weights = torch.cholesky_solve(y[:, None], root)[:, 0]
-            likelihood = -0.5 * y @ weights - root.diagonal().log().sum()
-            found.append((float(likelihood), scale, root, weights))
-        _, scale, root, weights = max(found, key=lambda entry: entry[0])
-        across = _matern(at, x, scale)
-        explained = (across * torch.cholesky_solve(across.T, root).T).sum(1)
-        return across @ weights, (1 - explained).clamp_min(1e-12).sqrt()
-
-
-def _matern(x: Tensor, y: Tensor, scale: float) -> Tensor:
-    """The Matern kernel of order 5/2 between points [n] and [m]."""
-    distance = math.sqrt(5) * (x[:, None] - y[None, :]).abs() / scale
-    return (1 + distance + distance**2 / 3) * torch.exp(-distance)
+    @contextmanager
+    def _silent(self) -> Iterator[None]:
+        """Optuna tells of every study, and of the libraries that would make it faster."""
+        logging = self._optuna.logging
+        before = logging.get_verbosity()
+        logging.set_verbosity(logging.ERROR)
+        try:
+            yield
+        finally:
+            logging.set_verbosity(before)

@@ -16,6 +16,7 @@ from modicum.core.errors import InputError
 from modicum.core.layers.saved_tensors import Need, SavedTensors, Shares
 from modicum.core.layers.torch_calls import Call
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.torch_private import storage_address
 from modicum.memory.base import ActivationPolicy
 from modicum.memory.convolutions import BoundedConvolution, momentum_of
 
@@ -219,5 +220,5 @@ def _is_input(call: Call, tensor: Tensor, repeated: bool) -> bool:
     given = call.argument(0, "input")
     if given.grad_fn is None:
         return False
-    same = tensor.untyped_storage()._cdata == given.untyped_storage()._cdata
+    same = storage_address(tensor) == storage_address(given)
     return same or (not repeated and tensor.shape == given.shape and tensor.dtype != given.dtype)

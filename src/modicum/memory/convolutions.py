@@ -17,7 +17,7 @@ from modicum.memory.base import Seen
 class BoundedConvolution:
     """A convolution: its bound, and what is summed up in an update that is measured."""
 
-    def __init__(self, name: str, module: nn.modules.conv._ConvNd) -> None:
+    def __init__(self, name: str, module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> None:
         self.name, self.module = name, module
         self.bound = 0.0
         self.seen: Seen | None = None

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.core.errors import InputError
+from modicum.core.torch_private import padding_of
 
 
 @dataclass(frozen=True)
@@ -106,5 +107,5 @@ def _sum(values: Tensor, mask: Tensor | None, dims: Iterable[int], dtype: torch.
 def _patches(module: nn.Conv2d, image: Tensor) -> Tensor:
     """What the kernel sees of an image [c, h, w] at each place: [c kh kw, places]."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    padded = F.pad(image.unsqueeze(0), module._reversed_padding_repeated_twice, mode=mode)
+    padded = F.pad(image.unsqueeze(0), padding_of(module), mode=mode)
     return F.unfold(padded, module.kernel_size, module.dilation, stride=module.stride)[0]

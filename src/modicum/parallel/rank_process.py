@@ -133,6 +133,7 @@ class Activity:
         for process in processes:
             for stat in Path(f"/proc/{process}/task").glob("*/stat"):
                 with suppress(OSError):  # the thread has ended
+                    # The state of a thread: psutil has those of processes.
                     fields = stat.read_text(errors="replace").rpartition(")")[2].split()
                     used += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
                     waits = waits or fields[0] == "D"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.torch_private import graph_breaks
 from modicum.core.units import format_duration
 from modicum.data.rows import AnyBatch
 from modicum.recipe import Recipe
@@ -24,7 +25,6 @@ from modicum.trainer.compiled_blocks import (
     Forward,
     compiled_forward,
     eager_forward,
-    graph_breaks,
     raise_if_stopped,
     reason_of,
 )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.errors import InputError
+from modicum.core.torch_private import compiler_settings, is_compilers
 from modicum.tasks.base import TaskModel
 from modicum.trainer.out_of_memory import causes, is_out_of_memory
 from modicum.trainer.stop import StopRequested
@@ -93,7 +94,7 @@ def _guarded(block: nn.Module, eager: Forward, compiled: Forward) -> Forward:
             return compiled(*arguments)
         except Exception as error:
             raise_if_stopped(error)
-            if not _is_compilers(error) or is_out_of_memory(error):
+            if not is_compilers(error) or is_out_of_memory(error):
                 raise
             raise CompilingFails(reason_of(error)) from error
 
@@ -103,9 +104,9 @@ def _guarded(block: nn.Module, eager: Forward, compiled: Forward) -> Forward:
 @contextmanager
 def _settings() -> Iterator[None]:
     """The compiler's settings for as long as a block is compiled or run."""
-    import torch._dynamo.config as dynamo
-    import torch._inductor.config as inductor
-
+    # A variant too many is an error: by default it would run eagerly, by the order they came in.
+    limits: dict[str, Any] = {"fail_on_recompile_limit_hit": True, "suppress_errors": False}
+    limits |= {"recompile_limit": 64 * _VARIANTS, "accumulated_recompile_limit": 512 * _VARIANTS}
     wanted = {
         # In this process: a pool of compiling processes would outlive a process that is killed.
         "compile_threads": 1,
@@ -114,17 +115,7 @@ def _settings() -> Iterator[None]:
         # No kernel is chosen by a race, which another process might see won by another.
         "deterministic": True,
     }
-    known: dict[str, Any] = {
-        name: value for name, value in wanted.items() if hasattr(inductor, name)
-    }
-    # A variant too many is an error: by default it would run eagerly, by the order they came in.
-    limits: dict[str, Any] = {"fail_on_recompile_limit_hit": True, "suppress_errors": False}
-    limits |= {"recompile_limit": 64 * _VARIANTS, "accumulated_recompile_limit": 512 * _VARIANTS}
-    # Python 3.13.0 has a bug that makes the compiler's checks before each call slower, nothing
-    # else. The trial has timed them, so the decision needs no warning of them.
-    if hasattr(dynamo, "issue_3_13_0_warning"):
-        limits["issue_3_13_0_warning"] = False
-    with dynamo.patch(limits), inductor.patch(known), _utf8_files():
+    with compiler_settings(limits, wanted), _utf8_files():
         yield
 
 
@@ -144,19 +135,6 @@ def _utf8_files() -> Iterator[None]:
         yield
     finally:
         locale.setlocale(locale.LC_CTYPE, before)
-
-
-def graph_breaks() -> int:
-    """How often the compiler gave a piece of code back to Python, in this process so far."""
-    from torch._dynamo.utils import counters
-
-    return sum(counters["graph_break"].values())
-
-
-def _is_compilers(error: BaseException) -> bool:
-    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-
-    return isinstance(error, FailOnRecompileLimitHit | TorchDynamoException)
 
 
 def raise_if_stopped(error: BaseException) -> None:

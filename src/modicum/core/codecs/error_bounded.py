@@ -2,8 +2,7 @@
 
 `compress(tensor, absolute_bound)` gives a record whose `nbytes` are those of the buffers that it
 holds; `decompress` gives back shape, strides and dtype, and no element is further from what it was
-than the bound. `dual_quantization` does it; `compressed_bytes` writes records into files and over
-wires.
+than the bound. `dual_quantization` does it.
 """
 
 from __future__ import annotations

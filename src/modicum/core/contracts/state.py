@@ -24,6 +24,7 @@ from modicum.core.errors import InputError
 from modicum.core.random import derive_seed
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import is_sharded, whole
+from modicum.core.torch_private import is_persistent
 
 Like = Callable[[str], Tensor | None]
 Regroup = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
@@ -172,7 +173,7 @@ def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The buffers that a state dict of the model would hold."""
     for path, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
+            if is_persistent(module, name):
                 yield f"{path}.{name}" if path else name, buffer
 
 

@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
 from modicum.core.ranks.sharding import is_sharded
+from modicum.core.torch_private import COMPILED_NAME
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Asking a weight for these is no use of its values.
@@ -75,7 +76,7 @@ def _why_not_called(model: nn.Module, name: str) -> str | None:
         kind = plain_type(module)
         switched_off = not getattr(module, _SWITCHES.get(kind.__name__, ""), True)
         told = getattr(module, "weights_read", None)
-        inside = [part for part in path[above:] if part != "_orig_mod"]  # of compiled modules
+        inside = [part for part in path[above:] if part != COMPILED_NAME]
         reads = _reads(kind, tuple(inside)) if told is None else ".".join(inside) in told
         if reads and not switched_off:
             return f"{kind.__name__} uses its weight without calling the layer"

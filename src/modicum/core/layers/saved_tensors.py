@@ -24,6 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from modicum.core.codecs.bit_packing import pack_bits, unpack_bits
 from modicum.core.codecs.error_bounded import ErrorBoundedCodec, contiguous_strides
 from modicum.core.layers.torch_calls import Call, Calls
+from modicum.core.torch_private import base_of, storage_address, version_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Kept:
         self.need: Need | None = None
         self._codec = codec
         self._exact: Tensor | None = None
-        self._version = tensor._version
+        self._version = version_of(tensor)
         self._record: Any = None
         self._bound = 0.0
         self._bits: Tensor | None = None
@@ -115,11 +116,11 @@ class Kept:
             RuntimeError: it was kept as it was, and has been changed in place since.
         """
         if self._exact is not None:
-            if self._exact._version != self._version:
+            if version_of(self._exact) != self._version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an "
                     f"inplace operation: {self.dtype} {list(self.shape)} is at version "
-                    f"{self._exact._version}; expected version {self._version} instead"
+                    f"{version_of(self._exact)}; expected version {self._version} instead"
                 )
             return self._exact
         if need == Need.SHAPE:
@@ -200,7 +201,7 @@ class SavedTensors:
             yield
             return
         tensors = [*self._model.parameters(), *self._model.buffers()]
-        self._persistent = {_storage(tensor) for tensor in tensors}
+        self._persistent = {storage_address(tensor) for tensor in tensors}
         self._inside = True
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         try:
@@ -249,8 +250,8 @@ class SavedTensors:
             return tensor
         self._full = None
         key = (
-            _storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(),
-            tensor.dtype, tensor._version,
+            storage_address(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(),
+            tensor.dtype, version_of(tensor),
         )  # fmt: skip
         kept = self._live.get(key)
         if kept is None:
@@ -280,10 +281,5 @@ class SavedTensors:
 
     def _is_persistent(self, tensor: Tensor) -> bool:
         """Whether it is a parameter, a buffer or a part of one, which the model keeps anyway."""
-        own = isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
-        return own or _storage(tensor) in self._persistent
-
-
-def _storage(tensor: Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
+        own = isinstance(tensor, nn.Parameter) or isinstance(base_of(tensor), nn.Parameter)
+        return own or storage_address(tensor) in self._persistent

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 
 from modicum.core.errors import InputError
+from modicum.core.extras import library
 from modicum.core.machine.record import processor
 
 
@@ -37,11 +36,12 @@ class Machine:
 def this_machine(device: torch.device) -> Machine:
     """Look at this machine, and time a matrix product on `device` (a tenth of a second)."""
     on_gpu = device.type == "cuda"
+    total, available = _memory()
     return Machine(
         processor=processor(),
         cores=torch.get_num_threads(),
-        memory_bytes=_total_memory(),
-        available_bytes=_available_memory(),
+        memory_bytes=total,
+        available_bytes=available,
         accelerator=torch.cuda.get_device_name(device) if on_gpu else None,
         accelerator_bytes=torch.cuda.mem_get_info(device)[1] if on_gpu else None,
         flops=_matrix_rate(device, 4096 if on_gpu else 512),
@@ -72,21 +72,14 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": str(torch.__version__)}
 
 
-def _total_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _available_memory() -> int:
-    """What can be had without swapping, under a container's limit where there is one."""
-    available = _total_memory()
-    if sys.platform == "linux":
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-        limit, used = (Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current"))
-        if limit.exists() and (text := limit.read_text().strip()).isdigit():
-            available = min(available, int(text) - int(used.read_text()))
-    return max(available, 0)
+def _memory() -> tuple[int, int]:
+    """All there is, and what can be had without swapping, under a container's limit if any."""
+    memory = library("psutil", "cli", "a plan").virtual_memory()
+    available = memory.available
+    limit, used = (Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current"))
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        available = min(available, int(text) - int(used.read_text()))
+    return memory.total, max(available, 0)
 
 
 def _matrix_rate(device: torch.device, size: int) -> float:

@@ -13,16 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
-from torch._C._profiler import (
-    ProfilerActivity,
-    ProfilerConfig,
-    ProfilerState,
-    RecordScope,
-    _ExperimentalConfig,
-)
 
+from modicum.core.extras import library
 from modicum.core.ranks.sharding import own_part
+from modicum.core.torch_private import (
+    begin_allocation_events,
+    end_allocation_events,
+    storage_address,
+)
 
 
 class TensorMeter:
@@ -44,7 +42,7 @@ class TensorMeter:
         self.device = torch.device(device)
         self.peak: int | None = None
         self._before = 0
-        self._profiler: Any = None
+        self.running = False
 
     def __enter__(self) -> TensorMeter:
         self.start()
@@ -58,29 +56,15 @@ class TensorMeter:
     ) -> None:
         self.stop()
 
-    @property
-    def running(self) -> bool:
-        """Whether events are being collected."""
-        return self._profiler is not None
-
     def start(self, before: int = 0) -> None:
         """Begin, with `before` bytes of tensors there already (which CUDA knows by itself)."""
         self._before = before
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-            self._profiler = self.device
         else:
             os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its notices are not for our users
-            # The calls beneath torch.profiler.profile, which itself keeps a gigabyte for a
-            # thousand steps. Operators are not asked for: they are no news, and one that ends
-            # after `stop`, as an exchange that is still on its way, would write to freed memory.
-            config = ProfilerConfig(
-                ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig()
-            )
-            _prepare_profiler(config, {ProfilerActivity.CPU})
-            scopes = {RecordScope.STATIC_RUNTIME_MODEL}  # what no program here ever enters
-            _enable_profiler(config, {ProfilerActivity.CPU}, scopes)  # type: ignore[call-arg]
-            self._profiler = config
+            begin_allocation_events()
+        self.running = True
 
     def stop(self) -> int:
         """End, and return the peak in bytes; a second call returns it again."""
@@ -89,8 +73,8 @@ class TensorMeter:
         if self.device.type == "cuda":
             self.peak = torch.cuda.max_memory_allocated(self.device)
         else:
-            self.peak = self._before + _peak(_disable_profiler().experimental_event_tree())
-        self._profiler = None
+            self.peak = self._before + _peak(end_allocation_events())
+        self.running = False
         return self.peak
 
 
@@ -129,23 +113,13 @@ def bytes_by_kind(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
 def tensor_bytes(tensors: list[Tensor]) -> int:
     """Bytes of the tensors' storages, shared ones once; of sharded ones, what this rank holds."""
     parts = [own_part(tensor)[0] for tensor in tensors]
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in parts}
+    storages = {storage_address(t): t.untyped_storage().nbytes() for t in parts}
     return sum(storages.values())
 
 
 def resident_bytes() -> int:
-    """The process's resident size now; on systems that do not say, its peak so far."""
-    now = _status("VmRSS")
-    return peak_resident_bytes() if now is None else now
-
-
-def _status(name: str) -> int | None:
-    """A size in bytes of Linux's page about this process; None elsewhere."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_bytes().splitlines():
-            if line.startswith(f"{name}:".encode()):
-                return int(line.split()[1]) * 1024
-    return None
+    """The process's resident size now."""
+    return int(library("psutil", "cli", "a plan").Process().memory_info().rss)
 
 
 def forget_peak() -> None:
@@ -161,8 +135,11 @@ def used_bytes(device: str) -> int:
 
 def peak_resident_bytes() -> int:
     """The process's largest resident size so far, or since `forget_peak`."""
-    if (peak := _status("VmHWM")) is not None:
-        return peak
+    # What psutil has not; and `ru_maxrss` knows the program too that this one took the place of.
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_bytes().splitlines():
+            if line.startswith(b"VmHWM:"):
+                return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from modicum.core.errors import InputError, Interrupted
 from modicum.core.ranks.environment import local_rank_and_size, meeting_place, rank_and_size
+from modicum.core.torch_private import default_store
 
 T = TypeVar("T")
 # How long ranks wait for each other to come.
@@ -144,7 +145,7 @@ class Ranks:
             return work()
         self._turn += 1
         key = f"modicum/turn/{self._turn}"
-        store = dist.distributed_c10d._get_default_store()
+        store = default_store()
         if self.first:
             result = work()
             with peer_errors():

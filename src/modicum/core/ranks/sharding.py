@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TypeGuard
 import torch
 from torch import Tensor
 
+from modicum.core.torch_private import local_box
+
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
@@ -34,12 +36,8 @@ def own_part(tensor: Tensor) -> tuple[Tensor, int]:
     """
     if not is_sharded(tensor):
         return tensor, 0
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offsets = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    if any(offsets[1:]) or tuple(shape[1:]) != tuple(tensor.shape[1:]):
+    offsets, shape = local_box(tensor.shape, tensor.device_mesh, tensor.placements)
+    if any(offsets[1:]) or shape[1:] != tuple(tensor.shape[1:]):
         raise ValueError(f"sharded over another dimension than 0: {tensor.placements}")
     return tensor.to_local(), offsets[0] if shape[0] else tensor.shape[0]
 

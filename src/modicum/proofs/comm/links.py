@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -81,12 +82,8 @@ def all_reduce_seconds(ranks: Ranks, elements: int, repeats: int = 3) -> float:
 
 def sent() -> int:
     """Bytes that this namespace's eth0 has sent; 0 where there is none."""
-    devices = Path("/proc/net/dev")
-    for line in devices.read_text(encoding="ascii").splitlines() if devices.exists() else ():
-        name, _, rest = line.partition(":")
-        if name.strip() == "eth0":
-            return int(rest.split()[8])
-    return 0
+    device = psutil.net_io_counters(pernic=True, nowrap=False).get("eth0")
+    return device.bytes_sent if device else 0
 
 
 def _serve(task: Path, result: Path) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from modicum.core.errors import DoesNotFit, InputError, ModicumError
 from modicum.core.progress import Listener
@@ -198,12 +199,13 @@ def _kill(recipe: dict[str, Any], out: Path, case: Case) -> None:
                 raise TimeoutError("the run that was to be killed made no steps")
             time.sleep(0.005)
         if process.poll() is None:
-            os.kill(_victim(process.pid, case.victim), signal.SIGKILL)
+            _victim(process.pid, case.victim).kill()
         while time.monotonic() < until and (process.poll() is None or _members(process.pid)):
             time.sleep(0.02)
     finally:
-        for pid in _members(process.pid):
-            os.kill(pid, signal.SIGKILL)
+        for member in _members(process.pid):
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
         process.wait()
 
 
@@ -214,26 +216,20 @@ def _steps_done(out: Path) -> int:
         return 0
 
 
-def _victim(leader: int, rank: int) -> int:
-    """The process of a rank, or the one that watches them, which is all that other systems show."""
-    for pid in _members(leader):
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"RANK=%d" % rank in environment and pid != leader:
-            return pid
-    return leader
+def _victim(leader: int, rank: int) -> psutil.Process:
+    """The process of a rank; while there is none, the one that watches them."""
+    for member in _members(leader):
+        with suppress(psutil.Error):
+            if member.pid != leader and member.environ().get("RANK") == str(rank):
+                return member
+    return psutil.Process(leader)
 
 
-def _members(leader: int) -> Iterable[int]:
+def _members(leader: int) -> list[psutil.Process]:
     """The processes that are alive of the session that `leader` began."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == leader and fields[0] != "Z":
-            found.append(int(folder.name))
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found

@@ -119,7 +119,7 @@ def check_compiles(subject: AdapterSubject) -> None:
     adapter = stir(small(subject).attach(model))
     output, gradients = model(ids), _gradients(model, adapter, ids)
     # aot_eager traces forward and backward as inductor does, and needs no C++ compiler.
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     assert_close(compiled(ids), output, 1e-5, "the compiled model computes something else")
     compiled(ids).square().sum().backward()

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.machine.memory import tensor_bytes
+from modicum.core.torch_private import storage_address
 from modicum.models.llama import Llama
 from modicum.optim.sgd import SGD
 from modicum.optim.transform import (
@@ -231,7 +232,7 @@ def check_bytes_of_the_state(subject: TransformSubject) -> None:
     training.steps(0, 1)
     at = TransformQuery(trained_shapes(training.model))
     said, found = training.value.ledger(at).bytes("optimizer"), training.tensors().values()
-    held = tensor_bytes(list({t.untyped_storage()._cdata: t for t in found}.values()))
+    held = tensor_bytes(list({storage_address(tensor): tensor for tensor in found}.values()))
     assert said == held, f"the ledger says {said} bytes of state, there are {held}"
 
 

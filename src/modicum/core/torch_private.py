@@ -1,0 +1,165 @@
+"""Every part of torch that torch calls private and this package uses, each in one small function.
+
+Where such a part is gone or another in some version, this file is what changes, and nothing else;
+`tests/test_structure.py` holds that no other file names one. All of them were seen in torch 2.11,
+2.12 and 2.13, and work there.
+
+Names that begin with an underscore too, but are relied on everywhere, stay where they are used:
+of modules `_parameters`, `_buffers`, `_modules`, `_forward_hooks`, `_forward_pre_hooks` and
+`_backward_hooks`, and the methods `_save_to_state_dict` and `_load_from_state_dict`, which are
+there to be overridden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
+
+COMPILED_NAME = "_orig_mod"
+"""The name under which `torch.compile` keeps the module that it stands for."""
+
+
+# Tensors
+
+
+def storage_address(tensor: Tensor) -> int:
+    """What tells a tensor's storage from all others that live, `_cdata`."""
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place, `_version`."""
+    return tensor._version
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """The tensor that this one is a view of, `_base`."""
+    return tensor._base
+
+
+def local_box(
+    shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where this rank's part of a sharded tensor begins in the full one, and its sizes."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sizes, offsets = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
+    return tuple(offsets), tuple(sizes)
+
+
+# Modules and optimizers
+
+
+def is_persistent(module: nn.Module, buffer: str) -> bool:
+    """Whether a state dict holds the module's buffer, `_non_persistent_buffers_set`."""
+    return buffer not in module._non_persistent_buffers_set
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `module.compile()` was called, `_compiled_call_impl`."""
+    return module._compiled_call_impl is not None
+
+
+def padding_of(convolution: nn.Conv2d) -> list[int]:
+    """A convolution's padding in the order of `F.pad`, `_reversed_padding_repeated_twice`."""
+    return convolution._reversed_padding_repeated_twice
+
+
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Tell a learning rate's scheduler that the optimizer has stepped, `_opt_called`."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+# What is going on
+
+
+def transforms_run() -> bool:
+    """Whether one of `torch.func`'s transforms, or forward-mode differentiation, is at work."""
+    from torch.autograd import forward_ad
+
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def default_store() -> Store:
+    """The store by which the processes of the default group found each other."""
+    import torch.distributed as dist
+
+    return dist.distributed_c10d._get_default_store()
+
+
+# The profiler
+
+
+def begin_allocation_events() -> None:
+    """Begin to note every allocation and release of memory on the CPU.
+
+    By the calls beneath `torch.profiler.profile`, which itself keeps a gigabyte for a thousand
+    steps. Operators are not asked for: they are no news, and one that ends after
+    `end_allocation_events`, as an exchange that is still on its way, would write to freed memory.
+    """
+    from torch._C import _profiler as profiler
+    from torch._C._autograd import _enable_profiler, _prepare_profiler
+
+    config = profiler.ProfilerConfig(
+        profiler.ProfilerState.KINETO, False, True, False, False, False,
+        profiler._ExperimentalConfig(),
+    )  # fmt: skip
+    processor = {profiler.ProfilerActivity.CPU}
+    scopes = {profiler.RecordScope.STATIC_RUNTIME_MODEL}  # what no program here ever enters
+    _prepare_profiler(config, processor)
+    _enable_profiler(config, processor, scopes)  # type: ignore[call-arg]
+
+
+def end_allocation_events() -> list[Any]:
+    """The profiler's event tree since then."""
+    from torch._C._autograd import _disable_profiler
+
+    return _disable_profiler().experimental_event_tree()
+
+
+# The compiler
+
+
+@contextmanager
+def compiler_settings(limits: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[None]:
+    """Settings of the compiler while the context lasts.
+
+    Args:
+        limits: of `torch._dynamo.config`, which must have them.
+        wanted: of `torch._inductor.config`; those that this version does not have are left out.
+    """
+    import torch._dynamo.config as dynamo
+    import torch._inductor.config as inductor
+
+    traced = dict(limits)
+    # Python 3.13.0 has a bug that makes the compiler's checks before each call slower, nothing
+    # else: whoever compiles has timed them, and needs no warning.
+    if hasattr(dynamo, "issue_3_13_0_warning"):
+        traced["issue_3_13_0_warning"] = False
+    known = {name: value for name, value in wanted.items() if hasattr(inductor, name)}
+    with dynamo.patch(traced), inductor.patch(known):
+        yield
+
+
+def graph_breaks() -> int:
+    """How often the compiler gave a piece of code back to Python, in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return sum(counters["graph_break"].values())
+
+
+def is_compilers(error: BaseException) -> bool:
+    """Whether an error is the compiler's own, `torch._dynamo.exc`."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    return isinstance(error, FailOnRecompileLimitHit | TorchDynamoException)
