@@ -435,6 +435,15 @@ def _held(claim_verdict: ClaimVerdict) -> str:
     return {"in part": "holds in part"}.get(claim_verdict, claim_verdict)
 
 
+def ratios(method: Iterable[float], rival: Iterable[float]) -> list[float]:
+    """The method's over the rival's, seed by seed.
+
+    >>> ratios([1.0, 3.0], [2.0, 2.0])
+    [0.5, 1.5]
+    """
+    return [mine / theirs for mine, theirs in zip(method, rival, strict=True)]
+
+
 def prove(
     name: str,
     *,

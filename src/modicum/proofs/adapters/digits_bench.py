@@ -51,6 +51,10 @@ class Curve:
     trained: int
     seeds: tuple[Curve, ...] = ()
 
+    def losses_after(self, step: int) -> list[float]:
+        """Each seed's loss after so many steps."""
+        return [curve.losses[step - 1] for curve in self.seeds]
+
     @property
     def errors(self) -> list[float]:
         """The share of test images that each seed's adaptation gets wrong."""

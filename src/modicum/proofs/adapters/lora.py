@@ -90,7 +90,7 @@ def nearly_full_tuning(run: ProofRun) -> None:
         baseline=full.peak_bytes,
         claimed="a third (GPT-3 175B)",
     )
-    above = [one.excess - other.excess for one, other in zip(best.runs, full.runs, strict=True)]
+    above = [one - other for one, other in zip(best.excesses, full.excesses, strict=True)]
     run.at_most("loss above full tuning's (nats)", loss.method - loss.baseline, 0.01, seeds=above)
     run.at_most("trained parameters, of full tuning's", trained.ratio, 0.06)
     run.at_most("gradient and optimizer bytes, of full tuning's", state.ratio, 0.06)

@@ -20,7 +20,7 @@ from torch import Tensor
 from modicum.adapters import LoRA, MoS
 from modicum.adapters.sites import Site
 from modicum.proofs.adapters.permutation_bench import Best, PermutationBench, PermutationSize
-from modicum.proofs.base import ProofRun
+from modicum.proofs.base import ProofRun, ratios
 
 # As hard for its width as the full one: with fewer symbols, rank 1 is nearly enough.
 QUICK = PermutationSize(
@@ -83,5 +83,4 @@ def _compared(run: ProofRun, baseline: str, mine: Best, theirs: Best) -> tuple[f
     """Note both sides' held-out losses above the floor; their ratio, and that of each seed."""
     label = f"held-out loss above the floor (nats), against {baseline}"
     figure = run.figure(label, method=mine.excess, baseline=theirs.excess)
-    pairs = zip(mine.runs, theirs.runs, strict=True)
-    return figure.ratio, [one.excess / other.excess for one, other in pairs]
+    return figure.ratio, ratios(mine.excesses, theirs.excesses)

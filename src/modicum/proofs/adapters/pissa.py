@@ -24,7 +24,7 @@ from modicum.core.layers.linear_forms import linear_form
 from modicum.core.layers.truncated_svd import truncated_svd
 from modicum.core.random import normal_
 from modicum.proofs.adapters.digits_bench import RATES, DigitsBench
-from modicum.proofs.base import ProofRun
+from modicum.proofs.base import ProofRun, ratios
 
 RANK, STEP, WIDTH, ROUNDS = 4, 100, 512, 5
 Reconstruct = Callable[[Tensor, int], Tensor]
@@ -64,16 +64,13 @@ def learns_faster(run: ProofRun) -> None:
         claimed="72.9 % against 67.7 % (Mistral-7B, GSM8K)",
     )
     run.figure("trained parameters", method=mine.trained, baseline=theirs.trained)
-    pairs = list(zip(mine.seeds, theirs.seeds, strict=True))
-    each = [one.steps_to(other.losses[STEP - 1]) / STEP for one, other in pairs]
+    pairs = zip(mine.seeds, theirs.losses_after(STEP), strict=True)
+    each = [curve.steps_to(loss) / STEP for curve, loss in pairs]
     run.at_most(f"steps to LoRA's loss after {STEP}, of these", steps.ratio, 0.8, seeds=each)
-    each = [one.losses[half - 1] / other.losses[half - 1] for one, other in pairs]
+    each = ratios(mine.losses_after(half), theirs.losses_after(half))
     run.at_most(f"training loss after {half} steps, of LoRA's", early.ratio, 0.8, seeds=each)
-    run.against(
-        "LoRA of the same rank",
-        "test errors after all steps, at the rates that are fastest",
-        [one / other for one, other in zip(mine.errors, theirs.errors, strict=True)],
-    )
+    errors = "test errors after all steps, at the rates that are fastest"
+    run.against("LoRA of the same rank", errors, ratios(mine.errors, theirs.errors))
 
 
 def quantizes_better(run: ProofRun) -> None:

@@ -30,8 +30,8 @@ Arms = dict[str, dict[str, Any]]
 def prove(run: ProofRun) -> None:
     """Time it against closed forms and the baseline, compare the weights, tune the buckets."""
     if run.full:
-        ratios = on_real_links(run) + with_real_compute(run)
-        run.against("PyTorch's DDP", "seconds of an update, all links and ratios", ratios)
+        over_ddp = on_real_links(run) + with_real_compute(run)
+        run.against("PyTorch's DDP", "seconds of an update, all links and ratios", over_ddp)
         bytes_on_the_wire(run)
     else:
         on_a_pretended_link(run)
@@ -60,7 +60,7 @@ def on_a_pretended_link(run: ProofRun, layers: int = 24, elements: int = 25_000)
     rates = {ratio: 4 * layers * elements / (ratio * forward) for ratio in (4, 1)}
     run.progress("sleeping layers on a pretended link")
     runs = [told | {"rate": rate} for rate in rates.values()]
-    ratios = []
+    over_undivided = []
     for ratio, found in zip(rates, at_ranks(f"{BENCH}:series", 2, {"runs": runs})[0], strict=True):
         seconds = found["fastest"]
         figure = run.figure(
@@ -69,7 +69,7 @@ def on_a_pretended_link(run: ProofRun, layers: int = 24, elements: int = 25_000)
             baseline=seconds["undivided"],
             claimed=CLAIM if ratio == 4 else "",
         )
-        ratios.append(figure.ratio)
+        over_undivided.append(figure.ratio)
         if ratio == 4:
             run.at_least("times faster than undivided", 1 / figure.ratio, 1.1)
             best = ideal(forward, ratio * forward)
@@ -77,7 +77,7 @@ def on_a_pretended_link(run: ProofRun, layers: int = 24, elements: int = 25_000)
         else:
             sentence = "seconds over undivided's, where it cannot gain"
             run.at_most(sentence, figure.ratio, 1.15, part="check")
-    run.against("the all-reduce undivided", "seconds of an update, all ratios", ratios)
+    run.against("the all-reduce undivided", "seconds of an update, all ratios", over_undivided)
 
 
 def on_real_links(run: ProofRun, layers: int = 24, elements: int = 125_000) -> list[float]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from modicum.proofs.base import ProofRun
+from modicum.proofs.base import ProofRun, ratios
 from modicum.proofs.comm.links import shaped
 from modicum.proofs.ranks import at_ranks
 
@@ -64,14 +64,14 @@ def trains_as_well(run: ProofRun) -> None:
         baseline=losses["bf16"],
         claimed="that of bfloat16 (GPT of 125M to 6.7B)",
     )
-    over_exact = _ratios(each["method"], each["bf16"])
+    over_exact = ratios(each["method"], each["bf16"])
     run.at_most("loss, of bfloat16's", loss.ratio, 1.01, seeds=over_exact)
     for label in PARTS if run.full else ():
         run.figure(f"loss: {label}", method=losses[label], baseline=losses["bf16"])
     # Named anew, as in the null it is the differences that stand in this place.
     run.contender(DIRECT, null=SDP4BIT, null_is="differences where weights should be quantized")
     run.figure("loss: 4-bit weights themselves", method=losses["direct"], baseline=losses["bf16"])
-    over_direct = _ratios(each["method"], each["direct"])
+    over_direct = ratios(each["method"], each["direct"])
     run.against("4-bit weights themselves", "held-out loss at no more bytes", over_direct)
     run.contender(SDP4BIT, null=BFLOAT16, null_is="bfloat16 in the method's place")
     sent = run.figure(
@@ -81,10 +81,6 @@ def trains_as_well(run: ProofRun) -> None:
         claimed="nearly 4 bits an element",
     )
     run.at_most("bytes between hosts, of bfloat16's", sent.ratio, 0.27)
-
-
-def _ratios(method: list[float], other: list[float]) -> list[float]:
-    return [one / two for one, two in zip(method, other, strict=True)]
 
 
 def sends_less(run: ProofRun) -> None:

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from modicum.memory.comet import COMET
 from modicum.models.convnet import ConvNetConfig
-from modicum.proofs.base import ProofRun
+from modicum.proofs.base import ProofRun, ratios
 from modicum.proofs.memory.rivals import Everything, FixedBits, FixedBound
 from modicum.proofs.memory.texture_bench import ArmOutcome, TextureBench, TextureSize
 
@@ -86,11 +86,12 @@ def fewer_bytes(run: ProofRun, mine: ArmOutcome, exact: ArmOutcome) -> None:
     most = run.figure(
         "the same in the update that holds most", method=mine.most, baseline=exact.plain
     )
-    each = [plain / held for held, plain in mine.compared(exact, "most")]
+    each = ratios(exact.each("most"), mine.each("most"))
     sentence = "times fewer bytes, also in the update that holds most"
     run.at_least(sentence, 1 / most.ratio, 6.0, seeds=each)
     lost = exact.accuracy - mine.accuracy
-    each = [plain - kept for kept, plain in mine.compared(exact, "accuracy")]
+    pairs = zip(exact.each("accuracy"), mine.each("accuracy"), strict=True)
+    each = [plain - kept for plain, kept in pairs]
     # Of the claim, this is the condition: exact training meets it and saves nothing.
     run.at_most("accuracy lost (points)", lost, _allowed(run), part="check", seeds=each)
 
@@ -120,8 +121,8 @@ def less_than_fixed_bits(
         baseline=best.held,
         claimed="1.8 times fewer than JPEG-ACT (ImageNet)",
     )
-    ratios = [held / other for held, other in mine.compared(best, "held")]
-    run.against(name, "bytes, of those of the fewest fixed bits as good", ratios)
+    over_best = ratios(mine.each("held"), best.each("held"))
+    run.against(name, "bytes, of those of the fewest fixed bits as good", over_best)
 
 
 def noise_as_predicted(run: ProofRun, comet: ArmOutcome, factor: float) -> None:

@@ -81,10 +81,9 @@ class ArmOutcome:
         plain = replace(self, held=self.plain, most=self.plain, all_held=self.all_plain)
         return replace(plain, seeds=seeds)
 
-    def compared(self, other: ArmOutcome, name: str) -> list[tuple[float, float]]:
-        """A number of both arms, seed by seed."""
-        pairs = zip(self.seeds or (self,), other.seeds or (other,), strict=True)
-        return [(getattr(mine, name), getattr(theirs, name)) for mine, theirs in pairs]
+    def each(self, name: str) -> list[float]:
+        """One of the numbers, of each seed."""
+        return [getattr(outcome, name) for outcome in self.seeds or (self,)]
 
     @classmethod
     def mean(cls, outcomes: Sequence[ArmOutcome]) -> ArmOutcome:

@@ -25,7 +25,7 @@ from modicum.core.machine.memory import tensor_bytes
 from modicum.optim.eva import Eva, EvaRuntime
 from modicum.optim.sgd import SGD
 from modicum.optim.transform import TransformContext
-from modicum.proofs.base import ProofRun
+from modicum.proofs.base import ProofRun, ratios
 from modicum.proofs.optim.digits_curves import (
     AUTOENCODER,
     DAMPING,
@@ -188,7 +188,7 @@ def convergence(run: ProofRun) -> None:
         plain = task.ends(PLAIN)
         contender = run.contender(WITH_EVA, null=PLAIN, null_is="momentum in Eva's place")
         clipped, mine = task.reaches(CLIPPED, plain), task.reaches(contender, plain)
-        over_clipped += [one / other for one, other in zip(mine, clipped, strict=True)]
+        over_clipped += ratios(mine, clipped)
         for other in VARIANTS if run.full else ():
             label = f"steps to momentum's last loss, {other.name}, {task.name}"
             needed = statistics.mean(task.reaches(other, plain))

@@ -34,7 +34,7 @@ from modicum.core.random import normal_
 from modicum.models import ModelConfig, create
 from modicum.models.llama import Llama
 from modicum.optim import AdamW, GaLore, step_in_backward
-from modicum.proofs.base import ProofRun
+from modicum.proofs.base import ProofRun, ratios
 from modicum.proofs.optim.text_bench import (
     AdaptedLoop,
     Loop,
@@ -246,9 +246,8 @@ def nearly_the_loss(run: ProofRun) -> None:
             run.figure(name, method=best(other).loss, baseline=adam.loss)
         null_is = "LoRA of the same rank in GaLore's place"
         ours = best(run.contender(method, null=lora, null_is=null_is))
-        pairs = zip(ours.losses, best(lora).losses, strict=True)
-        ratios = [one / other for one, other in pairs]
-        run.against("LoRA of the same rank", "held-out loss", ratios)
+        over_lora = ratios(ours.losses, best(lora).losses)
+        run.against("LoRA of the same rank", "held-out loss", over_lora)
     arms = run.contender((method,), null=(alike, apart), null_is="AdamW in GaLore's place")
     ours = best(*arms)
     run.figure(
@@ -273,8 +272,8 @@ def nearly_the_loss(run: ProofRun) -> None:
     near = mean("GaLore, 8-bit state", eight, exact.learning_rate)
     loss = run.figure("held-out loss (nats), 8-bit", method=near.loss, baseline=exact.loss)
     state = run.figure("bytes of state, 8-bit", method=near.state_bytes, baseline=exact.state_bytes)
-    ratios = [one / other for one, other in zip(near.losses, exact.losses, strict=True)]
-    run.at_most("loss with 8-bit moments, of that with 32-bit ones", loss.ratio, 1.01, seeds=ratios)
+    each = ratios(near.losses, exact.losses)
+    run.at_most("loss with 8-bit moments, of that with 32-bit ones", loss.ratio, 1.01, seeds=each)
     run.at_most("bytes of state with 8-bit moments, of that with 32-bit ones", state.ratio, 0.65)
 
 
