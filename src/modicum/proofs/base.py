@@ -139,7 +139,7 @@ class Criterion:
 def claim_verdict_of(criteria: Iterable[Criterion]) -> ClaimVerdict:
     """How far the claim was found: wholly, in part, not at all, or not measured.
 
-    What is missed among the checks makes of a claim that holds one that does so in part.
+    A check that is missed lowers a claim that holds to one that does so in part.
     """
     claim, check = ([c.passed for c in criteria if c.part == part] for part in ("claim", "check"))
     if not claim:
