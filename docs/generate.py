@@ -77,14 +77,17 @@ def methods_page() -> str:
     lines = [
         "# Methods",
         "",
-        "What `modicum methods` lists. The status says how the implementation was checked, what "
-        "the method's proof said here, and whether it has run on a GPU.",
+        "What `modicum methods` lists. Of its verdict, *claim* says how far the paper's headline "
+        "was found here, and *against* how the method stands against the best simple alternative "
+        "at equal budget ([what the words mean](proofs.md)). The status tells both, and why; how "
+        "the implementation was checked; whether it has run on a GPU.",
         "",
-        "| room | name | method | status |",
-        "| --- | --- | --- | --- |",
+        "| room | name | method | claim | against | status |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| `{r.room}` | [`{r.name}`](#{r.name}) | {cell(r.title)} | {cell(r.status)} |"
+        f"| `{r.room}` | [`{r.name}`](#{r.name}) | {cell(r.title)} | {r.info.claim_verdict} "
+        f"| {cell(str(r.info.against))} | {cell(r.status)} |"
         for r in records
     ]
     for record in records:

@@ -112,12 +112,14 @@ def test_a_proof_shows_its_figures_and_its_verdict_last() -> None:
     result = {
         "name": "lora",
         "verdict": "does not hold",
+        "claim_verdict": "in part",
+        "against": {"result": "worse", "rival": "LoRA"},
         "reason": "above the threshold",
         "null": True,
         "seconds": 12.3456,
         "figures": [
             {"what": "peak bytes", "method": 10, "baseline": 20, "ratio": 0.5},
-            {"what": "loss", "method": 1.25, "threshold": 1.3},
+            {"what": "loss", "method": 1.25, "threshold": 1.3, "remark": ""},
         ],
     }
     lines = text(print_proof, result).splitlines()
@@ -125,7 +127,11 @@ def test_a_proof_shows_its_figures_and_its_verdict_last() -> None:
     assert ["seconds", "12.35"] in [line.split() for line in lines]
     assert "what        method  baseline  ratio  threshold" in lines
     assert "loss          1.25                         1.3" in lines
-    assert lines[-1] == "verdict: does not hold (above the threshold)"
+    assert lines[-3:] == [
+        "claim verdict: in part",
+        "against: worse than LoRA",
+        "verdict: does not hold (above the threshold)",
+    ]
     assert json.loads(text(print_proof, result, as_json=True)) == result
 
 

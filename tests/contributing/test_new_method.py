@@ -105,7 +105,11 @@ def test_the_commands_of_the_guide_say_what_it_says() -> None:
     assert len(checks) >= 28
     assert all(row["passed"] for row in checks)
     assert (proof["verdict"], null["verdict"]) == ("holds", "does not hold")
-    assert [row["passed"] for row in null["criteria"]] == [False, False]
+    assert (proof["claim_verdict"], null["defects"]) == ("holds", [])
+    assert [row["part"] for row in null["criteria"]] == ["check", "claim", "against"]
+    assert [row["passed"] for row in null["criteria"][:2]] == [False, False]
+    [listed] = [method for method in methods if method["name"] == "signed_sums"]
+    assert proof["against"]["rival"] == listed["against"]["rival"]
     assert "signed_sums" in {method["name"] for method in methods}
 
 

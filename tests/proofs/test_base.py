@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from modicum.core.contracts.catalog import catalog, find
+from modicum.core.contracts.catalog import MethodRecord, catalog, find
+from modicum.core.contracts.method import Against, ClaimVerdict, verdict_of
 from modicum.core.errors import InputError
 from modicum.proofs import ProofRun, prove, write
-from modicum.proofs.base import Criterion
+from modicum.proofs.base import Criterion, Proof, against_of, claim_verdict_of
 
 PLUGIN = Path(__file__).parents[1] / "contracts" / "plugins" / "outer.py"
 
@@ -128,27 +131,222 @@ def test_a_library_that_is_missing_is_named_with_its_remedy() -> None:
         run().library("no_such_library", "hf")
 
 
-def test_every_method_that_says_it_was_proven_has_its_result() -> None:
-    """What holds must do so at both sizes; what does not has failed in the whole experiment."""
-    results = Path(__file__).parents[2] / "benchmarks" / "results" / "proofs"
-    for record in catalog().values():
-        holds = record.info.holds
-        if holds == "not proven yet":
-            continue
-        for name in (f"{record.name}.json", f"{record.name}.full.json"):
-            result = json.loads((results / name).read_text())
-            assert result["null"] is False
-            if holds == "holds" or result["mode"] == "full":
-                assert result["verdict"] == holds, name
-        assert bool(record.info.reason) == (holds == "does not hold")
+# The two parts of a verdict
+
+
+def known_for(
+    claim_verdict: ClaimVerdict = "not shown here", against: Against | None = None
+) -> Any:
+    """The record of a method whose known verdict is this."""
+    record = find("mos")
+    known = {"claim_verdict": claim_verdict, "against": against or Against(), "reason": ""}
+    return replace(record, info=replace(record.info, **known))
+
+
+def judged(
+    claims: Sequence[float] = (),
+    checks: Sequence[float] = (),
+    ratios: Sequence[float] = (),
+    *,
+    record: Any = None,
+    null: bool = False,
+) -> Proof:
+    """A proof whose figures are these, in a null run too, with bars of 1."""
+    this = ProofRun(record or known_for(), null=null, full=False)
+    this.contender(1, null=2, null_is="two")
+    for figure in claims:
+        this.at_most("loss", figure, 1.0)
+    for figure in checks:
+        this.at_most("budget", figure, 1.0, part="check")
+    if ratios:
+        this.against("a rival", "loss", ratios)
+    return this.conclude()
+
+
+@pytest.mark.parametrize(
+    ("claims", "checks", "verdict"),
+    [
+        ([0.9, 0.5], [0.9], "holds"),
+        ([0.9, 0.5], [], "holds"),
+        ([0.9, 1.5], [0.9], "in part"),
+        ([0.9, 0.5], [1.5], "in part"),
+        ([1.2, 1.5], [0.9], "does not hold"),
+        ([], [0.9], "not shown here"),
+    ],
+)
+def test_the_claims_verdict_is_that_of_its_criteria(
+    claims: list[float], checks: list[float], verdict: str
+) -> None:
+    proof = judged(claims, checks)
+    assert proof.claim_verdict == verdict
+    assert (proof.verdict == "holds") == (verdict == "holds")
+    assert proof.as_json()["claim_verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("ratios", "result"),
+    [
+        ([0.8, 0.82], "better"),
+        ([0.99], "better"),
+        ([0.9, 1.05], "equal"),
+        ([1.0], "equal"),
+        ([0.95, 1.09], "equal"),
+        ([1.2, 1.3], "worse"),
+        ([1.001], "worse"),
+        ([math.inf, 0.5], "worse"),
+        ([math.nan], "worse"),
+    ],
+)
+def test_a_rival_is_equal_within_the_spread(ratios: list[float], result: str) -> None:
+    proof = judged([0.5], ratios=ratios)
+    assert proof.as_json()["against"] == {"result": result, "rival": "a rival"}
+    assert proof.claim_verdict == "holds"
+    assert proof.verdict == ("does not hold" if result == "worse" else "holds")
+    assert f"{Against(result, 'a rival')}" in proof.reason
+    json.dumps(proof.as_json(), allow_nan=False)
+
+
+def test_a_proof_names_one_rival_and_a_baseline_none() -> None:
+    this = run()
+    this.contender(1, null=2, null_is="two")
+    this.against("one", "loss", [0.5])
+    with pytest.raises(TypeError, match="has named its best simple alternative"):
+        this.against("another", "loss", [0.4])
+    assert this.conclude().against == Against("baseline")  # as the info of LoRA has it
+    assert judged([0.5]).against == Against()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "narrowly", "spread"),
+    [((0.9, 1.3), True, 0.2828), ((1.09, 1.11), False, 0.01414), ((), False, None)],
+)
+def test_a_bar_missed_by_less_than_the_spread_says_so(
+    seeds: tuple[float, ...], narrowly: bool, spread: float | None
+) -> None:
+    this = ProofRun(known_for(), null=False, full=False)
+    this.contender(1, null=2, null_is="two")
+    this.at_most("loss", 1.1, 1.0, seeds=seeds)
+    proof = this.conclude()
+    assert proof.claim_verdict == "does not hold"
+    assert ("missed by less than its spread over seeds" in proof.reason) == narrowly
+    [criterion] = proof.as_json()["criteria"]
+    assert criterion["narrowly_missed"] == narrowly
+    assert criterion["spread"] == (spread and pytest.approx(spread, rel=1e-3))
+
+
+# What must fall under the null, and what must be found
+
+
+def test_a_claim_that_stands_in_part_must_fall_from_there() -> None:
+    record = known_for("in part", Against("worse", "a rival"))
+    assert judged([1.5, 1.5], [0.5, 1.5], [1.0], record=record, null=True).defects == ()
+    stays = judged([0.5, 1.5], ratios=[1.0], record=record, null=True)
+    assert stays.defects == ("that the claim should have fallen (it holds in part)",)
+    assert stays.verdict == "holds"
+    assert judged([0.5, 1.5], record=known_for("holds"), null=True).defects == ()
+
+
+def test_what_is_better_must_be_so_no_more() -> None:
+    record = known_for("holds", Against("better", "a rival"))
+    for ratio, defects in (
+        (1.0, ()),
+        (1.5, ()),
+        (0.5, ("that a null is not better than a rival",)),
+    ):
+        proof = judged([1.5], ratios=[ratio], record=record, null=True)
+        assert proof.defects == defects
+        assert proof.verdict == ("holds" if defects else "does not hold")
+    # That a null beats a rival which the method did not is no defect.
+    equal = known_for("holds", Against("equal", "a rival"))
+    assert judged([1.5], ratios=[0.5], record=equal, null=True).defects == ()
+
+
+def planting(*, loss: float, plants: bool = True) -> ProofRun:
+    """A null run where nothing stands, and what is planted has this loss."""
+    record = known_for("does not hold", Against("worse", "a rival"))
+    this = ProofRun(record, null=True, full=False)
+    found = this.contender(1.4, null=2.0, null_is="two", planted=loss if plants else None)
+    this.at_most("loss", found, 1.0)
+    this.against("a rival", "loss", [found])
+    return this
+
+
+def test_where_nothing_stands_a_planted_effect_must_be_found() -> None:
+    proof = planting(loss=0.5).conclude()
+    assert (proof.planted, proof.defects) == (True, ())
+    assert (proof.claim_verdict, proof.against.result) == ("holds", "better")
+    assert proof.verdict == "holds"
+    assert proof.reason.startswith("what was planted is found; all 2 criteria are met")
+    missed = planting(loss=1.3).conclude()
+    assert missed.defects == ("what was planted",)
+    assert missed.verdict == "does not hold"
+    with pytest.raises(TypeError, match=r"contender\(planted=...\)"):
+        planting(loss=0.5, plants=False).conclude()
+
+
+def test_a_plant_is_for_null_runs_of_what_does_not_stand() -> None:
+    for record, null, expected in (
+        (known_for("does not hold"), False, 1.4),
+        (known_for("does not hold"), True, 0.5),
+        (known_for("in part"), True, 2.0),
+        (known_for("does not hold", Against("better", "a rival")), True, 2.0),
+        (known_for(), True, 2.0),
+        (known_for(against=Against("baseline")), True, 2.0),
+        (known_for(against=Against("equal", "a rival")), True, 0.5),
+    ):
+        this = ProofRun(record, null=null, full=False)
+        assert this.contender(1.4, null=2.0, null_is="two", planted=0.5) == expected
+
+
+# What was found, and what is said of it
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "proofs"
+PROVEN = [record for record in catalog().values() if record.info.claim_verdict != "not shown here"]
+
+
+@pytest.mark.parametrize("record", PROVEN, ids=lambda record: record.name)
+def test_a_method_says_what_its_whole_experiment_said(record: MethodRecord) -> None:
+    """Both parts; and what holds, or is better, does not fail at the quick size."""
+    info = record.info
+    quick, full = (
+        json.loads((RESULTS / f"{record.name}{size}.json").read_text()) for size in ("", ".full")
+    )
+    assert (quick["mode"], full["mode"], quick["null"], full["null"]) == ("quick", "full", 0, 0)
+    assert full["claim_verdict"] == info.claim_verdict
+    assert full["against"] == asdict(info.against)
+    listed = record.as_json()
+    for part in ("claim", "claim_verdict", "against", "verdict"):
+        assert full[part] == listed[part]
+    if info.claim_verdict == "holds":
+        assert quick["claim_verdict"] == "holds"
+    if info.against.result == "better":
+        assert quick["against"]["result"] in ("better", "not shown here")
+    flawless = info.claim_verdict == "holds" and info.against.result in ("better", "baseline")
+    assert bool(info.reason) == (not flawless)
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.name)
+def test_a_committed_verdict_follows_from_its_own_criteria(file: Path) -> None:
+    result = json.loads(file.read_text())
+    known = {field.name for field in fields(Criterion)}
+    criteria = [Criterion(**{k: c[k] for k in known}) for c in result["criteria"]]
+    assert [c.as_json() for c in criteria] == result["criteria"]
+    against = against_of(criteria)
+    if result["against"]["result"] == "baseline":
+        against = find(result["name"]).info.against
+    assert result["claim_verdict"] == claim_verdict_of(criteria)
+    assert result["against"] == asdict(against)
+    assert result["verdict"] == verdict_of(result["claim_verdict"], against)
 
 
 def test_the_readme_says_what_the_proofs_said() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    for verdict, line in (("holds", "- the claim holds: "), ("does not hold", "not wholly: ")):
-        (told,) = re.findall(re.escape(line) + "(.*)[;.]", readme)
-        records = [record for record in catalog().values() if record.info.holds == verdict]
-        assert set(told.split(", ")) == {record.info.title.partition(":")[0] for record in records}
+    told = readme.partition("| method | claim | against |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.splitlines()[2:]]
+    assert sorted(rows) == sorted(
+        [record.title.partition(":")[0], record.info.claim_verdict, str(record.info.against)]
+        for record in PROVEN
+    )
 
 
 def test_importing_proofs_imports_no_torch() -> None:

@@ -15,7 +15,7 @@ from modicum.adapters.base_weights import at_least_fp32
 from modicum.adapters.fused import frozen_linear_plus_low_rank, fusible
 from modicum.adapters.sites import Site
 from modicum.core.contracts.ledger import Work
-from modicum.core.contracts.method import Info, PositiveFloat, PositiveInt
+from modicum.core.contracts.method import Against, Info, PositiveFloat, PositiveInt
 from modicum.core.ranks.sharding import whole
 
 
@@ -110,7 +110,8 @@ class LoRA(Adapter):
         "fine-tuning of GPT-3, at its quality, without latency after merging",
         traits=("adapts_base", "mergeable", "exact_resume", "compiles"),
         evidence="verified against code",
-        holds="holds",
+        claim_verdict="holds",
+        against=Against("baseline"),
         tiny={"rank": 2},
     )
     layer = LoRALayer

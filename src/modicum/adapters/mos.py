@@ -14,7 +14,7 @@ from modicum.adapters.base import AdapterQuery, Factor
 from modicum.adapters.lora import LoRA, LoRALayer
 from modicum.adapters.names import plain_name
 from modicum.adapters.sites import Site
-from modicum.core.contracts.method import Info, PositiveFloat, PositiveInt
+from modicum.core.contracts.method import Against, Info, PositiveFloat, PositiveInt
 from modicum.core.errors import InputError
 from modicum.core.random import bits
 from modicum.core.ranks.sharding import whole
@@ -106,7 +106,8 @@ class MoS(LoRA):
         claim="about 8 times fewer parameters than LoRA at equal quality on LLaMA-2-7B and 13B",
         traits=("adapts_base", "mergeable", "exact_resume", "compiles"),
         evidence="verified against code",
-        holds="does not hold",
+        claim_verdict="in part",
+        against=Against("worse", "the same rows for all layers"),
         reason="as good as LoRA of twice the parameters; but the same rows for all layers, without "
         "its choice of shards, are better still",
         tiny={"rank": 2, "shards": 1},

@@ -12,7 +12,7 @@ from modicum.adapters.base_weights import at_least_fp32
 from modicum.adapters.lora import LoRA, LoRALayer
 from modicum.adapters.rewriting import RewritingLayer, RoundTrip
 from modicum.adapters.sites import Site
-from modicum.core.contracts.method import Info, PositiveInt
+from modicum.core.contracts.method import Against, Info, PositiveInt
 from modicum.core.errors import InputError
 from modicum.core.layers.truncated_svd import truncated_svd, with_fixed_signs
 from modicum.core.ranks.sharding import whole
@@ -112,7 +112,10 @@ class PiSSA(LoRA):
         "quantizing the residual loses 19 % less than quantizing the weight",
         traits=("adapts_base", "rewrites_base", "mergeable", "exact_resume", "compiles"),
         evidence="verified against code",
-        holds="holds",
+        claim_verdict="holds",
+        against=Against("worse", "LoRA of the same rank"),
+        reason="three quarters of LoRA's steps to LoRA's loss, and NF4 loses 28 to 53 % less; but "
+        "after all steps, at the rates that are fastest, test errors are 1.15 of LoRA's",
         tiny={"rank": 2},
     )
     layer = PiSSALayer

@@ -42,7 +42,7 @@ _KEPT = ("step", "ranks", "notes", "views", "values")  # of a manifest
 def convert(
     source: Path, target: Path, to: Form, warn: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """Write a checkpoint again in another form: the new folder, whole, or none at all.
+    """Write a checkpoint again in another form: the complete new folder, or none at all.
 
     Args:
         source: for `dcp` a run folder, of which the newest checkpoint is taken, or a checkpoint's;

@@ -150,7 +150,12 @@ def print_plan(plan: Mapping[str, Any], stream: TextIO | None = None) -> None:
 def print_proof(
     result: Mapping[str, Any], as_json: bool = False, stream: TextIO | None = None
 ) -> None:
-    """Print a proof's result: lists of records as tables, the rest as lines, the verdict last."""
+    """Print a proof's result: lists of records as tables, the rest as lines, the verdict last.
+
+    Columns in which nothing stands are left out.
+    """
+    from modicum.core.contracts.method import Against
+
     stream = stream or sys.stdout
     if as_json:
         print_json(dict(result), stream)
@@ -159,17 +164,25 @@ def print_proof(
     for name, value in result.items():
         if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
             records.append((name, value))
-        elif name not in ("verdict", "reason") and value not in (None, "", [], {}):
+        elif name not in _LAST_WORDS and value not in (None, "", [], {}):
             lines.append((_words(name), _compact(value)))
     width = max((len(name) for name, _ in lines), default=0)
     stream.writelines(f"{name:<{width}}  {text}\n" for name, text in lines)
     for name, value in records:
-        headers = list(dict.fromkeys(key for item in value for key in item))
+        keys = dict.fromkeys(key for item in value for key in item)
+        headers = [k for k in keys if any(item.get(k) not in (None, "") for item in value)]
         stream.write("\n")
         rows = [[item.get(key) for key in headers] for item in value]
         table([_words(key) for key in headers], rows, title=_words(name), stream=stream)
+    stream.write("\n")
+    if "claim_verdict" in result:
+        against = Against(**result["against"])
+        stream.write(f"claim verdict: {result['claim_verdict']}\nagainst: {against}\n")
     reason = result.get("reason")
-    stream.write(f"\nverdict: {result.get('verdict')}{f' ({reason})' if reason else ''}\n")
+    stream.write(f"verdict: {result.get('verdict')}{f' ({reason})' if reason else ''}\n")
+
+
+_LAST_WORDS = ("claim_verdict", "against", "verdict", "reason")
 
 
 def print_json(value: Any, stream: TextIO | None = None) -> None:

@@ -16,7 +16,7 @@ from modicum.core.codecs.elements import (
     padded,
 )
 from modicum.core.contracts.ledger import Ledger
-from modicum.core.contracts.method import Info, Method, PositiveInt
+from modicum.core.contracts.method import Against, Info, Method, PositiveInt
 from modicum.core.ranks import exchange
 from modicum.core.ranks.exchange import ExchangeContext, Nodes, Pending, ShardExchange
 
@@ -132,7 +132,8 @@ class SDP4Bit(Method):
         "links between hosts, at the loss of bfloat16",
         traits=("crosses_wire", "codes_cut_weights", "exact_resume", "compiles"),
         evidence="verified against code",
-        holds="holds",
+        claim_verdict="holds",
+        against=Against("better", "4-bit weights themselves"),
     )
 
     weight_bits: Literal[4, 8, 32] = 4

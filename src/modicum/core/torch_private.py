@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
 
 COMPILED_NAME = "_orig_mod"
-"""The name under which `torch.compile` keeps the module that it stands for."""
+"""The name under which `torch.compile` keeps the module that it represents."""
 
 
 # Tensors
@@ -80,7 +80,7 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-# What is going on
+# Which part of torch runs
 
 
 def transforms_run() -> bool:

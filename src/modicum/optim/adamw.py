@@ -6,7 +6,7 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from modicum.core.contracts.ledger import Ledger, OptimizerQuery
-from modicum.core.contracts.method import Betas, Info, NonNegativeFloat, PositiveFloat
+from modicum.core.contracts.method import Against, Betas, Info, NonNegativeFloat, PositiveFloat
 from modicum.core.contracts.optimizers import OptimizerMethod, Valued
 from modicum.optim.ledger import elementwise
 
@@ -44,6 +44,7 @@ class AdamW(Valued, torch.optim.AdamW):
         "weight decay can be tuned one by one",
         traits=("exact_resume", "compiles"),
         evidence="verified against code",
+        against=Against("baseline"),
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )

@@ -10,7 +10,13 @@ from pydantic import Field
 from torch import Tensor
 
 from modicum.core.contracts.ledger import Ledger, Wire, Work
-from modicum.core.contracts.method import Info, NonNegativeFloat, PositiveFloat, PositiveInt
+from modicum.core.contracts.method import (
+    Against,
+    Info,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+)
 from modicum.optim.layer_means import MeansRuntime, means_ledger
 from modicum.optim.transform import (
     GradientRows,
@@ -90,7 +96,11 @@ class Eva(GradientTransform):
             "exact_resume",
         ),
         evidence="verified against code",
-        holds="holds",
+        claim_verdict="in part",
+        against=Against("equal", "momentum with the clip alone"),
+        reason="0.64 of momentum's steps and a pass 39 times shorter than K-FAC's; but a step of a "
+        "small network takes 1.6 times as long, so the time is momentum's; the clip without "
+        "curvature needs as many steps",
         slot="transform",
     )
 

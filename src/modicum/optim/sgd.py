@@ -8,7 +8,13 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from modicum.core.contracts.ledger import Entry, Ledger, OptimizerQuery
-from modicum.core.contracts.method import Info, NonNegativeFloat, PositiveFloat, Probability
+from modicum.core.contracts.method import (
+    Against,
+    Info,
+    NonNegativeFloat,
+    PositiveFloat,
+    Probability,
+)
 from modicum.core.contracts.optimizers import OptimizerMethod, Valued
 from modicum.optim.ledger import elementwise, local_elements
 
@@ -46,6 +52,7 @@ class SGD(Valued, torch.optim.SGD):
         "second-order methods",
         traits=("exact_resume", "compiles"),
         evidence="verified against code",
+        against=Against("baseline"),
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )

@@ -1,12 +1,19 @@
-"""What all proofs share: figures, criteria, the null, the verdict.
+"""What all proofs share: figures, criteria, the null, the verdict and its two parts.
 
 The proof of a method is a function `prove(run: ProofRun) -> None`, in
 `modicum/proofs/<room>/<name>.py` or, for a plugin, in the plugin's own file. It measures, notes
-`figures`, and states criteria with `at_most` and `at_least`; all else is done here.
+`figures`, and states criteria; all else is done here. A criterion is of one of three parts:
+
+- *claim*: what the paper's headline says, as far as it can be shown here (`at_most`, `at_least`);
+- *check*: what must be so for the claim to mean something: the authors' numbers, an equal budget,
+  the mechanism that the paper gives as the reason (`part="check"`);
+- *against*: the best simple alternative at equal budget (`against`), one a proof.
 
 A proof that cannot fail proves nothing. So what is examined goes through `contender`, which also
 names its null: the baseline in the method's place, or the operation made slightly wrong. In a null
-run it hands out the null, and each null must then miss one of the criteria that follow it.
+run it hands out the null. Then each null must miss one of the criteria that follow it, and each
+part of the verdict that stood must fall. Where neither part stands, nothing could fall: there the
+run hands out what the proof has `planted`, an effect of known size, which must be found.
 """
 
 from __future__ import annotations
@@ -14,25 +21,35 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from modicum.core.contracts.catalog import MethodRecord, find
-from modicum.core.contracts.method import Info
+from modicum.core.contracts.method import (
+    Against,
+    AgainstResult,
+    ClaimVerdict,
+    Info,
+    Verdict,
+    verdict_of,
+)
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, write_json
 from modicum.core.progress import Listener
 
 T = TypeVar("T")
 N = TypeVar("N")
+Part = Literal["claim", "check", "against"]
+Relation = Literal["at most", "at least"]
 
 
 @dataclass(frozen=True)
@@ -62,27 +79,82 @@ class Figure:
 
 @dataclass(frozen=True)
 class Criterion:
-    """What must be so: `figure` is `relation` `bar`; `null_is` would have to miss it."""
+    """What must be so: `figure` is `relation` `bar`; `null_is` would have to miss it.
+
+    Args:
+        part: of the verdict to which it belongs.
+        spread: the standard deviation of the figure over seeds; None where there is but one.
+        rival: of the part `against`, what the figure compares with: then it is the method's over
+            the rival's, and less is better.
+    """
 
     sentence: str
     figure: float
-    relation: Literal["at most", "at least"]
+    relation: Relation
     bar: float
     null_is: str
+    part: Part = "claim"
+    spread: float | None = None
+    rival: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether it is so; a figure that is no number passes nothing."""
+        """Whether it is so; a figure that is no number passes nothing.
+
+        Against a rival, equal passes: within the spread.
+        """
+        if self.part == "against":
+            return self.result != "worse"
         if self.relation == "at most":
             return self.figure <= self.bar
         return self.figure >= self.bar
 
+    @property
+    def result(self) -> AgainstResult:
+        """Against a rival: better or worse by more than the spread, or equal."""
+        spread = self.spread or 0.0
+        if self.figure + spread < self.bar:
+            return "better"
+        return "equal" if self.figure - spread <= self.bar else "worse"
+
+    @property
+    def narrowly_missed(self) -> bool:
+        """Whether it is missed by less than the figure's own spread over seeds."""
+        return not self.passed and abs(self.figure - self.bar) < (self.spread or 0.0)
+
     def as_json(self) -> dict[str, Any]:
         """The criterion as plain values."""
-        return asdict(self) | {"figure": _finite(self.figure), "passed": self.passed}
+        finite = {"figure": _finite(self.figure), "passed": self.passed}
+        return asdict(self) | finite | {"narrowly_missed": self.narrowly_missed}
 
     def __str__(self) -> str:
-        return f"{self.sentence}: {self.figure:.4g}, and the bar is {self.relation} {self.bar:.4g}"
+        spread = "" if self.spread is None else f" (spread {self.spread:.2g})"
+        said = f"{self.sentence}: {self.figure:.4g}{spread}"
+        if self.part == "against":
+            return f"{said}, {Against(self.result, self.rival)}"
+        narrowly = ", missed by less than its spread over seeds" if self.narrowly_missed else ""
+        return f"{said}, and the bar is {self.relation} {self.bar:.4g}{narrowly}"
+
+
+def claim_verdict_of(criteria: Iterable[Criterion]) -> ClaimVerdict:
+    """How far the claim was found: in full, in part, not at all, or not measured.
+
+    A check that is missed lowers a claim that holds to one that does so in part.
+    """
+    claim, check = ([c.passed for c in criteria if c.part == part] for part in ("claim", "check"))
+    if not claim:
+        return "not shown here"
+    if not any(claim):
+        return "does not hold"
+    return "holds" if all(claim) and all(check) else "in part"
+
+
+def against_of(criteria: Iterable[Criterion]) -> Against:
+    """How the method stood against its rival, where one was measured."""
+    for criterion in criteria:
+        if criterion.part == "against":
+            return Against(criterion.result, criterion.rival)
+    return Against()
 
 
 @dataclass(frozen=True)
@@ -90,13 +162,16 @@ class Proof:
     """What a proof found, and where it was run.
 
     Args:
+        info: the method's, with the verdict that it is known for.
         mode: `quick` has thresholds of its own; `full` is the experiment of record.
-        null: whether the nulls stood in the method's place; the verdict must then be against it.
+        null: whether the nulls stood in the method's place; what stood must then fall.
+        planted: whether, as nothing stood, it was what the proof plants: it must be found.
     """
 
     info: Info
     mode: Literal["quick", "full"]
     null: bool
+    planted: bool
     figures: tuple[Figure, ...]
     criteria: tuple[Criterion, ...]
     seeds: tuple[int, ...]
@@ -106,26 +181,60 @@ class Proof:
     when: str
 
     @property
-    def verdict(self) -> Literal["holds", "does not hold"]:
-        """`holds` when every criterion is met; in a null run, while any null gets through."""
-        if self.null:
-            return "holds" if self.undetected else "does not hold"
-        return "holds" if all(criterion.passed for criterion in self.criteria) else "does not hold"
+    def claim_verdict(self) -> ClaimVerdict:
+        """The paper's headline, as far as this machine can show it."""
+        return claim_verdict_of(self.criteria)
+
+    @property
+    def against(self) -> Against:
+        """The method against the best simple alternative; that it is a baseline, its info says."""
+        baseline = self.info.against.result == "baseline"
+        return self.info.against if baseline else against_of(self.criteria)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Both parts in one word; in a null run, `holds` if there is any of the `defects`."""
+        if self.null and not self.planted:
+            return "holds" if self.defects else "does not hold"
+        return verdict_of(self.claim_verdict, self.against)
 
     @property
     def undetected(self) -> tuple[str, ...]:
         """In a null run, the nulls that met all their criteria: each is a defect of the proof."""
-        caught = {c.null_is for c in self.criteria if not c.passed}
-        nulls = dict.fromkeys(c.null_is for c in self.criteria)
-        return tuple(null for null in nulls if null not in caught) if self.null else ()
+        if not self.null or self.planted:
+            return ()
+        judged = [c for c in self.criteria if c.part != "against"]
+        caught = {c.null_is for c in judged if not c.passed}
+        return tuple(
+            null for null in dict.fromkeys(c.null_is for c in judged) if null not in caught
+        )
+
+    @property
+    def defects(self) -> tuple[str, ...]:
+        """In a null run, what is wrong with the proof: it would say the same of anything."""
+        if not self.null:
+            return ()
+        if self.planted:
+            alone = self.claim_verdict == "not shown here" and self.against.result == "better"
+            return () if alone or self.claim_verdict == "holds" else ("what was planted",)
+        found = list(self.undetected)
+        if _RANKS.index(self.claim_verdict) >= _RANKS.index(_stood(self.info)):
+            found.append(f"that the claim should have fallen (it {_held(self.claim_verdict)})")
+        if self.info.against.result == self.against.result == "better":
+            found.append(f"that a null is not {self.against}")
+        return tuple(found)
 
     @property
     def reason(self) -> str:
         """Why the verdict is what it is, in one sentence."""
-        if self.undetected:
-            return f"a defect of this proof, it does not notice: {'; '.join(self.undetected)}"
-        missed = [str(criterion) for criterion in self.criteria if not criterion.passed]
-        return "; ".join(missed) if missed else f"all {len(self.criteria)} criteria are met"
+        if self.defects:
+            return f"a defect of this proof, it does not notice: {'; '.join(self.defects)}"
+        told = [str(c) for c in self.criteria if not c.passed or c.part == "against"]
+        if all(criterion.passed for criterion in self.criteria):
+            told.insert(0, f"all {len(self.criteria)} criteria are met")
+        if self.planted:
+            told.insert(0, "what was planted is found")
+        return "; ".join(told)
 
     def as_json(self) -> dict[str, Any]:
         """The proof as plain values, in the order in which a reader wants them."""
@@ -134,9 +243,13 @@ class Proof:
             "room": self.info.room,
             "title": self.info.title,
             "verdict": self.verdict,
+            "claim_verdict": self.claim_verdict,
+            "against": asdict(self.against),
             "reason": self.reason,
             "mode": self.mode,
             "null": self.null,
+            "planted": self.planted,
+            "defects": list(self.defects),
             "paper": self.info.paper,
             "claim": self.info.claim,
             "figures": [figure.as_json() for figure in self.figures],
@@ -165,13 +278,25 @@ class ProofRun:
         self._figures: list[Figure] = []
         self._criteria: list[Criterion] = []
         self._null: str | None = None
+        self._plants = null and nothing_stands(record.info)
+        self._planted = False
         self._versions: dict[str, str] = {}
         self._started = time.perf_counter()
 
-    def contender(self, method: T, *, null: N, null_is: str) -> T | N:
-        """What the criteria that follow examine: `method`, or in a null run `null`."""
+    def contender(self, method: T, *, null: N, null_is: str, planted: T | None = None) -> T | N:
+        """What the criteria that follow examine: `method`, or in a null run `null`.
+
+        Args:
+            planted: the method with an advantage of known size, which the criteria must find: what
+                a null run examines where neither part of the known verdict stands.
+        """
         self._null = null_is
-        return null if self.null else method
+        if not self.null:
+            return method
+        if not self._plants:
+            return null
+        self._planted = self._planted or planted is not None
+        return method if planted is None else planted
 
     def figure(self, name: str, *, method: float, baseline: float, claimed: str = "") -> Figure:
         """Note a quantity of both sides; `claimed` is what the paper says of it."""
@@ -179,13 +304,46 @@ class ProofRun:
         self._figures.append(figure)
         return figure
 
-    def at_most(self, sentence: str, figure: float, bar: float) -> None:
-        """State that `figure` must be at most `bar`."""
-        self._state(sentence, figure, "at most", bar)
+    def at_most(
+        self,
+        sentence: str,
+        figure: float,
+        bar: float,
+        *,
+        part: Literal["claim", "check"] = "claim",
+        seeds: Sequence[float] = (),
+    ) -> None:
+        """State that `figure` must be at most `bar`; `seeds`: the same of each seed alone."""
+        self._state(sentence, figure, "at most", bar, part, seeds)
 
-    def at_least(self, sentence: str, figure: float, bar: float) -> None:
-        """State that `figure` must be at least `bar`."""
-        self._state(sentence, figure, "at least", bar)
+    def at_least(
+        self,
+        sentence: str,
+        figure: float,
+        bar: float,
+        *,
+        part: Literal["claim", "check"] = "claim",
+        seeds: Sequence[float] = (),
+    ) -> None:
+        """State that `figure` must be at least `bar`; `seeds`: the same of each seed alone."""
+        self._state(sentence, figure, "at least", bar, part, seeds)
+
+    def against(self, rival: str, sentence: str, ratios: Sequence[float]) -> None:
+        """Compare with the best simple alternative at equal budget.
+
+        Args:
+            rival: which that is.
+            sentence: what is compared, and that less of it is better.
+            ratios: the method's over the rival's, of each seed or setting; their mean is better or
+                worse where it is further from 1 than they spread.
+
+        Raises:
+            TypeError: the proof has named a rival already.
+        """
+        if any(criterion.part == "against" for criterion in self._criteria):
+            raise TypeError(f"{sentence!r}: the proof has named its best simple alternative")
+        mean = statistics.fmean(ratios)
+        self._state(sentence, mean, "at most", 1.0, "against", ratios, rival)
 
     def progress(self, doing: str, done: int = 0, total: int | None = None) -> None:
         """Say what is being done, to whoever shows progress."""
@@ -211,16 +369,23 @@ class ProofRun:
         """The proof that this run amounts to.
 
         Raises:
-            TypeError: the proof has stated no criterion.
+            TypeError: the proof has stated no criterion; or neither part of the verdict stands,
+                and it plants nothing.
         """
         from modicum.core.machine import pick_device, this_machine, versions
 
         if not self._criteria:
             raise TypeError(f"the proof of {self.record.name} states no criterion")
+        if self._plants and not self._planted:
+            raise TypeError(
+                f"neither part of the verdict on {self.record.name} stands, so a null could not "
+                "fall: its proof must give a contender(planted=...)"
+            )
         return Proof(
             info=self.record.info,
             mode="full" if self.full else "quick",
             null=self.null,
+            planted=self._planted,
             figures=tuple(self._figures),
             criteria=tuple(self._criteria),
             seeds=self.seeds,
@@ -231,13 +396,52 @@ class ProofRun:
         )
 
     def _state(
-        self, sentence: str, figure: float, relation: Literal["at most", "at least"], bar: float
+        self,
+        sentence: str,
+        figure: float,
+        relation: Relation,
+        bar: float,
+        part: Part,
+        seeds: Sequence[float],
+        rival: str = "",
     ) -> None:
         if self._null is None:
             raise TypeError(f"{sentence!r} examines no contender, so nothing could miss it")
-        criterion = Criterion(sentence, float(figure), relation, float(bar), self._null)
+        known = len(seeds) > 1 and all(map(math.isfinite, seeds))
+        spread = statistics.stdev(seeds) if known else None
+        criterion = Criterion(
+            sentence, float(figure), relation, float(bar), self._null, part, spread, rival
+        )
         self._criteria.append(criterion)
         self._listener({"event": "criterion", **criterion.as_json()})
+
+
+def nothing_stands(info: Info) -> bool:
+    """Whether a method's proof was run, and neither part of its verdict stands."""
+    if info.claim_verdict in ("holds", "in part") or info.against.result == "better":
+        return False
+    return info.claim_verdict == "does not hold" or info.against.result in ("equal", "worse")
+
+
+_RANKS: tuple[ClaimVerdict, ...] = get_args(ClaimVerdict)
+
+
+def _stood(info: Info) -> ClaimVerdict:
+    """What a null's claim must stay below: that of a method without a verdict, below `holds`."""
+    return info.claim_verdict if info.claim_verdict in ("holds", "in part") else "holds"
+
+
+def _held(claim_verdict: ClaimVerdict) -> str:
+    return {"in part": "holds in part"}.get(claim_verdict, claim_verdict)
+
+
+def ratios(method: Iterable[float], rival: Iterable[float]) -> list[float]:
+    """The method's over the rival's, seed by seed.
+
+    >>> ratios([1.0, 3.0], [2.0, 2.0])
+    [0.5, 1.5]
+    """
+    return [mine / theirs for mine, theirs in zip(method, rival, strict=True)]
 
 
 def prove(

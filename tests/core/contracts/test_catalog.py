@@ -10,7 +10,7 @@ import pytest
 
 from modicum.core.contracts import catalog as home
 from modicum.core.contracts.catalog import ENTRY_POINTS, ROOMS, catalog, find, of_value, read_file
-from modicum.core.contracts.method import Context, Info, Method
+from modicum.core.contracts.method import Against, Context, Info, Method
 from modicum.core.errors import InputError
 
 METHOD = '''
@@ -279,9 +279,41 @@ def test_status_is_honest():
     def status(**known: object) -> str:
         return Info("a", "a", "comm", "", "", **known).status
 
-    assert status() == "reconstructed; not proven yet; not yet run on GPU"
-    failed = status(holds="does not hold", reason="too small", run_on_gpu=True)
-    assert failed == "reconstructed; does not hold here (too small); run on GPU"
+    assert status() == "reconstructed; claim not shown here; not yet run on GPU"
+    failed = status(claim_verdict="does not hold", reason="too small", run_on_gpu=True)
+    assert failed == "reconstructed; claim does not hold (too small); run on GPU"
+    worse = status(claim_verdict="in part", against=Against("worse", "b"), reason="c")
+    assert worse == "reconstructed; claim holds in part; worse than b (c); not yet run on GPU"
+    baseline = status(claim_verdict="holds", against=Against("baseline"))
+    assert baseline == "reconstructed; claim holds; baseline; not yet run on GPU"
+
+
+def test_a_verdict_holds_only_where_the_claim_does_and_nothing_simpler_is_better():
+    rivals = [
+        Against(),
+        Against("baseline"),
+        *(Against(r, "b") for r in ("better", "equal", "worse")),
+    ]
+    for claim in ("holds", "in part", "does not hold", "not shown here"):
+        for against in rivals:
+            verdict = Info("a", "a", "comm", "", "", claim_verdict=claim, against=against).verdict
+            stands = claim == "holds" and against.result != "worse"
+            unknown = claim == "not shown here"
+            assert verdict == (claim if unknown else "holds" if stands else "does not hold")
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (lambda: Info("a", "a", "comm", "", "", claim_verdict="hold"), "claim_verdict"),
+        (lambda: Against("beter", "b"), r"against.result.*Did you mean 'better'"),
+        (lambda: Against("better"), r"against.rival"),
+        (lambda: Against("baseline", "b"), r"against.rival"),
+    ],
+)
+def test_words_of_a_verdict_are_the_known_ones(said, problem):
+    with pytest.raises(InputError, match=problem):
+        said()
 
 
 def test_values_are_frozen_and_methods_must_say_what_they_make():

@@ -20,7 +20,8 @@ def equality(*, null: bool) -> Proof:
 
 def test_lora_is_pefts_lora() -> None:
     proof = equality(null=False)
-    assert proof.verdict == "holds", proof.reason
+    assert all(criterion.passed for criterion in proof.criteria), proof.reason
+    assert proof.claim_verdict == "not shown here"  # that it is PEFT's is a check, and no claim
     assert [criterion.bar for criterion in proof.criteria] == [1e-6, 1e-5]
     assert set(proof.versions) >= {"peft", "transformers"}
 
@@ -41,4 +42,5 @@ def test_without_peft_the_proof_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_the_proof_of_lora(null: bool, verdict: str) -> None:
     proof = prove("lora", null=null)
     assert proof.verdict == verdict, proof.reason
+    assert proof.against.result == "baseline"
     assert proof.mode == "quick"

@@ -45,6 +45,8 @@ def test_in_the_full_run_all_nulls_are_noticed(monkeypatch: pytest.MonkeyPatch) 
     proof = proof_of(monkeypatch, null=True, full=True)
     assert proof.verdict == "does not hold", proof.reason
     assert len({criterion.null_is for criterion in proof.criteria}) == 3
+    assert proof.criteria[-1].figure == 1.0
+    assert vars(proof.against) == {"result": "equal", "rival": "the same rows for all layers"}
 
 
 def test_pure_sharing_gives_all_layers_the_same() -> None:

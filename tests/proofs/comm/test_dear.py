@@ -31,7 +31,7 @@ def test_the_ideal_is_the_closed_form() -> None:
 
 @pytest.mark.dear
 def test_weights_are_ddps_and_a_lost_update_is_noticed() -> None:
-    assert weights(null=False).verdict == "holds"
+    assert weights(null=False).claim_verdict == "holds"
     proof = weights(null=True)
     assert not any(criterion.passed for criterion in proof.criteria)
     assert proof.criteria[0].figure > 1e-3

@@ -104,14 +104,16 @@ def test_a_null_is_noticed_on_both_tasks(monkeypatch: pytest.MonkeyPatch) -> Non
     proof = shrunk(monkeypatch, null=True)
     assert proof.verdict == "does not hold"
     assert proof.undetected == ()
-    assert [criterion.figure for criterion in proof.criteria] == [1.0] * 4
+    *judged, against = proof.criteria
+    assert [criterion.figure for criterion in judged] == [1.0] * 4
+    assert against.rival == "LoRD"
 
 
 @pytest.mark.dear
 def test_the_full_experiment_has_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
     proof = shrunk(monkeypatch, null=False, full=True)
     assert proof.seeds == (0, 1, 2)
-    assert len(proof.criteria) == 8
+    assert len(proof.criteria) == 9
     names = " ".join(figure.name for figure in proof.figures)
     for word in ("kappa 0,", "kappa 0.3,", "kappa 1,", "LoRD", "code at 0.5", "digits at 0.4"):
         assert word in names

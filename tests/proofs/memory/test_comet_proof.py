@@ -120,7 +120,9 @@ def test_the_fewest_fixed_bits_that_are_as_good_decide(
     run = proof_run()
     mine = run.contender(outcome(held), null=outcome(1000.0), null_is="exact")
     less_than_fixed_bits(run, mine, outcome(1000.0), Told(run, SMALL))
-    assert [criterion.passed for criterion in run.conclude().criteria] == [passes]
+    proof = run.conclude()
+    assert [criterion.passed for criterion in proof.criteria] == [passes]
+    assert vars(proof.against) == {"result": "better" if passes else "worse", "rival": "2 bits"}
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from modicum.core.contracts import source_reading
-from modicum.core.contracts.method import Info, Method, describe
+from modicum.core.contracts.method import Against, Info, Method, describe
 from modicum.core.contracts.optimizers import value_class
 from modicum.core.errors import InputError
 from modicum.core.files import user_cache, write_json
@@ -138,6 +138,10 @@ class MethodRecord:
             "status": self.status,
             "paper": self.info.paper,
             "claim": self.info.claim,
+            "claim_verdict": self.info.claim_verdict,
+            "against": asdict(self.info.against),
+            "verdict": self.info.verdict,
+            "reason": self.info.reason,
             "traits": list(self.info.traits),
             "traits_if": [list(triple) for triple in self.info.traits_if],
             "fields": dict(self.defaults),
@@ -291,6 +295,7 @@ def _kept(stamp: list[Any]) -> list[MethodRecord] | None:
 def _from_row(row: dict[str, Any]) -> MethodRecord:
     own = {key: row.pop(f"_{key}") for key in ("file", "class", "summary", "defaults", "module")}
     row["traits"] = tuple(row["traits"])
+    row["against"] = Against(**row["against"])
     row["traits_if"] = tuple(tuple(triple) for triple in row["traits_if"])
     defaults = ast.literal_eval(own["defaults"])
     if not isinstance(defaults, dict):

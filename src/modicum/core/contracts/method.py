@@ -17,6 +17,7 @@ from typing import (
     Literal,
     Protocol,
     Self,
+    get_args,
     runtime_checkable,
 )
 
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from modicum.core.contracts.ledger import Ledger
 
 Evidence = Literal["verified against code", "against paper", "reconstructed"]
-Verdict = Literal["holds", "does not hold", "not proven yet"]
+# From the worst to the best; the first where no proof has measured it.
+ClaimVerdict = Literal["not shown here", "does not hold", "in part", "holds"]
+AgainstResult = Literal["not shown here", "worse", "equal", "better", "baseline"]
+Verdict = Literal["holds", "does not hold", "not shown here"]
 
 # Field types that methods share. Strings and lists from YAML become tuples; nothing else is
 # converted: a method's value is what the user wrote.
@@ -46,6 +50,48 @@ Strings = Annotated[tuple[str, ...], Field(strict=False)]
 LARGEST_SEED = 2**63 - 1
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+
+
+def _known_word(word: str, kind: Any, field: str) -> None:
+    """Refuse what is none of a literal's words."""
+    known = get_args(kind)
+    if word not in known:
+        problem, allowed = "not one of the known words", ", ".join(known)
+        raise InputError(problem, field=field, value=word, allowed=allowed, candidates=known)
+
+
+@dataclass(frozen=True)
+class Against:
+    """How a method stands against the best simple alternative at equal budget.
+
+    Args:
+        rival: which that is; nothing for a baseline, which others are measured against.
+    """
+
+    result: AgainstResult = "not shown here"
+    rival: str = ""
+
+    def __post_init__(self) -> None:
+        _known_word(self.result, AgainstResult, "against.result")
+        if bool(self.rival) != (self.result in ("worse", "equal", "better")):
+            problem = "names a rival where one was measured, and there alone"
+            raise InputError(problem, field="against.rival", value=self.rival)
+
+    def __str__(self) -> str:
+        link = {"better": " than ", "worse": " than ", "equal": " to "}.get(self.result, "")
+        return f"{self.result}{link}{self.rival}"
+
+
+def verdict_of(claim_verdict: ClaimVerdict, against: Against) -> Verdict:
+    """Both parts in one word: `holds` where the claim does and no simple alternative is better.
+
+    >>> verdict_of("holds", Against("equal", "LoRA")), verdict_of("holds", Against("worse", "LoRA"))
+    ('holds', 'does not hold')
+    """
+    if claim_verdict == "not shown here":
+        return "not shown here"
+    stands = claim_verdict == "holds" and against.result != "worse"
+    return "holds" if stands else "does not hold"
 
 
 @dataclass(frozen=True)
@@ -64,7 +110,9 @@ class Info:
         tiny: hyper-parameters for models of a few thousand parameters, with layers as narrow as 5,
             and for runs of a few steps. Batteries, combinations and the drill use them.
         evidence: how the implementation was checked.
-        holds: what the proof said here; `reason` says why, where it does not hold.
+        claim_verdict: whether the proof found the claim here, as far as it can be shown here.
+        against: how the method stood against the best simple alternative at equal budget.
+        reason: why the two are what they are, where the claim does not hold or nothing is better.
         run_on_gpu: whether it has been run on an accelerator.
     """
 
@@ -75,7 +123,8 @@ class Info:
     claim: str
     traits: tuple[str, ...] = ()
     evidence: Evidence = "reconstructed"
-    holds: Verdict = "not proven yet"
+    claim_verdict: ClaimVerdict = "not shown here"
+    against: Against = Against()
     reason: str = ""
     run_on_gpu: bool = False
     slot: str = ""
@@ -87,6 +136,7 @@ class Info:
         if unknown:
             word = min(unknown)
             raise InputError("unknown trait", field="traits", value=word, candidates=TRAITS)
+        _known_word(self.claim_verdict, ClaimVerdict, "claim_verdict")
 
     def traits_of(self, fields: Mapping[str, Any]) -> frozenset[str]:
         """The traits of a value whose fields these are.
@@ -99,11 +149,21 @@ class Info:
         return frozenset((*self.traits, *there))
 
     @property
+    def verdict(self) -> Verdict:
+        """Both parts of the verdict in one word."""
+        return verdict_of(self.claim_verdict, self.against)
+
+    @property
     def status(self) -> str:
         """The honest state of the method in one line."""
-        holds = {"holds": "holds here", "does not hold": f"does not hold here ({self.reason})"}
+        claim = {"in part": "claim holds in part"}.get(
+            self.claim_verdict, f"claim {self.claim_verdict}"
+        )
+        unmeasured = self.against.result == "not shown here"
+        found = claim if unmeasured else f"{claim}; {self.against}"
+        reason = f" ({self.reason})" if self.reason else ""
         gpu = "run on GPU" if self.run_on_gpu else "not yet run on GPU"
-        return f"{self.evidence}; {holds.get(self.holds, self.holds)}; {gpu}"
+        return f"{self.evidence}; {found}{reason}; {gpu}"
 
 
 @runtime_checkable

@@ -135,7 +135,7 @@ def used_bytes(device: str) -> int:
 
 def peak_resident_bytes() -> int:
     """The process's largest resident size so far, or since `forget_peak`."""
-    # What psutil has not; and `ru_maxrss` knows the program too that this one took the place of.
+    # What psutil has not; and `ru_maxrss` also knows the program that this one replaced.
     with suppress(OSError):
         for line in Path("/proc/self/status").read_bytes().splitlines():
             if line.startswith(b"VmHWM:"):

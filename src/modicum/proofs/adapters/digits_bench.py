@@ -42,12 +42,23 @@ class Curve:
         losses: means over the seeds.
         accuracy: on the test images at the end, the mean over the seeds.
         trained: parameters that were trained.
+        seeds: the curve of each seed alone, where it is a mean.
     """
 
     learning_rate: float
     losses: tuple[float, ...]
     accuracy: float
     trained: int
+    seeds: tuple[Curve, ...] = ()
+
+    def losses_after(self, step: int) -> list[float]:
+        """Each seed's loss after so many steps."""
+        return [curve.losses[step - 1] for curve in self.seeds]
+
+    @property
+    def errors(self) -> list[float]:
+        """The share of test images that each seed's adaptation gets wrong."""
+        return [1 - curve.accuracy for curve in self.seeds]
 
     def steps_to(self, loss: float) -> int:
         """Steps until the loss was first at most so high; one more than all if it never was."""
@@ -127,7 +138,7 @@ class DigitsBench:
 def _mean(curves: Sequence[Curve]) -> Curve:
     losses = tuple(mean(values) for values in zip(*(c.losses for c in curves), strict=True))
     accuracy = mean(curve.accuracy for curve in curves)
-    return replace(curves[0], losses=losses, accuracy=accuracy)
+    return replace(curves[0], losses=losses, accuracy=accuracy, seeds=tuple(curves))
 
 
 def _step(

@@ -118,7 +118,12 @@ class Best:
     @property
     def excess(self) -> float:
         """Held-out loss over the entropy floor, in nats a token."""
-        return mean(run.excess for run in self.runs)
+        return mean(self.excesses)
+
+    @property
+    def excesses(self) -> list[float]:
+        """The same of each seed."""
+        return [run.excess for run in self.runs]
 
     def __getattr__(self, name: str) -> int:
         # What does not depend on the seed is read from the first run.

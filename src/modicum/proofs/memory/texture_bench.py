@@ -61,6 +61,7 @@ class ArmOutcome:
         all_held, all_plain: of all saved tensors, those of where maxima were among them.
         seconds: an update, the median.
         ratios: measured over predicted noise, by convolution.
+        seeds: what the arm came to from each seed, where this is a mean.
     """
 
     accuracy: float
@@ -71,11 +72,18 @@ class ArmOutcome:
     all_plain: float
     seconds: float
     ratios: dict[str, list[float]] = field(default_factory=dict)
+    seeds: tuple[ArmOutcome, ...] = ()
 
     @property
     def as_plain(self) -> ArmOutcome:
         """The same with what autograd alone would hold, which has no masks of one bit."""
-        return replace(self, held=self.plain, most=self.plain, all_held=self.all_plain)
+        seeds = tuple(each.as_plain for each in self.seeds)
+        plain = replace(self, held=self.plain, most=self.plain, all_held=self.all_plain)
+        return replace(plain, seeds=seeds)
+
+    def each(self, name: str) -> list[float]:
+        """One of the numbers, of each seed."""
+        return [getattr(outcome, name) for outcome in self.seeds or (self,)]
 
     @classmethod
     def mean(cls, outcomes: Sequence[ArmOutcome]) -> ArmOutcome:
@@ -84,9 +92,9 @@ class ArmOutcome:
         for outcome in outcomes:
             for layer, found in outcome.ratios.items():
                 ratios.setdefault(layer, []).extend(found)
-        names = [each.name for each in fields(cls) if each.name != "ratios"]
+        names = [each.name for each in fields(cls) if each.name not in ("ratios", "seeds")]
         means = {n: statistics.mean(getattr(each, n) for each in outcomes) for n in names}
-        return cls(**means, ratios=ratios)
+        return cls(**means, ratios=ratios, seeds=tuple(outcomes))
 
 
 class TextureBench:

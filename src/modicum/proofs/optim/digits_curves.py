@@ -64,16 +64,14 @@ class CurveTask:
         last = [[curve[-1] for curve in curves] for curves in self.grid(rule)]
         return min(last, key=sum)
 
-    def reaches(self, rule: CurveRule, losses: Sequence[float]) -> float:
-        """Steps until each seed's loss, their mean at the rate that needs fewest."""
+    def reaches(self, rule: CurveRule, losses: Sequence[float]) -> list[float]:
+        """Each seed's steps until its loss, at the rate that needs fewest on average."""
         each = self.steps / self.epochs
         needed = [
-            statistics.mean(
-                each * crossing(curve, loss) for curve, loss in zip(curves, losses, strict=True)
-            )
+            [each * crossing(curve, loss) for curve, loss in zip(curves, losses, strict=True)]
             for curves in self.grid(rule)
         ]
-        return min(needed)
+        return min(needed, key=sum)
 
     def seconds(self, rule: CurveRule) -> float:
         """The median time of a step."""

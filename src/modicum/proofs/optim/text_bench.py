@@ -63,11 +63,16 @@ class TextSize:
 
 @dataclass(frozen=True)
 class TextResult:
-    """What a training run ended with: the held-out loss in nats, and bytes of optimizer state."""
+    """What a training run ended with: the held-out loss in nats, and bytes of optimizer state.
+
+    Args:
+        losses: of each seed, where `loss` is their mean.
+    """
 
     learning_rate: float
     loss: float
     state_bytes: int
+    losses: tuple[float, ...] = ()
 
 
 class Loop:
