@@ -183,8 +183,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     assert supervised(script, tmp_path) == 4
     assert capfd.readouterr().err == (
-        "modicum: rank 1 was killed by SIGKILL; the other ranks were ended; the same command goes "
-        "on from the last checkpoint\n"
+        "modicum: rank 1 was killed by SIGKILL; the other ranks were ended; the same command "
+        "resumes from the last checkpoint\n"
     )
 
 
