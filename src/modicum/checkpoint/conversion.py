@@ -34,13 +34,13 @@ from modicum.checkpoint.tensor_slices import TensorSlice
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, sync
 
-Form = Literal["dcp", "modicum"]
+CheckpointForm = Literal["dcp", "modicum"]
 _REST = "modicum"  # the name of what is not a tensor
 _KEPT = ("step", "ranks", "notes", "views", "values")  # of a manifest
 
 
 def convert(
-    source: Path, target: Path, to: Form, warn: Callable[[str], None] = lambda _: None
+    source: Path, target: Path, to: CheckpointForm, warn: Callable[[str], None] = lambda _: None
 ) -> Path:
     """Write a checkpoint again in another form: the complete new folder, or none at all.
 
