@@ -180,7 +180,7 @@ def methods(
 def prove(
     name: Annotated[str, typer.Argument(metavar="METHOD", help="Its name.")],
     null: Annotated[
-        bool, typer.Option("--null", help="Put the baseline in its place: the claim must fall.")
+        bool, typer.Option("--null", help="Put the baseline in its place: what stood must fall.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="The full experiment; takes long.")] = False,
     plugin: PluginOption = None,
