@@ -1,8 +1,8 @@
 """The proof of MoS: at the parameters of a LoRA of rank 1, its loss is much nearer to the floor.
 
-The paper says how many parameters a LoRA needs for MoS's quality; what can be distinguished from noise on a
-small testbed is the reverse, the loss at equal parameters. Each side has its best learning rate.
-The full run also asks what the differences between layers are good for: in "pure sharing" all
+The paper says how many parameters a LoRA needs for MoS's quality; what can be distinguished from
+noise on a small testbed is the reverse, the loss at equal parameters. Each side has its best
+learning rate. The full run also asks what the differences between layers are good for: in "pure sharing" all
 layers of a kind take the same rows. That is the best simple alternative at equal parameters.
 
 Reduced: the quick run has a narrower model of 64 symbols, 2 learning rates and 2 seeds where the

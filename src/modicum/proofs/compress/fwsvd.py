@@ -3,8 +3,8 @@
 Judged is the loss after recovery, above that of the dense model trained on as much, with kappa
 chosen on each model's validation rows from 0, 0.3 and 1. A rise that equals the SVD's, as the
 null's does, is not below it: the bar is 0.999. The best simple alternative is LoRD, which needs no
-gradients: it is compared over all tasks, shares and seeds. Reported next to it are each kappa without a
-choice, 0 being the paper's, and the losses before recovery.
+gradients: it is compared over all tasks, shares and seeds. Reported next to it are each kappa
+without a choice, 0 being the paper's, and the losses before recovery.
 
 The paper compresses BERT, tuned for GLUE, to a third of the rank. Here a decoder of characters and
 a perceptron on digits are compressed to half and to 0.4 of their linear layers' elements, and
