@@ -2,8 +2,9 @@
 
 The paper says how many parameters a LoRA needs for MoS's quality; what can be distinguished from
 noise on a small testbed is the reverse, the loss at equal parameters. Each side has its best
-learning rate. The full run also asks what the differences between layers are good for: in "pure sharing" all
-layers of a kind take the same rows. That is the best simple alternative at equal parameters.
+learning rate. The full run also asks what the differences between layers are good for: in "pure
+sharing" all layers of a kind take the same rows. That is the best simple alternative at equal
+parameters.
 
 Reduced: the quick run has a narrower model of 64 symbols, 2 learning rates and 2 seeds where the
 full one has the testbed's own size, 3 and 3. A deeper testbed (12 blocks, rank 8), PEFT's VB-LoRA
