@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from modicum.core.contracts import source_reading
 from modicum.core.errors import InputError
 from modicum.core.files import read_bytes
 from modicum.recipe import SLOTS, Recipe, assign, methods_for
@@ -280,6 +284,9 @@ def _loader() -> Any:
 def json_schema() -> dict[str, Any]:
     """The recipe's JSON schema, for editors: with every method of the catalog in its slot."""
     schema = Recipe.model_json_schema()
+    for name, described in {"Recipe": schema, **schema["$defs"]}.items():
+        for field, text in _docstrings(name).items():
+            described["properties"][field]["description"] = text
     for slot in SLOTS:
         choices = []
         for record in methods_for(slot).values():
@@ -296,6 +303,20 @@ def json_schema() -> dict[str, Any]:
             "description": section.get("description", ""),
         }
     return schema
+
+
+@cache
+def _docstrings(class_name: str) -> dict[str, str]:
+    """What stands below each field of a class of the recipe: read here, as pydantic takes long."""
+    found: dict[str, str] = {}
+    for file in sorted((source_reading.SOURCES / "recipe").glob("*.py")):
+        for node in source_reading.parse(file).body:
+            if isinstance(node, ast.ClassDef) and node.name == class_name:
+                for item, after in itertools.pairwise(node.body):
+                    if isinstance(item, ast.AnnAssign) and isinstance(after, ast.Expr):
+                        text = inspect.cleandoc(ast.literal_eval(after.value))
+                        found[ast.unparse(item.target)] = text
+    return found
 
 
 def _required(slot: str, name: str) -> list[str]:

@@ -37,13 +37,7 @@ Auto = Literal["auto"]
 class Section(BaseModel):
     """A part of a recipe: frozen, no unknown keys, no silent conversions."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        validate_default=True,
-        use_attribute_docstrings=True,
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
 
 
 class ModelSection(Section):
