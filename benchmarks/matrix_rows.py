@@ -86,6 +86,7 @@ class Row:
         added = dict(self.variables)
         if self.pinned is not None and self.pinned[1] is not None:
             added["OMP_NUM_THREADS"] = str(self.pinned[1])
+            added["MKL_DYNAMIC"] = "FALSE"  # or MKL takes no more threads than there are cores
         if self.level is not None:
             names = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
             added |= zip(names, self.level, strict=True)
