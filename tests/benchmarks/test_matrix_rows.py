@@ -57,7 +57,8 @@ def test_changes_reach_the_commands(matrix: Any) -> None:
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     }
     assert by_name["four-threads"].wrapper(host) == ["taskset", "--cpu-list", "2,5"]
-    assert by_name["four-threads"].set_variables(host) == {"OMP_NUM_THREADS": "4"}
+    four = {"OMP_NUM_THREADS": "4", "MKL_DYNAMIC": "FALSE"}
+    assert by_name["four-threads"].set_variables(host) == four
     assert by_name["allocator"].set_variables(host) == {"LD_PRELOAD": host.allocator}
     assert "--reuid=65534" in by_name["not-root"].wrapper(host)
     assert "--bounding-set=-all,+dac_read_search" in by_name["not-root"].wrapper(host)

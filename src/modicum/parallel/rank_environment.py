@@ -35,7 +35,7 @@ class RankPlace:
         supervised: whether a supervisor of ours has started it, who says what became of the run.
 
     >>> RankPlace(), RankPlace(1, 2).name
-    (Place(rank=0, size=1, supervised=False), 'rank 1')
+    (RankPlace(rank=0, size=1, supervised=False), 'rank 1')
     """
 
     rank: int = 0
@@ -60,7 +60,7 @@ def place(environment: Mapping[str, str] = os.environ) -> RankPlace:
         InputError: it names no possible rank.
 
     >>> place({"RANK": "1", "WORLD_SIZE": "2"})
-    Place(rank=1, size=2, supervised=False)
+    RankPlace(rank=1, size=2, supervised=False)
     """
     supervised = SUPERVISOR in environment
     return RankPlace(*rank_and_size(environment), supervised)
