@@ -46,6 +46,13 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert json.loads((tmp_path / "b").read_text()) == {"é": 1}
 
 
+def test_half_a_surrogate_pair_is_written_as_its_escape(tmp_path):
+    write_json(tmp_path / "a.json", {"text": json.loads('"\\ud800 é"')})
+    content = (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert "\\ud800 é" in content
+    assert json.loads(content) == {"text": "\ud800 é"}
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     write_text(tmp_path / "a", "one")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))

@@ -115,11 +115,14 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` so that a reader sees the old file or the new one, never half of it."""
+    """Write `text` so that a reader sees the old file or the new one, never half of it.
+
+    Half a surrogate pair, which damaged JSON may hold and UTF-8 may not, is written as its escape.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with disk_errors(path):
         try:
-            with open(temporary, "w", encoding="utf-8") as handle:
+            with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as handle:
                 handle.write(text)
                 handle.flush()
                 os.fsync(handle.fileno())
