@@ -51,9 +51,8 @@ class Row:
 
     @property
     def full_demo(self) -> bool:
-        """Whether the demo does all of its steps: where something else is installed, and once."""
-        other = self.wheel != "default" or self.minor is not None or self.lowest
-        return other or self.name == "default"
+        """Whether the demo does all of its steps: with each wheel once."""
+        return self.name == "default" or self.wheel != "default"
 
     def why_not(self, host: Host) -> str | None:
         """Why the row cannot run on that machine; None where it can."""

@@ -13,6 +13,18 @@ from modicum.core.errors import InputError
 from modicum.data import Tokenizer, open_source
 from modicum.data.tokenizer import END, split
 
+# Merges shorter than the prefix of what continues a word: the library panics.
+PANICS = json.dumps(
+    {
+        "model": {
+            "type": "BPE",
+            "continuing_subword_prefix": "####",
+            "vocab": {"a": 0, "b": 1, "ab": 2},
+            "merges": [["a", "b"]],
+        }
+    }
+)
+
 
 def texts(start: int = 0, step: int = 1) -> list[str]:
     source = open_source(None, include=["json/**", "asyncio/**"])
@@ -136,6 +148,7 @@ def test_special_tokens_around_a_text_are_known_by_their_side(tmp_path):
         ({"tokenizer.model": "x"}, r"has tokenizer\.model but no tokenizer\.json; convert it once"),
         ({"tokenizer.json": "{cut"}, r"tokenizer\.json: this is no tokenizer: "),
         ({"tokenizer.json": '{"a": 1}'}, r"tokenizer\.json: this is no tokenizer: "),
+        ({"tokenizer.json": PANICS}, r"tokenizer\.json: this is no tokenizer: "),
         ({"tokenizer.json": None}, r"eos_token: nothing here says .* \{\"eos_token\": \"<\|end\|>"),
         (
             {"tokenizer.json": None, "tokenizer_config.json": '{"eos_token": "<|edn|>"}'},

@@ -216,8 +216,9 @@ QUANTIZED: dict[str, tuple[dict[str, Any], str, bool, bool, int]] = {
 @pytest.mark.parametrize("name", PEAKS)
 def test_the_peak_of_two_updates_is_the_one_that_the_meter_sees(name):
     measured, peak = peaks(*PEAKS[name])
-    # Tiny tensors, such as the optimizer's step counts, are not in the ledger.
-    assert 0.99 * measured <= peak <= 1.03 * measured
+    # Tiny tensors, such as the optimizer's step counts, are not in the ledger; nor, on CPUs of many
+    # cores, what attention in bf16 works in.
+    assert (0.97 if "bf16" in name else 0.99) * measured <= peak <= 1.03 * measured
 
 
 @pytest.mark.parametrize("name", QUANTIZED)

@@ -117,9 +117,10 @@ class Tokenizer:
         library = _library()
         try:
             inner = library.Tokenizer.from_str(read_text(file))
-        except InputError:
+        except (InputError, KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:  # the library raises plain `Exception` for all that is wrong
+        # The library raises plain `Exception` for what is wrong, and where Rust panics another.
+        except BaseException as error:
             raise InputError(f"this is no tokenizer: {error}", file=file) from error
         beside = ((name, file.parent / name) for name in _COMPANIONS)
         companions = {name: read_text(there) for name, there in beside if there.is_file()}

@@ -52,11 +52,15 @@ def ledger(
     first, last = next((b for b in blocks if b.saved), blocks[-1]), blocks[-1]
     live = first.saved + first.casts + (first.stream if recompute else 0)
     logits, inner, masks = head.logits, last.inner, _mask_bytes(shape)
-    scoring = 2 * logits + (logits * shape.compute_bytes // 4 if shape.compute_bytes < 4 else 0)
+    computed = logits * shape.compute_bytes // 4
+    scoring = max(
+        2 * logits + (computed if computed < logits else 0), computed + head.product.forward
+    )
     building = masks + 2 * masks // shape.compute_bytes  # a second mask, and its two booleans
     at_loss = [
         3 * logits,  # the logits' logarithms, their gradient and the gradient before the softmax
         logits + last.stream + head.gradient_made,
+        computed + last.stream + head.product.inputs,
         last.work
         + head.gradient_held
         - head.saved

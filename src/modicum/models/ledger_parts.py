@@ -14,6 +14,7 @@ from functools import cached_property
 from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import StoredRows, linear_form
+from modicum.core.machine.kernels import ProductScratch, product_scratch
 from modicum.models.config import ModelConfig
 
 
@@ -69,6 +70,22 @@ class DecoderPart:
         if self.adapted is None:
             return len(layers) if self.half else 1  # autocast makes each layer a copy of its own
         return int(any(self.prefix + name in self.adapted.inputs for name in layers))
+
+    def scratch(self, inputs: int, outputs: int) -> ProductScratch:
+        """What the products of a linear layer of these features work in."""
+        half = self.shape.compute_bytes < 4
+        return product_scratch(self.shape.positions, inputs, outputs, half=half)
+
+    def gradient_of(self, elements: int, scratch: int) -> int:
+        """Bytes of a weight's gradient as it is made.
+
+        In bf16 the product's scratch comes first, then the fp32 copy.
+        """
+        if not self.trained:
+            return 0
+        if not self.half:
+            return 4 * elements
+        return 2 * elements + max(4 * elements, scratch)
 
     @property
     def norm(self) -> int:
@@ -138,7 +155,8 @@ class DecoderBlock(DecoderPart):
     def inner(self) -> int:
         """Bytes of what the forward pass holds at a time when nothing is kept."""
         # Both factors and their product; or both factors as the second one is made.
-        return 2 * self.stream + max(3 * self.factor, 2 * self.factor + self.workspace)
+        workspace = self.workspace(max(each.forward for each in self.products))
+        return 2 * self.stream + max(3 * self.factor, 2 * self.factor + workspace)
 
     @property
     def work(self) -> int:
@@ -147,24 +165,29 @@ class DecoderBlock(DecoderPart):
             return 0
         # down_proj's input is given free as its gradient comes; then come those of both factors.
         made = 3 - self.inputs("mlp.down_proj")
-        gradient = self.gradient_of(self.linears["mlp.down_proj"])
-        undone = made * self.factor + gradient
-        return self.stream + max(undone, (made - 1) * self.factor + self.workspace)
+        scratch = max(each.weight for each in self.products)
+        undone = made * self.factor + self.gradient_of(self.linears["mlp.down_proj"], scratch)
+        workspace = self.workspace(max(each.inputs for each in self.products))
+        return self.stream + max(undone, (made - 1) * self.factor + workspace)
 
     @property
     def factor(self) -> int:
         """Bytes of one factor of the MLP's product."""
         return self.config.mlp_width * self.shape.compute_bytes * self.shape.positions
 
-    def gradient_of(self, elements: int) -> int:
-        """Bytes of a weight's gradient as it is made: where bf16, next to its fp32 copy."""
-        return elements * (4 + 2 * self.half) if self.trained else 0
-
     @property
-    def workspace(self) -> int:
+    def products(self) -> tuple[ProductScratch, ProductScratch]:
+        """What the products of the MLP's layers work in: of gate and up, and of down."""
+        width, inner = self.config.width, self.config.mlp_width
+        return self.scratch(width, inner), self.scratch(inner, width)
+
+    def workspace(self, scratch: int) -> int:
         """Bytes that one of the MLP's layers takes for its product, such as its dense weight."""
-        compute, width = self.shape.compute_bytes, self.config.width
-        return linear_form(self.config.linear).workspace(width, self.config.mlp_width, compute)
+        compute, width, inner = self.shape.compute_bytes, self.config.width, self.config.mlp_width
+        form = linear_form(self.config.linear)
+        # A weight that is made for the product lies next to the product's scratch.
+        dense = 0 if form.trains else width * inner * compute
+        return max(form.workspace(width, inner, compute), dense + scratch)
 
     @property
     def linears(self) -> dict[str, int]:
@@ -251,7 +274,12 @@ class Head(DecoderPart):
     @property
     def gradient_made(self) -> int:
         """Bytes of the output weight's gradient when it is made."""
-        return self.table * (4 + 2 * self.half) if self.trained else 0
+        return self.gradient_of(self.table, self.product.weight)
+
+    @property
+    def product(self) -> ProductScratch:
+        """What the output layer's products work in."""
+        return self.scratch(self.config.width, self.config.vocabulary_size)
 
     @property
     def gradient_held(self) -> int:

@@ -8,6 +8,7 @@ rows, once a machine.
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from modicum.core.machine.record import remembered
 # for 16 where there is one thread.
 _ROWS = 16
 _MOST_BYTES = 64 * 2**20  # of what one trial reads and makes
+_MOST_PRODUCTS = 2**33  # multiplications of one trial: some tenths of a second
 
 
 def convolution_bytes(
@@ -41,20 +43,89 @@ def convolution_bytes(
     True
     """
     if rows <= _ROWS:
-        return _tried(rows, inputs, outputs, side, half, through)
+        return _convolution(rows, inputs, outputs, side, half, through)
     each = (inputs + outputs) * side * side * (2 if half else 4)
     first = max(2, min(_ROWS, _MOST_BYTES // (2 * each)))
-    one = _tried(first, inputs, outputs, side, half, through)
-    two = _tried(2 * first, inputs, outputs, side, half, through)
+    one = _convolution(first, inputs, outputs, side, half, through)
+    two = _convolution(2 * first, inputs, outputs, side, half, through)
     forward, backward = (
         a + (b - a) * (rows - first) // first for a, b in zip(one, two, strict=True)
     )
     return forward, backward
 
 
+class ProductScratch(NamedTuple):
+    """Bytes that a layer's three matrix products take beyond operands and result.
+
+    Attributes:
+        forward: of x W^T.
+        inputs: of the gradient of x.
+        weight: of the gradient of W.
+    """
+
+    forward: int
+    inputs: int
+    weight: int
+
+
+def product_scratch(rows: int, inputs: int, outputs: int, *, half: bool) -> ProductScratch:
+    """What a linear layer's products work in, with this process's number of threads.
+
+    In bf16 each thread packs its operands and sums in fp32, and where the rows are shared among
+    threads each has a full weight gradient of its own. In fp32 what the library takes is not
+    PyTorch's: the machine's record has it.
+
+    Products of over 2^33 multiplications are tried at half of their largest sizes; the scratch of
+    the weight's gradient is then taken to grow with the weight.
+
+    Args:
+        rows: of the input.
+        inputs, outputs: features of the layer.
+        half: whether it computes in bf16, else in fp32.
+
+    >>> product_scratch(4, 8, 8, half=False)
+    ProductScratch(forward=0, inputs=0, weight=0)
+    """
+    # Where a small product takes nothing, no product does, and large ones may take minutes.
+    if not half or not all((rows, inputs, outputs)) or not any(_product(64, 64, 64)):
+        return ProductScratch(0, 0, 0)
+    sizes = [rows, inputs, outputs]
+    while sizes[0] * sizes[1] * sizes[2] > _MOST_PRODUCTS:
+        largest = sizes.index(max(sizes))
+        sizes[largest] = -(-sizes[largest] // 2)
+    found = _product(*sizes)
+    grown = found.weight * inputs * outputs // (sizes[1] * sizes[2])
+    return ProductScratch(found.forward, found.inputs, grown)
+
+
+def _product(rows: int, inputs: int, outputs: int) -> ProductScratch:
+    return _multiplied(rows, inputs, outputs, torch.get_num_threads())
+
+
 @functools.cache
-def _tried(
-    rows: int, inputs: int, outputs: int, side: int, half: bool, through: bool
+def _multiplied(rows: int, inputs: int, outputs: int, threads: int) -> ProductScratch:
+    def measure() -> list[int]:
+        x, weight, gradient = (
+            torch.ones(shape, dtype=torch.bfloat16)
+            for shape in ((rows, inputs), (outputs, inputs), (rows, outputs))
+        )
+        found = []
+        for left, right in ((x, weight.t()), (gradient, weight), (gradient.t(), x)):
+            with TensorMeter("cpu") as meter:
+                made = left @ right
+            found.append(max(0, (meter.peak or 0) - made.nbytes))
+        return found
+
+    return ProductScratch(*remembered(f"product {rows} {inputs} {outputs}", measure))
+
+
+def _convolution(*arguments: int) -> tuple[int, int]:
+    return _convolved(*arguments, threads=torch.get_num_threads())
+
+
+@functools.cache
+def _convolved(
+    rows: int, inputs: int, outputs: int, side: int, half: bool, through: bool, threads: int
 ) -> tuple[int, int]:
     name = f"convolution {rows} {inputs} {outputs} {side} {half:d} {through:d}"
 

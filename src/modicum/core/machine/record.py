@@ -147,7 +147,8 @@ def remembered(name: str, measure: Callable[[], list[int]]) -> list[int]:
         if isinstance(found, list) and all(isinstance(each, int) for each in found):
             return found
     figures = measure()
-    with _turn() as record:
+    # A lock of its own: the process that is asked for the record asks for kernels' figures.
+    with _turn(what=".kernels") as record:
         file = record.with_suffix(".kernels.json")
         _write(file, _figures(file) | {name: figures})
     return figures
@@ -188,19 +189,19 @@ def _fallback_folder() -> Path:
 
 
 @contextmanager
-def _turn(device: str = "cpu") -> Iterator[Path]:
-    """The record's file, while no other process measures or writes it.
+def _turn(device: str = "cpu", what: str = "") -> Iterator[Path]:
+    """The record's file, while no other process measures or writes what this one does.
 
     Where the cache cannot be written, the file of this user's temporary folder.
     """
     file = record_file(device)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle = open(file.with_suffix(".lock"), "a", encoding="utf-8")  # noqa: SIM115
+        handle = open(file.with_suffix(f"{what}.lock"), "a", encoding="utf-8")  # noqa: SIM115
     except OSError:
         file = _fallback_folder() / file.name
         file.parent.mkdir(mode=0o700, exist_ok=True)
-        handle = open(file.with_suffix(".lock"), "a", encoding="utf-8")  # noqa: SIM115
+        handle = open(file.with_suffix(f"{what}.lock"), "a", encoding="utf-8")  # noqa: SIM115
     with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield file
