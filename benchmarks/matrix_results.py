@@ -18,6 +18,8 @@ BEGIN, END = "<!-- machines:begin -->", "<!-- machines:end -->"
 HEADERS = ("Row", "Result", "Time", "Demo", "Tensors", "Process", "Forecasts", "Tests", "Remark")
 _FOLDERS = ("src/", "recipes/", "benchmarks/matrix_work.py", "benchmarks/prediction")
 _FILES = ("benchmarks/demo.py", "benchmarks/common.py", "constraints.txt")
+# Of proofs a row's tests use the contracts' subjects alone.
+_NOT_RUN, _SUBJECTS = "src/modicum/proofs/", "src/modicum/proofs/contracts/"
 _TESTS = tuple(path for paths in TESTS.values() for path in paths)
 Outcome = dict[str, Any]
 
@@ -26,6 +28,8 @@ def sources(checkout: Path) -> str:
     """A digest of all that a row runs: code, recipes, its tests and what those stand on."""
     digest = hashlib.sha256()
     for name in tracked(checkout):
+        if name.startswith(_NOT_RUN) and not name.startswith(_SUBJECTS):
+            continue
         stands_under = name.startswith("tests/") and (
             name.count("/") == 1 or name.endswith("/conftest.py")
         )
