@@ -192,7 +192,7 @@ _LINES: tuple[tuple[list[str], tuple[str, ...]], ...] = (
     (["train", "new.yaml", "--out", "run", "--dry-run", "--fork", "new"], ()),
     (["init", "--model", "new", "--data", "texts", "--memory", "2GB", "--out", "made.yaml"],
      ("made.yaml", "recipe.schema.json")),
-    (["report", "new", "--json"], ()),
+    (["report", "new", "--json"], ("new/report.html",)),
     (["chat", "new", "--prompt", "def", "--max-tokens", "3", "--temperature", "1", "--seed", "1"],
      ()),
     (["chat", "adapted", "--base", "--prompt", "x", "--max-tokens", "2"], ()),
