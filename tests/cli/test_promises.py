@@ -95,6 +95,15 @@ def test_a_figure_from_an_earlier_run_does_not_count(checkout: Path) -> None:
     assert not row["kept"]
 
 
+def test_a_result_that_is_a_pipe_is_not_waited_for(checkout: Path) -> None:
+    os.mkfifo(checkout / "pipe.json")
+    place = {"file": "pipe.json", "key": "n"}
+    long = {"id": "long", "command": "python", "long": True, "takes": "1 h", "figure": place}
+    for row in run_promises(write(checkout, {"id": "one", "figure": place}, long)):
+        assert not row["kept"]
+        assert "pipe.json" in row["problem"]
+
+
 LONG = {"long": True, "takes": "15 min", "figure": {"file": "old.json", "key": "n"}}
 OLD = {"n": 0, "when": "2026-11-21T14:55:07+00:00", "machine": {"processor": "AMD", "cores": 2}}
 

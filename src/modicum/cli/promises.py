@@ -23,7 +23,7 @@ from modicum.cli.places import check_file
 from modicum.cli.promises_file import FigurePlace, Promise, read_promises
 from modicum.cli.promises_table import shown, with_table, with_unit
 from modicum.core.errors import InputError
-from modicum.core.files import JsonObject, write_json, write_text
+from modicum.core.files import JsonObject, read_json, read_text, write_json, write_text
 from modicum.core.units import format_duration
 
 RESULTS = Path("benchmarks") / "results" / "promises.json"
@@ -138,8 +138,20 @@ class _Outcome:
             # Some file systems round times to seconds.
             if not path.exists() or path.stat().st_mtime < int(self.started):
                 raise ValueError(f"the command did not write {place.file}")
-            text = path.read_text(encoding="utf-8")
+            text = _text(path)
         return _figure(_parsed(text, place), place)
+
+
+def _text(path: Path) -> str:
+    """The text of a file that a command wrote.
+
+    Raises:
+        ValueError: it cannot be read, or is no regular file.
+    """
+    try:
+        return read_text(path)
+    except InputError as error:
+        raise ValueError(str(error)) from None
 
 
 def _words(command: str) -> list[str]:
@@ -169,15 +181,15 @@ def _read_row(promise: Promise, root: Path) -> JsonObject:
     place = promise.figure
     figure = machine = when = problem = None
     try:
-        text = (root / str(place.file)).read_text(encoding="utf-8")
+        if not (root / str(place.file)).exists():
+            raise ValueError(f"not measured yet: there is no {place.file}")
+        text = _text(root / str(place.file))
         content = _parsed(text, place)
         figure = _figure(content, place)
         machine, when = _measured_on(content), content.get("when")
         if not isinstance(when, str):
             figure = machine = when = None
             problem = f"{place.file} has no date: no `when` in it"
-    except OSError:
-        problem = f"not measured yet: there is no {place.file}"
     except ValueError as error:
         problem = str(error)
     return _as_row(promise, figure, problem, read=True, machine=machine, when=when)
@@ -243,8 +255,8 @@ def _keep(rows: Iterable[JsonObject], ids: Sequence[str], root: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, merged)
     readme = root / "README.md"
-    if readme.exists():
-        text = readme.read_text(encoding="utf-8")
+    if readme.is_file():
+        text = read_text(readme)
         renewed = with_table(text, merged)
         if renewed != text:
             write_text(readme, renewed)
@@ -253,8 +265,8 @@ def _keep(rows: Iterable[JsonObject], ids: Sequence[str], root: Path) -> None:
 def read_rows(path: Path) -> list[JsonObject]:
     """The rows of a promises.json; none where there is none."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        rows = read_json(path)
+    except InputError:
         return []
     return [row for row in rows if "id" in row] if isinstance(rows, list) else []
 
