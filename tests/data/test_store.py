@@ -112,6 +112,16 @@ def test_a_cache_that_was_cut_or_altered_is_made_again(tokenizer, tmp_path):
     assert again().reused
 
 
+@pytest.mark.parametrize("name", ["tokens.bin", "manifest.json"])
+def test_a_device_in_a_cache_is_not_read(tokenizer, tmp_path, name):
+    source, folder = rows(tmp_path), tmp_path / "cache"
+    prepare(source, tokenizer, folder, model_vocabulary=300)
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    assert not prepare(source, tokenizer, folder, model_vocabulary=300).reused
+    assert (folder / name).is_file()
+
+
 def test_a_death_halfway_leaves_nothing_that_is_trusted(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "tokenizer")
     rows_file(tmp_path)

@@ -16,6 +16,7 @@ from typing import Any
 from modicum.checkpoint.tensor_file import file_checksum
 from modicum.checkpoint.tensor_slices import DTYPES, TensorSlice
 from modicum.core.errors import InputError
+from modicum.core.files import regular
 
 MANIFEST, FORMAT = "manifest.json", 2
 
@@ -70,7 +71,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        text = path.read_bytes()
+        text = regular(path).read_bytes()
         if text.startswith(b'{\n  "format": 1,'):
             _check_format(folder, 1)
         size = len(_head(b""))

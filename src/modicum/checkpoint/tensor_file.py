@@ -24,6 +24,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from modicum.checkpoint.tensor_slices import DTYPES, Box, TensorSlice, overlap
+from modicum.core.files import regular
 
 PAGE = 4096
 # Written and summed up at a time: the fewer, the less often does the thread that does it ask for
@@ -114,7 +115,7 @@ def write_file(path: Path, content: Iterable[memoryview], *, direct: bool = Fals
 def file_checksum(path: Path) -> str:
     """The checksum of a file that is there."""
     checksum = 0
-    with open(path, "rb") as handle:
+    with open(regular(path), "rb") as handle:
         while chunk := handle.read(CHUNK):
             checksum = zlib.crc32(chunk, checksum)
     return f"{checksum:08x}"

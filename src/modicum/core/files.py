@@ -69,12 +69,21 @@ def read_bytes(path: Path, at_most: int = -1) -> bytes:
         InputError: there is none, or it cannot be read.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise InputError("this is no regular file", file=path)
-        with open(path, "rb") as handle:
+        with open(regular(path), "rb") as handle:
             return handle.read(at_most)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+
+
+def regular(path: Path) -> Path:
+    """The path itself, if it is that of a regular file: what reads a pipe or a device never ends.
+
+    Raises:
+        OSError: it is none, or there is none.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "this is no regular file", str(path))
+    return path
 
 
 def read_text(path: Path) -> str:
@@ -209,6 +218,10 @@ def publish_folder(target: Path) -> Iterator[Path]:
 
 
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal, read in pieces."""
-    with open(path, "rb") as handle:
+    """The SHA-256 of a file, in hexadecimal, read in pieces.
+
+    Raises:
+        OSError: it is no regular file, or cannot be read.
+    """
+    with open(regular(path), "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

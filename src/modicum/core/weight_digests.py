@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from modicum.core.errors import InputError
-from modicum.core.files import file_digest, user_cache, write_json
+from modicum.core.files import file_digest, regular, user_cache, write_json
 
 # Next to an adapter's own files: the digests of the base model that it was trained on.
 BASE_WEIGHTS = "base_weights.json"
@@ -60,7 +60,7 @@ def _digest(file: Path) -> str:
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
     kept, state = user_cache("digests") / f"{name}.json", _state(path)
     with suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads(kept.read_text(encoding="utf-8"))
+        known = json.loads(regular(kept).read_bytes())
         if known["state"] == state:
             return str(known["digest"])
     digest = _KIND + file_digest(path)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from modicum.core.errors import InputError
-from modicum.core.files import file_digest, publish_folder, write_json
+from modicum.core.files import file_digest, publish_folder, regular, write_json
 from modicum.core.progress import CountProgress
 from modicum.data.readers import Document
 from modicum.data.sources import Source
@@ -140,7 +140,7 @@ def prepare(
 def _open(folder: Path, made_from: dict[str, Any]) -> Prepared | None:
     """The store in `folder` if it is complete and was made from just this, else None."""
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(regular(folder / _MANIFEST).read_bytes())
         if manifest["made_from"] != made_from:
             return None
         for name, digest in manifest["files"].items():

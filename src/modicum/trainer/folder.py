@@ -104,7 +104,7 @@ class RunFolder:
             return
         for name in (PLAN, METRICS, EVALUATIONS, SAMPLES):
             path, rows = self.path / name, self.rows(name)
-            if path.exists() and not path.read_bytes().endswith(b"\n"):
+            if path.is_file() and not path.read_bytes().endswith(b"\n"):
                 self._rewrite(name, rows)
 
     # The recipe
@@ -137,7 +137,7 @@ class RunFolder:
         """What of a run is here that another would replace, in words."""
         held = []
         for name in (METRICS, EVALUATIONS, SAMPLES):
-            if (self.path / name).exists():
+            if (self.path / name).is_file():
                 count = (self.path / name).read_bytes().count(b"\n")
                 held.append(f"{name} ({count} line{'s' if count != 1 else ''})")
         steps = sorted(path.name for path in self.path.glob("checkpoints/step-*"))

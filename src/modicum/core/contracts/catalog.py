@@ -28,7 +28,7 @@ from modicum.core.contracts import source_reading
 from modicum.core.contracts.method import Against, Info, Method, describe
 from modicum.core.contracts.optimizers import value_class
 from modicum.core.errors import InputError
-from modicum.core.files import user_cache, write_json
+from modicum.core.files import regular, user_cache, write_json
 
 ROOMS = (
     "linears",
@@ -284,7 +284,7 @@ def _written(defaults: Mapping[str, Any]) -> str:
 def _kept(stamp: list[Any]) -> list[MethodRecord] | None:
     """The records of the cache; None where there are none of these files."""
     try:
-        content = json.loads(_cache_file().read_bytes())
+        content = json.loads(regular(_cache_file()).read_bytes())
         if content["stamp"] != stamp:
             return None
         return [_from_row(row) for row in content["methods"]]

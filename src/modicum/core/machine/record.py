@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from modicum.core.errors import InputError, ModicumError
-from modicum.core.files import user_cache, write_json
+from modicum.core.files import regular, user_cache, write_json
 
 # Runs in a process of its own: it trains, and what trains stands far above this file.
 PROBE = "modicum.trainer.probe"
@@ -157,7 +157,7 @@ def remembered(name: str, measure: Callable[[], list[int]]) -> list[int]:
 def _figures(file: Path) -> dict[str, Any]:
     """What `remembered` keeps in a file; nothing where it is damaged."""
     with suppress(OSError, ValueError):
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(regular(file).read_bytes())
         if isinstance(found, dict):
             return found
     return {}
@@ -210,7 +210,7 @@ def _turn(device: str = "cpu", what: str = "") -> Iterator[Path]:
 def _read(file: Path) -> MachineRecord | None:
     """The record of a file; None where there is none that can be used."""
     try:
-        return _record(json.loads(file.read_text(encoding="utf-8"))["record"])
+        return _record(json.loads(regular(file).read_bytes())["record"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
