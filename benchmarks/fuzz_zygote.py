@@ -8,6 +8,7 @@ of the interpreter itself. So a share of the inputs runs in fresh processes (`fr
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import resource
@@ -94,11 +95,14 @@ class Zygote:
 
 
 def _answer(request: Request, code: int | None) -> Ended:
-    out, err = (
-        (Path(request.logs) / name).read_bytes().decode("utf-8", "surrogateescape")
-        for name in ("out", "err")
-    )
+    out, err = (_text((Path(request.logs) / name).read_bytes()) for name in ("out", "err"))
     return Ended(code, out, err)
+
+
+def _text(printed: bytes) -> str:
+    """What was printed, in the encoding that PYTHONIOENCODING asked for."""
+    wide = printed.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return printed.decode("utf-16" if wide else "utf-8", "replace" if wide else "surrogateescape")
 
 
 def _settle(request: Request) -> None:
