@@ -15,6 +15,7 @@ from modicum.core.machine.memory import TensorMeter, tensor_bytes
 from modicum.memory import COMET
 from modicum.models.convnet import ConvNet, ConvNetConfig, create
 from modicum.models.convnet_ledger import ledger
+from modicum.proofs.bench.meters import saved_bytes
 
 ROWS = 12
 CONFIGS: dict[str, ConvNetConfig] = {
@@ -50,20 +51,10 @@ def shape(half: bool, rows: int = ROWS) -> ModelQuery:
 def test_saved_activations_are_those_that_autograd_keeps(name: str, half: bool) -> None:
     config = CONFIGS[name]
     model, batch = create(config, 0), inputs(config)
-    own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *batch]}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with saved_bytes([*model.parameters(), *batch]) as saved:
         total = loss(model, batch, half)
     assert total.requires_grad
-    measured = sum(storage.nbytes() for storage in kept.values())
-    assert ledger(config, shape(half)).bytes("activation", "loss") == measured
+    assert ledger(config, shape(half)).bytes("activation", "loss") == saved.total
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from modicum.models import Llama, ModelConfig, create
 from modicum.models.rope import document_positions
+from modicum.proofs.bench.meters import saved_bytes
 
 LINEAR = {"rope_type": "linear", "factor": 3.0}
 LLAMA3 = {
@@ -171,28 +172,19 @@ def test_recomputed_gradients_are_the_same_bits(autocast: bool) -> None:
     assert all(torch.equal(kept, again) for kept, again in zip(*gradients, strict=True))
 
 
-def saved_bytes(model: Llama, ids: torch.Tensor) -> int:
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    sizes: dict[int, int] = {}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+def kept_bytes(model: Llama, ids: torch.Tensor) -> int:
+    with saved_bytes(model.parameters()) as saved:
         model(ids)
-    return sum(sizes.values())
+    return saved.total
 
 
 def test_recomputing_keeps_one_input_a_block() -> None:
     model = lively(small(layers=4))
     ids = torch.zeros(2, 32, dtype=torch.long)
-    kept = saved_bytes(model, ids)
+    kept = kept_bytes(model, ids)
     model.recompute = True
     block_input = 2 * 32 * 16 * 4
-    assert saved_bytes(model, ids) < 4 * block_input + 0.15 * kept
+    assert kept_bytes(model, ids) < 4 * block_input + 0.15 * kept
 
 
 def test_bfloat16_stays_near_float32() -> None:

@@ -17,7 +17,7 @@ from modicum.core.contracts.catalog import MethodRecord, catalog, find
 from modicum.core.contracts.method import Against, ClaimVerdict, verdict_of
 from modicum.core.errors import InputError
 from modicum.proofs import ProofRun, prove, write
-from modicum.proofs.base import Criterion, Proof, against_of, claim_verdict_of
+from modicum.proofs.proof import Criterion, Proof, against_of, claim_verdict_of
 
 PLUGIN = Path(__file__).parents[1] / "contracts" / "plugins" / "outer.py"
 

@@ -135,16 +135,16 @@ def prove(run: ProofRun) -> None:
     bench = DigitsBench(run)
     run.seeds = (0, 1, 2) if run.full else (0, 1)
     rates = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2) if run.full else (5e-3, 1e-2)
-    ours, theirs = (bench.fastest(adapter, 200, run.seeds, rates) for adapter in (contender, miss))
-    lora = bench.fastest(LoRA(rank=4), 200, run.seeds, RATES if run.full else (2e-2, 5e-2))
-    loss = run.figure("loss, over MiSS", method=ours.losses[-1], baseline=theirs.losses[-1])
-    run.figure("loss, over LoRA", method=ours.losses[-1], baseline=lora.losses[-1])
-    run.figure("accuracy, over MiSS", method=ours.accuracy, baseline=theirs.accuracy)
-    run.figure("accuracy, over LoRA", method=ours.accuracy, baseline=lora.accuracy)
-    run.figure("parameters, over LoRA", method=ours.trained, baseline=lora.trained)
-    each = ratios(ours.losses_after(200), theirs.losses_after(200))
-    run.at_most("the loss after 200 steps, over that of MiSS", loss.ratio, 0.7, seeds=each)
-    each = ratios(ours.errors, lora.errors)
+    ours, theirs = (bench.fastest(adapter, 200, rates) for adapter in (contender, miss))
+    lora = bench.fastest(LoRA(rank=4), 200, RATES if run.full else (2e-2, 5e-2), baseline=True)
+    for name, other in (("MiSS", theirs), ("LoRA", lora)):
+        for figure in ("loss", "accuracy", "trained"):
+            mine, its = ours.mean(figure), other.mean(figure)
+            run.figure(f"{figure}, over {name}", method=mine, baseline=its)
+    each = ratios(ours.each("loss"), theirs.each("loss"))
+    loss = ours.mean("loss") / theirs.mean("loss")
+    run.at_most("the loss after 200 steps, over that of MiSS", loss, 0.7, seeds=each)
+    each = ratios(ours.each("error"), lora.each("error"))
     run.against("LoRA of nearly as many parameters", "test errors after 200 steps", each)
 
 

@@ -183,6 +183,9 @@ def prove(
         bool, typer.Option("--null", help="Put the baseline in its place: what stood must fall.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="The full experiment; takes long.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Train baselines again that another proof has trained.")
+    ] = False,
     plugin: PluginOption = None,
     save: Annotated[Path | None, typer.Option(help="A folder for the result, as JSON.")] = None,
     as_json: JsonOption = False,
@@ -195,7 +198,9 @@ def prove(
     if save is not None:
         check_folder(save, "--save")
     with listener("quiet" if as_json else "auto") as tell:
-        proof = proofs.prove(name, null=null, full=full, plugins=plugin or (), listener=tell)
+        proof = proofs.prove(
+            name, null=null, full=full, fresh=fresh, plugins=plugin or (), listener=tell
+        )
     if save is not None:
         proofs.write(proof, save)
     print_proof(proof.as_json(), as_json=as_json)

@@ -6,12 +6,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from modicum.proofs.base import Proof, ProofRun, prove, write
+    from modicum.proofs.base import ProofRun, prove, write
     from modicum.proofs.contracts.base import CheckResult, run_battery
+    from modicum.proofs.proof import Proof
 
 _HOMES = {
     "CheckResult": "contracts.base",
-    "Proof": "base",
+    "Proof": "proof",
     "ProofRun": "base",
     "prove": "base",
     "run_battery": "contracts.base",

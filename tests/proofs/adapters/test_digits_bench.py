@@ -6,7 +6,12 @@ import torch
 from modicum.adapters import LoRA
 from modicum.core.contracts.catalog import find
 from modicum.proofs.adapters import digits_bench as lab_module
-from modicum.proofs.adapters.digits_bench import Curve, DigitsBench
+from modicum.proofs.adapters.digits_bench import (
+    DigitsBench,
+    losses_after,
+    mean_losses,
+    steps_to,
+)
 from modicum.proofs.base import ProofRun
 
 pytest.importorskip("sklearn")
@@ -52,13 +57,16 @@ def test_adapting_trains_three_layers_and_is_repeatable(lab: DigitsBench) -> Non
 
 
 def test_the_fastest_rate_has_the_lowest_loss_at_that_step(lab: DigitsBench) -> None:
-    fastest = lab.fastest(LoRA(rank=4), 12, (0, 1), rates=(1e-5, 2e-2))
+    lab.run.seeds = (0, 1)
+    fastest = lab.fastest(LoRA(rank=4), 12, rates=(1e-5, 2e-2, 10.0))
     assert fastest.learning_rate == 2e-2
     each = [lab.adapt(LoRA(rank=4), 2e-2, seed) for seed in (0, 1)]
-    assert fastest.losses[5] == pytest.approx((each[0].losses[5] + each[1].losses[5]) / 2)
-    assert fastest.accuracy == pytest.approx((each[0].accuracy + each[1].accuracy) / 2)
+    assert list(fastest.outcomes) == each
+    assert mean_losses(fastest)[5] == pytest.approx((each[0].losses[5] + each[1].losses[5]) / 2)
+    assert losses_after(fastest, 6) == [curve.losses[5] for curve in each]
+    assert fastest.each("error") == [1 - curve.accuracy for curve in each]
 
 
 def test_steps_to_a_loss_are_counted_from_one() -> None:
-    curve = Curve(1e-2, (3.0, 2.0, 2.5, 1.0), 0.5, 10)
-    assert [curve.steps_to(loss) for loss in (5.0, 2.0, 1.5, 0.1)] == [1, 2, 4, 5]
+    losses = (3.0, 2.0, 2.5, 1.0)
+    assert [steps_to(losses, loss) for loss in (5.0, 2.0, 1.5, 0.1)] == [1, 2, 4, 5]

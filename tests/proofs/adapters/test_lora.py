@@ -8,7 +8,8 @@ from modicum.core.contracts.catalog import find
 from modicum.core.errors import InputError
 from modicum.proofs import prove
 from modicum.proofs.adapters.lora import same_as_peft
-from modicum.proofs.base import Proof, ProofRun
+from modicum.proofs.base import ProofRun
+from modicum.proofs.proof import Proof
 
 
 def equality(*, null: bool) -> Proof:
@@ -35,12 +36,3 @@ def test_without_peft_the_proof_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(InputError, match=r"pip install modicum\[hf\]"):
         prove("lora")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("null", "verdict"), [(False, "holds"), (True, "does not hold")])
-def test_the_proof_of_lora(null: bool, verdict: str) -> None:
-    proof = prove("lora", null=null)
-    assert proof.verdict == verdict, proof.reason
-    assert proof.against.result == "baseline"
-    assert proof.mode == "quick"

@@ -7,10 +7,10 @@ from modicum.adapters import PiSSA
 from modicum.core.contracts.catalog import find
 from modicum.core.layers.linear_forms import linear_form
 from modicum.core.random import normal_
-from modicum.proofs import prove
 from modicum.proofs.adapters import pissa as home
 from modicum.proofs.adapters.pissa import loftq, plain, quantizes_better, reconstructed
-from modicum.proofs.base import Proof, ProofRun
+from modicum.proofs.base import ProofRun
+from modicum.proofs.proof import Proof
 
 
 @pytest.fixture(autouse=True)
@@ -52,13 +52,3 @@ def test_what_is_compared_is_what_it_says() -> None:
         return (found - weight).norm().item()
 
     assert lost(loftq(weight, 8)) < lost(plain(weight, 8))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("null", "verdict"), [(False, "holds"), (True, "does not hold")])
-def test_the_proof_of_pissa(null: bool, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sklearn")
-    monkeypatch.setattr(home, "WIDTH", 512)
-    proof = prove("pissa", null=null)
-    assert proof.verdict == verdict, proof.reason
-    assert "sklearn" in proof.versions

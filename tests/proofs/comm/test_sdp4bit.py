@@ -3,25 +3,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from modicum.core.contracts.catalog import find
 from modicum.core.contracts.method import Against
 from modicum.core.ranks.exchange import ExchangeContext, ShardExchange
 from modicum.core.ranks.ranks import Ranks
-from modicum.proofs import ProofRun, prove
+from modicum.proofs import ProofRun
 from modicum.proofs.comm import sdp4bit as home
 from modicum.proofs.comm.sdp4bit import BENCH, BFLOAT16, DIRECT, HOST, RANKS, SDP4BIT
-from modicum.proofs.comm.sharded_training import between_hosts, floor
+from modicum.proofs.comm.sharded_training import between_hosts
 from modicum.proofs.ranks import at_ranks
 
 pytestmark = pytest.mark.ranks
-
-
-def test_the_floor_is_the_sources_entropy() -> None:
-    follows = torch.full((24,), 0.1 / 24)
-    follows[5] += 0.9
-    assert floor(24) == pytest.approx(float(torch.distributions.Categorical(follows).entropy()))
 
 
 def test_bytes_between_hosts_are_those_that_leave_one() -> None:
@@ -64,13 +57,3 @@ def test_both_parts_of_the_verdict_fall_with_the_null(
     result = "worse" if null else "better"
     assert proof.against == Against(result, "4-bit weights themselves")
     assert proof.defects == ()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("null", [False, True])
-def test_the_proof_of_sdp4bit(null: bool) -> None:
-    """Of times nothing is asserted here: other tests run beside this one."""
-    proof = prove("sdp4bit", null=null)
-    others = [c for c in proof.criteria if "faster" not in c.sentence]
-    assert len(others) == len(proof.criteria) - 1
-    assert {c.passed for c in others} == {not null}

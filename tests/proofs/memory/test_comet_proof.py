@@ -9,7 +9,6 @@ from modicum.core.contracts.catalog import find
 from modicum.core.random import normal_
 from modicum.memory import COMET
 from modicum.models.convnet import ConvNetConfig, create
-from modicum.proofs import prove
 from modicum.proofs.base import ProofRun
 from modicum.proofs.memory.comet import less_than_fixed_bits, noise_as_predicted
 from modicum.proofs.memory.rivals import Everything, FixedBits, FixedBound
@@ -123,16 +122,3 @@ def test_the_fewest_fixed_bits_that_are_as_good_decide(
     proof = run.conclude()
     assert [criterion.passed for criterion in proof.criteria] == [passes]
     assert vars(proof.against) == {"result": "better" if passes else "worse", "rival": "2 bits"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("null", [False, True])
-def test_the_proof_of_comet(null: bool) -> None:
-    """Bytes, accuracy and noise hold; fixed bits take fewer bytes, which is the verdict."""
-    proof = prove("comet", null=null)
-    passed = [criterion.passed for criterion in proof.criteria]
-    assert passed == (
-        [False, True, False, False, True] if null else [True, True, False, True, True]
-    )
-    assert proof.verdict == "does not hold"
-    assert proof.undetected == ()

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from modicum.core.contracts.catalog import find
-from modicum.proofs.base import Proof, ProofRun
+from modicum.proofs.base import ProofRun
 from modicum.proofs.optim import eva
+from modicum.proofs.proof import Proof
 
 
 def proof_of(part: Callable[[ProofRun], None], *, null: bool) -> Proof:
@@ -36,16 +37,3 @@ def test_passes_are_timed(null: bool) -> None:
     proof = proof_of(eva.speed, null=null)
     assert len(proof.criteria) == 2
     assert all(0 < criterion.figure < math.inf for criterion in proof.criteria)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("null", [False, True])
-def test_steps_are_spared_and_momentum_in_evas_place_is_noticed(null: bool) -> None:
-    proof = proof_of(eva.convergence, null=null)
-    steps, time, against = proof.criteria
-    assert steps.passed == (not null), proof.reason
-    assert 0 < time.figure < math.inf
-    assert against.rival == "momentum with the clip alone"
-    if null:
-        assert proof.claim_verdict == "does not hold"
-        assert proof.defects == ()

@@ -10,10 +10,10 @@ import torch
 
 from modicum.core.contracts.catalog import find
 from modicum.models import create
-from modicum.proofs import prove
-from modicum.proofs.base import Proof, ProofRun
+from modicum.proofs.base import ProofRun
 from modicum.proofs.optim import galore
-from modicum.proofs.optim.text_bench import SYMBOLS, AdaptedLoop, Text, schedule
+from modicum.proofs.optim.text_bench import SCHEDULE, SYMBOLS, Adapted, Text
+from modicum.proofs.proof import Proof
 
 PARTS = [galore.less_state, galore.as_the_authors, galore.one_gradient_at_a_time]
 
@@ -69,7 +69,7 @@ def test_the_text_and_its_schedule() -> None:
     assert torch.equal(one, again)
     assert one.shape == (4, galore.QUICK.tokens + 1)
     assert not torch.equal(one, text.batch("step 4", 4, training))
-    factors = [schedule(step, 100) for step in range(100)]
+    factors = [SCHEDULE(step, 100) for step in range(100)]
     assert (factors[0], max(factors), factors[9]) == (0.1, 1.0, 1.0)
     assert factors[-1] == pytest.approx(0.1, abs=1e-3)
 
@@ -77,19 +77,16 @@ def test_the_text_and_its_schedule() -> None:
 def test_merging_a_pair_of_factors_leaves_the_weights_of_the_model() -> None:
     text = Text(replace(galore.QUICK, width=32, mlp_width=48, steps=9))
     model = create(text.size.model, seed=0)
-    loop = AdaptedLoop(model, 1e-2, rank=4, every=3)
+    started = Adapted(rank=4, every=3).start(model, 1e-2)
+    assert started.before_update is not None
     rows = text.batch("held out", 8, text.halves[1])
     for step in range(9):
         galore.loss_of(model, rows).backward()
-        before = text.held_out(model)
-        loop.update(step, 1.0)
+        before, factors = text.held_out(model), started.optimizers[1]
+        started.before_update(step)
+        assert (started.optimizers[1] is not factors) == (step in (3, 6))
+        for optimizer in started.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         if step in (3, 6):  # merged and begun anew, and nothing else
             assert text.held_out(model) == pytest.approx(before, abs=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("null", "verdict"), [(False, "holds"), (True, "does not hold")])
-def test_the_proof_of_galore(null: bool, verdict: str) -> None:
-    proof = prove("galore", null=null)
-    assert proof.verdict == verdict, proof.reason
-    assert proof.mode == "quick"

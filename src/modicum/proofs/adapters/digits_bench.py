@@ -9,13 +9,11 @@ every step, which has no noise of batches, and the accuracy on 497 images that n
 from __future__ import annotations
 
 import copy
-import importlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from statistics import mean
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +22,15 @@ from torch import Tensor, nn
 from modicum.adapters.base import Adapter
 from modicum.core.random import derive_seed
 from modicum.proofs.base import ProofRun
+from modicum.proofs.bench.baselines import described
+from modicum.proofs.bench.digits import digits
+from modicum.proofs.bench.sweep import Sweep, Swept
+from modicum.proofs.bench.training import RateSchedule, train
 
 UPRIGHT, TURNED = 900, 400
 PRETRAINING_STEPS, PRETRAINING_RATE, PRETRAINING_BATCH = 600, 1e-3, 128
-STEPS, BATCH, WARM_UP = 200, 64, 10
+STEPS, BATCH = 200, 64
+CONSTANT, ADAPTING = RateSchedule(last=1.0), RateSchedule(10)
 WIDTHS = (64, 256, 256, 256)
 HIDDEN = ("0", "2", "4")
 # Both sides' fastest lies inside: tried were 1e-3 to 5e-2 for LoRA and PiSSA of rank 4.
@@ -36,34 +39,46 @@ RATES = (5e-3, 1e-2, 2e-2, 3e-2, 5e-2)
 
 @dataclass(frozen=True)
 class Curve:
-    """Adaptations at one learning rate: the loss on the training images after each step.
+    """An adaptation: the loss on the training images after each step.
 
     Args:
-        losses: means over the seeds.
-        accuracy: on the test images at the end, the mean over the seeds.
+        accuracy: on the test images at the end.
         trained: parameters that were trained.
-        seeds: the curve of each seed alone, where it is a mean.
     """
 
-    learning_rate: float
     losses: tuple[float, ...]
     accuracy: float
     trained: int
-    seeds: tuple[Curve, ...] = ()
-
-    def losses_after(self, step: int) -> list[float]:
-        """Each seed's loss after so many steps."""
-        return [curve.losses[step - 1] for curve in self.seeds]
 
     @property
-    def errors(self) -> list[float]:
-        """The share of test images that each seed's adaptation gets wrong."""
-        return [1 - curve.accuracy for curve in self.seeds]
+    def loss(self) -> float:
+        """The loss after the last step."""
+        return self.losses[-1]
 
-    def steps_to(self, loss: float) -> int:
-        """Steps until the loss was first at most so high; one more than all if it never was."""
-        reached = (step for step, value in enumerate(self.losses, start=1) if value <= loss)
-        return next(reached, len(self.losses) + 1)
+    @property
+    def error(self) -> float:
+        """The share of test images that it gets wrong."""
+        return 1 - self.accuracy
+
+
+def mean_losses(swept: Swept[Curve]) -> list[float]:
+    """The loss after each step, the mean over the seeds."""
+    return [mean(values) for values in zip(*(c.losses for c in swept.outcomes), strict=True)]
+
+
+def losses_after(swept: Swept[Curve], step: int) -> list[float]:
+    """Each seed's loss after so many steps."""
+    return [curve.losses[step - 1] for curve in swept.outcomes]
+
+
+def steps_to(losses: Sequence[float], loss: float) -> int:
+    """Steps until the loss was first at most so high; one more than all if it never was.
+
+    >>> [steps_to((3.0, 2.0, 2.5, 1.0), loss) for loss in (5.0, 2.0, 1.5, 0.1)]
+    [1, 2, 4, 5]
+    """
+    reached = (step for step, value in enumerate(losses, start=1) if value <= loss)
+    return next(reached, len(losses) + 1)
 
 
 class DigitsBench:
@@ -74,13 +89,10 @@ class DigitsBench:
     """
 
     def __init__(self, run: ProofRun) -> None:
-        self.progress = run.progress
-        run.library("sklearn", "proofs")
-        datasets: Any = importlib.import_module("sklearn.datasets")
-        digits = datasets.load_digits()
-        order = torch.randperm(len(digits.target), generator=_generator("images", 0))
-        images = torch.tensor(digits.images, dtype=torch.float32)[order] / 16 - 0.3
-        labels = torch.tensor(digits.target)[order]
+        self.run = run
+        images, labels = digits(run)
+        order = torch.randperm(len(labels), generator=_generator("images", 0))
+        images, labels = images[order] - 0.3, labels[order]
         turned = torch.rot90(images, dims=(1, 2)).flatten(1)
         end = UPRIGHT + TURNED
         self.upright = images[:UPRIGHT].flatten(1), labels[:UPRIGHT]
@@ -90,7 +102,7 @@ class DigitsBench:
     @cached_property
     def base(self) -> nn.Sequential:
         """The model that knows upright digits."""
-        self.progress("pretraining", 0, PRETRAINING_STEPS)
+        self.run.progress("pretraining", 0, PRETRAINING_STEPS)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             layers: list[nn.Module] = []
@@ -98,9 +110,8 @@ class DigitsBench:
                 layers += [nn.Linear(inputs, outputs), nn.GELU()]
             model = nn.Sequential(*layers, nn.Linear(WIDTHS[-1], 10))
         optimizer = torch.optim.AdamW(model.parameters(), lr=PRETRAINING_RATE)
-        batches = _generator("pretraining", 0)
-        for _ in range(PRETRAINING_STEPS):
-            _step(model, optimizer, self.upright, PRETRAINING_BATCH, batches)
+        loss = self._loss(model, self.upright, PRETRAINING_BATCH, _generator("pretraining", 0))
+        train([optimizer], loss, PRETRAINING_STEPS, schedule=CONSTANT)
         return model
 
     def adapt(self, adapter: Adapter, learning_rate: float, seed: int = 0) -> Curve:
@@ -108,15 +119,16 @@ class DigitsBench:
         model = copy.deepcopy(self.base)
         attached = adapter.with_fields(targets=HIDDEN).attach(model, seed=seed)
         optimizer = torch.optim.AdamW(attached.parameters(), lr=learning_rate)
-        batches, losses = _generator("adapting", seed), []
-        for step in range(STEPS):
-            warm = min(1.0, (step + 1) / WARM_UP)
-            optimizer.param_groups[0]["lr"] = learning_rate * warm * (1 - step / STEPS)
-            _step(model, optimizer, self.turned, BATCH, batches)
-            with torch.no_grad():
-                losses.append(F.cross_entropy(model(self.turned[0]), self.turned[1]).item())
+        losses: list[float] = []
+
+        @torch.no_grad()
+        def note(step: int) -> None:
+            losses.append(F.cross_entropy(model(self.turned[0]), self.turned[1]).item())
+
+        loss = self._loss(model, self.turned, BATCH, _generator("adapting", seed))
+        train([optimizer], loss, STEPS, schedule=ADAPTING, after_update=note)
         trained = sum(parameter.numel() for parameter in attached.parameters())
-        return Curve(learning_rate, tuple(losses), self.accuracy(model), trained)
+        return Curve(tuple(losses), self.accuracy(model), trained)
 
     @torch.no_grad()
     def accuracy(self, model: nn.Module) -> float:
@@ -125,33 +137,31 @@ class DigitsBench:
         return (model(images).argmax(1) == labels).float().mean().item()
 
     def fastest(
-        self, adapter: Adapter, step: int, seeds: Sequence[int], rates: Sequence[float] = RATES
-    ) -> Curve:
-        """The mean over the seeds at the learning rate whose loss after `step` steps is lowest."""
-        found = []
-        for number, rate in enumerate(rates):
-            self.progress(f"{adapter.info.name}, learning rate {rate:g}", number, len(rates))
-            found.append(_mean([self.adapt(adapter, rate, seed) for seed in seeds]))
-        return min(found, key=lambda curve: curve.losses[step - 1])
+        self, adapter: Adapter, step: int, rates: Sequence[float] = RATES, *, baseline: bool = False
+    ) -> Swept[Curve]:
+        """At the learning rate whose loss after `step` steps is lowest on average over the seeds.
 
+        Args:
+            baseline: whether other proofs train it too.
+        """
+        sweep = Sweep(
+            self.run,
+            self.adapt,
+            lambda curve: curve.losses[step - 1],
+            shared={"bench": "digits, turned", "steps": STEPS},
+            kind=Curve,
+        )
+        return sweep.best(described(adapter), adapter, rates, baseline=baseline)
 
-def _mean(curves: Sequence[Curve]) -> Curve:
-    losses = tuple(mean(values) for values in zip(*(c.losses for c in curves), strict=True))
-    accuracy = mean(curve.accuracy for curve in curves)
-    return replace(curves[0], losses=losses, accuracy=accuracy, seeds=tuple(curves))
+    @staticmethod
+    def _loss(
+        model: nn.Module, data: tuple[Tensor, Tensor], batch: int, generator: torch.Generator
+    ) -> Callable[[int], Tensor]:
+        def loss(step: int) -> Tensor:
+            rows = torch.randint(len(data[0]), (batch,), generator=generator)
+            return F.cross_entropy(model(data[0][rows]), data[1][rows])
 
-
-def _step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    data: tuple[Tensor, Tensor],
-    batch: int,
-    generator: torch.Generator,
-) -> None:
-    rows = torch.randint(len(data[0]), (batch,), generator=generator)
-    F.cross_entropy(model(data[0][rows]), data[1][rows]).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+        return loss
 
 
 def _generator(name: str, seed: int) -> torch.Generator:

@@ -63,34 +63,38 @@ def nearly_full_tuning(run: ProofRun) -> None:
     full = testbed.best(FullTuning())
     for rank in (1, 4) if run.full else ():
         label = f"held-out loss above the floor, rank {rank} (nats)"
-        excess = testbed.best(LoRA(rank=rank)).excess
-        run.figure(label, method=excess, baseline=full.excess)
+        excess = testbed.best(LoRA(rank=rank)).mean("excess")
+        run.figure(label, method=excess, baseline=full.mean("excess"))
     null_is = "full fine-tuning in LoRA's place"
     best = testbed.best(run.contender(LoRA(rank=2), null=FullTuning(), null_is=null_is))
     floor = testbed.size.floor
     loss = run.figure(
         "held-out loss (nats)",
-        method=floor + best.excess,
-        baseline=floor + full.excess,
+        method=floor + best.mean("excess"),
+        baseline=floor + full.mean("excess"),
         claimed="as good as full fine-tuning or better (GPT-3 175B)",
     )
     trained = run.figure(
         "trained parameters",
-        method=best.trained,
-        baseline=full.trained,
+        method=best.mean("trained"),
+        baseline=full.mean("trained"),
         claimed="10,000 times fewer (GPT-3 175B)",
     )
     state = run.figure(
-        "gradient and optimizer bytes", method=best.state_bytes, baseline=full.state_bytes
+        "gradient and optimizer bytes",
+        method=best.mean("state_bytes"),
+        baseline=full.mean("state_bytes"),
     )
     run.figure("learning rate", method=best.learning_rate, baseline=full.learning_rate)
     run.figure(
         "peak tensor bytes of a step",
-        method=best.peak_bytes,
-        baseline=full.peak_bytes,
+        method=best.mean("peak_bytes"),
+        baseline=full.mean("peak_bytes"),
         claimed="a third (GPT-3 175B)",
     )
-    above = [one - other for one, other in zip(best.excesses, full.excesses, strict=True)]
+    above = [
+        one - other for one, other in zip(best.each("excess"), full.each("excess"), strict=True)
+    ]
     run.at_most("loss above full tuning's (nats)", loss.method - loss.baseline, 0.01, seeds=above)
     run.at_most("trained parameters, of full tuning's", trained.ratio, 0.06)
     run.at_most("gradient and optimizer bytes, of full tuning's", state.ratio, 0.06)

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from modicum.adapters import LoRA, MoS
 from modicum.adapters.sites import Site
-from modicum.proofs.adapters.permutation_bench import Best, PermutationBench, PermutationSize
+from modicum.proofs.adapters.permutation_bench import PermutationBench, PermutationSize, Tuned
 from modicum.proofs.base import ProofRun, ratios
+from modicum.proofs.bench.sweep import Swept
 
 # As hard for its width as the full one: with fewer symbols, rank 1 is nearly enough.
 QUICK = PermutationSize(
@@ -48,12 +49,12 @@ def prove(run: ProofRun) -> None:
     lora_rates, mos_rates = LORA_RATES[cut:], MOS_RATES[cut:]
     value = run.contender(SHARDED, null=LoRA(rank=1), null_is="LoRA in MoS's place")
     rates = mos_rates if value is SHARDED else lora_rates
-    mine, theirs = testbed.best(value, rates), testbed.best(LoRA(rank=1), lora_rates)
+    mine, theirs = testbed.best(value, rates), testbed.best(LoRA(rank=1), lora_rates, baseline=True)
     excess, each = _compared(run, "LoRA of rank 1", mine, theirs)
     trained = run.figure(
         "trained parameters",
-        method=mine.trained,
-        baseline=theirs.trained,
+        method=mine.mean("trained"),
+        baseline=theirs.mean("trained"),
         claimed="an eighth at LoRA's quality (LLaMA-2-7B)",
     )
     run.figure("learning rate", method=mine.learning_rate, baseline=theirs.learning_rate)
@@ -61,7 +62,9 @@ def prove(run: ProofRun) -> None:
     run.at_most("loss above the floor, of LoRA's", excess, bar, seeds=each)
     run.at_most("trained parameters, of LoRA's", trained.ratio, 1.0, part="check")
     if run.full:
-        _compared(run, "LoRA of rank 2", mine, testbed.best(LoRA(rank=2), lora_rates))
+        _compared(
+            run, "LoRA of rank 2", mine, testbed.best(LoRA(rank=2), lora_rates, baseline=True)
+        )
         _ablation(run, testbed)
 
 
@@ -80,8 +83,10 @@ def _ablation(run: ProofRun, testbed: PermutationBench) -> None:
     run.against("the same rows for all layers", "loss above the floor at equal parameters", each)
 
 
-def _compared(run: ProofRun, baseline: str, mine: Best, theirs: Best) -> tuple[float, list[float]]:
+def _compared(
+    run: ProofRun, baseline: str, mine: Swept[Tuned], theirs: Swept[Tuned]
+) -> tuple[float, list[float]]:
     """Note both sides' held-out losses above the floor; their ratio, and that of each seed."""
     label = f"held-out loss above the floor (nats), against {baseline}"
-    figure = run.figure(label, method=mine.excess, baseline=theirs.excess)
-    return figure.ratio, ratios(mine.excesses, theirs.excesses)
+    figure = run.figure(label, method=mine.mean("excess"), baseline=theirs.mean("excess"))
+    return figure.ratio, ratios(mine.each("excess"), theirs.each("excess"))

@@ -1,10 +1,8 @@
 """The testbed on which adapters are compared: a pretrained decoder, and a change to be learned.
 
-A sequence is [mode m, x0, x1, ...]: x0 is uniform over the symbols, and x_{t+1} is
-permutation_m(x_t) with probability 0.9, else uniform. The model learns four modes; then the
-permutations of two of them are replaced, and a contender has some hundred steps to learn these
-without losing the others. The entropy of the source is known, so a loss is reported as its excess
-over that floor.
+The model learns four modes of a source of permutations; then the permutations of two of them are
+replaced, and a contender has some hundred steps to learn these without losing the others. The
+entropy of the source is known, so a loss is reported as its excess over that floor.
 
 The decoder is modicum's own, with rotary positions (the published reference figures of this testbed
 were taken with learned ones, so its loss bars are measured anew here). Embeddings and head are
@@ -14,15 +12,12 @@ frozen for adapters; full tuning trains everything.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import mean
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from modicum.adapters.base import Adapter
 from modicum.core.contracts.parameters import count, trainable
@@ -31,9 +26,13 @@ from modicum.core.random import derive_seed
 from modicum.models import ModelConfig, create
 from modicum.models.llama import Llama
 from modicum.proofs.base import ProofRun
+from modicum.proofs.bench.baselines import described
+from modicum.proofs.bench.permutations import MODES, PermutationSource
+from modicum.proofs.bench.sweep import Sweep, Swept
+from modicum.proofs.bench.training import RateSchedule, train
 
-MODES, CHANGED, FOLLOWED = 4, 2, 0.9
-WARM_UP, LAST_RATE, CLIP, BATCH, HELD_OUT = 20, 0.1, 1.0, 32, 512
+CHANGED, CLIP, BATCH = 2, 1.0, 32
+SCHEDULE = RateSchedule(20, "line", last=0.1)
 PRETRAINING_RATE = 3e-3
 # Both sides' best lies in these: tried were 3e-4 to 1e-2 for full tuning and 3e-3 to 1e-1 for LoRA
 # of rank 1 to 4, at both sizes.
@@ -69,9 +68,7 @@ class PermutationSize:
     @property
     def floor(self) -> float:
         """The entropy of a symbol given the ones before it, in nats."""
-        other = (1 - FOLLOWED) / self.symbols
-        right = FOLLOWED + other
-        return -right * math.log(right) - (self.symbols - 1) * other * math.log(other)
+        return PermutationSource(self.symbols, self.tokens).floor
 
 
 QUICK = PermutationSize(
@@ -101,35 +98,10 @@ class Tuned:
         peak_bytes: of tensors during one step, the model's own included.
     """
 
-    learning_rate: float
     excess: float
     trained: int
     state_bytes: int
     peak_bytes: int
-
-
-@dataclass(frozen=True)
-class Best:
-    """A contender at the best of its learning rates; `excess` is the mean over the seeds."""
-
-    learning_rate: float
-    runs: tuple[Tuned, ...]
-
-    @property
-    def excess(self) -> float:
-        """Held-out loss over the entropy floor, in nats a token."""
-        return mean(self.excesses)
-
-    @property
-    def excesses(self) -> list[float]:
-        """The same of each seed."""
-        return [run.excess for run in self.runs]
-
-    def __getattr__(self, name: str) -> int:
-        # What does not depend on the seed is read from the first run.
-        if name in ("trained", "state_bytes", "peak_bytes"):
-            return int(getattr(self.runs[0], name))
-        raise AttributeError(name)
 
 
 class PermutationBench:
@@ -145,21 +117,23 @@ class PermutationBench:
         self.size = FULL if run.full else quick or QUICK
         self.seeds = run.seeds = (0, 1, 2) if run.full else (0, 1)
         self.progress = run.progress
-        self.old = _permutations(self.size.symbols, seed=0)
-        self._known: dict[tuple[TuningContender, tuple[float, ...]], Best] = {}
+        self.source = PermutationSource(self.size.symbols, self.size.tokens)
+        self.old = self.source.table(seed=0)
+        shared = {"bench": "permutations", "size": self.size}
+        self.sweep = Sweep(run, self.tune, _excess_of, chosen_by="first", shared=shared, kind=Tuned)
 
     @cached_property
     def base(self) -> Llama:
         """The decoder that knows the old permutations."""
         self.progress("pretraining", 0, self.size.pretraining_steps)
         model = create(self.size.model, seed=0)
-        parameters = list(model.parameters())
-        self._train(model, parameters, self.old, self.size.pretraining_steps, PRETRAINING_RATE, 0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=PRETRAINING_RATE, weight_decay=0.0)
+        self._train(model, optimizer, self.old, self.size.pretraining_steps, 0)
         return model
 
     def new(self, seed: int) -> Tensor:
         """The permutations [modes, symbols] that the seed's fine-tuning is to learn."""
-        changed = _permutations(self.size.symbols, seed=1000 + seed)
+        changed = self.source.table(seed=1000 + seed)
         return torch.cat([changed[:CHANGED], self.old[CHANGED:]])
 
     def tune(self, contender: TuningContender, learning_rate: float, seed: int = 0) -> Tuned:
@@ -168,98 +142,50 @@ class PermutationBench:
         if not isinstance(contender, FullTuning):
             contender.attach(model, seed=seed)
         parameters = [parameter for _, parameter in trainable(model)]
-        optimizer = self._train(model, parameters, table, self.size.steps, learning_rate, 1 + seed)
+        optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
+        self._train(model, optimizer, table, self.size.steps, 1 + seed)
         with TensorMeter("cpu") as meter:
-            self._loss(model, self._batch(table, _generator("one step", seed), BATCH)).backward()
+            tokens = self.source.batch(table, _generator("one step", seed), BATCH)
+            self.source.loss(model, tokens).backward()
             optimizer.step()
         kinds = bytes_by_kind(model, optimizer)
         return Tuned(
-            learning_rate,
-            self._excess(model, table),
+            self.source.excess(model, table),
             count(model)[1],
             kinds["gradient"] + kinds["optimizer"],
             (meter.peak or 0) + kinds["weight"] + kinds["optimizer"],
         )
 
-    def best(self, contender: TuningContender, rates: Sequence[float] | None = None) -> Best:
-        """Tune at every learning rate with the first seed, and at the best with the others."""
-        usual = FULL_TUNING_RATES if isinstance(contender, FullTuning) else ADAPTER_RATES
-        rates = tuple(rates or usual)
-        if (contender, rates) in self._known:
-            return self._known[contender, rates]
-        name = "full tuning" if isinstance(contender, FullTuning) else contender.info.name
-        total = len(rates) + len(self.seeds) - 1
-        runs: list[Tuned] = []
-        for rate in rates:
-            self.progress(f"{name}, learning rate {rate:g}", len(runs), total)
-            runs.append(self.tune(contender, rate, self.seeds[0]))
-        first = min(runs, key=lambda run: run.excess)
-        others: list[Tuned] = []
-        for seed in self.seeds[1:]:
-            self.progress(f"{name}, seed {seed}", len(runs) + len(others), total)
-            others.append(self.tune(contender, first.learning_rate, seed))
-        best = Best(first.learning_rate, (first, *others))
-        return self._known.setdefault((contender, rates), best)
+    def best(
+        self,
+        contender: TuningContender,
+        rates: Sequence[float] | None = None,
+        *,
+        baseline: bool = False,
+    ) -> Swept[Tuned]:
+        """A contender at the rate that is best from the first seed, from all seeds.
+
+        Args:
+            baseline: whether other proofs train it too; full tuning is one always.
+        """
+        full = isinstance(contender, FullTuning)
+        rates = rates or (FULL_TUNING_RATES if full else ADAPTER_RATES)
+        name = "full tuning" if full else described(contender)
+        return self.sweep.best(name, contender, rates, baseline=baseline or full)
 
     def _train(
-        self,
-        model: Llama,
-        parameters: list[nn.Parameter],
-        table: Tensor,
-        steps: int,
-        learning_rate: float,
-        seed: int,
-    ) -> torch.optim.Optimizer:
-        """AdamW with warm-up, a linear fall to a tenth, and clipping."""
+        self, model: Llama, optimizer: torch.optim.Optimizer, table: Tensor, steps: int, seed: int
+    ) -> None:
         generator = _generator("training", seed)
-        optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
-        for step in range(steps):
-            warm = min(1.0, (step + 1) / WARM_UP)
-            optimizer.param_groups[0]["lr"] = (
-                learning_rate * warm * (1 - (1 - LAST_RATE) * step / steps)
-            )
-            self._loss(model, self._batch(table, generator, BATCH)).backward()
-            nn.utils.clip_grad_norm_(parameters, CLIP)
-            optimizer.step()
-            optimizer.zero_grad()
-        return optimizer
 
-    def _batch(self, table: Tensor, generator: torch.Generator, rows: int) -> Tensor:
-        """Token ids [rows, tokens]; modes are numbered after the symbols."""
-        symbols = self.size.symbols
-        mode = torch.randint(MODES, (rows,), generator=generator)
-        columns = [torch.randint(symbols, (rows,), generator=generator)]
-        for _ in range(self.size.tokens - 2):
-            follows = torch.rand(rows, generator=generator) < FOLLOWED
-            anything = torch.randint(symbols, (rows,), generator=generator)
-            columns.append(torch.where(follows, table[mode, columns[-1]], anything))
-        return torch.stack([symbols + mode, *columns], dim=1)
+        def loss(step: int) -> Tensor:
+            return self.source.loss(model, self.source.batch(table, generator, BATCH))
 
-    def _loss(self, model: Llama, tokens: Tensor) -> Tensor:
-        """Cross-entropy from the third token on: the first two cannot be predicted."""
-        logits = model(tokens[:, :-1])[:, 1:]
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 2:].flatten())
-
-    @torch.no_grad()
-    def _excess(self, model: Llama, table: Tensor) -> float:
-        """KL(source || model) a token on held-out prefixes: the loss's exact distance to its floor.
-
-        The loss on sampled tokens has the samples' own noise, a hundredth of a nat here.
-        """
-        model.eval()
-        tokens = self._batch(table, _generator("held out", 0), HELD_OUT)
-        log_model = F.log_softmax(model(tokens[:, :-1])[:, 1:], dim=-1)
-        follows = table[tokens[:, :1] - self.size.symbols, tokens[:, 1:-1]]
-        source = torch.full_like(log_model, (1 - FOLLOWED) / self.size.symbols)
-        source[..., self.size.symbols :] = 0.0
-        source.scatter_add_(2, follows[..., None], torch.full_like(source[..., :1], FOLLOWED))
-        return F.kl_div(log_model, source, reduction="sum").item() / follows.numel()
+        train([optimizer], loss, steps, schedule=SCHEDULE, clip=CLIP)
 
 
-def _permutations(symbols: int, seed: int) -> Tensor:
-    """One permutation a mode: int64 [modes, symbols]."""
-    generator = _generator("permutations", seed)
-    return torch.stack([torch.randperm(symbols, generator=generator) for _ in range(MODES)])
+def _excess_of(tuned: Tuned) -> float:
+    return tuned.excess
 
 
 def _generator(name: str, seed: int) -> torch.Generator:

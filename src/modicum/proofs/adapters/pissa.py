@@ -23,7 +23,13 @@ from modicum.adapters import LoRA, PiSSA
 from modicum.core.layers.linear_forms import linear_form
 from modicum.core.layers.truncated_svd import truncated_svd
 from modicum.core.random import normal_
-from modicum.proofs.adapters.digits_bench import RATES, DigitsBench
+from modicum.proofs.adapters.digits_bench import (
+    RATES,
+    DigitsBench,
+    losses_after,
+    mean_losses,
+    steps_to,
+)
 from modicum.proofs.base import ProofRun, ratios
 
 RANK, STEP, WIDTH, ROUNDS = 4, 100, 512, 5
@@ -42,35 +48,36 @@ def learns_faster(run: ProofRun) -> None:
     run.seeds = tuple(range(10 if run.full else 3))
     rates = RATES if run.full else RATES[1:4]
     value = run.contender(PiSSA(rank=RANK), null=LoRA(rank=RANK), null_is="LoRA in PiSSA's place")
-    mine = lab.fastest(value, STEP, run.seeds, rates)
-    theirs = lab.fastest(LoRA(rank=RANK), STEP, run.seeds, rates)
+    mine = lab.fastest(value, STEP, rates)
+    theirs = lab.fastest(LoRA(rank=RANK), STEP, rates, baseline=True)
+    ours, baseline = mean_losses(mine), mean_losses(theirs)
     steps = run.figure(
         f"steps to LoRA's loss after {STEP}",
-        method=mine.steps_to(theirs.losses[STEP - 1]),
+        method=steps_to(ours, baseline[STEP - 1]),
         baseline=STEP,
         claimed="converges faster (loss curves of 7B models)",
     )
     half = STEP // 2
     early = run.figure(
         f"training loss after {half} steps (nats)",
-        method=mine.losses[half - 1],
-        baseline=theirs.losses[half - 1],
+        method=ours[half - 1],
+        baseline=baseline[half - 1],
     )
     run.figure("learning rate", method=mine.learning_rate, baseline=theirs.learning_rate)
     run.figure(
         "test accuracy after all steps",
-        method=mine.accuracy,
-        baseline=theirs.accuracy,
+        method=mine.mean("accuracy"),
+        baseline=theirs.mean("accuracy"),
         claimed="72.9 % against 67.7 % (Mistral-7B, GSM8K)",
     )
-    run.figure("trained parameters", method=mine.trained, baseline=theirs.trained)
-    pairs = zip(mine.seeds, theirs.losses_after(STEP), strict=True)
-    each = [curve.steps_to(loss) / STEP for curve, loss in pairs]
+    run.figure("trained parameters", method=mine.mean("trained"), baseline=theirs.mean("trained"))
+    pairs = zip(mine.outcomes, losses_after(theirs, STEP), strict=True)
+    each = [steps_to(curve.losses, loss) / STEP for curve, loss in pairs]
     run.at_most(f"steps to LoRA's loss after {STEP}, of these", steps.ratio, 0.8, seeds=each)
-    each = ratios(mine.losses_after(half), theirs.losses_after(half))
+    each = ratios(losses_after(mine, half), losses_after(theirs, half))
     run.at_most(f"training loss after {half} steps, of LoRA's", early.ratio, 0.8, seeds=each)
     errors = "test errors after all steps, at the rates that are fastest"
-    run.against("LoRA of the same rank", errors, ratios(mine.errors, theirs.errors))
+    run.against("LoRA of the same rank", errors, ratios(mine.each("error"), theirs.each("error")))
 
 
 def quantizes_better(run: ProofRun) -> None:

@@ -2,23 +2,20 @@
 
 What is here runs at ranks that a proof has started.
 
-The decoder learns a source of which the entropy is known: a sequence is [mode m, x0, x1, ...], and
-x_{t+1} is permutation_m(x_t) with probability 0.9, else uniform over the symbols. So a loss is
-reported as its excess over that floor, exactly for the prefixes that are looked at. Copies are
-bfloat16 and masters fp32, as in the paper.
+The decoder learns a source of permutations, whose entropy is known. Copies are bfloat16 and masters
+fp32, as in the paper.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.comm.sdp4bit import SDP4Bit, SDP4BitExchange
@@ -29,10 +26,13 @@ from modicum.core.ranks.exchange import NODE, SHARD, ExchangeContext, Pending, S
 from modicum.core.ranks.ranks import Ranks
 from modicum.models import ModelConfig, create
 from modicum.parallel.zero import Zero
+from modicum.proofs.bench.meters import in_turns
+from modicum.proofs.bench.permutations import MODES, PermutationSource
+from modicum.proofs.bench.training import RateSchedule, train
 from modicum.proofs.comm.links import sent as sent_by_device
 from modicum.proofs.comm.step_time_bench import Fields
 
-MODES, FOLLOWED, HELD_OUT = 4, 0.9, 256
+SCHEDULE = RateSchedule(20, "line", last=0.05)
 
 
 class Direct(SDP4BitExchange):
@@ -76,25 +76,23 @@ class ShardedSize:
     steps: int = 120
     learning_rate: float = 3e-3
 
-
-def floor(symbols: int) -> float:
-    """The entropy of a symbol given the ones before it, in nats."""
-    other = (1 - FOLLOWED) / symbols
-    right = FOLLOWED + other
-    return -right * math.log(right) - (symbols - 1) * other * math.log(other)
+    @property
+    def source(self) -> PermutationSource:
+        """What the decoder learns."""
+        return PermutationSource(self.symbols, self.tokens)
 
 
 def trained(
     ranks: Ranks, *, arms: Mapping[str, Fields], size: Fields, seeds: list[int]
 ) -> dict[str, Any]:
     """Each arm's held-out loss by seed (nats a token), and bytes between hosts an update."""
-    told = ShardedSize(**size)
+    chosen = ShardedSize(**size)
     results: dict[str, Any] = {}
     for label, arm in arms.items():
-        losses = [_train(ranks, arm, told, seed) for seed in seeds]
+        losses = [_train(ranks, arm, chosen, seed) for seed in seeds]
         results[label] = {
-            "losses": [floor(told.symbols) + excess for excess, _ in losses],
-            "between_hosts": losses[0][1] / told.steps,
+            "losses": [chosen.source.floor + excess for excess, _ in losses],
+            "between_hosts": losses[0][1] / chosen.steps,
         }
     return results
 
@@ -108,7 +106,7 @@ def _train(ranks: Ranks, arm: Fields, size: ShardedSize, seed: int) -> tuple[flo
         context=size.tokens,
     )
     model = create(config, seed=seed).bfloat16()
-    table = _permutations(size.symbols, seed)
+    source, table = size.source, size.source.table(seed)
     exchange = exchange_of(ranks, arm)
     strategy = Zero(ranks, exchange=exchange)
     strategy.start(model)
@@ -116,57 +114,16 @@ def _train(ranks: Ranks, arm: Fields, size: ShardedSize, seed: int) -> tuple[flo
     optimizer = torch.optim.AdamW(masters, lr=size.learning_rate, weight_decay=0.0)
     generator = _generator(f"training {ranks.rank}", seed)
     rows = size.rows // ranks.size
-    for step in range(size.steps):
-        warm = min(1.0, (step + 1) / 20)
-        rate = size.learning_rate * warm * (1 - 0.95 * step / size.steps)
-        optimizer.param_groups[0]["lr"] = rate
-        tokens = _batch(table, generator, rows, size)
-        logits = model(tokens[:, :-1])[:, 1:].float()
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 2:].flatten()) / ranks.size
-        strategy.before_backward(last=True)
-        loss.backward()
-        strategy.after_backward()
-        strategy.clip(masters, 1.0, _whole(strategy.norm(masters)))
-        strategy.update(optimizer)
-        optimizer.zero_grad(set_to_none=True)
-    return _excess(model, table, size), between_hosts(exchange)
 
+    def loss(step: int) -> Tensor:
+        return source.loss(model, source.batch(table, generator, rows)) / ranks.size
 
-def _whole(norm: Tensor) -> Tensor:
-    full: Callable[[], Tensor] | None = getattr(norm, "full_tensor", None)
-    return norm if full is None else full()
-
-
-def _permutations(symbols: int, seed: int) -> Tensor:
-    generator = _generator("permutations", seed)
-    return torch.stack([torch.randperm(symbols, generator=generator) for _ in range(MODES)])
+    train([optimizer], loss, size.steps, schedule=SCHEDULE, clip=1.0, strategy=strategy)
+    return source.excess(model, table), between_hosts(exchange)
 
 
 def _generator(name: str, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(seed, name))
-
-
-def _batch(table: Tensor, generator: torch.Generator, rows: int, size: ShardedSize) -> Tensor:
-    """Token ids [rows, tokens]; modes are numbered after the symbols."""
-    mode = torch.randint(MODES, (rows,), generator=generator)
-    columns = [torch.randint(size.symbols, (rows,), generator=generator)]
-    for _ in range(size.tokens - 2):
-        follows = torch.rand(rows, generator=generator) < FOLLOWED
-        anything = torch.randint(size.symbols, (rows,), generator=generator)
-        columns.append(torch.where(follows, table[mode, columns[-1]], anything))
-    return torch.stack([size.symbols + mode, *columns], dim=1)
-
-
-@torch.no_grad()
-def _excess(model: nn.Module, table: Tensor, size: ShardedSize) -> float:
-    """KL(source || model) a token on held-out prefixes: the loss's exact distance to its floor."""
-    tokens = _batch(table, _generator("held out", 0), HELD_OUT, size)
-    log_model = F.log_softmax(model(tokens[:, :-1])[:, 1:].float(), dim=-1)
-    follows = table[tokens[:, :1] - size.symbols, tokens[:, 1:-1]]
-    source = torch.full_like(log_model, (1 - FOLLOWED) / size.symbols)
-    source[..., size.symbols :] = 0.0
-    source.scatter_add_(2, follows[..., None], torch.full_like(source[..., :1], FOLLOWED))
-    return F.kl_div(log_model, source, reduction="sum").item() / follows.numel()
 
 
 def timed(
@@ -194,24 +151,30 @@ def timed(
         strategy.start(model)
         sgd = torch.optim.SGD([m for _, m in strategy.trained(model)], lr=1e-3)
         ready[label] = strategy, model, sgd
-    seconds: dict[str, list[float]] = {label: [] for label in arms}
-    carried = dict.fromkeys(arms, 0)
-    for step in range(steps + 1):
-        for label, (strategy, model, optimizer) in ready.items():
-            dist.barrier()
-            before, started = sent_by_device(), time.perf_counter()
-            time.sleep(compute)
-            strategy.before_backward(last=True)
-            model.weight.sum().backward()
-            strategy.after_backward()
-            strategy.update(optimizer)
-            optimizer.zero_grad(set_to_none=True)
-            dist.barrier()
-            if step:  # the first makes connections
-                seconds[label].append(time.perf_counter() - started)
-                carried[label] += sent_by_device() - before
+    before, carried = 0, dict.fromkeys(arms, 0)
+
+    def begin(label: str) -> None:
+        nonlocal before
+        dist.barrier()
+        before = sent_by_device()
+
+    def step(label: str) -> None:
+        strategy, model, optimizer = ready[label]
+        time.sleep(compute)
+        strategy.before_backward(last=True)
+        model.weight.sum().backward()
+        strategy.after_backward()
+        strategy.update(optimizer)
+        optimizer.zero_grad(set_to_none=True)
+        dist.barrier()
+
+    def count(label: str, counts: bool) -> None:
+        carried[label] += counts * (sent_by_device() - before)
+
+    passes = {label: partial(step, label) for label in arms}
+    times = in_turns(passes, steps, before=begin, after=count)  # the first makes connections
     return {
-        "fastest": {label: min(times) for label, times in seconds.items()},
+        "fastest": {label: each.fastest for label, each in times.items()},
         "sent": {label: count / steps for label, count in carried.items()},
     }
 
@@ -221,13 +184,13 @@ def coding_seconds(ranks: Ranks, *, fields: Fields, elements: int) -> dict[str, 
     method = SDP4Bit(**fields)
     numbers = torch.randn(1, elements, generator=_generator("numbers", 0))
     codes = {"weights": method.weight_codec, "gradients": method.gradient_codec(NODE)}
-    found = {}
+    passes = {}
     for label, code in codes.items():
         assert code is not None
-        times = []
-        for _ in range(3):
-            started = time.perf_counter()
-            code.decode(code.encode(numbers, Stream()), elements)
-            times.append(time.perf_counter() - started)
-        found[label] = min(times)
-    return found
+        passes[label] = partial(_code_and_decode, code, numbers)
+    times = in_turns(passes, 3, warm_up=0)
+    return {label: each.fastest for label, each in times.items()}
+
+
+def _code_and_decode(code: Any, numbers: Tensor) -> None:
+    code.decode(code.encode(numbers, Stream()), numbers.numel())

@@ -6,9 +6,9 @@ What is here runs at ranks that a proof has started.
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from modicum.core.contracts.strategy import Strategy
 from modicum.core.ranks.collectives import CollectiveHandle, Collectives, Link
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
+from modicum.proofs.bench.meters import in_turns
 from modicum.proofs.comm.links import sent
 
 Fields = Mapping[str, Any]
@@ -181,23 +182,28 @@ def timings(
             ready[label]()
         strategy.flush()
         dist.barrier()
-    seconds: dict[str, list[float]] = {label: [] for label in arms}
-    carried = dict.fromkeys(arms, 0)
-    for _ in range(repeats):
-        for label, step in ready.items():
-            before = sent()  # nothing of the block before is on the way
-            step()
-            dist.barrier()
-            started = time.perf_counter()
-            for _ in range(steps):
-                step()
-            seconds[label].append((time.perf_counter() - started) / steps)
-            strategies[label].flush()
-            dist.barrier()
-            carried[label] += sent() - before
+    before, carried = 0, dict.fromkeys(arms, 0)
+
+    def begin(label: str) -> None:
+        nonlocal before
+        before = sent()  # nothing of the block before is on the way
+        ready[label]()
+        dist.barrier()
+
+    def block(label: str) -> None:
+        for _ in range(steps):
+            ready[label]()
+
+    def count(label: str, counts: bool) -> None:
+        strategies[label].flush()
+        dist.barrier()
+        carried[label] += sent() - before
+
+    blocks = {label: partial(block, label) for label in arms}
+    times = in_turns(blocks, repeats, warm_up=0, before=begin, after=count)
     return {
-        "seconds": {label: statistics.median(times) for label, times in seconds.items()},
-        "fastest": {label: min(times) for label, times in seconds.items()},
+        "seconds": {label: each.median / steps for label, each in times.items()},
+        "fastest": {label: each.fastest / steps for label, each in times.items()},
         "sent": {label: count / ((steps + 1) * repeats) for label, count in carried.items()},
         "groups": {k: len(s.groups) for k, s in strategies.items() if isinstance(s, Deferred)},
     }
@@ -225,16 +231,19 @@ def _step(model: nn.Module, x: Tensor, strategy: Strategy) -> Callable[[], None]
 def compute_seconds(ranks: Ranks, *, model: Fields, repeats: int = 5) -> tuple[float, float]:
     """Seconds of a forward and of a backward pass at this rank, while all ranks compute."""
     layers, x = layers_of(**model)
-    called, times = nn.Sequential(*layers), []
-    for _ in range(repeats + 1):
-        dist.barrier()
-        started = time.perf_counter()
+    called, loss = nn.Sequential(*layers), torch.zeros(())
+
+    def forward() -> None:
+        nonlocal loss
         loss = called(x).sum()
-        middle = time.perf_counter()
-        loss.backward()
-        times.append((middle - started, time.perf_counter() - middle))
-    forward, backward = zip(*times[1:], strict=True)
-    return statistics.median(forward), statistics.median(backward)
+
+    def together(label: str) -> None:
+        if label == "forward":
+            dist.barrier()
+
+    passes = {"forward": forward, "backward": lambda: loss.backward()}
+    times = in_turns(passes, repeats, before=together)
+    return times["forward"].median, times["backward"].median
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -10,7 +10,6 @@ reported is how far above it they end. Nats a character, or a digit.
 from __future__ import annotations
 
 import copy
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,10 +28,11 @@ from modicum.core.layers.calibration import Calibration
 from modicum.core.random import derive_seed
 from modicum.models import create
 from modicum.proofs.base import ProofRun
-from modicum.proofs.optim.text_bench import Text, TextSize, schedule
+from modicum.proofs.bench.digits import digits
+from modicum.proofs.bench.training import train
+from modicum.proofs.optim.text_bench import CLIP, SCHEDULE, Text, TextSize
 
 LabelledBatch = tuple[Tensor, Tensor]
-CLIP = 1.0
 
 
 class PlainSVD(Compressor):
@@ -100,12 +100,11 @@ class RecoveryTask(ABC):
     def train(self, model: nn.Module, name: str, steps: int, rate: float) -> None:
         """AdamW with a warm-up, a cosine and clipping."""
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
-        for step in range(steps):
-            optimizer.param_groups[0]["lr"] = rate * schedule(step, steps)
-            loss(model, self.train_batch(f"{name} {step}")).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            optimizer.step()
-            optimizer.zero_grad()
+
+        def loss_of(step: int) -> Tensor:
+            return loss(model, self.train_batch(f"{name} {step}"))
+
+        train([optimizer], loss_of, steps, schedule=SCHEDULE, clip=CLIP)
 
     @torch.no_grad()
     def score(self, model: nn.Module, part: str) -> float:
@@ -176,11 +175,9 @@ class Digits(RecoveryTask):
 
     def __init__(self, run: ProofRun, steps: int, seed: int) -> None:
         self.steps, self.rate, self.seed = steps, 3e-4, seed
-        run.library("sklearn", "proofs")
-        data = importlib.import_module("sklearn.datasets").load_digits()
-        order = torch.randperm(len(data.target), generator=_generator("split", seed))
-        self.images = torch.tensor(data.data / 16, dtype=torch.float32)[order]
-        self.labels = torch.tensor(data.target)[order]
+        images, labels = digits(run)
+        order = torch.randperm(len(labels), generator=_generator("split", seed))
+        self.images, self.labels = images.flatten(1)[order], labels[order]
 
     @cached_property
     def model(self) -> nn.Module:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
@@ -24,6 +23,7 @@ from modicum.memory.activations import Activations
 from modicum.memory.base import ActivationPolicy
 from modicum.models.convnet import ConvNet, ConvNetConfig, create
 from modicum.proofs.base import ProofRun
+from modicum.proofs.bench.training import RateSchedule, train
 
 _HELD_OUT = 10**6  # numbers of textures that nobody trains on begin here
 
@@ -117,35 +117,47 @@ class TextureBench:
     def outcome(self, policy: ActivationPolicy, seed: int) -> ArmOutcome:
         """Train from the seed and evaluate."""
         size = self.size
-        train, held_out = self._images(seed)
+        train_images, held_out = self._images(seed)
         model = create(size.config, seed)
         torch.manual_seed(seed)
         runtime = policy.attach(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=size.learning_rate)
-        sampler = Sampler(len(train), size.batch_size, seed)
+        sampler = Sampler(len(train_images), size.batch_size, seed)
         bytes_: list[tuple[int, int, int, int]] = []
-        seconds: list[float] = []
         ratios: dict[str, list[float]] = {}
-        for step in range(size.steps):
-            batch = train.batch(sampler.indices(step))
+        batch = train_images.batch(sampler.indices(0))
+        by_need: dict[Need, tuple[int, int]] = {}
+
+        def loss_of(step: int) -> Tensor:
+            nonlocal by_need
+            runtime.before_update()
+            with runtime.context():
+                loss = F.cross_entropy(model(batch.images), batch.labels)
+            by_need = runtime.saved.by_need()
+            return loss
+
+        def next_batch(step: int) -> None:
+            nonlocal batch
+            batch = train_images.batch(sampler.indices(step))
             checks = size.check_every and step and step % size.check_every == 0
             if checks and any(layer.bound for layer in runtime.layers):
                 for name, ratio in noise_ratios(model, runtime, batch.images, batch.labels).items():
                     ratios.setdefault(name, []).append(ratio)
-            for group in optimizer.param_groups:
-                group["lr"] = size.learning_rate * _factor(step, size)
-            runtime.before_update()
-            start = time.perf_counter()
-            with runtime.context():
-                loss = F.cross_entropy(model(batch.images), batch.labels)
-            by_need = runtime.saved.by_need()
-            loss.backward()
-            runtime.observe(optimizer)
-            optimizer.step()
-            optimizer.zero_grad()
+
+        def after(step: int) -> None:
             runtime.after_step()
-            seconds.append(time.perf_counter() - start)
             bytes_.append(_held_and_plain(by_need))
+            if step + 1 < size.steps:
+                next_batch(step + 1)
+
+        seconds = train(
+            [optimizer],
+            loss_of,
+            size.steps,
+            schedule=RateSchedule(size.warmup, "cosine"),
+            before_update=lambda step: runtime.observe(optimizer),
+            after_update=after,
+        )
         held, plain, all_held, all_plain = zip(*bytes_, strict=True)
         middle = statistics.median
         return ArmOutcome(
@@ -216,12 +228,6 @@ def noise_ratios(
         if predicted:
             ratios[layer.name] = measured / predicted
     return ratios
-
-
-def _factor(step: int, size: TextureSize) -> float:
-    """Up in a straight line, down along a cosine."""
-    rising = min(1.0, (step + 1) / size.warmup)
-    return rising * (0.5 + 0.5 * math.cos(math.pi * step / size.steps))
 
 
 @torch.no_grad()

@@ -6,12 +6,9 @@ compared is how many steps it takes to come down to a loss.
 
 from __future__ import annotations
 
-import importlib
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 
 import torch
@@ -21,6 +18,9 @@ from torch import Tensor, nn
 from modicum.optim.sgd import SGD
 from modicum.optim.transform import GradientTransform, TransformContext
 from modicum.proofs.base import ProofRun
+from modicum.proofs.bench.digits import digits
+from modicum.proofs.bench.sweep import Sweep
+from modicum.proofs.bench.training import train
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 MOMENTUM, BATCH, DAMPING, KL_CLIP = 0.9, 128, 0.03, 1e-3
@@ -42,11 +42,12 @@ class CurveRule:
     clipped: bool = False
 
 
-@cache
-def digits() -> tuple[Tensor, Tensor]:
-    """1,797 digits [64] in [0, 1], and which they are."""
-    loaded = importlib.import_module("sklearn.datasets").load_digits()
-    return torch.tensor(loaded.data / 16, dtype=torch.float32), torch.tensor(loaded.target)
+@dataclass(frozen=True)
+class TrainingCurve:
+    """The training loss before the first epoch and after each; infinite once it diverged."""
+
+    seed: int
+    losses: tuple[float, ...]
 
 
 class CurveTask:
@@ -54,69 +55,62 @@ class CurveTask:
 
     def __init__(self, name: str, widths: Sequence[int], epochs: int, run: ProofRun) -> None:
         self.name, self.widths, self.epochs, self.run = name, widths, epochs, run
-        self.images, self.labels = digits()
+        images, self.labels = digits(run)
+        self.images = images.flatten(1)
         self.steps = epochs * -(-len(self.images) // BATCH)
-        self._curves: dict[tuple[str, float, int], list[float]] = {}
-        self._seconds: dict[str, list[float]] = {}
+        self._sweep = Sweep(run, self.curve, lambda curve: curve.losses[-1])
+        self._seconds: dict[CurveRule, list[float]] = {}
 
     def ends(self, rule: CurveRule) -> list[float]:
         """The last loss of each seed at the rate that is best over all seeds."""
-        last = [[curve[-1] for curve in curves] for curves in self.grid(rule)]
-        return min(last, key=sum)
+        swept = self._sweep.best(f"{self.name}: {rule.name}, last loss", rule, RATES)
+        return [curve.losses[-1] for curve in swept.outcomes]
 
     def reaches(self, rule: CurveRule, losses: Sequence[float]) -> list[float]:
         """Each seed's steps until its loss, at the rate that needs fewest on average."""
-        each = self.steps / self.epochs
-        needed = [
-            [each * crossing(curve, loss) for curve, loss in zip(curves, losses, strict=True)]
-            for curves in self.grid(rule)
-        ]
-        return min(needed, key=sum)
+        goals = dict(zip(self.run.seeds, losses, strict=True))
+
+        def needed(curve: TrainingCurve) -> float:
+            return self.steps / self.epochs * crossing(curve.losses, goals[curve.seed])
+
+        swept = self._sweep.best(f"{self.name}: {rule.name}, steps", rule, RATES, score=needed)
+        return [needed(curve) for curve in swept.outcomes]
 
     def seconds(self, rule: CurveRule) -> float:
         """The median time of a step."""
-        return statistics.median(self._seconds[rule.name])
+        return statistics.median(self._seconds[rule])
 
-    def grid(self, rule: CurveRule) -> list[list[list[float]]]:
-        """The curve of each rate and seed."""
-        total = len(RATES) * len(self.run.seeds)
-        found = []
-        for place, rate in enumerate(RATES):
-            self.run.progress(f"{self.name}: {rule.name}", place * len(self.run.seeds), total)
-            found.append([self.curve(rule, rate, seed) for seed in self.run.seeds])
-        return found
-
-    def curve(self, rule: CurveRule, rate: float, seed: int) -> list[float]:
-        """The training loss before the first epoch and after each; infinite once it diverged."""
-        key = (rule.name, rate, seed)
-        if key not in self._curves:
-            self._curves[key] = self._trained(rule, rate, seed)
-        return self._curves[key]
-
-    def _trained(self, rule: CurveRule, rate: float, seed: int) -> list[float]:
+    def curve(self, rule: CurveRule, rate: float, seed: int) -> TrainingCurve:
+        """A rule's training at a rate from a seed."""
         model = self._network(seed)
         optimizer = SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
         context = TransformContext(model, optimizer=optimizer)
         runtime = None if rule.transform is None else rule.transform.bind(context)
         generator = torch.Generator().manual_seed(seed)
-        curve, step = [self._evaluated(model)], 0
-        for _ in range(self.epochs):
-            for rows in torch.randperm(len(self.images), generator=generator).split(BATCH):
-                started = time.perf_counter()
-                optimizer.param_groups[0]["lr"] = rate * (1 - step / self.steps)
-                self._loss(model, rows).backward()
-                if runtime is not None:
-                    runtime.apply()
-                elif rule.clipped:
-                    clip(optimizer)
-                optimizer.step()
-                optimizer.zero_grad()
-                step += 1
-                self._seconds.setdefault(rule.name, []).append(time.perf_counter() - started)
+        curve, rows, epoch = [self._evaluated(model)], list[Tensor](), self.steps // self.epochs
+
+        def loss(step: int) -> Tensor:
+            if not rows:
+                rows.extend(torch.randperm(len(self.images), generator=generator).split(BATCH))
+            return self._loss(model, rows.pop(0))
+
+        def before(step: int) -> None:
+            if runtime is not None:
+                runtime.apply()
+            elif rule.clipped:
+                clip(optimizer)
+
+        def after(step: int) -> bool:
+            if (step + 1) % epoch:
+                return False
             curve.append(self._evaluated(model))
-            if not curve[-1] < 100 * curve[0]:
-                return [*curve[:-1], *([float("inf")] * (self.epochs + 2 - len(curve)))]
-        return curve
+            return not curve[-1] < 100 * curve[0]
+
+        seconds = train([optimizer], loss, self.steps, before_update=before, after_update=after)
+        self._seconds.setdefault(rule, []).extend(seconds)
+        if not curve[-1] < 100 * curve[0]:
+            curve[-1:] = [float("inf")] * (self.epochs + 2 - len(curve))
+        return TrainingCurve(seed, tuple(curve))
 
     def _network(self, seed: int) -> nn.Sequential:
         torch.manual_seed(seed)

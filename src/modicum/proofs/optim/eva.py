@@ -15,8 +15,7 @@ without its curvature: what that does too, no curvature is needed for.
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from modicum.optim.eva import Eva, EvaRuntime
 from modicum.optim.sgd import SGD
 from modicum.optim.transform import TransformContext
 from modicum.proofs.base import ProofRun, ratios
+from modicum.proofs.bench.meters import in_turns
 from modicum.proofs.optim.digits_curves import (
     AUTOENCODER,
     DAMPING,
@@ -126,11 +126,12 @@ def speed(run: ProofRun) -> None:
         inverse = preconditioner(layers)
         null_is = "K-FAC's pass in Eva's place"
         contender: Callable[[], None] = run.contender(runtime.apply, null=inverse, null_is=null_is)
-        mine, momentum = interleaved([contender, optimizer.step], 3 if run.null else repeats)
+        passes = {"mine": contender, "momentum": optimizer.step}
+        times = in_turns(passes, 3 if run.null else repeats)
         ratio = run.figure(
             f"milliseconds of a pass and of momentum's update, {name}",
-            method=1e3 * mine,
-            baseline=1e3 * momentum,
+            method=1e3 * times["mine"].median,
+            baseline=1e3 * times["momentum"].median,
         ).ratio
         if name == judged:
             sentence = f"time of a pass, of momentum's update, {name}"
@@ -139,9 +140,13 @@ def speed(run: ProofRun) -> None:
     _, runtime = with_gradients(layers)
     inverse = preconditioner(layers)
     contender = run.contender(runtime.apply, null=inverse, null_is="K-FAC's pass in Eva's place")
-    mine, dense = interleaved([contender, inverse], 3 if run.null else repeats)
-    name = "milliseconds of a pass, K-FAC's inverting every step, width 512"
-    figure = run.figure(name, method=1e3 * mine, baseline=1e3 * dense, claimed="2.42x less in all")
+    times = in_turns({"mine": contender, "K-FAC": inverse}, 3 if run.null else repeats)
+    figure = run.figure(
+        "milliseconds of a pass, K-FAC's inverting every step, width 512",
+        method=1e3 * times["mine"].median,
+        baseline=1e3 * times["K-FAC"].median,
+        claimed="2.42x less in all",
+    )
     run.at_least("times K-FAC's pass is longer, width 512", 1 / figure.ratio, 5.0)
 
 
@@ -164,20 +169,8 @@ def joined(layer: nn.Module) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def interleaved(passes: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """The median seconds of each, taken in turns, so that a busy machine slows all alike."""
-    seconds: list[list[float]] = [[] for _ in passes]
-    for _ in range(repeats + 1):
-        for taken, run in zip(seconds, passes, strict=True):
-            started = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - started)
-    return [statistics.median(taken[1:]) for taken in seconds]
-
-
 def convergence(run: ProofRun) -> None:
     """Steps until the training loss that momentum ends with, each rule at its best rate."""
-    run.library("sklearn", "proofs")
     run.seeds = (0, 1, 2) if run.full else (0, 1)
     epochs = 20 if run.full else 12
     tasks = [CurveTask("autoencoder", AUTOENCODER, epochs, run)]

@@ -18,9 +18,7 @@ at this size.
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
-from functools import cache
 
 import torch
 from torch import nn
@@ -35,11 +33,12 @@ from modicum.models import ModelConfig, create
 from modicum.models.llama import Llama
 from modicum.optim import AdamW, GaLore, step_in_backward
 from modicum.proofs.base import ProofRun, ratios
+from modicum.proofs.bench.sweep import Sweep, Swept
 from modicum.proofs.optim.text_bench import (
-    AdaptedLoop,
-    Loop,
+    Adapted,
+    Plain,
     Text,
-    TextContender,
+    TextArm,
     TextResult,
     TextSize,
 )
@@ -65,7 +64,7 @@ SHAPES = {
     "7B": (4096, 11008, 32, 1024),
 }
 VOCABULARY = 32000
-Arm = tuple[str, TextContender, tuple[float, ...]]
+Arm = tuple[str, TextArm, str]  # name, how it trains, whose rates
 
 
 def prove(run: ProofRun) -> None:
@@ -215,89 +214,77 @@ def nearly_the_loss(run: ProofRun) -> None:
     size = FULL if run.full else QUICK
     rank = size.width // 4
     run.seeds = (0, 1, 2) if run.full else (0,)
-    texts = [Text(size, seed) for seed in run.seeds]
     galore = GaLore.value(rank=rank, update_gap=size.steps // 20, betas=BETAS)
     adamw = AdamW.value(betas=BETAS)
 
-    @cache
-    def trained(name: str, contender: TextContender, rate: float, text: Text) -> TextResult:
-        run.progress(f"{name}, learning rate {rate:g}, seed {text.seed}")
-        return text.train(contender, rate)
+    def trained(arm: TextArm, rate: float, seed: int) -> TextResult:
+        return Text(size, seed).train(arm, rate)
 
-    def mean(name: str, contender: TextContender, rate: float) -> TextResult:
-        ends = [trained(name, contender, rate, text) for text in texts]
-        losses = tuple(end.loss for end in ends)
-        return replace(ends[0], loss=statistics.fmean(losses), losses=losses)
-
-    def best(*arms: Arm) -> TextResult:
-        tried = [(name, contender, rate) for name, contender, rates in arms for rate in rates]
-        return mean(*min(tried, key=lambda one: trained(*one, texts[0]).loss))
-
+    sweep = Sweep(
+        run,
+        trained,
+        lambda result: result.loss,
+        chosen_by="first",
+        shared={"bench": "text", "size": size},
+        kind=TextResult,
+    )
     rates = FULL_RATES if run.full else QUICK_RATES
-    method: Arm = ("GaLore", _plain(galore), rates["GaLore"])
-    alike: Arm = ("AdamW", _plain(adamw), rates["AdamW"])
-    apart: Arm = ("AdamW, matrices a quarter", _plain(adamw, 0.25), rates["a quarter"])
-    adam = best(alike, apart)
+
+    def best(name: str, arm: TextArm, grid: str) -> Swept[TextResult]:
+        return sweep.best(name, arm, rates[grid], baseline=grid != "GaLore")
+
+    def better(*arms: Arm) -> Swept[TextResult]:
+        return min((best(*arm) for arm in arms), key=lambda swept: swept.outcomes[0].loss)
+
+    method: Arm = ("GaLore", Plain(galore), "GaLore")
+    alike: Arm = ("AdamW", Plain(adamw), "AdamW")
+    apart: Arm = ("AdamW, matrices a quarter", Plain(adamw, 0.25), "a quarter")
+    adam = better(alike, apart)
     if run.full:
-        lora: Arm = ("LoRA", _adapted(rank, size.steps), rates["LoRA"])
-        relora: Arm = ("ReLoRA", _adapted(rank, size.steps // 10), rates["LoRA"])
+        lora: Arm = ("LoRA", Adapted(rank, size.steps), "LoRA")
+        relora: Arm = ("ReLoRA", Adapted(rank, size.steps // 10), "LoRA")
         for other in (lora, relora, alike, apart):
             name = f"held-out loss (nats), {other[0]}"
-            run.figure(name, method=best(other).loss, baseline=adam.loss)
+            run.figure(name, method=best(*other).mean("loss"), baseline=adam.mean("loss"))
         null_is = "LoRA of the same rank in GaLore's place"
-        ours = best(run.contender(method, null=lora, null_is=null_is))
-        over_lora = ratios(ours.losses, best(lora).losses)
+        ours = best(*run.contender(method, null=lora, null_is=null_is))
+        over_lora = ratios(ours.each("loss"), best(*lora).each("loss"))
         run.against("LoRA of the same rank", "held-out loss", over_lora)
     arms = run.contender((method,), null=(alike, apart), null_is="AdamW in GaLore's place")
-    ours = best(*arms)
+    ours = better(*arms)
     run.figure(
         "held-out loss (nats)",
-        method=ours.loss,
-        baseline=adam.loss,
+        method=ours.mean("loss"),
+        baseline=adam.mean("loss"),
         claimed="C4 perplexity 34.88 against 34.06 (60M), 15.64 against 15.56 (1B)",
     )
     run.figure("learning rate", method=ours.learning_rate, baseline=adam.learning_rate)
     state = run.figure(
-        "bytes of optimizer state", method=ours.state_bytes, baseline=adam.state_bytes
+        "bytes of optimizer state",
+        method=ours.mean("state_bytes"),
+        baseline=adam.mean("state_bytes"),
     )
-    above = [one - other for one, other in zip(ours.losses, adam.losses, strict=True)]
-    run.at_most("loss above AdamW's (nats)", ours.loss - adam.loss, 0.03, seeds=above)
+    above = [one - other for one, other in zip(ours.each("loss"), adam.each("loss"), strict=True)]
+    run.at_most(
+        "loss above AdamW's (nats)", ours.mean("loss") - adam.mean("loss"), 0.03, seeds=above
+    )
     run.at_most("bytes of state, of AdamW's", state.ratio, 0.45)
-    exact = best(method)
+    exact = best(*method)
     eight = run.contender(
-        _plain(type(galore)(**(galore.fields() | {"state_bits": 8}))),
-        null=_plain(galore),
+        Plain(type(galore)(**(galore.fields() | {"state_bits": 8}))),
+        null=Plain(galore),
         null_is="32-bit moments in place of those of 8 bits",
     )
-    near = mean("GaLore, 8-bit state", eight, exact.learning_rate)
-    loss = run.figure("held-out loss (nats), 8-bit", method=near.loss, baseline=exact.loss)
-    state = run.figure("bytes of state, 8-bit", method=near.state_bytes, baseline=exact.state_bytes)
-    each = ratios(near.losses, exact.losses)
+    ends = [sweep.outcome("8-bit", eight, exact.learning_rate, seed) for seed in run.seeds]
+    near = Swept(exact.learning_rate, tuple(ends), exact.rates)
+    loss = run.figure(
+        "held-out loss (nats), 8-bit", method=near.mean("loss"), baseline=exact.mean("loss")
+    )
+    state = run.figure(
+        "bytes of state, 8-bit", method=near.mean("state_bytes"), baseline=exact.mean("state_bytes")
+    )
+    each = ratios(near.each("loss"), exact.each("loss"))
     # 150 steps differ by a percent from one build of PyTorch to another.
     bar = 1.01 if run.full else 1.02
     run.at_most("loss with 8-bit moments, of that with 32-bit ones", loss.ratio, bar, seeds=each)
     run.at_most("bytes of state with 8-bit moments, of that with 32-bit ones", state.ratio, 0.65)
-
-
-def _plain(value: OptimizerMethod, matrices: float = 1.0) -> TextContender:
-    """Every weight trained by one optimizer, matrices at a part of the learning rate."""
-
-    def start(model: Llama, rate: float) -> Loop:
-        groups = optimizer_groups(model, learning_rate=rate, weight_decay=0.0)
-        for group in groups:
-            group["base_learning_rate"] = rate * (matrices if group["matrix"] else 1.0)
-        return Loop(model, [value.bind(groups)])
-
-    return start
-
-
-def _adapted(rank: int, every: int) -> TextContender:
-    """Linear layers trained by LoRA of a rank, merged and begun anew every so many steps.
-
-    All else is trained as it is: from random weights nothing can stay frozen.
-    """
-
-    def start(model: Llama, rate: float) -> Loop:
-        return AdaptedLoop(model, rate, rank, every)
-
-    return start

@@ -8,24 +8,26 @@ the best of its own learning rates.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.adapters import LoRA
-from modicum.core.contracts.parameters import trainable
+from modicum.core.contracts.optimizers import OptimizerMethod
+from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.machine.memory import bytes_by_kind
 from modicum.core.random import derive_seed
 from modicum.models import ModelConfig, create
 from modicum.models.llama import Llama
 from modicum.optim import AdamW
+from modicum.proofs.bench.training import RateSchedule, train
 
 MODULES = (
     "argparse", "ast", "calendar", "configparser", "dataclasses", "datetime", "difflib", "doctest",
@@ -34,7 +36,8 @@ MODULES = (
     "turtle", "uuid", "zipfile",
 )  # fmt: skip
 SYMBOLS = 96  # the printable characters of ASCII, and the end of a line
-WARM_UP, LAST_RATE, CLIP = 0.1, 0.1, 1.0
+CLIP = 1.0
+SCHEDULE = RateSchedule(0.1, "cosine", last=0.1, delayed=True)
 
 
 @dataclass(frozen=True)
@@ -63,72 +66,94 @@ class TextSize:
 
 @dataclass(frozen=True)
 class TextResult:
-    """What a training run ended with: the held-out loss in nats, and bytes of optimizer state.
+    """What a training run ended with: the held-out loss in nats, and bytes of optimizer state."""
 
-    Args:
-        losses: of each seed, where `loss` is their mean.
-    """
-
-    learning_rate: float
     loss: float
     state_bytes: int
-    losses: tuple[float, ...] = ()
 
 
-class Loop:
-    """Updates by one or several optimizers, whose groups' rates follow one schedule."""
+class TextArm(Protocol):
+    """A way to train the model; hashable, and `repr` says all that decides what comes of it."""
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.model, self.optimizers = model, list(optimizers)
-
-    def update(self, step: int, factor: float) -> None:
-        """Clip, and step with `factor` times the groups' own rates."""
-        nn.utils.clip_grad_norm_([p for _, p in trainable(self.model)], CLIP)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = factor * group["base_learning_rate"]
-            optimizer.step()
-            optimizer.zero_grad()
+    def start(self, model: Llama, rate: float) -> Started:
+        """Optimizers for the model at a learning rate."""
+        ...
 
 
-class AdaptedLoop(Loop):
-    """AdamW on LoRA's factors and, by an optimizer of its own, on what LoRA does not adapt."""
+@dataclass
+class Started:
+    """An arm at work.
 
-    def __init__(self, model: Llama, rate: float, rank: int, every: int) -> None:
-        super().__init__(model, [])
-        self.rate, self.rank, self.every = rate, rank, every
-        self.adapter = LoRA(rank=rank).attach(model)
-        layers = {f"{site}.weight" for site in self.adapter.sites}
-        self.rest = [p for name, p in model.named_parameters() if name not in layers]
-        factors = {id(parameter) for parameter in self.adapter.parameters()}
-        self.rest = [p for p in self.rest if id(p) not in factors]
-        self.optimizers = [self._adam(self.rest), self._adam(list(self.adapter.parameters()))]
+    Args:
+        optimizers: are stepped; a group's own rate is its `base_learning_rate`.
+        before_update: is called with the step when gradients are there.
+    """
 
-    def _adam(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        group = {"params": parameters, "lr": self.rate, "base_learning_rate": self.rate}
-        return AdamW.value(betas=(0.9, 0.999)).bind([group])
-
-    def update(self, step: int, factor: float) -> None:
-        """As in `Loop`; a new pair of factors warms up over ten steps."""
-        age = step % self.every
-        if step and not age:
-            self.adapter.merge()
-            self.adapter.detach()
-            self.adapter = LoRA(rank=self.rank).attach(self.model, seed=step)
-            for parameter in self.rest:
-                parameter.requires_grad_(True)
-            self.optimizers[1] = self._adam(list(self.adapter.parameters()))
-            for optimizer in self.optimizers:
-                optimizer.zero_grad()
-            return
-        for group in self.optimizers[1].param_groups:
-            group["base_learning_rate"] = self.rate * min(1.0, (age + 1) / 10 if step > age else 1)
-        super().update(step, factor)
+    optimizers: list[torch.optim.Optimizer]
+    before_update: Callable[[int], None] | None = None
 
 
-TextContender = Callable[[Llama, float], Loop]
+@dataclass(frozen=True)
+class Plain:
+    """Every weight trained by one optimizer, matrices at a part of the learning rate."""
+
+    method: OptimizerMethod
+    matrices: float = 1.0
+
+    def start(self, model: Llama, rate: float) -> Started:
+        """Optimizers for the model at a learning rate."""
+        groups = optimizer_groups(model, learning_rate=rate, weight_decay=0.0)
+        for group in groups:
+            group["base_learning_rate"] = rate * (self.matrices if group["matrix"] else 1.0)
+        return Started([self.method.bind(groups)])
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """Linear layers trained by LoRA of a rank, merged and begun anew every so many steps.
+
+    All else is trained as it is: from random weights nothing can stay frozen. A new pair of factors
+    warms up over ten steps.
+    """
+
+    rank: int
+    every: int
+
+    def start(self, model: Llama, rate: float) -> Started:
+        """Optimizers for the model at a learning rate: of LoRA's factors, and of all else."""
+        adapter = LoRA(rank=self.rank).attach(model)
+        layers = {f"{site}.weight" for site in adapter.sites}
+        factors = {id(parameter) for parameter in adapter.parameters()}
+        other = [p for name, p in model.named_parameters() if name not in layers]
+        other = [p for p in other if id(p) not in factors]
+        started = Started([_adam(other, rate), _adam(list(adapter.parameters()), rate)])
+
+        def renew(step: int) -> None:
+            nonlocal adapter
+            age = step % self.every
+            if step and not age:
+                # What was just learned is merged; the gradients were those of the old factors.
+                adapter.merge()
+                adapter.detach()
+                adapter = LoRA(rank=self.rank).attach(model, seed=step)
+                for parameter in other:
+                    parameter.requires_grad_(True)
+                started.optimizers[1] = _adam(list(adapter.parameters()), rate)
+                for optimizer in started.optimizers:
+                    optimizer.zero_grad()
+            elif step > age:
+                for group in started.optimizers[1].param_groups:
+                    group["lr"] *= min(1.0, (age + 1) / 10)
+
+        started.before_update = renew
+        return started
+
+
+def _adam(parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    group = {"params": parameters, "lr": rate, "base_learning_rate": rate}
+    return AdamW.value(betas=(0.9, 0.999)).bind([group])
 
 
 class Text:
@@ -159,16 +184,24 @@ class Text:
         places = torch.randint(len(text) - length, (rows,), generator=generator)
         return text[places[:, None] + torch.arange(length)]
 
-    def train(self, contender: TextContender, learning_rate: float) -> TextResult:
-        """A model from the same first weights, trained by a contender."""
+    def train(self, arm: TextArm, learning_rate: float) -> TextResult:
+        """A model from the same first weights, trained by an arm."""
         model = create(self.size.model, seed=self.seed)
-        loop = contender(model, learning_rate)
-        for step in range(self.size.steps):
-            rows = self.batch(f"step {step}", self.size.rows, self.halves[0])
-            loss(model, rows).backward()
-            loop.update(step, schedule(step, self.size.steps))
-        state = sum(bytes_by_kind(model, each)["optimizer"] for each in loop.optimizers)
-        return TextResult(learning_rate, self.held_out(model), state)
+        started = arm.start(model, learning_rate)
+
+        def loss_of(step: int) -> Tensor:
+            return loss(model, self.batch(f"step {step}", self.size.rows, self.halves[0]))
+
+        train(
+            started.optimizers,
+            loss_of,
+            self.size.steps,
+            schedule=SCHEDULE,
+            clip=CLIP,
+            before_update=started.before_update,
+        )
+        state = sum(bytes_by_kind(model, each)["optimizer"] for each in started.optimizers)
+        return TextResult(self.held_out(model), state)
 
     @torch.no_grad()
     def held_out(self, model: Llama) -> float:
@@ -180,12 +213,3 @@ class Text:
 def loss(model: nn.Module, rows: Tensor) -> Tensor:
     """The mean cross-entropy of the next character."""
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
-
-
-def schedule(step: int, steps: int) -> float:
-    """The factor on the learning rate: warm-up, then a cosine to a tenth."""
-    warm = max(1, round(WARM_UP * steps))
-    if step < warm:
-        return (step + 1) / warm
-    done = (step - warm) / max(1, steps - warm)
-    return LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done))

@@ -19,6 +19,7 @@ from modicum.models import create
 from modicum.models.ledger import AdapterActivations
 from modicum.models.ledger import ledger as model_ledger
 from modicum.models.llama import Llama
+from modicum.proofs.bench.meters import saved_bytes
 from modicum.proofs.contracts.adapters.subjects import (
     LLAMA,
     AdapterSubject,
@@ -120,19 +121,9 @@ def _needs_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tenso
 
 def _saved(model: Llama) -> int:
     """Bytes of what autograd keeps for the backward pass, parameters excluded, by storage."""
-    weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = model(tokens(SHAPE.sequences, SHAPE.tokens)).sum()
-    del loss
-    return sum(kept.values())
+    with saved_bytes(model.parameters()) as saved:
+        model(tokens(SHAPE.sequences, SHAPE.tokens)).sum()
+    return saved.total
 
 
 def _saved_said(adapter: AttachedAdapter | None) -> int:

@@ -23,6 +23,7 @@ from modicum.optim.transform import (
     TransformQuery,
     TransformRuntime,
 )
+from modicum.proofs.bench.meters import saved_bytes
 from modicum.proofs.contracts.base import NotApplicable, check
 from modicum.proofs.contracts.optim.subjects import llama, numbers, tokens
 from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
@@ -283,20 +284,11 @@ def check_trains_under_transformers(subject: TransformSubject) -> None:
 
 def _spent(model: Llama) -> tuple[int, int]:
     """Bytes that autograd saves, weights excluded, and operations of matrix products."""
-    weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with saved_bytes(model.parameters()) as saved:
             loss = (model(tokens()) * numbers(29)).sum()
         loss.backward()
-    return sum(kept.values()), counter.get_total_flops()
+    return saved.total, counter.get_total_flops()
 
 
 def _under_transformers(transform: GradientTransform | None) -> nn.Module:

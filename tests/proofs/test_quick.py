@@ -1,0 +1,45 @@
+"""Every method's quick proof says what its committed one did, and its null is noticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modicum.core.contracts.catalog import MethodRecord, catalog
+from modicum.core.errors import InputError
+from modicum.proofs import prove
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "proofs"
+PROVEN = [
+    pytest.param(record, id=name, marks=pytest.mark.ranks if record.room == "comm" else ())
+    for name, record in catalog().items()
+    if (RESULTS / f"{name}.json").exists()
+]
+
+
+def proved(record: MethodRecord, *, null: bool) -> Any:
+    try:
+        return prove(record.name, null=null)
+    except InputError as error:  # a library that a proof compares with is not installed
+        pytest.skip(str(error))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("record", PROVEN)
+def test_a_quick_proof_says_what_it_said(record: MethodRecord) -> None:
+    committed = json.loads((RESULTS / f"{record.name}.json").read_text(encoding="utf-8"))
+    proof = proved(record, null=False)
+    assert (proof.mode, proof.claim_verdict) == ("quick", committed["claim_verdict"]), proof.reason
+    assert [c.sentence for c in proof.criteria] == [c["sentence"] for c in committed["criteria"]]
+    assert not any(swept.at_edge for swept in proof.sweeps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("record", PROVEN)
+def test_a_null_is_noticed(record: MethodRecord) -> None:
+    proof = proved(record, null=True)
+    assert proof.defects == (), proof.reason
+    assert proof.planted or proof.verdict == "does not hold"
