@@ -463,6 +463,13 @@ def test_what_is_no_part_of_a_run_is_refused_and_left(
     refused_and_left(dataset, finished, tmp_path / "run", name, content, f"{name}: {message}")
 
 
+def test_a_lock_that_is_a_pipe_is_refused(dataset, tmp_path):
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(InputError, match="lock: must be a file, and is neither"):
+        run(full(dataset), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
 def refused_and_left(dataset, finished, folder, name, content, message):
     """Put something in the place of a part of a run, and extend the run."""
     shutil.copytree(finished, folder, ignore=shutil.ignore_patterns(name))

@@ -16,15 +16,15 @@ _MEND = "put back what was there, or give --out a new folder"
 
 
 def check_kinds(folder: Path, files: Collection[str], folders: Collection[str]) -> None:
-    """Make sure that what is there is a file or a folder, as its name says.
+    """Make sure that what is there is a regular file or a folder, as its name says.
 
     Raises:
-        InputError: a file stands where a folder should, or the other way round.
+        InputError: a file stands where a folder should, or the other way round; or it is neither.
     """
     for name in (*files, *folders):
-        path, found = folder / name, "a folder" if name in files else "a file"
-        if path.exists() and path.is_dir() == (name in files):
-            wanted = "a file" if name in files else "a folder"
+        path, wanted = folder / name, "a file" if name in files else "a folder"
+        if path.exists() and not (path.is_file() if name in files else path.is_dir()):
+            found = "a folder" if path.is_dir() else "a file" if path.is_file() else "neither"
             raise InputError(f"must be {wanted}, and is {found}; move it away", file=path)
 
 
