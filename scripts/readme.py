@@ -1,0 +1,33 @@
+"""Write README's table of methods, by the catalog: no method is named there by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from modicum.cli.readme import between
+from modicum.core.contracts.catalog import catalog
+
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- methods:begin -->", "<!-- methods:end -->"
+WITHOUT = ("tasks",)  # what methods work on
+
+
+def methods() -> str:
+    """The table: a line a method, by room."""
+    lines = ["| room | method | claim | against |", "| --- | --- | --- | --- |"]
+    for record in catalog().values():
+        if record.room not in WITHOUT:
+            info = record.info
+            cells = (record.room, info.title, info.claim_verdict, str(info.against))
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def renewed(text: str) -> str:
+    """The README with the table as it should be."""
+    return between(text, BEGIN, END, methods())
+
+
+if __name__ == "__main__":
+    README.write_text(renewed(README.read_text(encoding="utf-8")), encoding="utf-8")
+    print(README)
