@@ -50,11 +50,12 @@ def _repeat(record: MethodRecord, copy: str, target: Path) -> None:
             f"src/modicum/proofs/{record.room}/{record.name}.py",
             f"src/modicum/proofs/{record.room}/{copy}.py",
         ),
-        (
-            f"tests/{record.room}/test_{record.name}.py",
-            f"tests/{record.room}/test_{copy}.py",
-        ),
     ]
+    for folder in (f"tests/{record.room}", f"tests/proofs/{record.room}"):
+        for path in sorted((target / folder).glob(f"test_{record.name}*.py")):
+            rest = path.stem.removeprefix(f"test_{record.name}")
+            if rest == "" or (rest.startswith("_") and not rest[1:].split("_")[0].isdigit()):
+                pairs.append((f"{folder}/{path.name}", f"{folder}/test_{copy}{rest}.py"))
     for one, other in pairs:
         path = target / one
         if not path.exists():
