@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 from common import alone, say, write_result
 
@@ -23,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="the full experiments; takes hours")
     full = parser.parse_args().full
-    results = {}
+    results: dict[str, dict[str, Any]] = {}
     with alone():
         for name, record in catalog().items():
             if record.room in WITHOUT:

@@ -254,15 +254,15 @@ def test_forward_hooks_do_the_same_as_the_context() -> None:
         model = create(CONFIG, 0)
         runtime = COMET().attach(model)
         images, labels = batch(0)
+        remove = runtime.hook_forward(model) if hooked else runtime.close
         if hooked:
-            runtime.hook_forward()
             loss = F.cross_entropy(model(images), labels)
         else:
             with runtime.context():
                 loss = F.cross_entropy(model(images), labels)
         assert runtime.held_bytes < 0.5 * runtime.saved.plain_bytes
         loss.backward()
-        runtime.close()
+        remove()
         F.cross_entropy(model(images), labels)
         assert runtime.held_bytes == 0
         return [p.grad for p in model.parameters() if p.grad is not None]

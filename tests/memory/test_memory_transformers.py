@@ -30,20 +30,13 @@ def test_it_follows_the_trainers_optimizer(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = transformers.ResNetForImageClassification(config)
     runtime: Activations = COMET(warmup=2, every=2).attach(model)
-    runtime.hook_forward()
-
-    class Follow(transformers.TrainerCallback):
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            runtime.observe(more["optimizer"])
-
-        def on_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            runtime.after_step()
-
     arguments = transformers.TrainingArguments(
         str(tmp_path), max_steps=3, per_device_train_batch_size=4, gradient_accumulation_steps=2,
         learning_rate=1e-3, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
-    trainer = transformers.Trainer(model, arguments, train_dataset=rows(24), callbacks=[Follow()])
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=rows(24), callbacks=[runtime.callback()]
+    )
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     assert runtime.step == 3

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 
 from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.run_hooks import ExtraLoss, RunHook
 from modicum.core.contracts.strategy import Strategy
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama, create
 from modicum.tasks import CausalLM
-from modicum.trainer.events import Events
 from modicum.trainer.step import StandardStep
 
 
@@ -33,7 +35,7 @@ def batch(rows: int = 6) -> Batch:
 def program(net: Llama, clip_norm: float | None = None, rate: float = 0.1) -> StandardStep:
     groups = optimizer_groups(net, learning_rate=rate, weight_decay=0.0)
     optimizer = torch.optim.SGD(groups)
-    return StandardStep(CausalLM(), net, optimizer, Strategy(), Events(), "fp32", clip_norm)
+    return StandardStep(CausalLM(), net, optimizer, Strategy(), "fp32", clip_norm)
 
 
 def update(step: StandardStep, batches: list[Batch], check: Callable[[], None] = lambda: None):
@@ -86,8 +88,7 @@ def test_what_is_not_finite_is_skipped_and_leaves_no_trace(where):
     net = model()
     before, calls = weights(net), []
     step = program(net)
-    for event in ("before_optimizer", "after_optimizer", "gradients_ready"):
-        step.events.on(event, lambda step, event=event: calls.append(event))
+    step.hooks.add("notes", Notes(calls))
     if where == "loss":
         step.task = Broken()
     else:
@@ -96,7 +97,12 @@ def test_what_is_not_finite_is_skipped_and_leaves_no_trace(where):
     assert outcome.skipped
     assert torch.equal(weights(net), before)
     assert all(parameter.grad is None for parameter in net.parameters())
-    assert calls == ["gradients_ready"]
+    members = [call[0] for call in calls]
+    assert members == [
+        "before_update",
+        *["enter", "leave"] * len(batch().split(3)),
+        "after_backward",
+    ]
     assert step.optimizer.state == {}
 
 
@@ -115,10 +121,93 @@ def test_a_request_to_stop_between_micro_batches_leaves_no_gradients():
     assert torch.equal(weights(net), before)
 
 
-def test_events_come_in_order():
-    step, seen = program(model()), []
-    names = ["before_update", "gradients_ready", "before_optimizer", "after_optimizer"]
-    for name in names:
-        step.events.on(name, lambda step, name=name: seen.append((name, step)))
+class Notes(RunHook):
+    """Notes each member that is called, and what is there then."""
+
+    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
+        self.calls = calls
+
+    def before_update(self, step):
+        self.calls.append(("before_update", step))
+
+    @contextmanager
+    def forward_context(self, kind):
+        self.calls.append(("enter", kind))
+        try:
+            yield
+        finally:  # a recomputed pass is left as soon as it has what is needed
+            self.calls.append(("leave", kind))
+
+    def after_backward(self):
+        self.calls.append(("after_backward",))
+
+    def before_optimizer(self, step):
+        self.calls.append(("before_optimizer", step))
+
+    def after_optimizer(self, step, optimizer):
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        self.calls.append(("after_optimizer", step, all(g is not None for g in gradients)))
+
+
+def test_hooks_are_called_in_order_and_gradients_are_there_to_the_end():
+    step, calls = program(model()), []
+    step.hooks.add("notes", Notes(calls))
     update(step, batch().split(3))
-    assert seen == [(name, 7) for name in names]
+    assert calls == [
+        ("before_update", 7),
+        *[("enter", "train"), ("leave", "train")] * len(batch().split(3)),
+        ("after_backward",),
+        ("before_optimizer", 7),
+        ("after_optimizer", 7, True),
+    ]
+    calls.clear()
+    step.rehearse(batch(), 40)
+    assert calls == [("enter", "rehearse"), ("leave", "rehearse")]
+
+
+@pytest.mark.parametrize("kind", ["train", "rehearse"])
+def test_a_pass_that_runs_again_is_told_so(kind):
+    net, calls = model(), []
+    net.recompute = True
+    step = program(net)
+    step.hooks.add("notes", Notes(calls))
+    step.loss(batch(), 40, kind).backward()
+    again = "recompute" if kind == "train" else "rehearse"
+    each = [("enter", again), ("leave", again)]
+    assert calls == [("enter", kind), ("leave", kind), *each * len(list(net.blocks))]
+
+
+class Decay(RunHook):
+    """A term of the weights, given as if several were summed, and one of as many positions."""
+
+    def __init__(self, net, count: float) -> None:
+        self.net, self.count, self.asked = net, count, 0
+
+    def extra_loss(self):
+        self.asked += 1
+        total = sum(parameter.square().sum() for parameter in self.net.parameters())
+        return ExtraLoss(self.count * total, self.count)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_an_extra_loss_counts_once_an_update(parts):
+    net, plain = model(), model()
+    step = program(net)
+    step.hooks.add("decay", decay := Decay(net, count=5.0))
+    outcome = update(step, batch().split(-(-6 // parts)))
+    expected = float(sum(p.detach().square().sum() for p in plain.parameters()))
+    assert outcome.extra_loss == pytest.approx(expected, rel=1e-5)
+    assert decay.asked == 1
+    other = program(plain)
+    before = weights(plain)
+    assert outcome.loss == pytest.approx(update(other, [batch()]).loss, abs=1e-6)
+    # The gradient of the term is twice the weights; the optimizer is plain SGD at 0.1.
+    assert torch.allclose(weights(net), weights(plain) - 0.2 * before, atol=1e-5)
+
+
+def test_an_extra_loss_that_is_not_finite_skips_the_update():
+    net = model()
+    before, step = weights(net), program(net)
+    step.hooks.add("decay", Decay(net, count=float("nan")))
+    assert update(step, [batch()]).skipped
+    assert torch.equal(weights(net), before)

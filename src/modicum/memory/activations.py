@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modicum.core.contracts.run_hooks import PassKind, RunHook
 from modicum.core.errors import InputError
 from modicum.core.layers.saved_tensors import Need, SavedTensors, Shares
 from modicum.core.layers.torch_calls import Call
@@ -23,12 +24,12 @@ from modicum.memory.convolutions import BoundedConvolution, momentum_of
 _CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
 
 
-class Activations:
+class Activations(RunHook):
     """A policy at work on a model; `ActivationPolicy.attach` makes it.
 
-    `context()` goes around forward pass and loss, `observe(optimizer)` between backward pass and
-    `zero_grad`, `after_step()` after the update. Bounds are a function of statistics that are
-    summed over ranks, so all ranks have the same.
+    A run hook: `forward_context()` goes around forward pass and loss, and `after_optimizer` reads
+    the optimizer's momentum and sets bounds. Bounds are a function of statistics that are summed
+    over ranks, so all ranks have the same.
 
     Attributes:
         layers: the convolutions, in the model's order, each with its `bound` (0: none yet) and what
@@ -50,7 +51,6 @@ class Activations:
         self.saved = SavedTensors(model, policy.codec(), self._bound, self._called)
         self._call: Call | None = None
         self._element_bytes = 4
-        self._hooks: list[Any] = []
 
     @contextmanager
     def context(self) -> Iterator[None]:
@@ -64,29 +64,29 @@ class Activations:
         if torch.is_grad_enabled():
             self._note_shares()
 
-    def hook_forward(self) -> None:
-        """Enter the context with every training pass of the model, where nobody else can."""
-
-        def enter(module: nn.Module, inputs: Any) -> None:
-            if module.training:
-                stack.enter_context(self.context())
-
-        def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-            stack.close()
-
-        stack = ExitStack()
-        self._hooks.append(self.model.register_forward_pre_hook(enter))
-        self._hooks.append(self.model.register_forward_hook(leave, always_call=True))
-
     @property
     def held_bytes(self) -> int:
         """Bytes that are held now, those of tensors that are kept as they are among them."""
         return self.saved.held_bytes
 
-    def before_update(self) -> None:
+    def forward_context(self, kind: PassKind = "train") -> AbstractContextManager[object]:
+        """Store what a pass saves by the policy; one that runs again saves for itself alone."""
+        return nullcontext() if kind == "recompute" else self.context()
+
+    def before_update(self, step: int = 0) -> None:
         """Forget what forward passes since the last update have added up, such as a rehearsal's."""
         for layer in self.layers:
             layer.clear()
+
+    @property
+    def reads_gradients(self) -> bool:  # type: ignore[override]
+        """Whether the update at hand is measured."""
+        return self.measuring
+
+    def after_optimizer(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+        """Learn from an update that was made, whose gradients are there yet."""
+        self.observe(optimizer)
+        self.after_step(step)
 
     def observe(self, optimizer: torch.optim.Optimizer) -> None:
         """Read the optimizer's momentum, if this update is measured; gradients must be there yet.
@@ -133,12 +133,6 @@ class Activations:
         for layer in self.layers:
             layer.bound = float(bounds[layer.name])
             layer.clear()
-
-    def close(self) -> None:
-        """Leave the model as it was."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
 
     @property
     def measuring(self) -> bool:

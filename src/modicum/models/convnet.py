@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, publish_folder, read_json, write_json
 from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.layers.recomputing import recomputed
 from modicum.core.random import normal_
 from modicum.core.ranks.sharding import elements_before, own_part, whole
 from modicum.models.safetensors_file import read_entries
@@ -152,10 +152,8 @@ class ConvNet(nn.Module):
         """Logits [B, classes]."""
         x = images
         for block in self.blocks:
-            if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x)
+            again = self.recompute and torch.is_grad_enabled()
+            x = recomputed(block, x) if again else block(x)
         return self.head(x.mean((2, 3)))
 
     @torch.no_grad()

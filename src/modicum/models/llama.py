@@ -13,11 +13,11 @@ from typing import Any, ClassVar, TypeVar, cast, overload
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import frozen_linears, own_rows, write_weight
 from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.layers.recomputing import recomputed
 from modicum.core.random import normal_
 from modicum.core.ranks.sharding import elements_before, own_part
 from modicum.linears import LowRankLinear
@@ -157,7 +157,7 @@ class Llama(nn.Module):
             recompute = self.recompute and torch.is_grad_enabled()
             for block in self.model.layers:
                 if recompute:
-                    x, _ = checkpoint(block, x, None, sequence, use_reentrant=False)
+                    x, _ = recomputed(block, x, None, sequence)
                 else:
                     x, _ = block(x, None, sequence)
             return self.model.norm(x)

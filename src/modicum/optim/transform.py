@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from modicum.core.contracts.ledger import OptimizerQuery, TrainedParameter
 from modicum.core.contracts.method import Context, Method, Strings
 from modicum.core.contracts.parameters import trainable
+from modicum.core.contracts.run_hooks import PassKind, RunHook
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks, joined, peer_errors
 from modicum.core.ranks.sharding import is_sharded, own_part
@@ -121,8 +122,11 @@ class GradientRows:
                 target.copy_(tensor.view(target.shape))
 
 
-class TransformRuntime(ABC):
+class TransformRuntime(RunHook, ABC):
     """A transform at work on a model's layers. Subclasses own the state and give `apply`.
+
+    A run hook: forward passes for an update are captured, and gradients are changed once they are
+    final.
 
     Raises:
         InputError: no layer of the model has a weight that is trained, or one is sharded over ranks
@@ -159,6 +163,15 @@ class TransformRuntime(ABC):
         whose gradients are thrown away, belong into `capturing(False)`.
         """
         return self.capture.capturing(on, mask)
+
+    def forward_context(self, kind: PassKind) -> AbstractContextManager[object]:
+        """Capture, or in a pass from which nothing is learned do not."""
+        learned = kind in ("train", "recompute")
+        return nullcontext() if learned else self.capturing(False)
+
+    def after_backward(self) -> None:
+        """Change the final gradients of an update."""
+        self.apply()
 
     def rows(self, layer: CapturedLayer) -> GradientRows | None:
         """This rank's rows of the layer's gradient; None where there is none in this update."""
@@ -265,31 +278,18 @@ class GradientTransform(Method):
         """Put hooks on the context's model and return the runtime."""
 
     def callback(self) -> TrainerCallback:
-        """The transform for `transformers.Trainer(callbacks=[...])`.
+        """The transform for `transformers.Trainer(callbacks=[...])`, bound when training begins.
 
         There gradients are clipped before any callback sees them, so `max_grad_norm=0` gives the
         usual order, and after a resume averages begin anew, since checkpoints do not hold them.
         """
-        from transformers import TrainerCallback
+        from modicum.core.contracts.trainer_callback import callback_of
 
-        transform = self
+        def begin(model: nn.Module, optimizer: torch.optim.Optimizer) -> TransformRuntime:
+            with joined() as ranks:
+                return self.bind(TransformContext(model, ranks=ranks, optimizer=optimizer))
 
-        class Callback(TrainerCallback):
-            """Binds the transform when training begins and applies it before each update."""
-
-            def on_train_begin(self, *_: Any, **known: Any) -> None:
-                optimizer = getattr(known["optimizer"], "optimizer", known["optimizer"])
-                with joined() as ranks:
-                    context = TransformContext(known["model"], ranks=ranks, optimizer=optimizer)
-                    self.runtime = transform.bind(context)
-
-            def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-                self.runtime.apply()
-
-            def on_train_end(self, *_: Any, **__: Any) -> None:
-                self.runtime.close()
-
-        return Callback()
+        return callback_of(begin)
 
 
 def shard_group(parameter: Tensor) -> dist.ProcessGroup | None:

@@ -15,16 +15,16 @@ from modicum.comm.base import Schedule
 from modicum.core.contracts.method import Context
 from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.run_hooks import RunHooks
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.weight_digests import changed_weights, weight_digests
-from modicum.memory.activations import Activations
 from modicum.memory.base import ActivationContext, ActivationPolicy
 from modicum.optim.base import MatrixOptimizer
-from modicum.optim.transform import GradientTransform, TransformContext, TransformRuntime
+from modicum.optim.transform import GradientTransform, TransformContext
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded
 from modicum.parallel.zero import Zero
@@ -124,27 +124,29 @@ def build_model(
     return model, adapter
 
 
-def build_transform(
-    plan: Plan, model: nn.Module, strategy: Strategy, optimizer: torch.optim.Optimizer
-) -> TransformRuntime | None:
-    """What changes gradients before the optimizer sees them, if the recipe has anything."""
-    method = plan.recipe.method("transform")
-    if method is None:
-        return None
-    assert isinstance(method, GradientTransform)
-    trained = dict(strategy.trained(model))
-    seed = plan.recipe.training.seed
-    context = TransformContext(model, seed, trained, strategy.ranks, optimizer, "sum")
-    return method.bind(context)
-
-
-def build_policy(plan: Plan, model: nn.Module, ranks: Ranks) -> Activations | None:
-    """How saved activations are kept, if the recipe says how."""
-    method = plan.recipe.method("memory")
-    if method is None:
-        return None
-    assert isinstance(method, ActivationPolicy)
-    return method.bind(ActivationContext(model, plan.recipe.training.seed, ranks))
+def build_hooks(
+    plan: Plan,
+    model: nn.Module,
+    adapter: AttachedAdapter | None,
+    strategy: Strategy,
+    optimizer: torch.optim.Optimizer,
+) -> RunHooks:
+    """What the recipe's methods do at the places of a run, in the order of their slots."""
+    recipe, seed, ranks = plan.recipe, plan.recipe.training.seed, strategy.ranks
+    bound: dict[str, Any] = {"adapter": adapter, "comm": strategy, "optimizer": optimizer}
+    if (transform := recipe.method("transform")) is not None:
+        assert isinstance(transform, GradientTransform)
+        trained = dict(strategy.trained(model))
+        context = TransformContext(model, seed, trained, ranks, optimizer, "sum")
+        bound["transform"] = transform.bind(context)
+    if (policy := recipe.method("memory")) is not None:
+        assert isinstance(policy, ActivationPolicy)
+        bound["memory"] = policy.bind(ActivationContext(model, seed, ranks))
+    hooks = RunHooks()
+    for slot, one in bound.items():
+        method = recipe.method(slot)
+        hooks.add(slot, one if method is None else method.run_hook(one))
+    return hooks
 
 
 def build_optimizer(plan: Plan, model: nn.Module, strategy: Strategy) -> torch.optim.Optimizer:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from modicum.core.contracts.run_hooks import RunHooks
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.rank_split import micro_batches
 from modicum.data.rows import AnyBatch, Rows
@@ -26,6 +27,7 @@ def evaluate(
     precision: str,
     ranks: Ranks,
     check: Callable[[], None],
+    hooks: RunHooks | None = None,
 ) -> dict[str, Any]:
     """The means of the task's metrics over the first `rows` rows, in micro-batches as in training.
 
@@ -34,8 +36,9 @@ def evaluate(
     start = time.perf_counter()
     device = next(model.parameters()).device
     sums, count = dict.fromkeys(task.metrics, 0.0), 0
+    context = (hooks or RunHooks()).forward_context("evaluate")
     batches = micro_batches(data, range(min(rows, len(data))), micro_batch_size, ranks)
-    with evaluating(model), autocast(device, precision):
+    with evaluating(model), autocast(device, precision), context:
         for batch in batches:
             check()
             found = task.evaluate(model, batch.to(device))

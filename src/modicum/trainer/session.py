@@ -11,9 +11,11 @@ import torch
 
 from modicum.adapters import AttachedAdapter
 from modicum.checkpoint import Checkpoint, CheckpointStore
+from modicum.core.contracts.run_hooks import RunHook
 from modicum.core.contracts.state import StateRegistry
 from modicum.core.errors import InputError, Interrupted, Restart
 from modicum.core.files import write_json
+from modicum.core.layers.saved_tensors import Shares
 from modicum.core.machine.memory import TensorMeter, bytes_by_kind, used_bytes
 from modicum.core.progress import Listener
 from modicum.core.ranks.ranks import Ranks
@@ -23,7 +25,6 @@ from modicum.planner import Plan
 from modicum.planner.choose import MEMORY, MICRO
 from modicum.tasks import Data
 from modicum.trainer.evaluate import evaluate
-from modicum.trainer.events import Event
 from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
 from modicum.trainer.out_of_memory import halved, ran_out
 from modicum.trainer.record import RunRecord
@@ -126,6 +127,8 @@ class Session:
             "tokens_per_second": outcome.tokens / seconds,
             "bytes": used_bytes(self.plan.device),
         }
+        if outcome.extra_loss is not None:
+            row["extra_loss"] = _finite(outcome.extra_loss)
         if outcome.skipped:
             row["skipped"] = True
         self.folder.append(METRICS, row)
@@ -134,6 +137,9 @@ class Session:
             "step", **row, steps=training.steps, seconds_left=self.record.seconds_left(self.step)
         )
         self._guard(outcome)
+        epochs = self.data.sampler.epoch_of(self.step)
+        if epochs > self.data.sampler.epoch_of(self.step - 1):
+            self.step_program.hooks.epoch_end(epochs)
         return outcome
 
     def _try(self, update: Update) -> StepOutcome:
@@ -212,28 +218,25 @@ class Session:
 
     # Looking at the model
 
-    def _flush(self, event: Event) -> None:
-        """Finish updates that were deferred, and tell those who follow that weights are read."""
-        self.step_program.strategy.flush()
-        self.step_program.events.publish(event, step=self.step)
-
     def evaluate(self) -> None:
         """Validation loss now, as a row."""
         data = self.data.validation
         if data is None or self.step in self.evaluated:
             return
-        self._flush("before_evaluation")
-        recipe = self.plan.recipe
-        result = evaluate(
-            self.step_program.task,
-            self.model,
-            data,
-            rows=recipe.evaluation.rows,
-            micro_batch_size=self.plan.prediction.choice.micro_batch_size,
-            precision=recipe.training.precision,
-            ranks=self.ranks,
-            check=self.check,
-        )
+        program, recipe = self.step_program, self.plan.recipe
+        program.strategy.flush()
+        with program.hooks.evaluation():
+            result = evaluate(
+                program.task,
+                self.model,
+                data,
+                rows=recipe.evaluation.rows,
+                micro_batch_size=self.plan.prediction.choice.micro_batch_size,
+                precision=recipe.training.precision,
+                hooks=program.hooks,
+                ranks=self.ranks,
+                check=self.check,
+            )
         self.step_program.strategy.rest(self.model)
         self.evaluated.add(self.step)
         row = {"step": self.step, **result}
@@ -245,8 +248,9 @@ class Session:
         """What the model writes now, as rows."""
         if self.step in self.sampled:
             return
-        self._flush("before_evaluation")
-        samples = self.plan.task.samples(self.plan.recipe, self.model, self.data, self.ranks)
+        self.step_program.strategy.flush()
+        with self.step_program.hooks.evaluation():
+            samples = self.plan.task.samples(self.plan.recipe, self.model, self.data, self.ranks)
         self.step_program.strategy.rest(self.model)
         self.sampled.add(self.step)
         rows = [{"step": self.step, **sample} for sample in samples]
@@ -260,7 +264,8 @@ class Session:
         """Begin a checkpoint of the state as it is after `step` updates."""
         if self.saved == self.step:
             return
-        self._flush("before_checkpoint")
+        self.step_program.strategy.flush()
+        self.step_program.hooks.checkpoint()
         start = time.perf_counter()
         self.store.save(self.step, self.registry, notes=self.record.notes())
         self.saved, self.stalled = self.step, time.perf_counter() - start
@@ -300,12 +305,7 @@ class Session:
     def start_meter(self) -> None:
         """Start the meter, and note what persists while gradients are there."""
         self.meter.start(sum(bytes_by_kind(self.model, self.optimizer).values()))
-
-        def note(step: int) -> None:
-            if self.meter.running:
-                self.record.content["measured_by_kind"] = bytes_by_kind(self.model, self.optimizer)
-
-        self.step_program.events.on("before_optimizer", note)
+        self.step_program.hooks.add("meter", _NotesKinds(self))
 
     def stop_meter(self) -> None:
         """Record the meter's peak, if it is on and an update was done."""
@@ -317,10 +317,11 @@ class Session:
 
         Data decide that, so the first plan could only expect it.
         """
-        policy = self.step_program.policy
-        if policy is None or policy.measured is None or self.plan.prediction.choice.shares:
+        policy = self.step_program.hooks.named.get("memory")
+        measured: Shares | None = getattr(policy, "measured", None)
+        if measured is None or self.plan.prediction.choice.shares:
             return
-        seen = asdict(policy.measured)
+        seen = asdict(measured)
         most = self.ranks.max(*seen.values())  # the rank with the most counts
         found = {name: type(seen[name])(value) for name, value in zip(seen, most, strict=True)}
         self.plan = self.plan.chosen(MEMORY, found, "measured in the first updates")
@@ -351,6 +352,20 @@ class Session:
         if task.export_small(self.model, self.data, self.folder.path / "compressed", write=write):
             outputs["compressed"] = "compressed/"
         return outputs
+
+
+class _NotesKinds(RunHook):
+    """Notes bytes by kind when gradients are there, while the meter runs."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def before_optimizer(self, step: int) -> None:
+        """Note them."""
+        session = self.session
+        if session.meter.running:
+            kinds = bytes_by_kind(session.model, session.optimizer)
+            session.record.content["measured_by_kind"] = kinds
 
 
 def _finite(value: float) -> float | None:

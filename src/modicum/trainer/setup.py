@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from modicum.checkpoint import Checkpoint, CheckpointStore, Damaged
+from modicum.core.contracts.run_hooks import RunHooks
 from modicum.core.contracts.state import StateRegistry, optimizer_view, random_view
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
@@ -16,19 +17,15 @@ from modicum.core.machine.memory import TensorMeter, release
 from modicum.core.progress import Listener
 from modicum.core.random import derive_seed
 from modicum.core.ranks.ranks import Ranks
-from modicum.memory.activations import Activations
-from modicum.optim.transform import TransformRuntime
 from modicum.planner import Plan
 from modicum.trainer.build import (
+    build_hooks,
     build_model,
     build_optimizer,
-    build_policy,
     build_strategy,
-    build_transform,
     same_inputs,
 )
 from modicum.trainer.compressing import with_base_compressed
-from modicum.trainer.events import Events
 from modicum.trainer.folder import BASE, EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
 from modicum.trainer.record import RunRecord
 from modicum.trainer.session import Session
@@ -88,17 +85,14 @@ def begin(
     release()
     model.train()
     optimizer = build_optimizer(plan, model, strategy)
-    transform = build_transform(plan, model, strategy, optimizer)
-    policy = build_policy(plan, model, ranks)
-    step = _program(plan, model, optimizer, strategy, transform, policy)
+    hooks = build_hooks(plan, model, adapter, strategy, optimizer)
+    step = _program(plan, model, optimizer, strategy, hooks)
     registry = StateRegistry()
     strategy.register(registry, model)
     registry.add_view(optimizer_view(optimizer))
     registry.add_view(random_view(recipe.training.seed, ranks))
-    if transform is not None:
-        registry.add_object("transform", transform)
-    if policy is not None:
-        registry.add_object("memory", policy)
+    for name, hook in hooks.stateful().items():
+        registry.add_object(name, hook)
     registry.add("inputs", *same_inputs(data, began_with))
     session = Session(
         ranks, plan, folder, listener, signals, record, data, config, model, adapter, optimizer,
@@ -117,8 +111,7 @@ def _program(
     model: Any,
     optimizer: torch.optim.Optimizer,
     strategy: Strategy,
-    transform: TransformRuntime | None,
-    policy: Activations | None,
+    hooks: RunHooks,
 ) -> StandardStep:
     """The step program that the recipe's methods ask for."""
     training = plan.recipe.training
@@ -129,11 +122,9 @@ def _program(
         model,
         optimizer,
         strategy,
-        Events(),
         training.precision,
         training.clip_norm,
-        transform,
-        policy,
+        hooks,
     )
 
 

@@ -8,63 +8,38 @@ so gradients simply add, over micro-batches and over ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from modicum.core.contracts.run_hooks import ExtraLoss, PassKind, RunHooks
 from modicum.core.contracts.stepping import Stepper
 from modicum.core.contracts.strategy import Strategy
-from modicum.core.layers.saved_tensors import Shares
+from modicum.core.layers.recomputing import recomputing_in
 from modicum.core.ranks.sharding import is_sharded, own_part, whole
 from modicum.data.rows import AnyBatch
 from modicum.tasks import AnyTask
-from modicum.trainer.events import Events
-
-
-class GradientTransformer(Protocol):
-    """What a method of the slot `transform` binds to."""
-
-    def capturing(self, on: bool = True) -> AbstractContextManager[object]:
-        """Read along while a micro-batch's forward and backward pass run; or do not."""
-
-    def apply(self) -> None:
-        """Change the final gradients of an update, before they are clipped."""
-
-
-class ActivationRuntime(Protocol):
-    """What a method of the slot `memory` binds to."""
-
-    measured: Shares | None
-    """What was left of saved activations after the last forward pass."""
-
-    @property
-    def measuring(self) -> bool:
-        """Whether `observe` reads anything in the update at hand."""
-
-    def context(self) -> AbstractContextManager[object]:
-        """Keep activations the method's way in a forward pass, until its backward pass is done."""
-
-    def before_update(self) -> None:
-        """Forget what was seen since the last update, such as a rehearsal's."""
-
-    def observe(self, optimizer: torch.optim.Optimizer) -> None:
-        """Read the optimizer's state of an update that was made; gradients are there yet."""
-
-    def after_step(self, step: int) -> None:
-        """Learn from an update that was made."""
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What an update did: mean loss in nats, norm of the gradients before clipping, its tokens."""
+    """What an update did.
+
+    Args:
+        loss: the task's mean loss, in nats.
+        gradient_norm: before clipping.
+        tokens: that were trained on.
+        extra_loss: the sum of the terms that methods added; None where there were none.
+    """
 
     loss: float
     gradient_norm: float
     tokens: int
     skipped: bool
+    extra_loss: float | None = None
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
@@ -79,20 +54,17 @@ class StandardStep:
     """Accumulate over micro-batches, clip, update; skip the update if anything is not finite.
 
     Args:
-        transform: changes the update's gradients before they are clipped.
-        policy: how activations are kept between forward and backward.
-        rehearsing: whether passes are run for their memory alone, and nothing is learnt from them.
+        hooks: what methods do in an update.
+        rehearsing: whether passes are run for their memory alone, and nothing is learned from them.
     """
 
     task: AnyTask
     model: Any
     optimizer: torch.optim.Optimizer
     strategy: Strategy
-    events: Events
     precision: str
     clip_norm: float | None
-    transform: GradientTransformer | None = None
-    policy: ActivationRuntime | None = None
+    hooks: RunHooks = field(default_factory=RunHooks)
     updating: bool = False
     """Whether the optimizer is at work, so that weights may be half new."""
     rehearsing: bool = False
@@ -107,30 +79,23 @@ class StandardStep:
             tokens: trained tokens of the update, over all ranks.
             check: called between micro-batches, on all ranks alike; it may raise.
         """
-        self.events.publish("before_update", step=step)
-        if self.policy is not None:
-            self.policy.before_update()
+        self.hooks.before_update(step)
         try:
-            mean = self._accumulate(micro_batches, tokens, check)
-            norm, skipped = self._update(step, mean)
-            if self.policy is not None and self.policy.measuring and not skipped:
-                self.strategy.flush(keep_gradients=True)
-                self.policy.observe(self.optimizer)
+            mean, extra = self._accumulate(micro_batches, tokens, check)
+            self.hooks.after_backward()
+            norm, skipped = self._update(step, mean + (extra or 0.0))
+            if not skipped:
+                if self.hooks.reads_gradients:
+                    self.strategy.flush(keep_gradients=True)
+                self.hooks.after_optimizer(step, self.optimizer)
         finally:
             # Whatever happened, no gradient of half an update is left for the next.
             self.optimizer.zero_grad(set_to_none=True)
-        if not skipped:
-            self.events.publish("after_optimizer", step=step)
-            if self.policy is not None:
-                self.policy.after_step(step)
-        return StepOutcome(mean, norm, tokens, skipped)
+        return StepOutcome(mean, norm, tokens, skipped, extra)
 
     def _update(self, step: int, mean: float) -> tuple[float, bool]:
         """Clip and update; the norm of the gradients, and whether the update was skipped."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if self.transform is not None:
-            self.transform.apply()
-        self.events.publish("gradients_ready", step=step)
         norm = whole(self.strategy.norm(parameters))
         if self.clip_norm is not None:
             self.strategy.clip(parameters, self.clip_norm, norm)
@@ -139,7 +104,7 @@ class StandardStep:
         if skipped:
             self.strategy.discard()
         else:
-            self.events.publish("before_optimizer", step=step)
+            self.hooks.before_optimizer(step)
             self.updating = True
             self.strategy.update(self.optimizer)
             self.updating = False
@@ -147,35 +112,53 @@ class StandardStep:
 
     def _accumulate(
         self, micro_batches: list[Any], tokens: int, check: Callable[[], None]
-    ) -> float:
-        """Leave the update's gradients, summed over the ranks; the mean loss over all of them."""
+    ) -> tuple[float, float | None]:
+        """Leave the update's gradients, summed over the ranks; the mean loss, and extra terms."""
         device = next(self.model.parameters()).device
-        total = torch.zeros((), device=device)
+        total, extra = torch.zeros((), device=device), None
         for place, batch in enumerate(micro_batches):
             if place:
                 check()
-            with self._capturing():
-                loss = self.loss(batch.to(device), tokens)
-                self.strategy.before_backward(last=place == len(micro_batches) - 1)
-                loss.backward()
+            loss = self.loss(batch.to(device), tokens)
             total += loss.detach()
+            last = place == len(micro_batches) - 1
+            if last and (terms := self.hooks.extra_losses()):
+                extra = self._weighed(terms)
+                loss = loss + extra
+            self.strategy.before_backward(last=last)
+            loss.backward()
         self.strategy.after_backward()
-        return self.strategy.ranks.sum(float(total))[0]
+        if extra is None:
+            return self.strategy.ranks.sum(float(total))[0], None
+        mean, added = self.strategy.ranks.sum(float(total), float(extra.detach()))
+        return mean, added
 
-    def _capturing(self, on: bool = True) -> AbstractContextManager[object]:
-        return nullcontext() if self.transform is None else self.transform.capturing(on)
+    def _weighed(self, terms: Sequence[ExtraLoss]) -> torch.Tensor:
+        """This rank's part of the extra terms, each over its count on all ranks."""
+        counts = self.strategy.ranks.sum(*(term.count for term in terms))
+        pairs = zip(terms, counts, strict=True)
+        return torch.stack([term.sum.float() / max(count, 1e-30) for term, count in pairs]).sum()
 
-    def loss(self, batch: AnyBatch, tokens: int) -> torch.Tensor:
+    def loss(self, batch: AnyBatch, tokens: int, kind: PassKind = "train") -> torch.Tensor:
         """A micro-batch's part of the mean loss over `tokens`."""
-        kept = nullcontext() if self.policy is None else self.policy.context()
-        with autocast(batch.device, self.precision), kept:
+        again: PassKind = "recompute" if kind == "train" else kind
+        hooks = self.hooks
+        with (
+            recomputing_in((lambda: hooks.forward_context(again)) if hooks.enter_passes else None),
+            autocast(batch.device, self.precision),
+            self.hooks.forward_context(kind),
+        ):
             return self.task.loss_sum(self.model, batch) / max(tokens, 1)
 
     def rehearse(self, batch: AnyBatch, tokens: int) -> None:
         """Forward and backward of a micro-batch as in an update, of which nothing is kept."""
-        with self._capturing(False):
-            self.strategy.before_backward(last=False)
-            self.loss(batch, tokens).backward()
+        self.strategy.before_backward(last=False)
+        self._rehearsed(batch, tokens).backward()
+
+    def _rehearsed(self, batch: AnyBatch, tokens: int) -> torch.Tensor:
+        """The loss of a rehearsal, with the terms that an update's last micro-batch has."""
+        terms = [term.sum.float() for term in self.hooks.extra_losses()]
+        return sum(terms, self.loss(batch, tokens, "rehearse"))
 
 
 @dataclass
@@ -211,7 +194,6 @@ class InBackwardStep(StandardStep):
     def _update(self, step: int, mean: float) -> tuple[float, bool]:
         self.strategy.updated()
         self.updating = False
-        self.events.publish("gradients_ready", step=step)
         square = float(torch.stack(self._squares).sum()) if self._squares else 0.0
         self._squares.clear()
         if self.strategy.layout.shards > 1:
@@ -224,7 +206,7 @@ class InBackwardStep(StandardStep):
         self.rehearsing = True
         try:
             self.strategy.before_backward(last=True)
-            self.loss(batch, tokens).backward()
+            self._rehearsed(batch, tokens).backward()
             self.strategy.after_backward()
         finally:
             self.rehearsing = False

@@ -107,7 +107,8 @@ def _rehearse(session: Session, size: int) -> None:
         program.rehearse(batch.to(device), size * row.tokens)
 
     def run_evaluation(batch: AnyBatch) -> None:
-        program.task.evaluate(session.model, batch.to(device))
+        with program.hooks.forward_context("evaluate"):
+            program.task.evaluate(session.model, batch.to(device))
         program.strategy.rest(session.model)
 
     ledger = session.plan.prediction.ledger

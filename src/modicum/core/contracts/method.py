@@ -214,6 +214,13 @@ class Method(BaseModel):
         """Make the runtime object that does the work; `context` is the room's."""
         raise TypeError(f"{type(self).__name__} defines no bind()")
 
+    def run_hook(self, bound: Any) -> object:
+        """What takes part in a run of what the method is bound to (`core.contracts.run_hooks`).
+
+        It does where it has one of a run hook's members; most often that is `bound` itself.
+        """
+        return bound
+
     def ledger(self, at: Any) -> Ledger:
         """What the method spends at a site, by arithmetic, before anything runs."""
         raise TypeError(f"{type(self).__name__} defines no ledger()")
