@@ -37,7 +37,7 @@ def train(model: nn.Module, loss_of: Callable[[int], Tensor], method: DeAR | Non
             optimizer.step()
             optimizer.zero_grad()
         rate.step()
-        if step % 3 == 1:
+        if step % 3 == 0:
             with torch.inference_mode():
                 loss_of(99)
     if handle is None:
@@ -85,10 +85,10 @@ def test_a_stale_weight_that_gets_a_gradient_is_an_error() -> None:
     handle = DeAR().wrap(model, torch.optim.AdamW(model.parameters()))
     handle.backward(loss_of(0))
     handle.step()
-    with pytest.raises(RuntimeError, match=r"used before it was updated|inplace operation"):
-        handle.backward(model[0].bias.square().sum())
+    with pytest.raises(RuntimeError, match="used before it was updated"):
+        handle.backward(model[0].bias.sum())
     handle.flush()
-    handle.backward(model[0].bias.square().sum())
+    handle.backward(model[0].bias.sum())
     handle.step()
 
 

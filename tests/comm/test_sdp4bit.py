@@ -127,7 +127,7 @@ def test_differences_below_the_models_resolution_arrive() -> None:
     assert (copy.float().mean() - 1) / (master.mean() - 1) == pytest.approx(1, abs=0.15)
 
 
-def test_hosts_are_those_of_the_environment_unless_told() -> None:
+def test_hosts_are_those_of_the_environment_unless_given() -> None:
     four_of_two = ExchangeContext(Ranks(0, 4, 0, 2))
     assert SDP4Bit().bind(four_of_two).nodes.count == 2
     assert SDP4Bit(ranks_per_node=1).bind(four_of_two).nodes.count == 4
