@@ -181,3 +181,15 @@ def child() -> Callable[..., Ended]:
         return Ended(done.returncode, done.stderr)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JSONL with prompts of very different lengths: ranks train unequal numbers of tokens."""
+    file = tmp_path_factory.mktemp("questions") / "data.jsonl"
+    rows = (
+        {"question": "why " * (n % 9) * (n % 4) + "? ", "answer": f"as {n % 5} is a tree"}
+        for n in range(200)
+    )
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file

@@ -19,18 +19,6 @@ from modicum.trainer import continued, train
 pytestmark = pytest.mark.ranks
 
 
-@pytest.fixture(scope="session")
-def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JSONL with prompts of very different lengths: ranks train unequal numbers of tokens."""
-    file = tmp_path_factory.mktemp("questions") / "data.jsonl"
-    rows = (
-        {"question": "why " * (n % 9) * (n % 4) + "? ", "answer": f"as {n % 5} is a tree"}
-        for n in range(200)
-    )
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
 def recipe_of(data: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     """12 updates of 7 rows, which no number of ranks divides, one or two at a time."""
     values: dict[str, Any] = {

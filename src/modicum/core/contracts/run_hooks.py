@@ -102,6 +102,11 @@ class RunHook:
     def epoch_end(self, epoch: int) -> None:
         """Every row has been taken `epoch` times, or once more than that in part."""
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Those that do something."""
+        return members_of(self)
+
     def close(self) -> None:
         """Leave the model as it was."""
 
@@ -163,7 +168,7 @@ class RunHooks:
         Raises:
             ValueError: there is one of this name.
         """
-        members = [member for member in MEMBERS if has_member(candidate, member)]
+        members = members_of(candidate)
         if not members:
             return
         if name in self.named:
@@ -237,10 +242,10 @@ class RunHooks:
         return {name: hook for name, hook in named if hasattr(hook, "load_state_dict")}
 
 
-def has_member(candidate: object, member: str) -> bool:
-    """Whether a class has a member of its own, other than the protocol's that does nothing."""
-    own = getattr(type(candidate), member, None)
-    return own is not None and own is not getattr(RunHook, member)
+def members_of(candidate: object) -> tuple[str, ...]:
+    """The members that a class has of its own, other than the protocol's that do nothing."""
+    own = {member: getattr(type(candidate), member, None) for member in MEMBERS}
+    return tuple(m for m in MEMBERS if own[m] is not None and own[m] is not getattr(RunHook, m))
 
 
 @contextmanager

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from modicum.core.contracts.run_hooks import RunHook, has_member
 from modicum.core.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
     from transformers import TrainerCallback
+
+    from modicum.core.contracts.run_hooks import RunHook
 
 
 class HookCalls:
@@ -40,12 +41,12 @@ class HookCalls:
             InputError: it adds a term to the loss, which this trainer shows to no callback.
         """
         self.runtime = self._begin(known["model"], _bare(known["optimizer"]))
-        if has_member(self.runtime, "extra_loss"):
+        if "extra_loss" in self.runtime.members:
             raise InputError(
                 "this method adds a term to the loss, which transformers.Trainer shows to no "
                 "callback; add it in compute_loss, or train with modicum's trainer"
             )
-        if has_member(self.runtime, "forward_context"):
+        if "forward_context" in self.runtime.members:
             self._at_end.callback(self.runtime.hook_forward(known["model"]))
         self._at_end.callback(self.runtime.close)
 
@@ -64,8 +65,7 @@ class HookCalls:
 
     def on_step_end(self, *given: Any, **_: Any) -> None:
         """An evaluation may follow."""
-        if given[2].should_evaluate:
-            self._evaluating.enter_context(self.runtime.evaluation())
+        self._before_evaluation(given[2])
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         """It is over."""
@@ -76,8 +76,14 @@ class HookCalls:
         self.runtime.checkpoint()
 
     def on_epoch_end(self, *given: Any, **_: Any) -> None:
-        """An epoch is over."""
+        """An epoch is over, and an evaluation may follow."""
         self.runtime.epoch_end(round(given[1].epoch or 0))
+        self._before_evaluation(given[2])
+
+    def _before_evaluation(self, control: Any) -> None:
+        self._evaluating.close()
+        if control.should_evaluate:
+            self._evaluating.enter_context(self.runtime.evaluation())
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Leave the model as it was."""

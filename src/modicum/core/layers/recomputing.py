@@ -9,12 +9,12 @@ from typing import Any
 
 from torch.utils.checkpoint import checkpoint
 
-Context = Callable[[], AbstractContextManager[object]]
-_again: ContextVar[Context] = ContextVar("again", default=nullcontext)
+MakesContext = Callable[[], AbstractContextManager[object]]
+_again: ContextVar[MakesContext] = ContextVar("again", default=nullcontext)
 
 
 @contextmanager
-def recomputing_in(context: Context | None) -> Iterator[None]:
+def recomputing_in(context: MakesContext | None) -> Iterator[None]:
     """Forward passes in here run again, where they do, within `context()`.
 
     It is made as the forward pass runs, and entered by the thread that computes gradients.
