@@ -4,12 +4,11 @@ import math
 from itertools import pairwise
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from modicum.recipe import TrainingSection
-from modicum.trainer.schedule import factor, set_learning_rate
+from modicum.trainer.schedule import factor
 
 
 def section(**fields) -> TrainingSection:
@@ -47,14 +46,3 @@ def test_it_rises_then_falls_within_its_bounds(steps, warmup, schedule, final):
     assert all(0 < low < high for low, high in pairwise(up))
     assert all(high >= low >= final - 1e-12 for high, low in pairwise(down))
     assert max(values) == up[-1] == pytest.approx(1.0)
-
-
-def test_groups_keep_their_proportions():
-    one, two = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
-    groups = [
-        {"params": [one], "base_learning_rate": 0.1},
-        {"params": [two], "base_learning_rate": 0.4},
-    ]
-    optimizer = torch.optim.SGD(groups, lr=9.0)
-    assert set_learning_rate(optimizer, 0.5) == 0.05
-    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.2]

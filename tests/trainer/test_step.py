@@ -9,12 +9,11 @@ import torch
 
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.run_hooks import ExtraLoss, RunHook
-from modicum.core.contracts.strategy import Strategy
+from modicum.core.contracts.step import StandardStep, StepContext
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama, create
 from modicum.tasks import CausalLM
-from modicum.trainer.step import StandardStep
 
 
 def model() -> Llama:
@@ -33,9 +32,11 @@ def batch(rows: int = 6) -> Batch:
 
 
 def program(net: Llama, clip_norm: float | None = None, rate: float = 0.1) -> StandardStep:
-    groups = optimizer_groups(net, learning_rate=rate, weight_decay=0.0)
-    optimizer = torch.optim.SGD(groups)
-    return StandardStep(CausalLM(), net, optimizer, Strategy(), "fp32", clip_norm)
+    def groups(weight_decay: float):
+        return optimizer_groups(net, learning_rate=rate, weight_decay=weight_decay)
+
+    context = StepContext(net, task=CausalLM(), groups=groups, clip_norm=clip_norm)
+    return StandardStep(context, torch.optim.SGD(groups(0.0)))
 
 
 def update(step: StandardStep, batches: list[Batch], check: Callable[[], None] = lambda: None):
@@ -79,8 +80,8 @@ def test_clipping_scales_all_gradients_together():
 
 
 class Broken(CausalLM):
-    def loss_sum(self, model, batch):
-        return super().loss_sum(model, batch) * torch.nan
+    def loss_of(self, outputs, batch):
+        return super().loss_of(outputs, batch) * torch.nan
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
@@ -211,3 +212,17 @@ def test_an_extra_loss_that_is_not_finite_skips_the_update():
     step.hooks.add("decay", Decay(net, count=float("nan")))
     assert update(step, [batch()]).skipped
     assert torch.equal(weights(net), before)
+
+
+def test_groups_keep_their_proportions():
+    one, two = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    step = program(model())
+    step.optimizer = torch.optim.SGD(
+        [
+            {"params": [one], "base_learning_rate": 0.1},
+            {"params": [two], "base_learning_rate": 0.4},
+        ],
+        lr=9.0,
+    )
+    assert step.set_rate(0.5) == 0.05
+    assert [group["lr"] for group in step.optimizer.param_groups] == [0.05, 0.2]

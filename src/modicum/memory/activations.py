@@ -83,9 +83,10 @@ class Activations(RunHook):
         """Whether the update at hand is measured."""
         return self.measuring
 
-    def after_optimizer(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+    def after_optimizer(self, step: int, optimizer: torch.optim.Optimizer | None) -> None:
         """Learn from an update that was made, whose gradients are there yet."""
-        self.observe(optimizer)
+        if optimizer is not None:
+            self.observe(optimizer)
         self.after_step(step)
 
     def observe(self, optimizer: torch.optim.Optimizer) -> None:

@@ -20,6 +20,7 @@ from torch.optim.optimizer import ParamsT
 
 from modicum.core.contracts.ledger import Ledger, OptimizerQuery
 from modicum.core.contracts.optimizers import OptimizerMethod, Valued
+from modicum.core.contracts.step import InBackwardStep, StandardStep, StepContext, StepProgram
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import peer_errors
 from modicum.core.ranks.sharding import own_part
@@ -68,6 +69,17 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
     def spends(cls, value: OptimizerMethod, at: OptimizerQuery) -> Ledger:
         """Gradients, state, and what a step takes in addition, of the rank that has most."""
         return of_matrices(cls.parts_of(value), at, in_backward=value.fields()["in_backward"])
+
+    @staticmethod
+    def step_program(
+        value: OptimizerMethod, context: StepContext, optimizer: MatrixOptimizer
+    ) -> StepProgram:
+        """The standard program; or each parameter's update in the backward pass."""
+        sharing = context.strategy
+        if sharing.layout.shards == 1 < sharing.ranks.size:
+            # Unsharded gradients are alike everywhere; what unlike hosts make of them need not be.
+            optimizer.replicas = dist.group.WORLD
+        return (InBackwardStep if optimizer.in_backward else StandardStep)(context, optimizer)
 
     @property
     def in_backward(self) -> bool:

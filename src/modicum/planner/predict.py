@@ -134,7 +134,9 @@ class Predictor:
             self._structure(recipe, config),
             choice.shares or _expected_shares(recipe, shape),
         )
-        model = Model(task, config, structure, shape, choice.recompute, shares)
+        made_by = recipe.methods()["optimizer"].traits(recipe.fields("optimizer"))
+        backward = "needs_no_gradients" not in made_by
+        model = Model(task, config, structure, shape, choice.recompute, shares, backward)
         parts, ledger = model.parts(choice.layout), model.ledger()
         if choice.layout.ranks > 1:
             ledger = shared(model, ledger, parts, recipe)

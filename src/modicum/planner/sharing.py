@@ -55,6 +55,8 @@ class Model:
     recompute: bool
     shares: Shares | None = None
     """What a policy on saved activations leaves of them."""
+    backward: bool = True
+    """Whether gradients are computed."""
 
     def ledger(self) -> Ledger:
         """What one process spends on the model and its adapters, gradients not counted."""
@@ -65,7 +67,8 @@ class Model:
             recompute=self.recompute,
             shares=self.shares,
         )
-        return Ledger.sum([model, *self._beside_saved])
+        spent = Ledger.sum([model, *self._beside_saved])
+        return spent if self.backward else spent.without_backward()
 
     @cached_property
     def _adapter_ledgers(self) -> dict[Site, Ledger]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from modicum.core.contracts.ledger import Ledger, OptimizerQuery
-from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.errors import InputError
 from modicum.core.ranks.layout import Layout
 from modicum.optim.transform import NO_LAYERS, GradientTransform, TransformQuery
@@ -18,7 +17,7 @@ def spent_in_updates(recipe: Recipe, model: Model, layout: Layout) -> Ledger:
         InputError: a transform finds no layer that it could work on.
     """
     optimizer, transform = recipe.method("optimizer"), recipe.method("transform")
-    assert isinstance(optimizer, OptimizerMethod)
+    assert optimizer is not None
     trained, micro_batches = model.structure.trained, model.shape.micro_batches
     ledger = optimizer.ledger(OptimizerQuery(trained, layout.shards, micro_batches))
     if transform is not None:

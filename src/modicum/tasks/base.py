@@ -212,8 +212,16 @@ class Task(ABC, Generic[M, B, I]):
     # In a step
 
     @abstractmethod
-    def loss_sum(self, model: M, batch: B) -> Tensor:
+    def outputs(self, model: M, batch: B) -> Any:
+        """What the model makes of a batch: what losses, teachers and second passes look at."""
+
+    @abstractmethod
+    def loss_of(self, outputs: Any, batch: B) -> Tensor:
         """The sum of the batch's losses: fp32, one element; `batch.count` belongs to it."""
+
+    def loss_sum(self, model: M, batch: B) -> Tensor:
+        """The same by a forward pass."""
+        return self.loss_of(self.outputs(model, batch), batch)
 
     @torch.no_grad()
     def evaluate(self, model: M, batch: B) -> dict[str, float]:

@@ -146,15 +146,18 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
 
     # In a step
 
-    def loss_sum(self, model: Llama, batch: Batch) -> Tensor:
+    def outputs(self, model: Llama, batch: Batch) -> Tensor:
+        """Logits [rows, tokens, vocabulary]."""
+        logits: Tensor = model(batch.input_ids, batch.documents)
+        return logits
+
+    def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The sum, over the batch's trained tokens, of -log p(label): fp32, one element.
 
         `batch.count` is the count that belongs to it.
         """
-        logits = model(batch.input_ids, batch.documents)
-        return F.cross_entropy(
-            logits.flatten(0, 1).float(), batch.labels.flatten(), ignore_index=-100, reduction="sum"
-        )
+        scores, labels = outputs.flatten(0, 1).float(), batch.labels.flatten()
+        return F.cross_entropy(scores, labels, ignore_index=-100, reduction="sum")
 
     # Afterwards
 

@@ -199,16 +199,21 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
 
     # In a step
 
-    def loss_sum(self, model: ConvNet, batch: ImageBatch) -> Tensor:
+    def outputs(self, model: ConvNet, batch: ImageBatch) -> Tensor:
+        """Logits [images, classes]."""
+        logits: Tensor = model(batch.images)
+        return logits
+
+    def loss_of(self, outputs: Tensor, batch: ImageBatch) -> Tensor:
         """The sum of -log p(label) over the trained labels: fp32, one element."""
-        return _loss_sum(model(batch.images), batch)
+        return F.cross_entropy(outputs.float(), batch.labels, ignore_index=IGNORED, reduction="sum")
 
     @torch.no_grad()
     def evaluate(self, model: ConvNet, batch: ImageBatch) -> dict[str, float]:
         """The sum of losses, and how many answers are right."""
-        logits = model(batch.images)
+        logits = self.outputs(model, batch)
         right = (logits.argmax(1) == batch.labels).sum()
-        return {"loss": float(_loss_sum(logits, batch)), "accuracy": float(right)}
+        return {"loss": float(self.loss_of(logits, batch)), "accuracy": float(right)}
 
     # Afterwards
 
@@ -217,7 +222,3 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
     ) -> None:
         """Write config.json and model.safetensors, which `models.convnet.load` reads."""
         convnet.save(model, folder, write=write)
-
-
-def _loss_sum(logits: Tensor, batch: ImageBatch) -> Tensor:
-    return F.cross_entropy(logits.float(), batch.labels, ignore_index=IGNORED, reduction="sum")

@@ -13,9 +13,8 @@ from modicum.adapters import AttachedAdapter
 from modicum.adapters.base import Adapter
 from modicum.comm.base import Schedule
 from modicum.core.contracts.method import Context
-from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import optimizer_groups
-from modicum.core.contracts.run_hooks import RunHooks
+from modicum.core.contracts.step import StepContext, StepProgram
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
@@ -23,7 +22,6 @@ from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.weight_digests import changed_weights, weight_digests
 from modicum.memory.base import ActivationContext, ActivationPolicy
-from modicum.optim.base import MatrixOptimizer
 from modicum.optim.transform import GradientTransform, TransformContext
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded
@@ -124,44 +122,55 @@ def build_model(
     return model, adapter
 
 
-def build_hooks(
+def add_hooks(
     plan: Plan,
     model: nn.Module,
     adapter: AttachedAdapter | None,
     strategy: Strategy,
-    optimizer: torch.optim.Optimizer,
-) -> RunHooks:
-    """What the recipe's methods do at the places of a run, in the order of their slots."""
+    program: StepProgram,
+) -> None:
+    """Have the recipe's methods take part in the run, in the order of their slots."""
     recipe, seed, ranks = plan.recipe, plan.recipe.training.seed, strategy.ranks
-    bound: dict[str, Any] = {"adapter": adapter, "comm": strategy, "optimizer": optimizer}
+    bound: dict[str, Any] = {"adapter": adapter, "comm": strategy, "optimizer": program.optimizer}
     if (transform := recipe.method("transform")) is not None:
         assert isinstance(transform, GradientTransform)
         trained = dict(strategy.trained(model))
-        context = TransformContext(model, seed, trained, ranks, optimizer, "sum")
+        context = TransformContext(model, seed, trained, ranks, program.optimizer, "sum")
         bound["transform"] = transform.bind(context)
     if (policy := recipe.method("memory")) is not None:
         assert isinstance(policy, ActivationPolicy)
         bound["memory"] = policy.bind(ActivationContext(model, seed, ranks))
-    hooks = RunHooks()
     for slot, one in bound.items():
         method = recipe.method(slot)
-        hooks.add(slot, one if method is None else method.run_hook(one))
-    return hooks
+        program.hooks.add(slot, one if method is None else method.run_hook(one))
 
 
-def build_optimizer(plan: Plan, model: nn.Module, strategy: Strategy) -> torch.optim.Optimizer:
-    """The recipe's optimizer over what is trained."""
-    recipe = plan.recipe
-    method = recipe.method("optimizer")
-    assert isinstance(method, OptimizerMethod)
-    groups = optimizer_groups(
-        model,
-        learning_rate=recipe.training.learning_rate,
-        weight_decay=getattr(method, "weight_decay", 0.0),
-        trained=dict(strategy.trained(model)),
+def build_program(plan: Plan, model: nn.Module, strategy: Strategy) -> StepProgram:
+    """What makes the run's updates, as the method of the section `optimizer` has it.
+
+    Raises:
+        InputError: the recipe asks for what means nothing to it.
+    """
+    training = plan.recipe.training
+
+    def groups(weight_decay: float) -> list[dict[str, Any]]:
+        return optimizer_groups(
+            model,
+            learning_rate=training.learning_rate,
+            weight_decay=weight_decay,
+            trained=dict(strategy.trained(model)),
+        )
+
+    method = plan.recipe.method("optimizer")
+    assert method is not None
+    return method.bind_step(
+        StepContext(
+            model,
+            training.seed,
+            task=plan.task,
+            strategy=strategy,
+            groups=groups,
+            precision=training.precision,
+            clip_norm=training.clip_norm,
+        )
     )
-    optimizer = method.bind(groups)
-    if isinstance(optimizer, MatrixOptimizer) and strategy.layout.shards == 1 < strategy.ranks.size:
-        # Unsharded gradients are the same everywhere; what unlike hosts make of them need not be.
-        optimizer.replicas = torch.distributed.group.WORLD
-    return optimizer

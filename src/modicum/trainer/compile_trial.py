@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from modicum.core.contracts.step import autocast
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.torch_private import graph_breaks
 from modicum.core.units import format_duration
@@ -29,7 +30,6 @@ from modicum.trainer.compiled_blocks import (
     reason_of,
 )
 from modicum.trainer.rehearsal import untouched
-from modicum.trainer.step import autocast
 
 # `auto` tries compiling only in runs predicted to take longer than this.
 WORTH_A_TRIAL_SECONDS = 600.0

@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from modicum.core.contracts.run_hooks import RunHooks
+from modicum.core.contracts.step import autocast
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.rank_split import micro_batches
 from modicum.data.rows import AnyBatch, Rows
 from modicum.tasks import AnyTask
 from modicum.tasks.base import evaluating
-from modicum.trainer.step import autocast
 
 
 def evaluate(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from modicum.recipe import TrainingSection
 
 
@@ -25,10 +23,3 @@ def factor(step: int, training: TrainingSection) -> float:
     if training.schedule == "cosine":
         shape = 0.5 + 0.5 * math.cos(math.pi * progress)
     return training.final_fraction + (1 - training.final_fraction) * shape
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, multiplier: float) -> float:
-    """Set every group to its base rate times `multiplier`; returns the first group's."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["base_learning_rate"] * multiplier
-    return float(optimizer.param_groups[0]["lr"])

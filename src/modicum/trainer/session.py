@@ -7,12 +7,11 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
 from modicum.adapters import AttachedAdapter
 from modicum.checkpoint import Checkpoint, CheckpointStore
 from modicum.core.contracts.run_hooks import RunHook
 from modicum.core.contracts.state import StateRegistry
+from modicum.core.contracts.step import StepOutcome, StepProgram
 from modicum.core.errors import InputError, Interrupted, Restart
 from modicum.core.files import write_json
 from modicum.core.layers.saved_tensors import Shares
@@ -28,8 +27,7 @@ from modicum.trainer.evaluate import evaluate
 from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
 from modicum.trainer.out_of_memory import halved, ran_out
 from modicum.trainer.record import RunRecord
-from modicum.trainer.schedule import factor, set_learning_rate
-from modicum.trainer.step import StandardStep, StepOutcome
+from modicum.trainer.schedule import factor
 from modicum.trainer.stop import StopRequested, StopSignals
 
 
@@ -63,8 +61,7 @@ class Session:
     config: Any
     model: Any
     adapter: AttachedAdapter | None
-    optimizer: torch.optim.Optimizer
-    step_program: StandardStep
+    step_program: StepProgram
     registry: StateRegistry
     store: CheckpointStore
     meter: TensorMeter
@@ -113,7 +110,7 @@ class Session:
     def train_one(self, update: Update) -> StepOutcome:
         """Update number `step + 1`, and its row in the metrics."""
         training, start = self.plan.recipe.training, time.perf_counter()
-        rate = set_learning_rate(self.optimizer, factor(self.step, training))
+        rate = self.step_program.set_rate(factor(self.step, training))
         outcome = self._try(update)
         self.step += 1
         seconds = time.perf_counter() - start
@@ -224,10 +221,10 @@ class Session:
         if data is None or self.step in self.evaluated:
             return
         program, recipe = self.step_program, self.plan.recipe
-        program.strategy.flush()
+        program.flush()
         with program.hooks.evaluation():
             result = evaluate(
-                program.task,
+                self.plan.task,
                 self.model,
                 data,
                 rows=recipe.evaluation.rows,
@@ -248,7 +245,7 @@ class Session:
         """What the model writes now, as rows."""
         if self.step in self.sampled:
             return
-        self.step_program.strategy.flush()
+        self.step_program.flush()
         with self.step_program.hooks.evaluation():
             samples = self.plan.task.samples(self.plan.recipe, self.model, self.data, self.ranks)
         self.step_program.strategy.rest(self.model)
@@ -264,7 +261,7 @@ class Session:
         """Begin a checkpoint of the state as it is after `step` updates."""
         if self.saved == self.step:
             return
-        self.step_program.strategy.flush()
+        self.step_program.flush()
         self.step_program.hooks.checkpoint()
         start = time.perf_counter()
         self.store.save(self.step, self.registry, notes=self.record.notes())
@@ -304,7 +301,7 @@ class Session:
 
     def start_meter(self) -> None:
         """Start the meter, and note what persists while gradients are there."""
-        self.meter.start(sum(bytes_by_kind(self.model, self.optimizer).values()))
+        self.meter.start(sum(bytes_by_kind(self.model, self.step_program.state()).values()))
         self.step_program.hooks.add("meter", _NotesKinds(self))
 
     def stop_meter(self) -> None:
@@ -337,7 +334,7 @@ class Session:
     def export(self) -> dict[str, str]:
         """The trained weights where others read them: a PEFT folder, or a Hugging Face one."""
         self.emit("phase", name="exporting", done=0, total=None)
-        self.step_program.strategy.flush()
+        self.step_program.flush()
         if self.adapter is not None:
             base = str(self.plan.inputs.model_folder)
             target = self.folder.path / "adapter"
@@ -364,7 +361,7 @@ class _NotesKinds(RunHook):
         """Note them."""
         session = self.session
         if session.meter.running:
-            kinds = bytes_by_kind(session.model, session.optimizer)
+            kinds = bytes_by_kind(session.model, session.step_program.state())
             session.record.content["measured_by_kind"] = kinds
 
 

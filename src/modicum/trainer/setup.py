@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from modicum.checkpoint import Checkpoint, CheckpointStore, Damaged
-from modicum.core.contracts.run_hooks import RunHooks
-from modicum.core.contracts.state import StateRegistry, optimizer_view, random_view
-from modicum.core.contracts.strategy import Strategy
+from modicum.core.contracts.state import StateRegistry, random_view
 from modicum.core.errors import InputError
 from modicum.core.machine.memory import TensorMeter, release
 from modicum.core.progress import Listener
@@ -19,9 +16,9 @@ from modicum.core.random import derive_seed
 from modicum.core.ranks.ranks import Ranks
 from modicum.planner import Plan
 from modicum.trainer.build import (
-    build_hooks,
+    add_hooks,
     build_model,
-    build_optimizer,
+    build_program,
     build_strategy,
     same_inputs,
 )
@@ -29,7 +26,6 @@ from modicum.trainer.compressing import with_base_compressed
 from modicum.trainer.folder import BASE, EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
 from modicum.trainer.record import RunRecord
 from modicum.trainer.session import Session
-from modicum.trainer.step import InBackwardStep, StandardStep
 from modicum.trainer.stop import StopSignals
 from modicum.trainer.warm_up import is_compiled, rehearse_run, with_compile_decided
 
@@ -84,19 +80,18 @@ def begin(
     model, adapter = build_model(plan, config, strategy, compiled=is_compiled(plan), kept=kept)
     release()
     model.train()
-    optimizer = build_optimizer(plan, model, strategy)
-    hooks = build_hooks(plan, model, adapter, strategy, optimizer)
-    step = _program(plan, model, optimizer, strategy, hooks)
+    program = build_program(plan, model, strategy)
+    add_hooks(plan, model, adapter, strategy, program)
     registry = StateRegistry()
     strategy.register(registry, model)
-    registry.add_view(optimizer_view(optimizer))
+    program.register(registry)
     registry.add_view(random_view(recipe.training.seed, ranks))
-    for name, hook in hooks.stateful().items():
+    for name, hook in program.hooks.stateful().items():
         registry.add_object(name, hook)
     registry.add("inputs", *same_inputs(data, began_with))
     session = Session(
-        ranks, plan, folder, listener, signals, record, data, config, model, adapter, optimizer,
-        step, registry, store, TensorMeter(plan.device),
+        ranks, plan, folder, listener, signals, record, data, config, model, adapter, program,
+        registry, store, TensorMeter(plan.device),
     )  # fmt: skip
     if found is not None:
         session.take_up(found, fork=forked)
@@ -104,28 +99,6 @@ def begin(
     progress("rehearsing the largest batch", 0, None)
     rehearse_run(session)
     return session
-
-
-def _program(
-    plan: Plan,
-    model: Any,
-    optimizer: torch.optim.Optimizer,
-    strategy: Strategy,
-    hooks: RunHooks,
-) -> StandardStep:
-    """The step program that the recipe's methods ask for."""
-    training = plan.recipe.training
-    fields = plan.recipe.fields("optimizer")
-    in_backward = "frees_gradient_in_backward" in plan.recipe.methods()["optimizer"].traits(fields)
-    return (InBackwardStep if in_backward else StandardStep)(
-        plan.task,
-        model,
-        optimizer,
-        strategy,
-        training.precision,
-        training.clip_norm,
-        hooks,
-    )
 
 
 def _newest(

@@ -108,13 +108,13 @@ def _rehearse(session: Session, size: int) -> None:
 
     def run_evaluation(batch: AnyBatch) -> None:
         with program.hooks.forward_context("evaluate"):
-            program.task.evaluate(session.model, batch.to(device))
+            session.plan.task.evaluate(session.model, batch.to(device))
         program.strategy.rest(session.model)
 
     ledger = session.plan.prediction.ledger
     # Room for one more of the largest tensors makes up for gaps between those of a step.
     spare = session.plan.task.largest_bytes(session.config, replace(row, sequences=size))
-    held = any(session.optimizer.state.values())
+    held = any(True for _ in program.state())
     rehearse(
         session.model,
         run_step=run_step,

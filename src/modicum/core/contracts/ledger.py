@@ -101,6 +101,25 @@ class Ledger:
         changed = (change(entry) for entry in self.entries)
         return replace(self, entries=tuple(entry for entry in changed if entry is not None))
 
+    def without_backward(self) -> Ledger:
+        """The same where no gradient is computed: forward passes are those of an evaluation.
+
+        >>> kept = Entry("activation", 8, ("forward", "loss", "backward"))
+        >>> passing = Entry("workspace", 2, ("evaluation",))
+        >>> Ledger.of(kept, passing, Entry("weight", 4)).without_backward().peak()
+        6
+        """
+
+        def change(entry: Entry) -> Entry | None:
+            if entry.phases == ALWAYS:
+                return entry
+            if "evaluation" not in entry.phases:
+                return None
+            return replace(entry, phases=("evaluation", "forward", "loss"))
+
+        work = tuple(work for work in self.work if work.phase != "backward")
+        return replace(self.map_entries(change), work=work)
+
     def bytes(self, kind: EntryKind | None = None, phase: Phase | None = None) -> int:
         """Bytes on the device, of one kind and one phase where these are given."""
         return sum(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from modicum.core.contracts.ledger import Ledger
+    from modicum.core.contracts.step import StepContext, StepProgram
 
 Evidence = Literal["verified against code", "against paper", "reconstructed"]
 # From the worst to the best; the first where no proof has measured it.
@@ -213,6 +214,15 @@ class Method(BaseModel):
     def bind(self, context: Any) -> Runtime:
         """Make the runtime object that does the work; `context` is the room's."""
         raise TypeError(f"{type(self).__name__} defines no bind()")
+
+    def bind_step(self, context: StepContext) -> StepProgram:
+        """Make the program of a run's updates; methods of the section `optimizer` do.
+
+        Raises:
+            InputError: the recipe asks for what means nothing to it, such as a clip of gradients
+                that it does not have.
+        """
+        raise TypeError(f"{type(self).__name__} defines no bind_step()")
 
     def run_hook(self, bound: Any) -> object:
         """What takes part in a run of what the method is bound to (`core.contracts.run_hooks`).

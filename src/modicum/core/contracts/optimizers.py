@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from modicum.core.contracts.ledger import Ledger, OptimizerQuery
+    from modicum.core.contracts.step import StepContext, StepProgram
 
 
 class OptimizerMethod(Method):
@@ -34,6 +35,20 @@ class OptimizerMethod(Method):
         """The optimizer over these parameter groups, as `optimizer_groups` makes them."""
         optimizer: Optimizer = self.optimizer_class(context, **self.fields())
         return optimizer
+
+    def bind_step(self, context: StepContext) -> StepProgram:
+        """The program that steps the optimizer: the standard one, unless its class names another.
+
+        An optimizer's class may have `step_program(value, context, optimizer)`.
+        """
+        from modicum.core.contracts.step import StandardStep
+
+        optimizer = self.bind(context.groups(getattr(self, "weight_decay", 0.0)))
+        make = getattr(self.optimizer_class, "step_program", None)
+        if make is None:
+            return StandardStep(context, optimizer)
+        program: StepProgram = make(self, context, optimizer)
+        return program
 
     def ledger(self, at: OptimizerQuery) -> Ledger:
         """What its state, the gradients and a step take, of the rank that has most."""

@@ -89,8 +89,12 @@ class RunHook:
     def before_optimizer(self, step: int) -> None:
         """Gradients are clipped, and the update is made."""
 
-    def after_optimizer(self, step: int, optimizer: Optimizer) -> None:
-        """The update was made, and its gradients are there yet; not called where it was skipped."""
+    def after_optimizer(self, step: int, optimizer: Optimizer | None) -> None:
+        """The update was made, and its gradients are there yet; not called where it was skipped.
+
+        Args:
+            optimizer: PyTorch's, where the step program has one.
+        """
 
     def evaluation(self) -> AbstractContextManager[object]:
         """What evaluations and samples run in; no update is deferred."""
@@ -217,7 +221,7 @@ class RunHooks:
         """Whether any `after_optimizer` of the update at hand reads gradients."""
         return any(getattr(h, "reads_gradients", False) for h in self._having["after_optimizer"])
 
-    def after_optimizer(self, step: int, optimizer: Optimizer) -> None:
+    def after_optimizer(self, step: int, optimizer: Optimizer | None) -> None:
         """The update was made."""
         for hook in self._having["after_optimizer"]:
             hook.after_optimizer(step, optimizer)

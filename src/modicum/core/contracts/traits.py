@@ -18,6 +18,7 @@ TRAITS = {
     "defers_update": "applies an update later than the step that computed it",
     "needs_whole_matrix": "needs a full matrix parameter, on one rank",
     "frees_gradient_in_backward": "consumes a gradient as soon as it is computed",
+    "needs_no_gradients": "makes its updates from losses alone",
     "captures_activations": "reads layer inputs or output gradients during training",
     "transforms_gradients": "changes gradients between their reduction and clipping",
     "works_on_base": "works on the model's own weights, which must be trained",
@@ -95,6 +96,33 @@ RULES = (
         "frees_gradient_in_backward",
         "transforms_gradients",
         "one uses gradients up during the backward pass, the other needs them all together first",
+    ),
+    TraitRule(
+        "needs_no_gradients",
+        "run_clips",
+        "updates are made from losses alone, so there are no gradients to clip; "
+        "set training.clip_norm to null",
+    ),
+    TraitRule(
+        "needs_no_gradients",
+        "run_recomputes",
+        "updates are made from losses alone, so nothing is kept that could be computed again; "
+        "set training.recompute to none",
+    ),
+    TraitRule(
+        "needs_no_gradients",
+        "transforms_gradients",
+        "updates are made from losses alone, so there are no gradients to change",
+    ),
+    TraitRule(
+        "needs_no_gradients",
+        "compresses_saved",
+        "updates are made from losses alone, so nothing is saved for a backward pass",
+    ),
+    TraitRule(
+        "needs_no_gradients",
+        "crosses_wire",
+        "updates are made from losses alone, and they are all that ranks exchange; leave comm out",
     ),
     TraitRule(
         "defers_update",

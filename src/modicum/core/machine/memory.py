@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -99,10 +100,19 @@ def _peak(events: list[Any]) -> int:
     return peak
 
 
-def bytes_by_kind(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes of what persists: weights (and buffers), gradients that exist now, optimizer state."""
+def bytes_by_kind(
+    model: nn.Module, optimizer: torch.optim.Optimizer | Iterable[Tensor]
+) -> dict[str, int]:
+    """Bytes of what persists: weights (and buffers), gradients that exist now, optimizer state.
+
+    Args:
+        optimizer: the optimizer, or the tensors of the state.
+    """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    state = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+    if isinstance(optimizer, torch.optim.Optimizer):
+        held = [v for state in optimizer.state.values() for v in state.values()]
+        optimizer = [value for value in held if isinstance(value, Tensor)]
+    state = list(optimizer)
     return {
         "weight": tensor_bytes([*model.parameters(), *model.buffers()]),
         "gradient": tensor_bytes(gradients),

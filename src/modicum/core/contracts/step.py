@@ -1,27 +1,65 @@
-"""The standard step program: several micro-batches, one clipped update.
+"""Step programs: what makes an update out of the micro-batches of one.
 
-A step program takes the micro-batches of an update and leaves new weights. Its losses are sums
-scaled by the count of trained tokens of the full update, over all ranks, before the backward pass:
-so gradients simply add, over micro-batches and over ranks.
+A program takes them and leaves new weights. The method of the section `optimizer` chooses it
+(`Method.bind_step`): the standard one accumulates gradients over micro-batches and steps an
+optimizer of PyTorch's; another may need no gradients, a second model or no optimizer. The trainer
+asks the program for all that depends on it: rates, state, what a rehearsal runs.
+
+Losses are sums scaled by the count of trained tokens of the full update, over all ranks, before the
+backward pass: so gradients simply add, over micro-batches and over ranks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
+from modicum.core.contracts.method import Context
 from modicum.core.contracts.run_hooks import ExtraLoss, PassKind, RunHooks
+from modicum.core.contracts.state import StateRegistry, optimizer_view
 from modicum.core.contracts.stepping import Stepper
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.layers.recomputing import recomputing_in
 from modicum.core.ranks.sharding import is_sharded, own_part, whole
-from modicum.data.rows import AnyBatch
-from modicum.tasks import AnyTask
+
+
+class StepTask(Protocol):
+    """What a program asks of a task: outputs of a batch, and the sum of losses that they have."""
+
+    def outputs(self, model: Any, batch: Any) -> Any:
+        """What the model makes of a batch, such as logits."""
+
+    def loss_of(self, outputs: Any, batch: Any) -> Tensor:
+        """The sum of the batch's losses, given the outputs: fp32, one element."""
+
+
+@dataclass(frozen=True)
+class StepContext(Context):
+    """What a step program is bound to.
+
+    Args:
+        task: outputs and losses of a batch.
+        strategy: how ranks share the work; the ranks are `strategy.ranks`.
+        groups: makes the parameter groups of an optimizer, at the recipe's learning rate, with a
+            weight decay.
+        precision: of forward passes.
+        clip_norm: the recipe's; None: gradients are not clipped.
+        hooks: what methods do in a run; they come in after the program is bound.
+    """
+
+    task: StepTask = field(kw_only=True)
+    strategy: Strategy = field(default_factory=Strategy, kw_only=True)
+    groups: Callable[[float], list[dict[str, Any]]] = field(kw_only=True)
+    precision: str = field(default="fp32", kw_only=True)
+    clip_norm: float | None = field(default=None, kw_only=True)
+    hooks: RunHooks = field(default_factory=RunHooks, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -49,26 +87,25 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     return nullcontext()
 
 
-@dataclass
-class StandardStep:
-    """Accumulate over micro-batches, clip, update; skip the update if anything is not finite.
+class StepProgram(ABC):
+    """Makes the updates of a run; subclasses own what they need for it.
 
-    Args:
-        hooks: what methods do in an update.
+    Attributes:
+        optimizer: PyTorch's, where there is one.
+        updating: whether weights are being changed, so that they may be half new.
         rehearsing: whether passes are run for their memory alone, and nothing is learned from them.
     """
 
-    task: AnyTask
-    model: Any
-    optimizer: torch.optim.Optimizer
-    strategy: Strategy
-    precision: str
-    clip_norm: float | None
-    hooks: RunHooks = field(default_factory=RunHooks)
+    optimizer: torch.optim.Optimizer | None = None
     updating: bool = False
-    """Whether the optimizer is at work, so that weights may be half new."""
     rehearsing: bool = False
 
+    def __init__(self, context: StepContext) -> None:
+        self.context = context
+        self.task, self.model = context.task, context.model
+        self.strategy, self.hooks = context.strategy, context.hooks
+
+    @abstractmethod
     def __call__(
         self, step: int, micro_batches: list[Any], tokens: int, check: Callable[[], None]
     ) -> StepOutcome:
@@ -79,6 +116,66 @@ class StandardStep:
             tokens: trained tokens of the update, over all ranks.
             check: called between micro-batches, on all ranks alike; it may raise.
         """
+
+    @abstractmethod
+    def rehearse(self, batch: Any, tokens: int) -> None:
+        """The passes of a micro-batch as in an update, of which nothing is kept."""
+
+    def set_rate(self, multiplier: float) -> float | None:
+        """Set every group to its own rate times `multiplier`; the first one's, if there are any."""
+        if self.optimizer is None:
+            return None
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base_learning_rate"] * multiplier
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def register(self, registry: StateRegistry) -> None:
+        """Register the state that a checkpoint holds next to the weights."""
+        if self.optimizer is not None:
+            registry.add_view(optimizer_view(self.optimizer))
+
+    def state(self) -> Iterable[Tensor]:
+        """The tensors of that state that are there now."""
+        held = {} if self.optimizer is None else self.optimizer.state
+        return [v for state in held.values() for v in state.values() if isinstance(v, Tensor)]
+
+    def flush(self, *, keep_gradients: bool = False) -> None:
+        """Finish updates that were deferred: from here on weights may be read."""
+        self.strategy.flush(keep_gradients=keep_gradients)
+
+    def loss(self, batch: Any, tokens: int, kind: PassKind = "train") -> Tensor:
+        """A micro-batch's part of the mean loss over `tokens`, by a forward pass."""
+        again: PassKind = "recompute" if kind == "train" else kind
+        hooks = self.hooks
+        with (
+            recomputing_in((lambda: hooks.forward_context(again)) if hooks.enter_passes else None),
+            autocast(batch.device, self.context.precision),
+            hooks.forward_context(kind),
+        ):
+            return self.summed(batch) / max(tokens, 1)
+
+    def summed(self, batch: Any) -> Tensor:
+        """The sum of a batch's losses: the task's, of the model's outputs."""
+        return self.task.loss_of(self.task.outputs(self.model, batch), batch)
+
+
+class StandardStep(StepProgram):
+    """Accumulate over micro-batches, clip, update; skip the update if anything is not finite.
+
+    Args:
+        optimizer: over the context's groups.
+    """
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, context: StepContext, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(context)
+        self.optimizer, self.clip_norm = optimizer, context.clip_norm
+
+    def __call__(
+        self, step: int, micro_batches: list[Any], tokens: int, check: Callable[[], None]
+    ) -> StepOutcome:
+        """Do update number `step`: see `StepProgram`."""
         self.hooks.before_update(step)
         try:
             mean, extra = self._accumulate(micro_batches, tokens, check)
@@ -86,7 +183,7 @@ class StandardStep:
             norm, skipped = self._update(step, mean + (extra or 0.0))
             if not skipped:
                 if self.hooks.reads_gradients:
-                    self.strategy.flush(keep_gradients=True)
+                    self.flush(keep_gradients=True)
                 self.hooks.after_optimizer(step, self.optimizer)
         finally:
             # Whatever happened, no gradient of half an update is left for the next.
@@ -133,35 +230,23 @@ class StandardStep:
         mean, added = self.strategy.ranks.sum(float(total), float(extra.detach()))
         return mean, added
 
-    def _weighed(self, terms: Sequence[ExtraLoss]) -> torch.Tensor:
+    def _weighed(self, terms: Sequence[ExtraLoss]) -> Tensor:
         """This rank's part of the extra terms, each over its count on all ranks."""
         counts = self.strategy.ranks.sum(*(term.count for term in terms))
         pairs = zip(terms, counts, strict=True)
         return torch.stack([term.sum.float() / max(count, 1e-30) for term, count in pairs]).sum()
 
-    def loss(self, batch: AnyBatch, tokens: int, kind: PassKind = "train") -> torch.Tensor:
-        """A micro-batch's part of the mean loss over `tokens`."""
-        again: PassKind = "recompute" if kind == "train" else kind
-        hooks = self.hooks
-        with (
-            recomputing_in((lambda: hooks.forward_context(again)) if hooks.enter_passes else None),
-            autocast(batch.device, self.precision),
-            self.hooks.forward_context(kind),
-        ):
-            return self.task.loss_sum(self.model, batch) / max(tokens, 1)
-
-    def rehearse(self, batch: AnyBatch, tokens: int) -> None:
+    def rehearse(self, batch: Any, tokens: int) -> None:
         """Forward and backward of a micro-batch as in an update, of which nothing is kept."""
         self.strategy.before_backward(last=False)
         self._rehearsed(batch, tokens).backward()
 
-    def _rehearsed(self, batch: AnyBatch, tokens: int) -> torch.Tensor:
+    def _rehearsed(self, batch: Any, tokens: int) -> Tensor:
         """The loss of a rehearsal, with the terms that an update's last micro-batch has."""
         terms = [term.sum.float() for term in self.hooks.extra_losses()]
         return sum(terms, self.loss(batch, tokens, "rehearse"))
 
 
-@dataclass
 class InBackwardStep(StandardStep):
     """Update each parameter in the backward pass, as soon as its gradient is final, and free it.
 
@@ -169,9 +254,10 @@ class InBackwardStep(StandardStep):
     not finite is left as it is, and the update counts as skipped.
     """
 
-    def __post_init__(self) -> None:
+    def __init__(self, context: StepContext, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(context, optimizer)
         self._stepper = Stepper(self.optimizer)
-        self._squares: list[torch.Tensor] = []
+        self._squares: list[Tensor] = []
         self.strategy.when_ready(self.model, self._ready)
 
     def _ready(self, parameter: torch.nn.Parameter) -> None:
@@ -186,7 +272,7 @@ class InBackwardStep(StandardStep):
                 self._stepper.step([parameter])
         parameter.grad = None
 
-    def _finite(self, square: torch.Tensor, *, shared: bool) -> bool:
+    def _finite(self, square: Tensor, *, shared: bool) -> bool:
         """Whether a gradient is finite, on all ranks where each has a part of it."""
         finite = bool(torch.isfinite(square))
         return bool(self.strategy.ranks.min(finite)[0]) if shared else finite
@@ -201,7 +287,7 @@ class InBackwardStep(StandardStep):
         size = math.sqrt(square)
         return size, not (math.isfinite(mean) and math.isfinite(size))
 
-    def rehearse(self, batch: AnyBatch, tokens: int) -> None:
+    def rehearse(self, batch: Any, tokens: int) -> None:
         """As in an update: gradients are freed one by one, and no weight changes."""
         self.rehearsing = True
         try:
