@@ -11,7 +11,7 @@ from modicum.core.errors import DoesNotFit, InputError
 from modicum.core.units import format_bytes
 from modicum.models.config import ModelConfig
 from modicum.planner import plan
-from modicum.planner.choose import HEADROOM
+from modicum.planner.choose import HEADROOM, choices
 from modicum.planner.predict import Choice, predict
 from modicum.recipe import Recipe
 
@@ -297,3 +297,25 @@ def test_a_refusal_counts_as_its_budget_does_and_offers_a_larger_one_of_its_kind
     with pytest.raises(DoesNotFit) as caught:  # of one that is large enough nothing is said
         plan(recipe.changed(budget__tensors=own // 64, budget__memory="1GB"))
     assert set(settings(caught.value.changes[-1])) == {"budget.tensors"}
+
+
+IN_BACKWARD = {"method": "galore", "in_backward": True, "rank": 4}
+
+
+def test_what_the_rules_forbid_is_not_chosen(new):
+    """In the backward pass gradients are used up, so the planner does not choose accumulation."""
+    training = {"batch_size": 256, "clip_norm": None, "recompute": "none"}
+    made = new(training=training, optimizer=IN_BACKWARD)
+    offered = list(choices(made, "cpu", 1))
+    assert {choice.micro_batches for choice in offered} == {1}
+    plain = made.changed(optimizer__in_backward=False)
+    assert min(choice.micro_batches for choice in choices(plain, "cpu", 1)) > 1
+    with pytest.raises(InputError, match="none are left to accumulate"):
+        made.changed(training__micro_batch_size=8)
+
+
+def test_a_policy_on_activations_leaves_no_choice_to_recompute():
+    made = Recipe(task={"method": "images"}, memory={"method": "comet"})
+    assert {choice.recompute for choice in choices(made, "cpu", 1)} == {False}
+    free = Recipe(task={"method": "images"})
+    assert {choice.recompute for choice in choices(free, "cpu", 1)} == {False, True}

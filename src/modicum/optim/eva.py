@@ -89,7 +89,6 @@ class Eva(GradientTransform):
         "ICLR 2023; arXiv 2308.02123",
         claim="up to 2.05x less training time than SGD and 2.42x less than K-FAC and Shampoo",
         traits=(
-            "captures_activations",
             "transforms_gradients",
             "works_on_base",
             "needs_eager",

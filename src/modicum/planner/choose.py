@@ -7,6 +7,7 @@ Everything here leaves the arithmetic as it is. Cheapest to lose is the copy of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -197,17 +198,43 @@ def choices(
         useful = max(1, USEFUL_TOKENS[device] // recipe.data.sequence_length)
         counts = {-(-share // size) for size in range(1, min(share, useful, most) + 1)}
         sizes = sorted({-(-share // count) for count in counts}, reverse=True)
+        if refused(recipe, ["run_accumulates"]) is not None:
+            sizes = [share]
     else:
         sizes = [min(micro, most)]
-    # A policy on saved activations has nothing to do where none are saved.
-    auto = (False, True) if recipe.memory is None else (False,)
-    recomputes = {"auto": auto, "none": (False,), "blocks": (True,)}
+    recomputes = {"auto": (False, True), "none": (False,), "blocks": (True,)}
     copies = (True, False) if asynchronous == "auto" else (asynchronous,)
+    found, refusal = False, functools.cache(lambda words: refused(recipe, words))
     for layout in layouts(recipe, ranks):
         for recompute in recomputes[training.recompute]:
             for size in sizes:
+                first = Choice.of(training.batch_size, size, recompute, layout, copies[0])
+                if refusal(traits_of(recipe, first)) is not None:
+                    continue
+                found = True
                 for copied in copies:
-                    yield Choice.of(training.batch_size, size, recompute, layout, copied)
+                    yield replace(first, asynchronous=copied)
+    if not found and (why := refusal(traits_of(recipe, first))) is not None:
+        raise why
+
+
+def traits_of(recipe: Recipe, choice: Choice) -> frozenset[str]:
+    """What a choice makes of a run, in words of the table of traits."""
+    also = {
+        "run_accumulates": choice.micro_batches > 1,
+        "run_recomputes": choice.recompute,
+    }
+    words = _traits(recipe, choice.layout)
+    return frozenset({*words, *(trait for trait, is_so in also.items() if is_so)})
+
+
+def refused(recipe: Recipe, words: Iterable[str]) -> InputError | None:
+    """Why a recipe does not go with what was chosen for it; None where it does."""
+    try:
+        recipe.refuse_clashes(words)
+    except InputError as error:
+        return error
+    return None
 
 
 def first_that_fits(

@@ -148,14 +148,18 @@ class Recipe(Section):
             "run_accumulates": isinstance(micro, int) and micro < training.batch_size,
             "run_compiles": training.compile == "blocks",
             "run_recomputes": training.recompute == "blocks",
-            "run_random_base": self.model.path is None,
+            "run_random_base": self.model.path is None and (self.task or {}).get("path") is None,
             "run_trains_base": self.adapter is None,
-            "run_without_convolutions": self.task is None,
         }
         parts = [
-            TraitHolder(f"{slot}.method {record.name}", record.traits(self.fields(slot)))
+            TraitHolder(
+                f"{slot}.method {record.name}",
+                record.traits(self.fields(slot)),
+                record.info.excludes,
+            )
             for slot, record in self.methods().items()
         ]
+        asked["run_without_convolutions"] = not any("has_convolutions" in p.traits for p in parts)
         if self.model.linear != "dense":
             parts.append(
                 TraitHolder(f"model.linear {self.model.linear}", frozenset({"quantized_base"}))

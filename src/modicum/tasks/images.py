@@ -54,7 +54,7 @@ class ImageClasses(Method):
         room="tasks",
         paper="Very Deep Convolutional Networks for Large-Scale Image Recognition, arXiv 1409.1556",
         claim="a task for methods that work on convolutions",
-        traits=("exact_resume", "compiles"),
+        traits=("has_convolutions", "exact_resume", "compiles"),
     )
 
     data: Literal["textures", "digits"] = "textures"

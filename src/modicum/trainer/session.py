@@ -21,7 +21,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.core.weight_digests import BASE_WEIGHTS, weight_digests
 from modicum.data.rank_split import counted, micro_batches
 from modicum.planner import Plan
-from modicum.planner.choose import MEMORY, MICRO
+from modicum.planner.choose import MEMORY, MICRO, refused, traits_of
 from modicum.tasks import Data
 from modicum.trainer.evaluate import evaluate
 from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
@@ -177,7 +177,11 @@ class Session:
         """Continue with micro-batches of `size` rows: more of them, in the same updates."""
         before = self.plan.prediction.choice.micro_batch_size
         why = f"memory ran out with {before} at a time, before step {self.step + 1} was done"
-        self.revise(self.plan.chosen(MICRO, size, f"{why} ({said})"))
+        plan = self.plan.chosen(MICRO, size, f"{why} ({said})")
+        choice = plan.prediction.choice
+        if (reason := refused(plan.recipe, traits_of(plan.recipe, choice))) is not None:
+            raise InputError(f"{why} ({said}), and fewer at a time are no way out: {reason}")
+        self.revise(plan)
         self.emit("memory", message=f"{why}; {size} at a time from here on")
 
     def revise(self, plan: Plan) -> None:

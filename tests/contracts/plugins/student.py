@@ -12,11 +12,12 @@ from torch import Tensor
 
 from modicum.core.contracts.ledger import Entry, Ledger, OptimizerQuery
 from modicum.core.contracts.method import Info, Method, NonNegativeFloat, Probability
+from modicum.core.contracts.run_hooks import RunHook
 from modicum.core.contracts.step import StandardStep, StepContext
 from modicum.optim import SGD
 
 
-class TaughtStep(StandardStep):
+class TaughtStep(RunHook, StandardStep):
     """The standard program on a loss with a second term, by a second model."""
 
     def __init__(self, context: StepContext, weight: float, decay: float) -> None:

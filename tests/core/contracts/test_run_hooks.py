@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from modicum.core.contracts.run_hooks import MEMBERS, ExtraLoss, RunHook, RunHooks
+from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 
 
@@ -55,8 +56,8 @@ class Everything(RunHook):
         self._note("epoch_end", epoch)
 
 
-class Duck:
-    """No run hook by class, and one by what it has."""
+class Duck(RunHook):
+    """Has one member."""
 
     epochs = 0
 
@@ -88,9 +89,10 @@ def test_every_member_reaches_every_hook_in_order() -> None:
     assert calls == expected
 
 
-def test_whatever_has_a_member_is_a_hook_and_nothing_else() -> None:
+def test_a_hook_with_a_member_takes_part_and_nothing_else() -> None:
     duck = Duck()
-    hooks = RunHooks({"duck": duck, "plain": RunHook(), "model": nn.Linear(1, 1), "none": None})
+    others = {"plain": RunHook(), "strategy": Strategy(), "model": nn.Linear(1, 1), "none": None}
+    hooks = RunHooks({"duck": duck, **others})
     assert list(hooks.named) == ["duck"]
     hooks.epoch_end(2)
     hooks.before_update(1)

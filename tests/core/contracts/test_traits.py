@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import modicum
 from modicum.core.contracts.traits import RULES, TRAITS, TraitHolder, clashes
 
 
@@ -36,3 +39,20 @@ def test_every_clash_is_found_in_the_order_of_the_parts():
     parts = [part(name, "rewrites_base") for name in "abc"]
     found = [(clash.one.name, clash.other.name) for clash in clashes(parts)]
     assert found == [("a", "b"), ("a", "c"), ("b", "c")]
+
+
+def test_a_method_may_have_a_rule_of_its_own():
+    own = TraitHolder("own", frozenset(), (("run_hybrid", "it cannot, for a reason of its own"),))
+    for pair in ([own, part("run", "run_hybrid")], [part("run", "run_hybrid"), own]):
+        assert [clash.why for clash in clashes(pair)] == ["it cannot, for a reason of its own"]
+    assert clashes([own, part("run", "run_alone")]) == []
+
+
+def test_every_word_is_read():
+    """By a rule, or by a battery or the trainer, which ask for it by name."""
+    root = Path(modicum.__file__).parent
+    read = {word for rule in RULES for word in (rule.one, rule.other)}
+    asking = [*root.glob("proofs/contracts/**/*.py"), *root.glob("trainer/*.py")]
+    asking += [*root.glob("planner/*.py"), *root.glob("recipe/*.py")]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in asking)
+    assert {word for word in TRAITS.keys() - read if f'"{word}"' not in text} == set()

@@ -144,6 +144,7 @@ class MethodRecord:
             "reason": self.info.reason,
             "traits": list(self.info.traits),
             "traits_if": [list(triple) for triple in self.info.traits_if],
+            "excludes": [list(pair) for pair in self.info.excludes],
             "fields": dict(self.defaults),
         }
 
@@ -297,6 +298,7 @@ def _from_row(row: dict[str, Any]) -> MethodRecord:
     row["traits"] = tuple(row["traits"])
     row["against"] = Against(**row["against"])
     row["traits_if"] = tuple(tuple(triple) for triple in row["traits_if"])
+    row["excludes"] = tuple(tuple(pair) for pair in row["excludes"])
     defaults = ast.literal_eval(own["defaults"])
     if not isinstance(defaults, dict):
         raise ValueError("no fields")

@@ -107,6 +107,9 @@ class Info:
         claim: the paper's headline, in one sentence.
         traits: words of `modicum.core.contracts.traits.TRAITS`; they decide what it combines with.
         traits_if: triples (field, value, trait): traits that it has where a field has a value.
+        excludes: pairs (trait, sentence): what it does not combine with for a reason of its own;
+            the sentence is the error message. What holds for others too belongs into the table of
+            `traits.py`.
         slot: the recipe's section in which it stands, where that is not its room's own.
         tiny: hyper-parameters for models of a few thousand parameters, with layers as narrow as 5,
             and for runs of a few steps. Batteries, combinations and the drill use them.
@@ -131,9 +134,11 @@ class Info:
     slot: str = ""
     traits_if: tuple[tuple[str, Any, str], ...] = ()
     tiny: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    excludes: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        unknown = {*self.traits, *(trait for _, _, trait in self.traits_if)} - TRAITS.keys()
+        named = (*self.traits, *(t for _, _, t in self.traits_if), *(t for t, _ in self.excludes))
+        unknown = set(named) - TRAITS.keys()
         if unknown:
             word = min(unknown)
             raise InputError("unknown trait", field="traits", value=word, candidates=TRAITS)
@@ -227,7 +232,7 @@ class Method(BaseModel):
     def run_hook(self, bound: Any) -> object:
         """What takes part in a run of what the method is bound to (`core.contracts.run_hooks`).
 
-        It does where it has one of a run hook's members; most often that is `bound` itself.
+        That is a `RunHook`; anything else does not. Most often it is `bound` itself.
         """
         return bound
 

@@ -3,7 +3,8 @@
 A trainer calls the members at these places, a bare loop calls them by hand, and
 `RunHook.callback()` has them called by `transformers.Trainer`: it is one object in all three. An
 adapter, a linear form, a compressor, an optimizer, a schedule, a gradient transform, a policy on
-saved activations: whatever a method binds to is a hook if it has one of the members.
+saved activations: what a method binds to is a hook if its class is a `RunHook` and has one of the
+members; `Method.run_hook` may give another object for it.
 
 In the order of an update:
 
@@ -247,7 +248,12 @@ class RunHooks:
 
 
 def members_of(candidate: object) -> tuple[str, ...]:
-    """The members that a class has of its own, other than the protocol's that do nothing."""
+    """The members that a hook has of its own, other than the protocol's that do nothing.
+
+    What is no `RunHook` has none: others have methods of these names that mean something else.
+    """
+    if not isinstance(candidate, RunHook):
+        return ()
     own = {member: getattr(type(candidate), member, None) for member in MEMBERS}
     return tuple(m for m in MEMBERS if own[m] is not None and own[m] is not getattr(RunHook, m))
 

@@ -16,14 +16,13 @@ TRAITS = {
     "mergeable": "its result folds into the dense weight",
     "rewrites_base": "replaces the frozen base weight when it is attached",
     "defers_update": "applies an update later than the step that computed it",
-    "needs_whole_matrix": "needs a full matrix parameter, on one rank",
     "frees_gradient_in_backward": "consumes a gradient as soon as it is computed",
     "needs_no_gradients": "makes its updates from losses alone",
-    "captures_activations": "reads layer inputs or output gradients during training",
     "transforms_gradients": "changes gradients between their reduction and clipping",
     "works_on_base": "works on the model's own weights, which must be trained",
     "needs_trained_base": "begins with weights that mean something",
     "needs_convolutions": "has to do with convolutions alone",
+    "has_convolutions": "its model has convolutions",
     "follows_optimizer": "reads the optimizer's momentum after an update",
     "compresses_saved": "makes smaller what is saved for the backward pass",
     "needs_eager": "looks into what blocks compute",
@@ -32,8 +31,6 @@ TRAITS = {
     "crosses_wire": "is about what ranks exchange",
     "quantized_base": "holds the base weight in few bits, frozen",
     "needs_global_norm_first": "needs the norm of all gradients before the first update",
-    "changes_shapes": "changes the shapes of parameters during training",
-    "unequal_batches": "trains on batches whose sizes differ between ranks",
     "exact_resume": "an interrupted run continues to the bit",
     "compiles": "works under torch.compile",
     # of runs
@@ -227,10 +224,16 @@ RULES = (
 
 @dataclass(frozen=True)
 class TraitHolder:
-    """Something in a run that has traits: a method in its place in the recipe, or the run."""
+    """Something in a run that has traits: a method in its place in the recipe, or the run.
+
+    Args:
+        excludes: traits that the other parts must not have, with the sentence why: a method's own
+            rules, next to the table's.
+    """
 
     name: str
     traits: frozenset[str]
+    excludes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -248,9 +251,18 @@ def clashes(parts: Iterable[TraitHolder]) -> list[Clash]:
     found = []
     for index, first in enumerate(listed):
         for second in listed[index + 1 :]:
-            for rule in RULES:
-                forward = rule.one in first.traits and rule.other in second.traits
-                backward = rule.one in second.traits and rule.other in first.traits
-                if forward or backward:
-                    found.append(Clash(first, second, rule.why))
+            found += [Clash(first, second, why) for why in _reasons(first, second)]
     return found
+
+
+def _reasons(first: TraitHolder, second: TraitHolder) -> list[str]:
+    """Why two parts do not combine: by the table, then by what either says itself."""
+    reasons = []
+    for rule in RULES:
+        forward = rule.one in first.traits and rule.other in second.traits
+        backward = rule.one in second.traits and rule.other in first.traits
+        if forward or backward:
+            reasons.append(rule.why)
+    for one, other in ((first, second), (second, first)):
+        reasons += [why for trait, why in one.excludes if trait in other.traits]
+    return reasons

@@ -41,6 +41,7 @@ def check_starts_as_the_base(subject: AdapterSubject) -> None:
 @adapters_check()
 def check_merged_equals_unmerged(subject: AdapterSubject) -> None:
     """Folded into the weights, the adapter computes what it computed unmerged, to 1e-5."""
+    _must_merge(subject)
     model, ids = llama(), tokens()
     before = model(ids)
     adapter = stir(small(subject).attach(model))
@@ -55,6 +56,7 @@ def check_merged_equals_unmerged(subject: AdapterSubject) -> None:
 @adapters_check()
 def check_unmerge_restores_the_weights(subject: AdapterSubject) -> None:
     """Merged and unmerged, a weight is what it was: to 1e-6 in fp32, to the bit in bf16."""
+    _must_merge(subject)
     for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 0.0)):
         model = odd_model(dtype)
         adapter = stir(small(subject).attach(model))
@@ -74,6 +76,7 @@ def check_unmerge_restores_the_weights(subject: AdapterSubject) -> None:
 @adapters_check()
 def check_merging_twice_is_refused(subject: AdapterSubject) -> None:
     """Merging a merged adapter, or unmerging one that is not merged, is an InputError."""
+    _must_merge(subject)
     adapter = stir(small(subject).attach(odd_model()))
     for action in (adapter.unmerge, adapter.merge, adapter.merge):
         merged = adapter.merged
@@ -154,3 +157,8 @@ def _weights(adapter: AttachedAdapter) -> list[torch.Tensor]:
     """Copies of the base weights under the adapter."""
     bases = (adapter.model.get_submodule(name) for name in adapter.sites)
     return [base.get_parameter("weight").detach().clone() for base in bases]
+
+
+def _must_merge(subject: AdapterSubject) -> None:
+    if "mergeable" not in subject.info.traits:
+        raise NotApplicable("the method does not claim `mergeable`")
