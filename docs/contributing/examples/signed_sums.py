@@ -27,11 +27,11 @@ class SignedSumsLayer(AdapterLayer):
     B: Tensor
     signs: Tensor
 
-    def initialise(self, *, seed: int, name: str, device: torch.device | str) -> None:
+    def initialise(self, *, seed: int, device: torch.device | str) -> None:
         """Draw the signs: a function of the seed and the layer's name."""
-        super().initialise(seed=seed, name=name, device=device)
+        super().initialise(seed=seed, device=device)
         if self.method.signed:
-            words = bits(self.site.in_features, seed=seed, name=f"{name}/{self.site.name}/signs")
+            words = bits(self.site.in_features, seed=seed, name=f"{self.site.name}/signs")
             self.signs.copy_(1 - 2 * (words & 1))
         else:
             self.signs.fill_(1)

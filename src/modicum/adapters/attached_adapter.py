@@ -149,10 +149,10 @@ class AttachedAdapter(Attachment):
         """
         restore(self)
         self.weights = weights or self.weights
-        self.shared.initialise(seed=self.seed, name=self.name)
+        self.shared.initialise(seed=self.seed)
         for _, layer in self.layers():
             device = device_of(self.model, layer.site.name)
-            layer.initialise(seed=self.seed, name=self.name, device=device)
+            layer.initialise(seed=self.seed, device=device)
         rewrite(self, kept, ranks)
 
     # Switching

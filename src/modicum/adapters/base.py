@@ -102,10 +102,10 @@ class SharedFactors(nn.Module):
             made = factor.at_least(_widest(sites)).empty(device)
             self.register_parameter(name, nn.Parameter(made))
 
-    def initialise(self, *, seed: int, name: str) -> None:
-        """Start every tensor; the same seed and names give the same values anywhere."""
+    def initialise(self, *, seed: int) -> None:
+        """Start every tensor; the same seed gives the same values anywhere."""
         for key, factor in self.method.shared(self.sites).items():
-            factor.fill(self.get_parameter(key), seed=seed, name=f"{name}/{key}")
+            factor.fill(self.get_parameter(key), seed=seed, name=f"shared/{key}")
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The inputs: an `nn.Sequential` that owns this runs it as its last layer."""
@@ -158,10 +158,10 @@ class AdapterLayer(nn.Module):
         """Say which layer of the model this is attached to."""
         self._layer = (layer,)  # in a tuple, as it is no part of this
 
-    def initialise(self, *, seed: int, name: str, device: torch.device | str) -> None:
-        """Start every tensor; the same seed and names give the same values anywhere."""
+    def initialise(self, *, seed: int, device: torch.device | str) -> None:
+        """Start every tensor; the same seed and site give the same values anywhere."""
         for key, factor in self.method.factors(self.site).items():
-            factor.fill(self.get_parameter(key), seed=seed, name=f"{name}/{self.site.name}/{key}")
+            factor.fill(self.get_parameter(key), seed=seed, name=f"{self.site.name}/{key}")
         for key, factor in self.method.frozen(self.site).items():
             setattr(self, key, factor.at_least(self.site.dtype).empty(device).zero_())
 

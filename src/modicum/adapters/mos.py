@@ -27,9 +27,9 @@ class MoSLayer(LoRALayer):
     index_A: Tensor
     index_B: Tensor
 
-    def initialise(self, *, seed: int, name: str, device: torch.device | str) -> None:
+    def initialise(self, *, seed: int, device: torch.device | str) -> None:
         """Choose the shards: a function of the seed, the kind of layer, the layer, A or B."""
-        super().initialise(seed=seed, name=name, device=device)
+        super().initialise(seed=seed, device=device)
         # What a forward pass reads is alike in all blocks, so one compiled form serves them all.
         self.pool_A, self.pool_B = pool_names(self.site)
         for factor in "AB":

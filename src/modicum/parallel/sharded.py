@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from modicum.core.contracts.parameters import keeping_metadata
 from modicum.core.contracts.state import StateRegistry, View, model_view
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
@@ -98,10 +99,11 @@ class Sharded(Strategy):
                 allowed="ddp",
             )
         mesh = self.layout.mesh(device.type)
-        for block in blocks:
-            fully_shard(block, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
-        # What is used first and last stays gathered from the forward to the backward pass.
-        fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        with keeping_metadata(model):
+            for block in blocks:
+                fully_shard(block, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
+            # What is used first and last stays gathered from the forward to the backward pass.
+            fully_shard(model, mesh=mesh, reshard_after_forward=False)
         for module in _sharded_modules(model):
             module.set_gradient_divide_factor(1.0)
             # Else a factor is applied to the gradients before they are summed.

@@ -156,7 +156,8 @@ class Predictor:
         Raises:
             InputError: a target names no layer.
         """
-        key = json.dumps([recipe.task, recipe.adapter, recipe.plugins], sort_keys=True)
+        seed = recipe.training.seed if recipe.adapter is not None else None
+        key = json.dumps([recipe.task, recipe.adapter, recipe.plugins, seed], sort_keys=True)
         known = self._structures.get(key)
         if known is None or known[0] != config:
             known = self._structures[key] = config, _structure(recipe, config)
@@ -171,7 +172,7 @@ def _structure(recipe: Recipe, config: Any) -> Structure:
             return Structure(trained_shapes(model))
         assert isinstance(adapter, Adapter)
         try:
-            attached = adapter.bind(Context(model))
+            attached = adapter.bind(Context(model, recipe.training.seed))
         except InputError as error:
             raise error.within("adapter") from None
     return Structure(trained_shapes(model), adapter, tuple(attached.sites.values()))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import pytest
 import torch
+from pool import Pool
 from torch import nn
 
 from modicum.core.contracts.ledger import TrainedParameter
@@ -14,6 +16,10 @@ from modicum.core.contracts.parameters import (
     trainable,
     trained_shapes,
 )
+from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
+from modicum.parallel.sharded import Sharded
 
 
 def tied() -> nn.ModuleDict:
@@ -84,3 +90,33 @@ def test_groups_and_ledgers_are_told_of_matrices() -> None:
     assert known["embed.weight"] == TrainedParameter("embed.weight", (5, 4), False, 2)
     assert known["embed.weight"].bytes == 40
     assert [known["embed.weight"].rows(rank, 4) for rank in range(4)] == [2, 2, 1, 0]
+
+
+def test_metadata_survives_getting_memory():
+    with on_meta():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    said = ParameterMetadata(4.0, 0.5, kind="factor", group="late", holder=1)
+    describe_parameter(model[1].weight, said)
+    materialise(model, "cpu")
+    assert metadata(model[1].weight) == said
+    groups = optimizer_groups(model, learning_rate=1.0, weight_decay=0.1)
+    found = {tuple(group["names"]): (group["lr"], group["kind"]) for group in groups}
+    assert found[("1.weight",)] == (4.0, "factor")
+    assert found[("0.weight",)] == (1.0, "")
+
+
+def sharded_metadata(ranks: Ranks) -> list[str]:
+    with on_meta():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for number, layer in enumerate(model):
+        describe_parameter(layer.weight, ParameterMetadata(kind=f"layer {number}"))
+    strategy = Sharded(ranks, Layout.of(ranks.size, ranks.size))
+    strategy.cut(model, [model[0]], torch.device("cpu"))
+    materialise(model, "cpu")
+    groups = optimizer_groups(model, learning_rate=1.0, weight_decay=0.1)
+    return sorted(str(group["kind"]) for group in groups)
+
+
+@pytest.mark.ranks
+def test_metadata_survives_sharding(pool: Pool):
+    assert pool.run(sharded_metadata, ranks=2) == [["", "layer 0", "layer 1"]] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -17,21 +18,51 @@ _ATTRIBUTE = "_modicum_metadata"
 class ParameterMetadata:
     """Multipliers on the recipe's learning rate and weight decay, and what optimizers may do.
 
+    It stays with the parameter's name when a model gets memory or is sharded over ranks.
+
     Args:
         learning_rate_multiplier, weight_decay_multiplier: on the recipe's.
         matrix: whether optimizers that work on matrices take it for one; None: by the layer that
             it is in, see `matrices`.
+        kind: what it is to its method, such as `factor`: for optimizers that treat kinds apart.
+        group: parameters of another group have an optimizer's group of their own.
+        holder: the one rank that keeps its state; None: all, or each its part.
     """
 
     learning_rate_multiplier: float = 1.0
     weight_decay_multiplier: float = 1.0
     matrix: bool | None = None
+    kind: str = ""
+    group: str = ""
+    holder: int | None = None
 
 
 def describe_parameter(parameter: nn.Parameter, metadata: ParameterMetadata) -> nn.Parameter:
     """Attach metadata to a parameter and return it."""
     setattr(parameter, _ATTRIBUTE, metadata)
     return parameter
+
+
+@contextmanager
+def keeping_metadata(model: nn.Module) -> Iterator[None]:
+    """Metadata goes over, by name, to parameters that replace others in here.
+
+    >>> model = nn.Linear(2, 2)
+    >>> _ = describe_parameter(model.weight, ParameterMetadata(kind="factor"))
+    >>> with keeping_metadata(model):
+    ...     model.weight = nn.Parameter(model.weight.detach().clone())
+    >>> metadata(model.weight).kind
+    'factor'
+    """
+    before = {
+        name: attached
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if (attached := getattr(parameter, _ATTRIBUTE, None)) is not None
+    }
+    yield
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in before:
+            describe_parameter(parameter, before[name])
 
 
 def metadata(parameter: nn.Parameter) -> ParameterMetadata:
@@ -122,6 +153,7 @@ def optimizer_groups(
                 "base_learning_rate": rate,
                 "weight_decay": weight_decay * known.weight_decay_multiplier,
                 "matrix": known.matrix,
+                "kind": known.kind,
             },
         )
         group["params"].append(parameter if trained is None else trained[name])  # type: ignore[attr-defined]

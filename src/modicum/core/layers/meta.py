@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from modicum.core.contracts.parameters import keeping_metadata
 from modicum.core.ranks.sharding import is_sharded
 
 
@@ -39,8 +40,14 @@ def on_meta(dtype: torch.dtype = torch.float32) -> Iterator[None]:
 def materialise(module: nn.Module, device: torch.device | str) -> None:
     """Give every parameter of a module memory on `device`; what stands in it is undefined.
 
-    Of a parameter that is sharded over ranks, each gets memory for its own part.
+    Of a parameter that is sharded over ranks, each gets memory for its own part. What is attached
+    to parameters (`ParameterMetadata`) stays with their names.
     """
+    with keeping_metadata(module):
+        _materialise(module, device)
+
+
+def _materialise(module: nn.Module, device: torch.device | str) -> None:
     if any(is_sharded(parameter) for parameter in module.parameters()):
         module.to_empty(device=device)
         return
