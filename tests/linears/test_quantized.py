@@ -14,6 +14,7 @@ from pool import Pool
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from modicum.core import torch_private
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import (
     form_of,
@@ -247,7 +248,7 @@ def test_recomputed_it_gives_the_same_gradients(kind: type[QuantizedLinear]) -> 
 def test_compiled_it_gives_the_same_numbers(kind: type[QuantizedLinear], backend: str) -> None:
     torch.compiler.reset()
     layer = kind.from_dense(normal(66, 70), torch.ones(66))
-    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    compiled = torch_private.compiled(layer, backend=backend, fullgraph=True)
     inputs = normal(5, 70).requires_grad_()
     twin = inputs.detach().clone().requires_grad_()
     outputs, expected = compiled(inputs), layer(twin)

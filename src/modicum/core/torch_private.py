@@ -12,6 +12,8 @@ there to be overridden.
 
 from __future__ import annotations
 
+import functools
+import locale
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -55,6 +57,22 @@ def local_box(
 
     sizes, offsets = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
     return tuple(offsets), tuple(sizes)
+
+
+# Compiling
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    """`torch.compile`, also where the locale's encoding is not UTF-8.
+
+    Inductor, of which every backend imports something, reads its templates in the locale's, and
+    in 2.13 one of them has letters that ASCII has not.
+    """
+    if locale.getpreferredencoding(False).lower().replace("-", "") != "utf8":
+        from torch._inductor import utils
+
+        utils.__dict__.setdefault("open", functools.partial(open, encoding="utf-8"))
+    return torch.compile(function, **options)
 
 
 # Modules and optimizers

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.errors import InputError
-from modicum.core.torch_private import compiler_settings, is_compilers
+from modicum.core.torch_private import compiled, compiler_settings, is_compilers
 from modicum.tasks.base import TaskModel
 from modicum.trainer.out_of_memory import causes, is_out_of_memory
 from modicum.trainer.stop import StopRequested
@@ -81,7 +81,7 @@ def compiled_forward(block: nn.Module) -> Forward:
 @cache
 def _function(forward: Callable[..., Any]) -> Callable[..., Any]:
     """One for all blocks: graphs are kept by the function that they were compiled for."""
-    return torch.compile(forward, dynamic=False)
+    return compiled(forward, dynamic=False)
 
 
 def _guarded(block: nn.Module, eager: Forward, compiled: Forward) -> Forward:
