@@ -2,22 +2,22 @@ from __future__ import annotations
 
 import pytest
 
-from modicum.core.machine.kernels import _tried, convolution_bytes
+from modicum.core.machine.kernels import _convolution, _convolved, convolution_bytes
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    _tried.cache_clear()
+    _convolved.cache_clear()
     yield
-    _tried.cache_clear()
+    _convolved.cache_clear()
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("inputs", "outputs", "side"), [(3, 32, 16), (32, 64, 8)])
 def test_what_many_rows_take_is_told_from_few(inputs, outputs, side, half):
     told = convolution_bytes(72, inputs, outputs, side, half=half, through=True)
-    direct = _tried(72, inputs, outputs, side, half, True)
+    direct = _convolution(72, inputs, outputs, side, half, True)
     assert told == pytest.approx(direct, rel=0.01)
 
 
@@ -35,6 +35,6 @@ def test_at_least_the_results_are_counted(rows, half):
 
 def test_a_trial_is_kept_for_other_processes(monkeypatch):
     first = convolution_bytes(2, 4, 4, 8, half=False, through=True)
-    _tried.cache_clear()
+    _convolved.cache_clear()
     monkeypatch.setattr("modicum.core.machine.kernels.F.conv2d", lambda *_: pytest.fail("tried"))
     assert convolution_bytes(2, 4, 4, 8, half=False, through=True) == first

@@ -35,6 +35,7 @@ class Broken(Adapter):
         room="adapters",
         paper="none",
         claim="none",
+        traits=("adapts_base", "mergeable"),
     )
     layer = BrokenLayer
 

