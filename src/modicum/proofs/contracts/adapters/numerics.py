@@ -116,7 +116,7 @@ def check_accumulation(subject: AdapterSubject) -> None:
 
 @adapters_check(dear=True)
 def check_compiles(subject: AdapterSubject) -> None:
-    """Compiled as one graph, outputs and gradients equal the eager ones to 1e-5."""
+    """Compiled as one graph, outputs equal the eager ones to 1e-5, and gradients to 1e-4."""
     if "compiles" not in subject.info.traits:
         raise NotApplicable("the method does not claim `compiles`")
     model, ids = llama(), tokens()
@@ -129,7 +129,8 @@ def check_compiles(subject: AdapterSubject) -> None:
     compiled(ids).square().sum().backward()
     for value, expected in zip(adapter.parameters(), gradients, strict=True):
         assert value.grad is not None, "compiled, a factor gets no gradient"
-        assert_close(value.grad, expected, 1e-5, "compiled, a gradient is another")
+        # Where a change is larger than its layer, a gradient carries the rounding of many products.
+        assert_close(value.grad, expected, 1e-4, "compiled, a gradient is another")
 
 
 def _gradients(model: Llama, adapter: AttachedAdapter, ids: Tensor) -> list[Tensor]:
