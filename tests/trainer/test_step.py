@@ -206,6 +206,29 @@ def test_an_extra_loss_counts_once_an_update(parts):
     assert torch.allclose(weights(net), weights(plain) - 0.2 * before, atol=1e-5)
 
 
+class OfTheLastPass(RunHook):
+    """A term of what a forward pass has left: asked before one, it would have nothing."""
+
+    def __init__(self, net) -> None:
+        self.seen = None
+        net.register_forward_hook(lambda module, inputs, output: setattr(self, "seen", output))
+
+    def extra_loss(self):
+        seen, self.seen = self.seen, None
+        return ExtraLoss(seen.square().sum(), seen.numel())
+
+
+@pytest.mark.parametrize("rehearses", [False, True])
+def test_an_extra_loss_is_asked_after_the_last_forward_pass(rehearses):
+    net = model()
+    step = program(net)
+    step.hooks.add("last", OfTheLastPass(net))
+    if rehearses:
+        step.rehearse(batch(), 40)
+    else:
+        assert update(step, batch().split(3)).extra_loss > 0
+
+
 def test_an_extra_loss_that_is_not_finite_skips_the_update():
     net = model()
     before, step = weights(net), program(net)

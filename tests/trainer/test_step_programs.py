@@ -48,8 +48,8 @@ def test_the_loss_falls_and_the_forecast_holds(alone: Path) -> None:
     assert losses[-1] < losses[0] - (1e-4 if name_of(alone) == "forward_only" else 0.3)
     record = json.loads((alone / "run.json").read_text())
     peak = record["peak_bytes"]
-    # What the teacher makes of a batch is as large as the batch, of which an optimizer's ledger is
-    # not told.
+    # What the teacher makes of a batch is as large as the batch, which an optimizer's ledger does
+    # not know.
     off = 0.25 if name_of(alone) == "student" else 0.15
     assert peak["predicted"] == pytest.approx(peak["measured"], rel=off)
     newest = CheckpointStore(alone / "checkpoints").newest(lambda message: None)

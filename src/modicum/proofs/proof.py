@@ -220,12 +220,12 @@ class Proof:
         """Why the verdict is what it is, in one sentence."""
         if self.defects:
             return f"a defect of this proof, it does not notice: {'; '.join(self.defects)}"
-        told = [str(c) for c in self.criteria if not c.passed or c.part == "against"]
+        reasons = [str(c) for c in self.criteria if not c.passed or c.part == "against"]
         if all(criterion.passed for criterion in self.criteria):
-            told.insert(0, f"all {len(self.criteria)} criteria are met")
+            reasons.insert(0, f"all {len(self.criteria)} criteria are met")
         if self.planted:
-            told.insert(0, "what was planted is found")
-        return "; ".join(told)
+            reasons.insert(0, "what was planted is found")
+        return "; ".join(reasons)
 
     def as_json(self) -> dict[str, Any]:
         """The proof as plain values, in the order in which a reader wants them."""

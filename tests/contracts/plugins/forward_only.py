@@ -32,6 +32,7 @@ class ForwardOnlyStep(StepProgram):
         self, step: int, micro_batches: list[Any], tokens: int, check: Callable[[], None]
     ) -> StepOutcome:
         self.hooks.before_update(step)
+        self.updating = True  # until weights are where they belong, nobody may begin anew
         self.move(step, self.epsilon)
         up = self.mean(micro_batches, tokens)
         self.move(step, -2 * self.epsilon)
@@ -40,6 +41,7 @@ class ForwardOnlyStep(StepProgram):
         skipped = not math.isfinite(slope)
         self.hooks.before_optimizer(step)
         self.move(step, self.epsilon - (0.0 if skipped else self.rate * slope))
+        self.updating = False
         if not skipped:
             self.hooks.after_optimizer(step, None)
         return StepOutcome((up + down) / 2, abs(slope), tokens, skipped)

@@ -243,8 +243,9 @@ class StandardStep(StepProgram):
 
     def _rehearsed(self, batch: Any, tokens: int) -> Tensor:
         """The loss of a rehearsal, with the terms that an update's last micro-batch has."""
-        terms = [term.sum.float() for term in self.hooks.extra_losses()]
-        return sum(terms, self.loss(batch, tokens, "rehearse"))
+        loss = self.loss(batch, tokens, "rehearse")
+        # After the forward pass, as in an update: a term may be about what was seen there.
+        return sum((term.sum.float() for term in self.hooks.extra_losses()), loss)
 
 
 class InBackwardStep(StandardStep):
