@@ -15,10 +15,10 @@ import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from modicum.core.contracts.catalog import catalog
+from modicum.core.contracts.catalog import MethodRecord, catalog
 from modicum.planner.combinations import COLUMNS, PROVEN, Row, refusal
 from modicum.planner.combinations import rows as combined_rows
-from modicum.proofs.contracts.base import checks
+from modicum.proofs.contracts.base import BATTERIES, checks, skipped_by_traits
 from modicum.recipe_yaml import json_schema
 
 SOURCES = Path(__file__).resolve().parents[1] / "src" / "modicum"
@@ -93,6 +93,7 @@ def methods_page() -> str:
     for record in records:
         lines += ["", f"## {record.name} {{ #{record.name} }}", "", record.summary, ""]
         lines += [f"*Source*: {record.info.paper}. *Claim*: {record.info.claim}", ""]
+        lines += [checks_line(record), ""]
         if record.fields:
             lines += ["| field | default |", "| --- | --- |"]
             lines += [
@@ -100,6 +101,20 @@ def methods_page() -> str:
                 for name, (_, default) in record.fields.items()
             ]
     return "\n".join(lines)
+
+
+def checks_line(record: MethodRecord) -> str:
+    """How many checks of its room's battery a method passes, and which say nothing of it."""
+    if record.room not in BATTERIES:
+        return "*Checks*: its room has no battery of checks."
+    subject = record.load()
+    count, left_out = len(checks(record.room, slot=record.info.slot)), skipped_by_traits(subject)
+    share = f" ({len(left_out) / count:.0%})" if left_out else ""
+    line = f"*Checks*: {count - len(left_out)} of {count}"
+    if left_out:
+        names = ", ".join(f"`{name}`" for name in left_out)
+        line += f"; {len(left_out)}{share} are about what it does not claim: {names}"
+    return f"{line}."
 
 
 def combinations_page() -> str:

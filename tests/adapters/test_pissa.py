@@ -45,7 +45,7 @@ def test_factors_are_the_leading_triplets_and_the_base_keeps_the_residual(
     singular = torch.linalg.svdvals(weight)
     adapter = PiSSA(rank=rank, alpha=alpha).attach(model)
     _, layer = next(adapter.layers())
-    a, b, scale = layer.beside_the_rest()
+    a, b, scale = layer.lora_on_residual()
     assert (a.shape, b.shape) == ((rank, inputs), (outputs, rank))
     assert scale == pytest.approx(1.0 if alpha is None else alpha / rank)
     taken = scale * (b @ a)

@@ -16,7 +16,15 @@ def test_a_plugin_in_one_file_passes_the_battery() -> None:
     results = run_battery(record, cheap_only=True, listener=told.append)
     assert [(result.name, result.message) for result in results if not result.passed] == []
     assert told == results
-    assert {result.name for result in results if result.skipped} == set()
+    # What starts elsewhere, and what does not merge, is tested otherwise.
+    others = {"starts_elsewhere", "without_a_dense_form_merging_is_refused"}
+    assert {result.name for result in results if result.skipped} == others
+
+
+def test_a_change_of_weight_and_bias_passes_the_battery() -> None:
+    (record,) = read_file(PLUGINS / "mixed.py")
+    results = run_battery(record, cheap_only=True)
+    assert [(result.name, result.message) for result in results if not result.passed] == []
 
 
 def test_a_broken_plugin_is_found_wanting_and_told_why() -> None:

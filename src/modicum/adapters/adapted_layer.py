@@ -7,14 +7,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from modicum.adapters import base_weights
 from modicum.adapters.base import AdapterLayer
-from modicum.adapters.rewriting import RewritingLayer
 from modicum.adapters.sites import replace, shared_name
 from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import is_sharded
@@ -41,29 +40,31 @@ class AdaptedLayer(nn.Module):
     plain_type: ClassVar[type[nn.Module]]
     layers_by_adapter: nn.ModuleDict
     active: tuple[str, ...]
-    patched: Callable[[Tensor], Tensor] | None
+    patched: Callable[..., Any] | None
 
     # Callers may use the name that the argument has in `nn.Linear`.
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        run: Callable[[Tensor], Tensor] = self.plain
+        return self.through_adapters(input, self.plain)
+
+    def through_adapters(self, inputs: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+        """What the active adapters make of the layer, where `run` is the layer without them."""
         for name, layer in self.layers_by_adapter.items():
-            if isinstance(layer, RewritingLayer) and layer.rewrote and name not in self.active:
+            assert isinstance(layer, AdapterLayer)
+            if layer.rewrote and name not in self.active:
                 run = partial(layer.original, base=run)
         for name in self.active:
             run = partial(self.layers_by_adapter[name], base=run)
-        return run(input)
+        return run(inputs)
 
-    def plain(self, input: Tensor) -> Tensor:  # noqa: A002
+    def plain(self, *given: Any, **named: Any) -> Any:
         """What the layer gives without adapters."""
-        if self.patched is not None:
-            return self.patched(input)
-        outputs: Tensor = super().forward(input)
-        return outputs
+        run = self.patched or super().forward
+        return run(*given, **named)
 
-    def rewriter(self) -> RewritingLayer | None:
+    def rewriter(self) -> AdapterLayer | None:
         """The adapter's layer that has a part of the weight now."""
         layers = self.layers_by_adapter.values()
-        return next((x for x in layers if isinstance(x, RewritingLayer) and x.rewrote), None)
+        return next((x for x in layers if isinstance(x, AdapterLayer) and x.rewrote), None)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -99,13 +100,13 @@ class AdaptedLayer(nn.Module):
             state_dict[key] = self.get_parameter("weight") if same else rest.to(stored.dtype)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
-    def _kept(self, layer: RewritingLayer, state: Any, prefix: str) -> dict[str, Tensor]:
+    def _kept(self, layer: AdapterLayer, state: Any, prefix: str) -> dict[str, Tensor]:
         """What a state dict says was taken out of the weight, else what it is here."""
         own = next(name for name, known in self.layers_by_adapter.items() if known is layer)
         at = f"{prefix}layers_by_adapter.{own}."
         return {name: state.get(f"{at}{name}", buffer) for name, buffer in layer.named_buffers()}
 
-    def _original(self, layer: RewritingLayer) -> Tensor:
+    def _original(self, layer: AdapterLayer) -> Tensor:
         """The weight as it is stored without the adapter that has a part of it."""
         weight = base_weights.read(self, layer.site) + layer.taken()
         stored = base_weights.oriented(weight, layer.site)
@@ -113,23 +114,45 @@ class AdaptedLayer(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Its class was made here and is found in no module.
-        return _empty, (self.plain_type,), self.__dict__
+        base = AdaptedBlock if isinstance(self, AdaptedBlock) else AdaptedLayer
+        return _empty, (self.plain_type, base), self.__dict__
+
+
+class AdaptedBlock(AdaptedLayer):
+    """What a block becomes that has adapters, which change what it gives to the residual stream.
+
+    That is its output, or the first of several; its input is the first that it is given.
+    """
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        inputs, rest = (given[0], given[1:]) if given else (named.pop(next(iter(named))), ())
+        others: tuple[Any, ...] | None = None
+
+        def block(hidden: Tensor) -> Tensor:
+            nonlocal others
+            outputs = self.plain(hidden, *rest, **named)
+            if isinstance(outputs, tuple):
+                outputs, others = outputs[0], outputs[1:]
+            return cast(Tensor, outputs)
+
+        hidden = self.through_adapters(inputs, block)
+        return hidden if others is None else (hidden, *others)
 
 
 # One class for each, so that layers which are alike share their compiled code.
 _classes: dict[type[nn.Module], type[AdaptedLayer]] = {}
 
 
-def _adapted(plain: type[nn.Module]) -> type[AdaptedLayer]:
+def _adapted(plain: type[nn.Module], base: type[AdaptedLayer]) -> type[AdaptedLayer]:
     """The class of a layer of class `plain` that has adapters."""
     if plain not in _classes:
-        made = type(f"Adapted{plain.__name__}", (AdaptedLayer, plain), {"plain_type": plain})
+        made = type(f"Adapted{plain.__name__}", (base, plain), {"plain_type": plain})
         _classes[plain] = made
     return _classes[plain]
 
 
-def _empty(plain: type[nn.Module]) -> AdaptedLayer:
-    kind = _adapted(plain)
+def _empty(plain: type[nn.Module], base: type[AdaptedLayer]) -> AdaptedLayer:
+    kind = _adapted(plain, base)
     return kind.__new__(kind)
 
 
@@ -173,7 +196,8 @@ def wear(module: nn.Module, name: str, layer: AdapterLayer) -> None:
     """Put an adapter's layer on a layer of the model, which may have others already."""
     if not isinstance(module, AdaptedLayer):
         patched = module.__dict__.pop("forward", None)
-        module.__class__ = _adapted(type(module))
+        base = AdaptedBlock if layer.site.kind == "block" else AdaptedLayer
+        module.__class__ = _adapted(type(module), base)
         assert isinstance(module, AdaptedLayer)
         module.layers_by_adapter = nn.ModuleDict()
         module.active, module.patched = (), patched
@@ -206,7 +230,7 @@ def exchange(model: nn.Module, name: str, new: nn.Module) -> None:
     old = model.get_submodule(name)
     assert isinstance(old, AdaptedLayer)
     if not isinstance(new, AdaptedLayer):
-        new.__class__ = _adapted(type(new))
+        new.__class__ = _adapted(type(new), AdaptedLayer)
         assert isinstance(new, AdaptedLayer)
     new.layers_by_adapter, new.active, new.patched = old.layers_by_adapter, old.active, None
     for layer in new.layers_by_adapter.values():

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -29,11 +30,13 @@ from modicum.adapters.adapted_layer import (
     wearers,
     worn,
 )
+from modicum.adapters.adapter_layer import check_state
 from modicum.adapters.attachment import Attachment
-from modicum.adapters.base import Adapter, ReadWeight, SharedFactors, check_state
+from modicum.adapters.base import Adapter, ReadWeight, SharedFactors
 from modicum.adapters.merging import Merged, merge, unmerge
+from modicum.adapters.preparation import Preparation
 from modicum.adapters.rewriting import check_base, differs, restore, rewrite
-from modicum.adapters.sites import choose, left_out, shared_name
+from modicum.adapters.sites import left_out, shared_name
 from modicum.core.errors import InputError
 from modicum.core.files import located
 from modicum.core.ranks.ranks import Ranks
@@ -69,9 +72,14 @@ class AttachedAdapter(Attachment):
         seed: int,
         weights: ReadWeight | None = None,
         start: bool = True,
+        prepared: Preparation | None = None,
     ) -> None:
         _check_name(model, name)
-        sites = choose(model, method.targets, method.exclude)
+        prepared = prepared or Preparation()
+        sites = [
+            replace(site, prepared=prepared.values.get(site.name, {}))
+            for site in method.sites(model)
+        ]
         _check_has_sizes(model)
         self.left_out = left_out(model, method.targets, method.exclude)
         # Before anything is changed: sizes that do not fit are refused here.
@@ -83,7 +91,7 @@ class AttachedAdapter(Attachment):
         trained = () if worn(model) else model.named_parameters()
         self._frozen = {name for name, parameter in trained if parameter.requires_grad}
         named = {site.name: site for site in sites}
-        super().__init__(model, method, name, seed, named, shared, weights)
+        super().__init__(model, method, name, seed, named, shared, weights, prepared)
         self._merged: Merged | None = None
         with undone_on_failure(model, name):
             for parameter in model.parameters():
@@ -153,6 +161,7 @@ class AttachedAdapter(Attachment):
         for _, layer in self.layers():
             device = device_of(self.model, layer.site.name)
             layer.initialise(seed=self.seed, device=device)
+            layer.put(self.prepared.tensors.get(layer.site.name, {}))
         rewrite(self, kept, ranks)
 
     # Switching

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from modicum.adapters.base import Adapter, AdapterLayer, ReadWeight, SharedFactors
+from modicum.adapters.preparation import Preparation
 from modicum.adapters.sites import Site, shared_name
 
 
@@ -21,6 +22,7 @@ class Attachment:
         sites: the layers that have it, by their names in the model.
         shared: the factors that the layers have in common.
         weights: gives the full-precision weight of a layer by its name; None: the layer's own.
+        prepared: what the method found out from data; its values are in the sites too.
     """
 
     model: nn.Module
@@ -30,6 +32,7 @@ class Attachment:
     sites: dict[str, Site]
     shared: SharedFactors
     weights: ReadWeight | None = None
+    prepared: Preparation = field(default_factory=Preparation)
 
     def layers(self) -> Iterator[tuple[str, AdapterLayer]]:
         """Pairs of a site's name and the adapter's layer there."""

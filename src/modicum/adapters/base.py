@@ -1,80 +1,37 @@
-"""What all adapters share: the value, the layer with its factors, and the ledger of both.
+"""What all adapters share: the value and its ledger.
 
 A method says which factors it has at a site, what they do to the layer's output, and which change
-of the weight that amounts to. Some also have tensors that are not trained, or train tensors
-that many sites use. Targets, freezing, several adapters, merging, files and switching come from the
+of the layer that amounts to. Some also have tensors that are not trained, or train tensors that
+many sites use. Targets, freezing, several adapters, merging, files and switching come from the
 other modules of the room.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from modicum.adapters.sites import Site
+from modicum.adapters.adapter_layer import AdapterLayer, LayerChange
+from modicum.adapters.blocks import block_sites, choose_blocks
+from modicum.adapters.factors import Factor, SharedFactors
+from modicum.adapters.preparation import Preparation, PreparationContext, prepared_by
+from modicum.adapters.sites import Site, all_sites, choose
 from modicum.core.contracts.ledger import Entry, Ledger, ModelQuery, Phase, Work
 from modicum.core.contracts.method import Context, Method, Names, Probability, Strings
 from modicum.core.errors import InputError
-from modicum.core.random import normal_, uniform_
-from modicum.core.ranks.sharding import elements_before, own_part
+from modicum.core.layers.calibration import Loss
 
 if TYPE_CHECKING:
     from modicum.adapters.attached_adapter import AttachedAdapter
 
+__all__ = ["Adapter", "AdapterLayer", "AdapterQuery", "Factor", "LayerChange", "SharedFactors"]
+
 SAVED: tuple[Phase, ...] = ("forward", "loss", "backward")
 ReadWeight = Callable[[str], Tensor]
-
-
-@dataclass(frozen=True)
-class Factor:
-    """A tensor of an adapter, and how it starts.
-
-    `bound` b starts it as U(-b, b), `std` s as N(0, s^2); neither, as zeros.
-    """
-
-    shape: tuple[int, ...]
-    bound: float = 0.0
-    std: float = 0.0
-    dtype: torch.dtype = torch.float32
-
-    @property
-    def numel(self) -> int:
-        """Elements."""
-        return math.prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes, of the full tensor."""
-        return self.numel * self.dtype.itemsize
-
-    def empty(self, device: torch.device | str | None) -> Tensor:
-        """Memory for it."""
-        return torch.empty(self.shape, dtype=self.dtype, device=device)
-
-    def at_least(self, dtype: torch.dtype) -> Factor:
-        """The same with that precision, if it is a number of less."""
-        if not self.dtype.is_floating_point:
-            return self
-        return replace(self, dtype=torch.promote_types(self.dtype, dtype))
-
-    def fill(self, tensor: Tensor, *, seed: int, name: str) -> None:
-        """Start `tensor` in place, as a function of (seed, name) alone; a rank, its part of it."""
-        before = elements_before(tensor)
-        with torch.no_grad():
-            part, _ = own_part(tensor)
-            if self.bound:
-                uniform_(part, -self.bound, self.bound, seed=seed, name=name, offset=before)
-            elif self.std:
-                normal_(part, std=self.std, seed=seed, name=name, offset=before)
-            else:
-                part.zero_()
 
 
 @dataclass(frozen=True)
@@ -83,160 +40,6 @@ class AdapterQuery:
 
     site: Site
     shape: ModelQuery
-
-
-class SharedFactors(nn.Module):
-    """The trained tensors of an adapter that many sites use, owned once, by the model itself.
-
-    So optimizers, clipping, checkpoints and gradient buckets see each once, and FSDP2's root group
-    keeps it gathered from the first block's forward to the last one's backward. Layers read them
-    here at each forward pass, as FSDP2 puts other tensors in their place.
-    """
-
-    def __init__(
-        self, method: Adapter, sites: Sequence[Site], device: torch.device | str | None = None
-    ) -> None:
-        super().__init__()
-        self.method, self.sites = method, tuple(sites)
-        for name, factor in method.shared(sites).items():
-            made = factor.at_least(_widest(sites)).empty(device)
-            self.register_parameter(name, nn.Parameter(made))
-
-    def initialise(self, *, seed: int) -> None:
-        """Start every tensor; the same seed gives the same values anywhere."""
-        for key, factor in self.method.shared(self.sites).items():
-            factor.fill(self.get_parameter(key), seed=seed, name=f"shared/{key}")
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The inputs: an `nn.Sequential` that owns this runs it as its last layer."""
-        return inputs
-
-
-def _widest(sites: Sequence[Site]) -> torch.dtype:
-    wide = any(site.dtype == torch.float64 for site in sites)
-    return torch.float64 if wide else torch.float32
-
-
-class AdapterLayer(nn.Module):
-    """An adapter at one site. Subclasses give `forward` and `delta`.
-
-    Factors are parameters, what is not trained is a buffer. Factors are fp32, on an fp64 weight
-    fp64; they compute in their own dtype, under autocast in that one's.
-
-    Attributes:
-        merged: whether it is folded into the weight now.
-    """
-
-    merged = False
-
-    def __init__(
-        self,
-        method: Adapter,
-        site: Site,
-        shared: SharedFactors,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__()
-        self.method, self.site = method, site
-        self._shared = (shared,)  # in a tuple it is no submodule: the model owns it
-        for name, factor in method.factors(site).items():
-            self.register_parameter(name, nn.Parameter(factor.at_least(site.dtype).empty(device)))
-        for name, factor in method.frozen(site).items():
-            self.register_buffer(name, factor.at_least(site.dtype).empty(device))
-
-    @property
-    def shared(self) -> SharedFactors:
-        """What this adapter's layers share."""
-        return self._shared[0]
-
-    @property
-    def layer(self) -> nn.Module:
-        """The layer of the model that this is attached to."""
-        return self._layer[0]
-
-    def put_on(self, layer: nn.Module) -> None:
-        """Say which layer of the model this is attached to."""
-        self._layer = (layer,)  # in a tuple, as it is no part of this
-
-    def initialise(self, *, seed: int, device: torch.device | str) -> None:
-        """Start every tensor; the same seed and site give the same values anywhere."""
-        for key, factor in self.method.factors(self.site).items():
-            factor.fill(self.get_parameter(key), seed=seed, name=f"{self.site.name}/{key}")
-        for key, factor in self.method.frozen(self.site).items():
-            setattr(self, key, factor.at_least(self.site.dtype).empty(device).zero_())
-
-    def get_extra_state(self) -> Tensor:
-        """Which method with which fields this is, and whether it is merged, for a state dict."""
-        fields = self.method.model_dump(exclude={"targets", "exclude"})
-        about = {"method": self.method.info.name, "fields": fields, "merged": self.merged}
-        text = json.dumps(about, sort_keys=True)
-        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Make sure that a state dict is of this method with these fields.
-
-        Raises:
-            InputError: it is of another.
-        """
-        own, other = decoded(self.get_extra_state()), decoded(state)
-        if own["method"] != other.get("method"):
-            raise InputError("the state is of another method", value=other.get("method"))
-        if self.merged != other.get("merged"):
-            problem = (
-                "one of the state and this adapter is merged into the weights, the other is not"
-            )
-            raise InputError(f"{problem}; merge or unmerge this one first", value=self.site.name)
-        fields = other.get("fields", {})
-        for name, value in own["fields"].items():
-            if name != "dropout" and fields.get(name) != value:
-                problem = (
-                    f"the state is of an adapter with {fields.get(name)!r}; attach one with it"
-                )
-                raise InputError(problem, field=name, value=value)
-
-    @abstractmethod
-    def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        """The layer's output, where `base` computes what the layer gives without this adapter."""
-
-    @abstractmethod
-    def delta(self) -> Tensor:
-        """The change of the weight that the adapter amounts to, [out, in]: fp32, or fp64."""
-
-    def as_lora(self) -> tuple[Tensor, Tensor, float] | None:
-        """(A [r, in], B [out, r], s) with delta = s B A, where that is exact; else None."""
-        return None
-
-
-def decoded(state: Tensor) -> dict[str, Any]:
-    """What `AdapterLayer.get_extra_state` says.
-
-    Raises:
-        InputError: it is something else.
-    """
-    try:
-        value = json.loads(bytes(state.to(torch.uint8).flatten().tolist()))
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise InputError("the state does not say of which adapter it is")
-    return value
-
-
-def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Make sure that a state is of the adapter whose own this is.
-
-    Raises:
-        InputError: names or shapes differ.
-    """
-    if own.keys() != state.keys():
-        different = sorted(own.keys() ^ state.keys())[:3]
-        raise InputError(f"these are not this adapter's factors; they differ in {different}")
-    for name, tensor in own.items():
-        if tensor.shape != state[name].shape:
-            raise InputError(
-                f"has shape {tuple(state[name].shape)}, this adapter's {tuple(tensor.shape)}",
-                field=name,
-            )
 
 
 class Adapter(Method):
@@ -268,6 +71,33 @@ class Adapter(Method):
         """What is kept at a site in addition, in checkpoints too, and not trained."""
         return {}
 
+    def candidates(self, model: nn.Module) -> list[Site]:
+        """Every layer of a model, or every block, on which this adapter could be."""
+        return block_sites(model) if "after_block" in self.traits else all_sites(model)
+
+    def sites(self, model: nn.Module) -> list[Site]:
+        """The layers of a model, or its blocks, on which this adapter would be.
+
+        Raises:
+            InputError: a target matches none, or one on which it could have another effect.
+        """
+        choose_among = choose_blocks if "after_block" in self.traits else choose
+        return choose_among(model, self.targets, self.exclude)
+
+    @property
+    def looks_at(self) -> int | None:
+        """How many examples `prepare` looks at, over all ranks; None: every one."""
+        return None
+
+    def prepare(self, context: PreparationContext) -> Preparation:
+        """What the adapter finds out from data, once, before the first update.
+
+        For methods with the trait `prepares_from_data`. Ranks must come to the same, and so must a
+        second run of the same seed: both add up what they saw with `context.ranks`, or by
+        `calibrate(..., ranks=context.ranks)`.
+        """
+        raise TypeError(f"{type(self).__name__} defines no prepare()")
+
     def shared(self, sites: Sequence[Site]) -> Mapping[str, Factor]:
         """The trained tensors that the sites have in common, by name.
 
@@ -283,21 +113,38 @@ class Adapter(Method):
         name: str = "default",
         seed: int = 0,
         weights: ReadWeight | None = None,
+        batches: Iterable[Any] | None = None,
+        loss: Loss | None = None,
+        prepared: Preparation | None = None,
     ) -> AttachedAdapter:
         """Freeze `model`, put this adapter on its target layers, and return the handle to it.
 
         Args:
             weights: gives the full-precision weight of a layer by its name, as the model's file
                 stores it; None: the layer's own. A method that rewrites the base asks for it.
+            batches, loss: what a method looks at that prepares from data: batches, and
+                `loss(model, batch)`, the sum over one. Other methods leave them unread.
+            prepared: what it found out, in their place.
 
         Raises:
             InputError: a target matches no layer, or a tied one, or one that may compute something
-                else than its type says; the name is taken; sizes do not fit; or the method needs
-                weights that a quantized base has lost. After a failure the model is as it was.
+                else than its type says; the name is taken; sizes do not fit; the method needs
+                weights that a quantized base has lost, or data. After a failure the model is as it
+                was.
         """
         from modicum.adapters.attached_adapter import AttachedAdapter
 
-        return AttachedAdapter(model, self, name=name, seed=seed, weights=weights)
+        asks = "prepares_from_data" in self.traits and prepared is None
+        if asks and not any(parameter.is_meta for parameter in model.parameters()):
+            if batches is None or loss is None:
+                problem = "this adapter begins by looking at data; give `batches` and `loss`"
+                raise InputError(problem, field="batches", value=self.info.name)
+            sites = tuple(self.sites(model))
+            context = PreparationContext(model, sites, batches, loss, seed=seed)
+            prepared = prepared_by(self.prepare, context)
+        return AttachedAdapter(
+            model, self, name=name, seed=seed, weights=weights, prepared=prepared
+        )
 
     def bind(self, context: Context) -> AttachedAdapter:
         """Attach to the context's model, seeded by the context."""
@@ -319,8 +166,7 @@ class Adapter(Method):
         """A site's own tensors, what `layer.forward` saves beyond its input, the extra work."""
         compute = at.shape.compute_bytes
         saved = self.saved_elements(at.site) * at.shape.positions
-        # What dropout multiplied with, and what it let through.
-        widths = (1 + self.needs_input) * at.site.in_features if self.dropout else 0
+        widths = self.dropout_elements(at.site) if self.dropout else 0
         frozen = sum(factor.bytes for factor in self.frozen(at.site).values())
         return Ledger.of(
             Entry("weight", 4 * self.trained(at.site), what="adapter factors"),
@@ -351,6 +197,10 @@ class Adapter(Method):
     @abstractmethod
     def saved_elements(self, site: Site) -> int:
         """Elements that one position's forward saves for backward, without the layer's input."""
+
+    def dropout_elements(self, site: Site) -> int:
+        """Elements that one position's dropout keeps: what it multiplied with, and let through."""
+        return (1 + self.needs_input) * site.in_features
 
     @abstractmethod
     def work(self, at: AdapterQuery) -> tuple[Work, ...]:

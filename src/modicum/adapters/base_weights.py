@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from modicum.adapters.sites import Site
+from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import DENSE, form_of, full_weight, write_weight
-from modicum.core.ranks.sharding import own_part, whole
+from modicum.core.ranks.sharding import is_sharded, own_part, whole
 
 
 def read(base: nn.Module, site: Site) -> Tensor:
@@ -38,6 +39,36 @@ def write(base: nn.Module, site: Site, weight: Tensor) -> None:
         part.copy_(own)
     else:
         write_weight(base, own)
+
+
+def read_bias(base: nn.Module) -> Tensor | None:
+    """The bias [out] of a layer, not to be written into; None where it has none.
+
+    Of a layer that is sharded over ranks every rank calls this, and they gather it.
+    """
+    bias = base._parameters.get("bias")
+    return None if bias is None else at_least_fp32(whole(bias.detach()))
+
+
+def write_bias(base: nn.Module, bias: Tensor) -> None:
+    """Put a full bias [out] into a layer, which may have had none; a rank, its own part.
+
+    Raises:
+        InputError: the layer has none, and no place for one or no rank that could hold all of it.
+    """
+    there = base._parameters.get("bias")
+    if there is not None:
+        part, before = own_part(there.detach())
+        part.copy_(bias[before : before + part.shape[0]])
+        return
+    weight = base.get_parameter("weight")
+    if "bias" not in base._parameters or is_sharded(weight):
+        raise InputError(
+            "this layer has no bias, and the adapter would give it one; leave it out with "
+            "`exclude`, or keep the adapter unmerged",
+            value=type(base).__name__,
+        )
+    base.bias = nn.Parameter(bias.to(weight.device, weight.dtype), requires_grad=False)
 
 
 def oriented(weight: Tensor, site: Site) -> Tensor:

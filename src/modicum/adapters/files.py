@@ -9,14 +9,13 @@ from torch import Tensor, nn
 
 from modicum.adapters import model_files, native_files, peft_files
 from modicum.adapters.adapted_layer import undone_on_failure
+from modicum.adapters.adapter_layer import check_state
 from modicum.adapters.attached_adapter import AttachedAdapter
-from modicum.adapters.base import check_state
 from modicum.adapters.base_weights import is_exact
 from modicum.adapters.names import exactly, plain_name
 from modicum.adapters.native_files import StoredAdapter
+from modicum.adapters.preparation import Preparation
 from modicum.adapters.rewriting import restore, rewriting
-from modicum.adapters.sites import all_sites
-from modicum.core.contracts.method import Strings
 from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import own_part
 
@@ -76,9 +75,19 @@ def _attached(model: nn.Module, stored: StoredAdapter, name: str) -> AttachedAda
     """
     try:
         method = stored.method
-        method = method.with_fields(**_exactly_named(model, method.targets))
+        known = {plain_name(site.name): site.name for site in method.candidates(model)}
+        names = [known.get(plain_name(each), each) for each in method.targets]
+        method = method.with_fields(**exactly(known.values(), names))
+        values = {known.get(key, key): value for key, value in stored.prepared.items()}
         with undone_on_failure(model, name):
-            attached = AttachedAdapter(model, method, name=name, seed=stored.seed, start=False)
+            attached = AttachedAdapter(
+                model,
+                method,
+                name=name,
+                seed=stored.seed,
+                start=False,
+                prepared=Preparation(values),
+            )
             try:
                 _put(attached, stored.state, stored.base)
             except BaseException:
@@ -114,9 +123,3 @@ def _put(attached: AttachedAdapter, state: dict[str, Tensor], base: dict[str, Te
             layer.put({key: state[f"{name}.{key}"] for key, _ in layer.named_buffers()})
             layer.rewrote = True
     attached.load_state_dict(state)
-
-
-def _exactly_named(model: nn.Module, names: Strings) -> dict[str, Strings]:
-    """The fields that choose the layers of these plain names, as the model calls them."""
-    sites = {plain_name(site.name): site.name for site in all_sites(model)}
-    return exactly(model, [sites.get(plain_name(name), name) for name in names])

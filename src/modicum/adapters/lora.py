@@ -28,13 +28,13 @@ class LoRALayer(AdapterLayer):
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         dropout = self.method.dropout if self.training else 0.0
-        return self.beside(base, inputs, *self.matrices(), dropout)
+        return self.plus_low_rank(base, inputs, *self.matrices(), dropout)
 
     def matrices(self) -> tuple[Tensor, Tensor]:
         """A and B, as a forward pass uses them."""
         return self.A, self.B
 
-    def beside(
+    def plus_low_rank(
         self, base: Callable[[Tensor], Tensor], inputs: Tensor, a: Tensor, b: Tensor, dropout: float
     ) -> Tensor:
         """The base's output plus s B (A dropout(x))."""

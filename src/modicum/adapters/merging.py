@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from dataclasses import dataclass, field
 
@@ -9,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from modicum.adapters import base_weights
-from modicum.adapters.adapted_layer import exchange
+from modicum.adapters.adapted_layer import AdaptedLayer, exchange
 from modicum.adapters.attachment import Attachment
-from modicum.adapters.base import AdapterLayer
-from modicum.adapters.rewriting import RewritingLayer
+from modicum.adapters.base import AdapterLayer, LayerChange
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import DENSE, form_of
 from modicum.core.ranks.sharding import is_sharded, own_part, whole
@@ -44,42 +44,52 @@ def merge(attached: Attachment, dense: torch.dtype | None) -> Merged:
     for name in inexact:
         _check_may_be_dense(name, bases[name], dense)
     for name, layer in attached.layers():
-        for other in attached.model.get_submodule(name).modules():
-            if isinstance(other, RewritingLayer) and other.rewrote and other is not layer:
-                raise InputError(
-                    f"{other.method.info.name} has taken a part out of the base weight; merge or "
-                    "detach that adapter first",
-                    value=name,
-                )
-    for name, layer in attached.layers():
-        base = bases[name]
-        weight = merged_weight(base, layer)
-        if name in inexact:
-            assert dense is not None
-            before.layers[name] = base
-            exchange(attached.model, name, _dense(base, weight, dense))
-        else:
-            own = dict(base.named_parameters(recurse=False))
-            if any(parameter.dtype != torch.float32 for parameter in own.values()):
-                # In low precision w + d - d is not w, so unmerging needs the weight as it was.
-                before.tensors[name] = {
-                    key: own_part(value.detach())[0].to("cpu", copy=True)
-                    for key, value in own.items()
-                }
-            base_weights.write(base, layer.site, weight)
-        now = attached.model.get_submodule(name)
-        if any(parameter.dtype.itemsize < 4 for parameter in now.parameters(recurse=False)):
-            error = (base_weights.read(now, layer.site) - weight).norm()
-            change = whole(layer.delta()).norm()
-            before.rounding[name] = float(error / change) if change else 0.0
-        layer.merged = True
-        if isinstance(layer, RewritingLayer):
-            layer.rewrote = False
-    _tell(before.rounding)
+        _check_may_merge(attached, bases[name], layer)
+    try:
+        for name, layer in attached.layers():
+            _merge_one(attached, bases[name], layer, dense if name in inexact else None, before)
+    except BaseException:
+        unmerge(attached, before)
+        raise
+    _warn_of(before.rounding)
     return before
 
 
-def _tell(rounding: dict[str, float]) -> None:
+def _merge_one(
+    attached: Attachment,
+    base: nn.Module,
+    layer: AdapterLayer,
+    dense: torch.dtype | None,
+    before: Merged,
+) -> None:
+    """Fold an adapter into one layer, which becomes a new one if `dense` says of which dtype."""
+    name = layer.site.name
+    weight, change = merged_map(base, layer)
+    bias = _sum(base_weights.read_bias(base), change.bias)
+    if dense is not None:
+        before.layers[name] = base
+        exchange(attached.model, name, _dense(weight, bias, dense).train(base.training))
+    else:
+        own = dict(base.named_parameters(recurse=False))
+        exact = all(parameter.dtype == torch.float32 for parameter in own.values())
+        if not exact or change.bias is not None or "reads_base" in attached.method.traits:
+            # In low precision w + d - d is not w; and d may be of the weight as it was.
+            before.tensors[name] = {
+                key: own_part(value.detach())[0].to("cpu", copy=True) for key, value in own.items()
+            }
+        if change.bias is not None:
+            assert bias is not None
+            base_weights.write_bias(base, bias)
+        base_weights.write(base, layer.site, weight)
+    now = attached.model.get_submodule(name)
+    low = any(parameter.dtype.itemsize < 4 for parameter in now.parameters(recurse=False))
+    if low and change.weight is not None:
+        error, size = (base_weights.read(now, layer.site) - weight).norm(), change.weight.norm()
+        before.rounding[name] = float(error / size) if size else 0.0
+    layer.merged, layer.rewrote = True, False
+
+
+def _warn_of(rounding: dict[str, float]) -> None:
     """Warn of the largest rounding error, if weights were rounded at all."""
     worst = max(rounding, key=rounding.__getitem__, default="")
     if worst and rounding[worst]:
@@ -96,37 +106,90 @@ def _tell(rounding: dict[str, float]) -> None:
 def unmerge(attached: Attachment, before: Merged) -> None:
     """Take a merged adapter out of the base weights again."""
     for name, layer in attached.layers():
+        if not layer.merged:
+            continue
         base = attached.model.get_submodule(name)
         if name in before.layers:
             exchange(attached.model, name, before.layers[name])
         elif name in before.tensors:
             for key, value in before.tensors[name].items():
                 own_part(base.get_parameter(key).detach())[0].copy_(value)
+            if "bias" not in before.tensors[name] and "bias" in base._parameters:
+                base.register_parameter("bias", None)
         else:
-            rest = base_weights.read(base, layer.site) - whole(layer.delta())
-            if isinstance(layer, RewritingLayer):
-                rest = rest - layer.taken()
+            rest = base_weights.read(base, layer.site) - whole(layer.delta()) - layer.taken()
             base_weights.write(base, layer.site, rest)
-        layer.merged = False
-        if isinstance(layer, RewritingLayer):
-            layer.rewrote = True
+        layer.merged, layer.rewrote = False, layer.rewrites
 
 
 @torch.no_grad()
-def merged_weight(base: nn.Module, layer: AdapterLayer) -> Tensor:
-    """The weight that a layer and its adapter represent together: [out, in], unsharded."""
-    weight = base_weights.read(base, layer.site) + whole(layer.delta())
-    if isinstance(layer, RewritingLayer) and layer.rewrote:
+def merged_map(base: nn.Module, layer: AdapterLayer) -> tuple[Tensor, LayerChange]:
+    """The weight [out, in] that a layer and its adapter represent together, unsharded.
+
+    With it comes the change, whose bias is not added to anything yet.
+    """
+    weight = base_weights.read(base, layer.site)
+    if layer.rewrote:
         weight = weight + layer.taken()
-    return weight
+    change = layer.change(weight, base_weights.read_bias(base))
+    assert change is not None
+    gathered = [None if part is None else whole(part) for part in (change.weight, change.bias)]
+    merged = _sum(weight, gathered[0])
+    assert merged is not None
+    return merged, LayerChange(*gathered)
 
 
-def _dense(base: nn.Module, weight: Tensor, dtype: torch.dtype) -> nn.Module:
-    """A frozen `nn.Linear` of this weight, with the base layer's bias."""
-    bias = getattr(base, "bias", None)
-    bias = bias.detach().to(dtype) if isinstance(bias, Tensor) else None
-    made = DENSE.from_dense(weight.to(dtype), bias)
-    return made.requires_grad_(False).train(base.training)
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """What there is of the two, added up."""
+    return one if other is None else other if one is None else one + other
+
+
+def _check_may_merge(attached: Attachment, base: nn.Module, layer: AdapterLayer) -> None:
+    """Make sure that an adapter has a dense form on a layer, and that other adapters allow it.
+
+    Raises:
+        InputError: it has none; another has taken a part out of the weight; or one that is applied
+            before it is in the way.
+    """
+    method, name = attached.method, layer.site.name
+    dense = "mergeable" in method.traits
+    if dense and type(layer).change is not AdapterLayer.change:
+        weight, bias = base_weights.read(base, layer.site), base_weights.read_bias(base)
+        dense = layer.change(weight, bias) is not None
+    if not dense:
+        raise InputError(
+            f"{method.info.name} has no dense form here, so it cannot be merged; keep it on the "
+            "model, and save it with adapter.save(folder)",
+            value=name,
+        )
+    for other in base.modules():
+        if isinstance(other, AdapterLayer) and other.rewrote and other is not layer:
+            raise InputError(
+                f"{other.method.info.name} has taken a part out of the base weight; merge or "
+                "detach that adapter first",
+                value=name,
+            )
+    earlier = list(itertools.takewhile(lambda one: one != attached.name, _active(base)))
+    before = [base.get_submodule(f"layers_by_adapter.{one}") for one in earlier]
+    methods = [method, *(one.method for one in before if isinstance(one, AdapterLayer))]
+    if before and any("reads_base" in one.traits for one in methods):
+        raise InputError(
+            f"the adapter {earlier[0]} is applied before it, and the change of one depends on the "
+            "weight that it finds; merge that one first",
+            value=name,
+        )
+
+
+def _active(base: nn.Module) -> tuple[str, ...]:
+    """The adapters of a layer that are applied, in their order."""
+    assert isinstance(base, AdaptedLayer)
+    return base.active
+
+
+def _dense(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+    """A frozen `nn.Linear` of this weight and bias."""
+    made = DENSE.from_dense(weight.to(dtype), None if bias is None else bias.to(dtype))
+    return made.requires_grad_(False)
 
 
 def _check_may_be_dense(name: str, base: nn.Module, dense: torch.dtype | None) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from modicum.adapters.base import decoded
+from modicum.adapters.adapter_layer import decoded
 from modicum.adapters.names import plain_name
 from modicum.adapters.native_files import StoredAdapter, described
 from modicum.core.errors import InputError
@@ -27,6 +28,7 @@ def read(folder: Path, name: str, plugins: Iterable[str | Path] = ()) -> StoredA
     """The adapter `name` that a model's own files hold; errors are those of `files.load`."""
     state: dict[str, Tensor] = {}
     there, sites, description = set(), [], None
+    prepared: dict[str, dict[str, Any]] = {}
     for file in files_of(folder):
         for (owner, site, key), tensor in _read(file, name).items():
             there.add(owner)
@@ -35,6 +37,7 @@ def read(folder: Path, name: str, plugins: Iterable[str | Path] = ()) -> StoredA
             if key == "_extra_state":
                 description = decoded(tensor)
                 sites.append(site)
+                prepared[site] = description.pop("prepared", {})
             else:
                 state[f"{site}.{key}"] = tensor
     if description is None:
@@ -54,7 +57,7 @@ def read(folder: Path, name: str, plugins: Iterable[str | Path] = ()) -> StoredA
         )
     value = described(description, plugins, folder)
     value = value.with_fields(targets=tuple(sites))
-    return StoredAdapter(value, state, folder)
+    return StoredAdapter(value, state, folder, prepared=prepared)
 
 
 def _read(file: Path, name: str | None = None) -> dict[tuple[str, str, str], Tensor | None]:

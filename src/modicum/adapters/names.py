@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from torch import nn
 
-from modicum.adapters.sites import all_sites
 from modicum.core.layers.targets import named
 from modicum.core.torch_private import COMPILED_NAME
 
@@ -27,10 +26,13 @@ def plain_model(model: nn.Module) -> nn.Module:
     return inner
 
 
-def exactly(model: nn.Module, names: Collection[str]) -> dict[str, tuple[str, ...]]:
+def exactly(known: Iterable[str], names: Collection[str]) -> dict[str, tuple[str, ...]]:
     """The fields `targets` and `exclude` of an adapter for the layers of these full names alone.
 
     A full name is the last part of others too: that of `0` is one of `1.0`.
+
+    Args:
+        known: the full names of all layers that targets may name.
     """
-    others = (site.name for site in all_sites(model) if site.name not in names)
+    others = (name for name in known if name not in names)
     return {"targets": tuple(names), "exclude": tuple(o for o in others if named(o, names))}

@@ -39,6 +39,7 @@ class StoredAdapter:
         method: its targets name layers in full.
         state: the adapter's own tensors.
         base: tensors of layers that it has rewritten, where they cannot be made anew.
+        prepared: what the method found out about each layer from data.
     """
 
     method: Adapter
@@ -46,6 +47,7 @@ class StoredAdapter:
     file: Path
     base: dict[str, Tensor] = field(default_factory=dict)
     seed: int = 0
+    prepared: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def save(attached: Attachment, folder: Path, *, base_model: str | None, write: bool = True) -> None:
@@ -67,6 +69,7 @@ def save(attached: Attachment, folder: Path, *, base_model: str | None, write: b
         "fields": attached.method.model_dump() | {"targets": targets, "exclude": []},
         "seed": attached.seed,
         "base_model": base_model,
+        "prepared": {plain_name(name): dict(s.prepared) for name, s in attached.sites.items()},
     }
     with publish_folder(folder) as temporary:
         save_file(gathered, temporary / WEIGHTS, metadata={"format": "pt"})
@@ -83,7 +86,10 @@ def read(folder: Path, plugins: Iterable[str | Path] = ()) -> StoredAdapter:
         raise InputError(f"does not describe an adapter: {error!r}", file=folder / CONFIG) from None
     base = {key.removeprefix(_BASE): t for key, t in tensors.items() if key.startswith(_BASE)}
     state = {key: t for key, t in tensors.items() if not key.startswith(_BASE)}
-    return StoredAdapter(value, state, folder / WEIGHTS, base, seed)
+    prepared = config.get("prepared", {})
+    if not isinstance(prepared, dict) or not all(isinstance(v, dict) for v in prepared.values()):
+        raise InputError("must map layers to objects", file=folder / CONFIG, field="prepared")
+    return StoredAdapter(value, state, folder / WEIGHTS, base, seed, prepared)
 
 
 def described(config: Mapping[str, Any], plugins: Iterable[str | Path], file: Path) -> Adapter:

@@ -18,7 +18,7 @@ from modicum.adapters.names import plain_model, plain_name
 from modicum.adapters.native_files import StoredAdapter, read_tensors
 from modicum.adapters.peft_config import chooses, leaves_out, read_config
 from modicum.adapters.peft_task import heads, task_fields, unreadable
-from modicum.adapters.rewriting import RewritingLayer, rewriting
+from modicum.adapters.rewriting import rewriting
 from modicum.adapters.sites import Site, all_sites, choose
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, write_json
@@ -71,9 +71,7 @@ def save(
     tensors: dict[str, Tensor] = {}
     scales, ranks = set(), set()
     for name, layer in attached.layers():
-        lora = layer.as_lora()
-        if rest and isinstance(layer, RewritingLayer):
-            lora = layer.beside_the_rest()
+        lora = layer.lora_on_residual() if rest else layer.as_lora()
         if lora is None:
             raise InputError(
                 f"{attached.method.info.name} is no plain LoRA, so PEFT's LoRA format cannot hold "

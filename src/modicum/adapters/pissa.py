@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from modicum.adapters.adapter_layer import RoundTrip
 from modicum.adapters.base import Factor
 from modicum.adapters.base_weights import at_least_fp32
 from modicum.adapters.lora import LoRA, LoRALayer
-from modicum.adapters.rewriting import RewritingLayer, RoundTrip
 from modicum.adapters.sites import Site
 from modicum.core.contracts.method import Against, Info, PositiveInt
 from modicum.core.errors import InputError
@@ -18,7 +18,7 @@ from modicum.core.layers.truncated_svd import truncated_svd, with_fixed_signs
 from modicum.core.ranks.sharding import whole
 
 
-class PiSSALayer(LoRALayer, RewritingLayer):
+class PiSSALayer(LoRALayer):
     """y = (W - s B_0 A_0) x + b + s B (A dropout(x)); B_0 and A_0 are where B and A began."""
 
     method: PiSSA
@@ -44,13 +44,13 @@ class PiSSALayer(LoRALayer, RewritingLayer):
         return self.method.scale * (at_least_fp32(self.B_0) @ at_least_fp32(self.A_0))
 
     def original(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.beside(base, inputs, self.A_0, self.B_0, 0.0)
+        return self.plus_low_rank(base, inputs, self.A_0, self.B_0, 0.0)
 
     def as_lora(self) -> tuple[Tensor, Tensor, float]:
-        a, b, scale = self.beside_the_rest()
+        a, b, scale = self.lora_on_residual()
         return torch.cat([a, self.A_0]), torch.cat([b, -self.B_0], dim=1), scale
 
-    def beside_the_rest(self) -> tuple[Tensor, Tensor, float]:
+    def lora_on_residual(self) -> tuple[Tensor, Tensor, float]:
         return whole(self.A), whole(self.B), self.method.scale
 
 
@@ -110,7 +110,14 @@ class PiSSA(LoRA):
         "Models, arXiv 2404.02948",
         claim="converges faster than LoRA (Mistral-7B on GSM8K 72.9 % against 67.7 %), and "
         "quantizing the residual loses 19 % less than quantizing the weight",
-        traits=("adapts_base", "rewrites_base", "mergeable", "exact_resume", "compiles"),
+        traits=(
+            "adapts_base",
+            "rewrites_base",
+            "starts_near",
+            "mergeable",
+            "exact_resume",
+            "compiles",
+        ),
         evidence="verified against code",
         claim_verdict="holds",
         against=Against("worse", "LoRA of the same rank"),

@@ -6,8 +6,7 @@ where a reader was given, and else put together from the residual and what was t
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import torch
@@ -20,52 +19,6 @@ from modicum.adapters.base import AdapterLayer
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import form_of
 from modicum.core.ranks.ranks import Ranks, peer_errors
-from modicum.core.ranks.sharding import own_part
-
-RoundTrip = Callable[[Tensor], Tensor]
-
-
-class RewritingLayer(AdapterLayer):
-    """A layer whose base weight is W less `taken`.
-
-    Its method's `frozen` tensors are the first values of factors: `A_0` is that of `A`. They say
-    what was taken out, so a checkpoint that keeps them keeps the base.
-
-    Attributes:
-        rewrote: whether the base weight is the residual now, not W and not a merged weight.
-    """
-
-    rewrote = False
-
-    @abstractmethod
-    def split(
-        self, weight: Tensor, round_trip: RoundTrip, *, seed: int, name: str
-    ) -> Mapping[str, Tensor]:
-        """The frozen tensors, for a weight [out, in].
-
-        Args:
-            round_trip: what is left of a weight that is kept in the base layer's form.
-        """
-
-    @abstractmethod
-    def taken(self) -> Tensor:
-        """What the frozen tensors amount to: [out, in]."""
-
-    @abstractmethod
-    def original(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the layer gave before it was rewritten, where `base` is the residual."""
-
-    @abstractmethod
-    def beside_the_rest(self) -> tuple[Tensor, Tensor, float]:
-        """(A, B, s) of the LoRA that is added to the residual; that of `as_lora` is added to W."""
-
-    @torch.no_grad()
-    def put(self, frozen: Mapping[str, Tensor]) -> None:
-        """Set the frozen tensors, and start the factors from them; a rank, its part of these."""
-        for key, value in frozen.items():
-            self.get_buffer(key).copy_(value)
-            part, before = own_part(self.get_parameter(key.removesuffix("_0")).detach())
-            part.copy_(value[before : before + part.shape[0]])
 
 
 def check_base(model: nn.Module, layers: Iterable[AdapterLayer], *, readable: bool) -> None:
@@ -77,10 +30,10 @@ def check_base(model: nn.Module, layers: Iterable[AdapterLayer], *, readable: bo
             full-precision weight.
     """
     for layer in layers:
-        if not isinstance(layer, RewritingLayer):
+        if not layer.rewrites:
             continue
         there = model.get_submodule(layer.site.name)
-        if any(isinstance(module, RewritingLayer) for module in there.modules()):
+        if any(getattr(module, "rewrites", False) for module in there.modules()):
             raise InputError(
                 "another adapter has replaced the base weight already, and only one can; save that "
                 "one as a PEFT LoRA for the original model, and load it here",
@@ -177,9 +130,9 @@ def differs(attached: Attachment, state: Mapping[str, Tensor]) -> bool:
     )
 
 
-def rewriting(attached: Attachment) -> dict[str, RewritingLayer]:
+def rewriting(attached: Attachment) -> dict[str, AdapterLayer]:
     """The layers of an adapter that rewrite their base, by their sites' names."""
-    return {name: layer for name, layer in attached.layers() if isinstance(layer, RewritingLayer)}
+    return {name: layer for name, layer in attached.layers() if layer.rewrites}
 
 
 def _split_together(attached: Attachment, names: list[str], ranks: Ranks) -> None:
@@ -217,7 +170,7 @@ def _split_together(attached: Attachment, names: list[str], ranks: Ranks) -> Non
 
 
 def _kept(
-    attached: Attachment, name: str, layer: RewritingLayer, kept: Mapping[str, Tensor]
+    attached: Attachment, name: str, layer: AdapterLayer, kept: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The frozen tensors of a layer, which a checkpoint keeps under the model's names."""
     found: dict[str, Tensor] = {}

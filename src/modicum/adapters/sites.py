@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -27,15 +27,18 @@ class Site:
 
     `kind` is what the layer does with W; `transposed` says that it stores W^T, as the `Conv1D`
     of GPT-2 does, and an embedding, whose table [entries, width] is the transpose of the linear
-    map from one-hot rows. `dtype` is what an adapter's factors have there: fp32, or fp64 like W.
+    map from one-hot rows. A `block` is no map of one weight: its features are the residual
+    stream's. `dtype` is what an adapter's factors have there: fp32, or fp64 like W. `prepared` is
+    what a method found out about the layer from data, as JSON; empty before.
     """
 
     name: str
-    kind: Literal["linear", "embedding"]
+    kind: Literal["linear", "embedding", "block"]
     in_features: int
     out_features: int
     transposed: bool = False
     dtype: torch.dtype = torch.float32
+    prepared: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def suffix(self) -> str:

@@ -214,35 +214,9 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Run the room's battery of tests on every method in a file."""
-    from modicum.cli.tables import print_json, table
-    from modicum.core.contracts.catalog import read_file
-    from modicum.proofs.contracts import run_battery
+    from modicum.cli.checking import run_checks
 
-    records = read_file(file)
-    if not records:
-        raise InputError("defines no method: no class in it has an `info`", file=file)
-    results = [(record, result) for record in records for result in run_battery(record)]
-    rows = [
-        {
-            "method": record.name,
-            "check": result.name,
-            "passed": result.passed,
-            "message": result.message,
-        }
-        for record, result in results
-    ]
-    if as_json:
-        print_json(rows)
-    else:
-        marks = {True: "ok", False: "FAILED"}
-        headers = ("method", "check", "", "what is wrong")
-        table(
-            headers,
-            [(r["method"], r["check"], marks[bool(r["passed"])], r["message"]) for r in rows],
-        )
-    failed = [row for row in rows if not row["passed"]]
-    if failed:
-        raise FoundWanting(f"{len(failed)} of {len(rows)} checks failed")
+    run_checks(file, as_json=as_json)
 
 
 @app.command()

@@ -23,7 +23,7 @@ class AdapterActivations:
     """What adapters on the frozen decoder keep for the backward pass.
 
     Args:
-        sites: bytes that the adapter of each layer keeps, by the layer's full name.
+        sites: bytes that the adapter of each layer or block keeps, by its full name.
         inputs: of those layers, the ones whose input is kept for their adapter.
     """
 
@@ -96,7 +96,7 @@ class DecoderPart:
     def adapters(self) -> int:
         """Bytes that adapters keep here beyond the inputs."""
         sites = self.adapted.sites if self.adapted else {}
-        return sum(size for name, size in sites.items() if name.startswith(self.prefix))
+        return sum(size for name, size in sites.items() if f"{name}.".startswith(self.prefix))
 
 
 class DecoderBlock(DecoderPart):
@@ -130,7 +130,8 @@ class DecoderBlock(DecoderPart):
     @property
     def flows_on(self) -> bool:
         """Whether its output takes a gradient."""
-        return self.gate or self.up or self.learns("mlp.down_proj")
+        behind = self.adapted is not None and self.prefix.removesuffix(".") in self.adapted.sites
+        return self.gate or self.up or self.learns("mlp.down_proj") or behind
 
     @cached_property
     def saved(self) -> int:

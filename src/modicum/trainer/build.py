@@ -11,8 +11,8 @@ from torch import nn
 
 from modicum.adapters import AttachedAdapter
 from modicum.adapters.base import Adapter
+from modicum.adapters.preparation import Preparation
 from modicum.comm.base import Schedule
-from modicum.core.contracts.method import Context
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.step import StepContext, StepProgram
 from modicum.core.contracts.strategy import Strategy
@@ -74,8 +74,14 @@ def same_inputs(
     return lambda: identity, check
 
 
-def wrapped(plan: Plan, config: Any, *, adapted: bool = True) -> tuple[Any, AttachedAdapter | None]:
-    """A model of this shape without memory, in the recipe's dtype, its adapter attached if any."""
+def wrapped(
+    plan: Plan, config: Any, *, adapted: bool = True, prepared: Preparation | None = None
+) -> tuple[Any, AttachedAdapter | None]:
+    """A model of this shape without memory, in the recipe's dtype, its adapter attached if any.
+
+    Args:
+        prepared: what the adapter found out from data; None where that is not known yet.
+    """
     recipe = plan.recipe
     method = recipe.method("adapter") if adapted else None
     half = recipe.training.precision == "bf16" and method is not None
@@ -84,7 +90,7 @@ def wrapped(plan: Plan, config: Any, *, adapted: bool = True) -> tuple[Any, Atta
         adapter = None
         if method is not None:
             assert isinstance(method, Adapter)
-            adapter = method.bind(Context(model, recipe.training.seed))
+            adapter = method.attach(model, seed=recipe.training.seed, prepared=prepared)
     model.recompute = plan.prediction.choice.recompute
     return model, adapter
 
@@ -96,6 +102,7 @@ def build_model(
     *,
     compiled: bool = False,
     kept: Mapping[str, torch.Tensor] | None = None,
+    prepared: Preparation | None = None,
 ) -> tuple[Any, AttachedAdapter | None]:
     """The model on its device.
 
@@ -104,9 +111,10 @@ def build_model(
 
     Args:
         kept: the model's state in a checkpoint that the run resumes from.
+        prepared: what its adapter found out from data, if it asks for any.
     """
     recipe, device = plan.recipe, torch.device(plan.device)
-    model, adapter = wrapped(plan, config)
+    model, adapter = wrapped(plan, config, prepared=prepared)
     if compiled:
         compile_blocks(model)
     strategy.cut(model, model.blocks, device, methods=plan.task.called)

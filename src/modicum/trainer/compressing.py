@@ -55,7 +55,7 @@ def _compress(
     plan.task.fill(model, plan.inputs)
     calibration = method.calibrate(
         model,
-        _examples(plan, method.examples, data, ranks),
+        first_examples(plan, data, ranks, method.examples),
         plan.task.loss_sum,
         ranks=ranks,
         progress=lambda done, total: progress("calibrating", done, total),
@@ -69,14 +69,21 @@ def _compress(
     ranks.sum(0)  # nobody continues before it is written
 
 
-def _examples(plan: Plan, count: int, data: Data[Any], ranks: Ranks) -> Iterator[Any]:
-    """This rank's part of the first examples that the run will train on."""
-    chosen: list[int] = []
+def first_examples(
+    plan: Plan, data: Data[Any], ranks: Ranks, count: int | None = None
+) -> Iterator[Any]:
+    """This rank's part of the examples that the run will train on, in that order.
+
+    Args:
+        count: as many, over all ranks; None: each of the data's rows once.
+    """
+    left = min(count or len(data.train), len(data.train))
+    size = plan.prediction.choice.micro_batch_size
     step = 0
-    while len(chosen) < min(count, len(data.train)):
+    chosen: list[int] = []
+    while len(chosen) < left:
         chosen += data.sampler.indices(step)
         step += 1
-    own = share(chosen[:count], ranks)
-    size = plan.prediction.choice.micro_batch_size
+    own = share(chosen[:left], ranks)
     for first in range(0, len(own), size):
         yield data.train.batch(own[first : first + size]).to(plan.device)

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 RECIPE, PLAN, RUN = "recipe.yaml", "plan.jsonl", "run.json"
 BASE = "base"  # the model that a run began with, where it made that itself
+PREPARED = "prepared"  # what its adapter found out from data before the first update
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
 # In the order in which a run is removed: while its record is there, the others are no stranger's.
-_FOLDERS = ("model", "adapter", "compressed", "checkpoints", "data", "tokenizer", BASE)
+_FOLDERS = ("model", "adapter", "compressed", "checkpoints", "data", "tokenizer", BASE, PREPARED)
 _FILES = ("report.html", PLAN, METRICS, EVALUATIONS, SAMPLES, RECIPE, RUN)
 _NUMBER = (int, float)
 _ROWS: dict[str, Types] = {

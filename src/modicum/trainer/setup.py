@@ -23,7 +23,16 @@ from modicum.trainer.build import (
     same_inputs,
 )
 from modicum.trainer.compressing import with_base_compressed
-from modicum.trainer.folder import BASE, EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
+from modicum.trainer.folder import (
+    BASE,
+    EVALUATIONS,
+    METRICS,
+    PLAN,
+    PREPARED,
+    SAMPLES,
+    RunFolder,
+)
+from modicum.trainer.preparing import adapter_prepared
 from modicum.trainer.record import RunRecord
 from modicum.trainer.session import Session
 from modicum.trainer.stop import StopSignals
@@ -77,7 +86,12 @@ def begin(
     began_with = plan.inputs.model_folder
     plan = with_base_compressed(plan, data, folder.path / BASE, ranks, progress)
     kept = None if found is None else found.state["model"]
-    model, adapter = build_model(plan, config, strategy, compiled=is_compiled(plan), kept=kept)
+    before = Path(origin) / PREPARED if forked and origin is not None else None
+    own = folder.path / PREPARED
+    prepared = adapter_prepared(plan, data, own, ranks, progress, forked_from=before)
+    model, adapter = build_model(
+        plan, config, strategy, compiled=is_compiled(plan), kept=kept, prepared=prepared
+    )
     release()
     model.train()
     program = build_program(plan, model, strategy)

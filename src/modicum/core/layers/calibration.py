@@ -88,7 +88,7 @@ def calibrate(
         if ranks.broadcast(kept.is_file()):
             return watch.result(ranks, Calibration.load(kept) if ranks.first else None)
     total = len(batches) if isinstance(batches, Sequence) else None
-    with _undisturbed(model), watch.hooks():
+    with undisturbed(model), watch.hooks():
         for number, batch in enumerate(batches, start=1):
             _take(watch, model, batch, loss, mask)
             if progress is not None:
@@ -123,7 +123,7 @@ def _take(
 
 
 @contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients of parameters, for a `with` block; then all as before."""
     training = [module for module in model.modules() if module.training]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

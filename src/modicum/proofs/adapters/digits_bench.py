@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.adapters.base import Adapter
+from modicum.core.contracts.run_hooks import RunHooks
 from modicum.core.random import derive_seed
 from modicum.proofs.base import ProofRun
 from modicum.proofs.bench.baselines import described
@@ -117,7 +118,10 @@ class DigitsBench:
     def adapt(self, adapter: Adapter, learning_rate: float, seed: int = 0) -> Curve:
         """Adapt a copy of the base model; AdamW with warm-up and a linear fall to nothing."""
         model = copy.deepcopy(self.base)
-        attached = adapter.with_fields(targets=HIDDEN).attach(model, seed=seed)
+        adapter = adapter.with_fields(targets=HIDDEN)
+        batches = list(zip(*(part.split(BATCH) for part in self.turned), strict=True))
+        attached = adapter.attach(model, seed=seed, batches=batches, loss=_loss_sum)
+        hooks = RunHooks({"adapter": adapter.run_hook(attached)})
         optimizer = torch.optim.AdamW(attached.parameters(), lr=learning_rate)
         losses: list[float] = []
 
@@ -126,7 +130,7 @@ class DigitsBench:
             losses.append(F.cross_entropy(model(self.turned[0]), self.turned[1]).item())
 
         loss = self._loss(model, self.turned, BATCH, _generator("adapting", seed))
-        train([optimizer], loss, STEPS, schedule=ADAPTING, after_update=note)
+        train([optimizer], loss, STEPS, schedule=ADAPTING, after_update=note, hooks=hooks)
         trained = sum(parameter.numel() for parameter in attached.parameters())
         return Curve(tuple(losses), self.accuracy(model), trained)
 
@@ -162,6 +166,10 @@ class DigitsBench:
             return F.cross_entropy(model(data[0][rows]), data[1][rows])
 
         return loss
+
+
+def _loss_sum(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
 
 
 def _generator(name: str, seed: int) -> torch.Generator:

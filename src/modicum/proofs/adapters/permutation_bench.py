@@ -21,6 +21,7 @@ from torch import Tensor
 
 from modicum.adapters.base import Adapter
 from modicum.core.contracts.parameters import count, trainable
+from modicum.core.contracts.run_hooks import RunHooks
 from modicum.core.machine.memory import TensorMeter, bytes_by_kind
 from modicum.core.random import derive_seed
 from modicum.models import ModelConfig, create
@@ -32,6 +33,7 @@ from modicum.proofs.bench.sweep import Sweep, Swept
 from modicum.proofs.bench.training import RateSchedule, train
 
 CHANGED, CLIP, BATCH = 2, 1.0, 32
+PREPARED_FROM = 16  # batches, for adapters that look at data first
 SCHEDULE = RateSchedule(20, "line", last=0.1)
 PRETRAINING_RATE = 3e-3
 # Both sides' best lies in these: tried were 3e-4 to 1e-2 for full tuning and 3e-3 to 1e-1 for LoRA
@@ -138,12 +140,17 @@ class PermutationBench:
 
     def tune(self, contender: TuningContender, learning_rate: float, seed: int = 0) -> Tuned:
         """Fine-tune a copy of the base model."""
-        model, table = copy.deepcopy(self.base), self.new(seed)
+        model, table, hooks = copy.deepcopy(self.base), self.new(seed), RunHooks()
         if not isinstance(contender, FullTuning):
-            contender.attach(model, seed=seed)
+            looked_at = _generator("prepared from", seed)
+            batches = (self.source.batch(table, looked_at, BATCH) for _ in range(PREPARED_FROM))
+            attached = contender.attach(
+                model, seed=seed, batches=batches, loss=self.source.loss_sum
+            )
+            hooks.add("adapter", contender.run_hook(attached))
         parameters = [parameter for _, parameter in trainable(model)]
         optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
-        self._train(model, optimizer, table, self.size.steps, 1 + seed)
+        self._train(model, optimizer, table, self.size.steps, 1 + seed, hooks)
         with TensorMeter("cpu") as meter:
             tokens = self.source.batch(table, _generator("one step", seed), BATCH)
             self.source.loss(model, tokens).backward()
@@ -174,14 +181,20 @@ class PermutationBench:
         return self.sweep.best(name, contender, rates, baseline=baseline or full)
 
     def _train(
-        self, model: Llama, optimizer: torch.optim.Optimizer, table: Tensor, steps: int, seed: int
+        self,
+        model: Llama,
+        optimizer: torch.optim.Optimizer,
+        table: Tensor,
+        steps: int,
+        seed: int,
+        hooks: RunHooks | None = None,
     ) -> None:
         generator = _generator("training", seed)
 
         def loss(step: int) -> Tensor:
             return self.source.loss(model, self.source.batch(table, generator, BATCH))
 
-        train([optimizer], loss, steps, schedule=SCHEDULE, clip=CLIP)
+        train([optimizer], loss, steps, schedule=SCHEDULE, clip=CLIP, hooks=hooks)
 
 
 def _excess_of(tuned: Tuned) -> float:

@@ -60,6 +60,10 @@ class PermutationSource:
         logits = model(tokens[:, :-1])[:, 1:].float()
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 2:].flatten())
 
+    def loss_sum(self, model: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
+        """The same as a sum over sequences of their means."""
+        return self.loss(model, tokens) * len(tokens)
+
     @torch.no_grad()
     def excess(self, model: torch.nn.Module, table: Tensor) -> float:
         """KL(source || model) a token on held-out prefixes: the loss's exact distance to its floor.

@@ -11,6 +11,7 @@ from typing import Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
+from modicum.core.contracts.run_hooks import RunHooks
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.ranks.sharding import whole
 
@@ -56,6 +57,7 @@ def train(
     before_update: Hook | None = None,
     after_update: Hook | None = None,
     strategy: Strategy | None = None,
+    hooks: RunHooks | None = None,
 ) -> list[float]:
     """Make updates; the seconds of each.
 
@@ -68,24 +70,32 @@ def train(
         after_update: is called with `step` when weights are updated; True ends the training. What
             it takes is not in the seconds.
         strategy: how several ranks share the work; None where there is one.
+        hooks: methods that take part, with terms of the loss of their own.
     """
-    strategy, seconds = strategy or Strategy(), []
+    strategy, hooks, seconds = strategy or Strategy(), hooks or RunHooks(), []
     for step in range(steps):
         started = time.perf_counter()
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 own = group.setdefault("base_learning_rate", group["lr"])
                 group["lr"] = own * schedule(step, steps)
-        total = loss(step)
+        hooks.before_update(step + 1)
+        with hooks.forward_context("train"):
+            total = loss(step)
+            for term in hooks.extra_losses():
+                total = total + term.sum / term.count
         strategy.before_backward(last=True)
         total.backward()
         strategy.after_backward()
+        hooks.after_backward()
         if before_update is not None:
             before_update(step)
         if clip is not None:
             _clip(strategy, optimizers, clip)
+        hooks.before_optimizer(step + 1)
         for optimizer in optimizers:
             strategy.update(optimizer)
+            hooks.after_optimizer(step + 1, optimizer)
             optimizer.zero_grad()
         seconds.append(time.perf_counter() - started)
         if after_update is not None and after_update(step):

@@ -8,6 +8,7 @@ every method of the catalog.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import time
 import warnings
@@ -17,6 +18,7 @@ from typing import Any
 
 from modicum.core.contracts.catalog import MethodRecord
 from modicum.core.contracts.method import Method
+from modicum.core.contracts.traits import TRAITS
 from modicum.core.errors import InputError
 
 # The rooms that have a battery, and the package in which importing it registers its checks.
@@ -40,7 +42,8 @@ class Check:
     """One promise of a room: `sentence` for people, `dear` when it takes seconds.
 
     `slot` is that of the methods that it is for, where a room has methods of several; `proves` the
-    column of the table of combinations that it proves.
+    column of the table of combinations that it proves. It says something of methods that have all
+    traits of `needs` and none of `unless`.
     """
 
     name: str
@@ -49,6 +52,19 @@ class Check:
     dear: bool
     slot: str = ""
     proves: str = ""
+    needs: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+
+    def why_not(self, subject: Any) -> str | None:
+        """Why it says nothing of a method; None: it does, as far as traits tell."""
+        traits = subject.traits if isinstance(subject, Method) else subject.tiny().traits
+        for trait in self.needs:
+            if trait not in traits:
+                return f"the method does not claim `{trait}`: {TRAITS[trait]}"
+        for trait in self.unless:
+            if trait in traits:
+                return f"the method says `{trait}`: {TRAITS[trait]}"
+        return None
 
 
 @dataclass(frozen=True)
@@ -68,15 +84,29 @@ class CheckResult:
 
 
 def check(
-    room: str, *, slot: str = "", dear: bool = False, proves: str = ""
+    room: str,
+    *,
+    slot: str = "",
+    dear: bool = False,
+    proves: str = "",
+    needs: tuple[str, ...] = (),
+    unless: tuple[str, ...] = (),
 ) -> Callable[[Callable[[Any], None]], Any]:
     """Enter a function into a room's battery; its docstring's first line is the promise."""
 
     def enter(function: Callable[[Any], None]) -> Callable[[Any], None]:
         sentence = (function.__doc__ or "").strip().split("\n")[0]
         name = function.__name__.removeprefix("check_")
-        _CHECKS[room].append(Check(name, sentence, function, dear, slot, proves))
-        return function
+
+        @functools.wraps(function)
+        def guarded(subject: Any) -> None:
+            if (reason := entry.why_not(subject)) is not None:
+                raise NotApplicable(reason)
+            function(subject)
+
+        entry = Check(name, sentence, guarded, dear, slot, proves, needs, unless)
+        _CHECKS[room].append(entry)
+        return guarded
 
     return enter
 
@@ -94,6 +124,17 @@ def checks(room: str, *, slot: str = "", cheap_only: bool = False) -> list[Check
     importlib.import_module(BATTERIES[room])
     ours = [entry for entry in _CHECKS[room] if entry.slot == slot]
     return [entry for entry in ours if not (cheap_only and entry.dear)]
+
+
+def skipped_by_traits(subject: type[Method] | Method) -> dict[str, str]:
+    """The checks of its room that say nothing of a method, with the reason; known before any runs.
+
+    Raises:
+        InputError: the room has no battery.
+    """
+    battery = checks(subject.info.room, slot=subject.info.slot)
+    reasons = {entry.name: entry.why_not(subject) for entry in battery}
+    return {name: why for name, why in reasons.items() if why is not None}
 
 
 def run_battery(

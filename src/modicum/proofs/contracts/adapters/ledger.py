@@ -24,8 +24,8 @@ from modicum.proofs.contracts.adapters.subjects import (
     LLAMA,
     AdapterSubject,
     adapters_check,
+    attached,
     llama,
-    small,
     tokens,
 )
 
@@ -37,8 +37,8 @@ SHAPE = ModelQuery(sequences=3, tokens=24)
 @adapters_check()
 def check_parameters_and_bytes(subject: AdapterSubject) -> None:
     """The ledger's trained parameters and persistent bytes are those of the layers, exactly."""
-    value, model = small(subject), llama()
-    adapter = value.attach(model)
+    adapter = attached(subject, llama())
+    value = adapter.method
     sites = list(adapter.sites.values())
     predicted = sum(value.trained(site) for site in sites) + value.trained_shared(sites)
     real = sum(parameter.numel() for parameter in adapter.parameters())
@@ -57,7 +57,7 @@ def check_work(subject: AdapterSubject) -> None:
     """The ledger's matrix-product work beyond the frozen model's is what PyTorch counts."""
     base = _flops(llama(), frozen=True)
     model = llama()
-    adapter = small(subject).attach(model)
+    adapter = attached(subject, model)
     adapted, said = _flops(model), _ledger(adapter)
     for phase, counted, before in zip(("forward", "backward"), adapted, base, strict=True):
         extra, predicted = counted - before, said.flops(phase)
@@ -73,7 +73,7 @@ def check_activations(subject: AdapterSubject) -> None:
     for dropout in (0.0, 0.3):
         model = create(DEEP, seed=0)
         full = _saved(model)
-        adapter = small(subject, dropout=dropout).attach(model)
+        adapter = attached(subject, model, dropout=dropout)
         predicted = _saved_said(adapter) - _saved_said(None)
         measured = _saved(model) - full
         assert abs(measured - predicted) <= 0.05 * full, (

@@ -12,24 +12,22 @@ from modicum.proofs.contracts.adapters.subjects import (
     AdapterSubject,
     adapters_check,
     assert_close,
+    attached,
     distance,
     llama,
-    rewrites,
-    small,
     stir,
     tokens,
 )
-from modicum.proofs.contracts.base import NotApplicable
 
 
 @adapters_check()
 def check_bf16_base(subject: AdapterSubject) -> None:
     """On a bf16 base factors stay fp32, outputs are bf16 and near the fp32 model's."""
     model, ids = llama(), tokens()
-    stir(small(subject).attach(model))
+    stir(attached(subject, model))
     exact = model(ids)
     half = llama().bfloat16()
-    adapter = stir(small(subject).attach(half))
+    adapter = stir(attached(subject, half))
     kinds = {value.dtype for value in adapter.parameters()}
     assert kinds <= {torch.float32}, f"on a bf16 base the factors are {kinds}"
     output = half(ids)
@@ -44,7 +42,7 @@ def check_bf16_base(subject: AdapterSubject) -> None:
 def check_autocast(subject: AdapterSubject) -> None:
     """Under bf16 autocast the layers give bf16, factors and gradients stay fp32."""
     model, ids = llama(), tokens()
-    adapter = stir(small(subject).attach(model))
+    adapter = stir(attached(subject, model))
     exact = model(ids)
     with torch.autocast("cpu", torch.bfloat16):
         output = model(ids)
@@ -65,9 +63,9 @@ def check_autocast(subject: AdapterSubject) -> None:
 def check_dropout(subject: AdapterSubject) -> None:
     """Dropout follows torch's generator, acts in training alone, and spares the base."""
     model, ids = llama(), tokens()
-    stir(small(subject, dropout=0.5).attach(model))
+    stir(attached(subject, model, dropout=0.5))
     plain = llama()
-    stir(small(subject, dropout=0.0).attach(plain))
+    stir(attached(subject, plain, dropout=0.0))
 
     def run(seed: int) -> Tensor:
         torch.manual_seed(seed)
@@ -79,10 +77,10 @@ def check_dropout(subject: AdapterSubject) -> None:
     model.eval()
     assert torch.equal(run(1), run(2)), "dropout acts in evaluation"
     assert_close(run(1), plain(ids), 1e-5, "evaluation differs from the adapter without dropout")
-    if not rewrites(subject):
+    if not {"starts_near", "starts_elsewhere"} & set(subject.info.traits):
         # A fresh adapter adds nothing, so what dropout changes here is the base's own part.
         fresh = llama()
-        small(subject, dropout=0.5).attach(fresh)
+        attached(subject, fresh, dropout=0.5)
         assert torch.equal(fresh(ids), llama()(ids)), "dropout reaches the base's own path"
 
 
@@ -93,7 +91,7 @@ def check_recomputation(subject: AdapterSubject) -> None:
     for recompute in (False, True):
         model = llama()
         model.recompute = recompute
-        adapter = stir(small(subject, dropout=0.2).attach(model))
+        adapter = stir(attached(subject, model, dropout=0.2))
         torch.manual_seed(5)
         gradients.append(_gradients(model, adapter, tokens()))
     for one, other in zip(*gradients, strict=True):
@@ -104,7 +102,7 @@ def check_recomputation(subject: AdapterSubject) -> None:
 def check_accumulation(subject: AdapterSubject) -> None:
     """Gradients of two halves of a batch add up to those of the full batch, to 1e-5."""
     model, ids = llama(), tokens(4)
-    adapter = stir(small(subject).attach(model))
+    adapter = stir(attached(subject, model))
     whole = _gradients(model, adapter, ids)
     for half in ids.split(2):
         model(half).square().sum().backward()
@@ -114,13 +112,11 @@ def check_accumulation(subject: AdapterSubject) -> None:
         assert found <= 1e-5, f"accumulated gradients differ by {found:.3g}"
 
 
-@adapters_check(dear=True)
+@adapters_check(dear=True, needs=("compiles",))
 def check_compiles(subject: AdapterSubject) -> None:
     """Compiled as one graph, outputs equal the eager ones to 1e-5, and gradients to 1e-4."""
-    if "compiles" not in subject.info.traits:
-        raise NotApplicable("the method does not claim `compiles`")
     model, ids = llama(), tokens()
-    adapter = stir(small(subject).attach(model))
+    adapter = stir(attached(subject, model))
     output, gradients = model(ids), _gradients(model, adapter, ids)
     # aot_eager traces forward and backward as inductor does, and needs no C++ compiler.
     torch.compiler.reset()

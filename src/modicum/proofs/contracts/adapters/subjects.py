@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from modicum.adapters.attached_adapter import AttachedAdapter
-from modicum.adapters.base import Adapter
+from modicum.adapters.base import Adapter, ReadWeight
+from modicum.adapters.preparation import PreparationContext, prepared_by
 from modicum.core.random import normal_
 from modicum.models import ModelConfig, create
 from modicum.models.llama import Llama
@@ -31,19 +33,91 @@ def small(subject: AdapterSubject, **fields: Any) -> Adapter:
     return subject.tiny(**fields)
 
 
+def attached(
+    subject: AdapterSubject,
+    model: nn.Module,
+    *,
+    name: str = "default",
+    seed: int = 0,
+    weights: ReadWeight | None = None,
+    **fields: Any,
+) -> AttachedAdapter:
+    """The small value on a model, prepared from a few batches that fit it where it asks for data.
+
+    On meta it has what a decoder with numbers gave.
+    """
+    value = small(subject, **fields)
+    prepared = None
+    if "prepares_from_data" in value.traits:
+        full = llama() if any(p.is_meta for p in model.parameters()) else model
+        context = PreparationContext(full, tuple(value.sites(full)), _batches(full), _loss)
+        prepared = prepared_by(value.prepare, replace(context, seed=seed))
+    return value.attach(model, name=name, seed=seed, weights=weights, prepared=prepared)
+
+
+def _batches(model: nn.Module) -> list[Tensor]:
+    if isinstance(model, nn.Sequential | OddBlocks):
+        dtype = next(model.parameters()).dtype
+        return [numbers(16, 7, name=f"batch {index}", dtype=dtype) for index in range(2)]
+    return [tokens(4), tokens(4, 6)]
+
+
+def _loss(model: nn.Module, batch: Tensor) -> Tensor:
+    outputs = model(batch)
+    outputs = getattr(outputs, "logits", outputs)
+    return outputs.float().square().sum()
+
+
 def rewrites(subject: AdapterSubject) -> bool:
     """Whether the method puts another weight into the base when it is attached."""
     return "rewrites_base" in subject.info.traits
 
 
-def odd_model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """Two layers whose widths are no power of two, one with a bias: [..., 7] to [..., 5]."""
+def start_tolerance(subject: AdapterSubject) -> float:
+    """How far a model may be from what it was before an adapter came that is not used."""
+    return 1e-5 if "starts_near" in subject.info.traits else 0.0
+
+
+class OddBlock(nn.Module):
+    """A residual block of an odd width: [..., 7] to [..., 7]."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(7, dtype=dtype)
+        self.linear = nn.Linear(7, 7, dtype=dtype)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The inputs, and what the layer adds."""
+        return inputs + torch.tanh(self.linear(self.norm(inputs)))
+
+
+class OddBlocks(nn.Module):
+    """Two such blocks, and a layer behind them."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(OddBlock(dtype) for _ in range(2))
+        self.narrow = nn.Linear(7, 5, bias=False, dtype=dtype)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs [..., 7] to [..., 5]."""
+        for block in self.blocks:
+            inputs = block(inputs)
+        return self.narrow(inputs)
+
+
+def odd_model(subject: AdapterSubject, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Layers whose widths are no power of two, some with a bias: [..., 7] to [..., 5].
+
+    For a method that works after blocks, two blocks before the last layer.
+    """
     layers = OrderedDict(
         wide=nn.Linear(7, 13, dtype=dtype),
         bend=nn.Tanh(),
         narrow=nn.Linear(13, 5, bias=False, dtype=dtype),
     )
-    model = nn.Sequential(layers)
+    after = "after_block" in subject.info.traits
+    model: nn.Module = OddBlocks(dtype) if after else nn.Sequential(layers)
     for name, parameter in model.named_parameters():
         normal_(parameter, std=0.4, seed=0, name=name)
     return model

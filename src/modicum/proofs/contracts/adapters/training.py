@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from modicum.proofs.contracts.adapters.subjects import (
     AdapterSubject,
     adapters_check,
+    attached,
     numbers,
     odd_model,
-    small,
     tokens,
 )
 from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
@@ -19,10 +19,10 @@ from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train
 @adapters_check(proves="alone")
 def check_learns_in_a_plain_loop(subject: AdapterSubject) -> None:
     """Attach, an optimizer of torch's, a loop: the loss falls by a fifth at least."""
-    model, inputs = odd_model(), numbers(32, 7)
+    model, inputs = odd_model(subject), numbers(32, 7)
     with torch.no_grad():
         targets = model(inputs) + 0.5 * numbers(32, 5, name="targets")
-    adapter = small(subject).attach(model)
+    adapter = attached(subject, model)
     optimizer = torch.optim.AdamW(adapter.parameters(), lr=2e-2)
     losses = []
     for _ in range(60):
@@ -40,7 +40,7 @@ def check_trains_under_transformers(subject: AdapterSubject) -> None:
     model = hugging_face_llama()
     base = {name: value.detach().clone() for name, value in model.named_parameters()}
     # Where the first weights can be read, they come back to the bit.
-    adapter = small(subject).attach(model, weights=lambda name: base[f"{name}.weight"])
+    adapter = attached(subject, model, weights=lambda name: base[f"{name}.weight"])
     before = {name: value.detach().clone() for name, value in adapter.named_parameters()}
     train_under_transformers(model, tokens(8), max_steps=3, learning_rate=1e-2)
     after = adapter.state_dict()

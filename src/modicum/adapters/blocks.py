@@ -1,0 +1,93 @@
+"""Blocks as sites: where adapters go that change what a block gives, not a layer's weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from modicum.adapters.sites import Site
+from modicum.core.errors import InputError
+from modicum.core.layers.plain_layers import plain_type
+from modicum.core.layers.targets import named
+
+ALL_BLOCKS = "all-blocks"
+
+
+def block_sites(model: nn.Module) -> list[Site]:
+    """Every block of a model: the modules of its outermost lists of alike modules.
+
+    `in_features` and `out_features` of a block are the width of the residual stream, as the block's
+    first norm has it.
+
+    >>> norm = lambda: nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))
+    >>> [(site.name, site.out_features) for site in block_sites(nn.ModuleList([norm(), norm()]))]
+    [('0', 4), ('1', 4)]
+    """
+    sites: list[Site] = []
+    lists = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)
+    }
+    for name, module in lists.items():
+        inside = any(name != other and name.startswith(f"{other}.") for other in lists)
+        inside |= "" in lists and name != ""
+        kinds = {plain_type(block) for block in module}
+        if inside or len(kinds) != 1 or not any(True for _ in module.parameters()):
+            continue
+        for index, block in enumerate(module):
+            if (norm := first_norm(block)) is not None:
+                own = f"{name}.{index}".lstrip(".")
+                sites.append(Site(own, "block", norm[1], norm[1], dtype=_dtype(block)))
+    return sites
+
+
+def first_norm(block: nn.Module) -> tuple[str, int] | None:
+    """The name in a block of its first norm, and the width of what that reads; None: it has none.
+
+    >>> first_norm(nn.ModuleDict({"norm": nn.LayerNorm(4), "up": nn.Linear(4, 8)}))
+    ('norm', 4)
+    """
+    for name, module in block.named_modules():
+        weight = module._parameters.get("weight")
+        if "norm" in type(module).__name__.lower() and weight is not None and weight.ndim == 1:
+            return name, weight.shape[0]
+    return None
+
+
+def choose_blocks(
+    model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()
+) -> list[Site]:
+    """The blocks that `targets` name: a full name, its last parts, a pattern, or `all-blocks`.
+
+    Raises:
+        InputError: the model has no blocks with a norm; a target matches none; or none is left.
+    """
+    sites = block_sites(model)
+    if not sites:
+        problem = "the model has no list of blocks with a norm each, after which this could work"
+        raise InputError(problem, field="targets")
+    for target in targets:
+        if target != ALL_BLOCKS and not any(named(site.name, [target]) for site in sites):
+            names = [ALL_BLOCKS, *(site.name for site in sites)]
+            raise InputError(
+                "no block of the model has this name",
+                field="targets",
+                value=target,
+                allowed=", ".join(names),
+                candidates=names,
+            )
+    every = ALL_BLOCKS in targets
+    kept = [
+        site
+        for site in sites
+        if (every or named(site.name, targets)) and not named(site.name, exclude)
+    ]
+    if not kept:
+        raise InputError("every block that `targets` names is excluded again", field="exclude")
+    return kept
+
+
+def _dtype(block: nn.Module) -> torch.dtype:
+    wide = any(parameter.dtype == torch.float64 for parameter in block.parameters())
+    return torch.float64 if wide else torch.float32

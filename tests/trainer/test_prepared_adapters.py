@@ -1,0 +1,141 @@
+"""Runs of an adapter that looks at data first, works after blocks and has a loss of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool
+from tests.trainer.test_ranks import DDP, FSDP, column, outcome, recipe_of, rows, trains
+
+from modicum import adapters
+from modicum.adapters.preparation import Preparation
+from modicum.checkpoint import CheckpointStore
+from modicum.core.contracts.catalog import read_file
+from modicum.core.errors import InputError
+from modicum.core.ranks.ranks import Ranks
+from modicum.models import huggingface
+from modicum.trainer.folder import PREPARED
+
+PLUGIN = Path(__file__).parents[2] / "docs" / "contributing" / "examples" / "pulled_directions.py"
+
+
+@pytest.fixture(scope="module")
+def base(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base") / "run"
+    assert trains(Ranks(), recipe_of(questions, training={"steps": 4}), folder) == "done"
+    return folder
+
+
+def values(base: Path, data: Path, **sections: Any) -> dict[str, Any]:
+    made = recipe_of(data, **sections)
+    adapter = {"method": "pulled_directions", "rank": 6, "share": 0.9, "examples": 32, "pull": 0.1}
+    return made | {"model": {"path": str(base)}, "adapter": adapter, "plugins": [str(PLUGIN)]}
+
+
+@pytest.fixture(scope="module")
+def alone(base: Path, questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared") / "run"
+    assert trains(Ranks(), values(base, questions), folder) == "done"
+    return folder
+
+
+@pytest.mark.dear
+def test_what_data_gave_is_kept_and_loaded_again(base: Path, alone: Path) -> None:
+    prepared = Preparation.load(alone / PREPARED)
+    assert set(prepared.values) == {"model.layers.0", "model.layers.1"}
+    assert all(term > 0 for term in column(alone, "extra_loss"))
+    config = json.loads((alone / "adapter" / "modicum_adapter.json").read_text())
+    assert config["prepared"] == prepared.values
+    model = huggingface.load(base / "model")
+    ids = torch.arange(24).view(2, 12)
+    before = model(ids)
+    adapter = adapters.load(model, alone / "adapter", plugins=[PLUGIN])
+    assert not torch.equal(model(ids), before)
+    trained = CheckpointStore(alone / "checkpoints").newest(lambda message: None)
+    for name, own in prepared.tensors.items():
+        assert torch.equal(adapter.state_dict()[f"{name}.V"], own["V"])
+        kept = trained.state["model"][f"{name}.layers_by_adapter.default.G"]
+        assert torch.equal(adapter.state_dict()[f"{name}.G"], kept)
+    with adapter.disabled():
+        assert torch.equal(model(ids), before)
+
+
+@pytest.mark.dear
+@pytest.mark.parametrize("stopped", [2, 9])
+def test_killed_it_resumes_to_the_bit(
+    base: Path, questions: Path, alone: Path, tmp_path: Path, stopped: int
+) -> None:
+    made = values(base, questions)
+    assert trains(Ranks(), made, tmp_path / "run", (0, stopped)).startswith("4: stopped")
+    assert len(rows(tmp_path / "run")) == stopped
+    assert trains(Ranks(), made, tmp_path / "run") == "done"
+    assert outcome(tmp_path / "run") == outcome(alone)
+
+
+@pytest.mark.dear
+def test_killed_before_it_was_kept_it_finds_the_same(
+    base: Path, questions: Path, alone: Path, tmp_path: Path
+) -> None:
+    made = values(base, questions)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Preparation, "save", _fails)
+        with pytest.raises(KeyboardInterrupt):
+            trains(Ranks(), made, tmp_path / "run")
+    assert not (tmp_path / "run" / PREPARED).exists()
+    assert trains(Ranks(), made, tmp_path / "run") == "done"
+    assert outcome(tmp_path / "run") == outcome(alone)
+
+
+def _fails(self: Preparation, folder: Path) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.dear
+@pytest.mark.parametrize("how", [{"recompute": "blocks"}, {"precision": "bf16"}])
+def test_it_trains_recomputed_and_in_bf16(
+    base: Path, questions: Path, alone: Path, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    assert trains(Ranks(), values(base, questions, training=how), tmp_path / "run") == "done"
+    off = 0.05 if "precision" in how else 1e-6
+    for key in ("loss", "extra_loss"):
+        assert column(tmp_path / "run", key) == pytest.approx(column(alone, key), rel=off, abs=1e-3)
+
+
+@pytest.mark.ranks
+@pytest.mark.dear
+@pytest.mark.parametrize("parallel", [DDP, FSDP])
+def test_on_two_ranks_it_is_the_same(
+    pool: Pool,
+    base: Path,
+    questions: Path,
+    alone: Path,
+    tmp_path: Path,
+    parallel: dict[str, Any],
+) -> None:
+    made = values(base, questions, parallel=parallel)
+    assert pool.run(trains, made, tmp_path / "run", ranks=2) == ["done"] * 2
+    # The term is of the last micro-batch, of which each rank has another.
+    for key, off in (("loss", 1e-3), ("gradient_norm", 1e-3), ("extra_loss", 1e-2)):
+        assert column(tmp_path / "run", key) == pytest.approx(column(alone, key), rel=off)
+
+
+@pytest.mark.dear
+def test_a_fork_begins_with_what_the_other_run_found(
+    base: Path, questions: Path, alone: Path, tmp_path: Path
+) -> None:
+    made = values(base, questions, training={"steps": 14})
+    made["data"]["limit"] = "3 kB"
+    assert trains(Ranks(), made, tmp_path / "run", fork=alone) == "done"
+    found, known = (Preparation.load(run / PREPARED) for run in (tmp_path / "run", alone))
+    assert found.values == known.values
+
+
+def test_a_method_that_asks_for_data_says_so(base: Path) -> None:
+    [record] = read_file(PLUGIN)
+    model = huggingface.load(base / "model")
+    with pytest.raises(InputError, match="give `batches` and `loss`"):
+        record.load()(rank=2).attach(model)
