@@ -175,18 +175,18 @@ def splits(ranks: Ranks, kind: str) -> tuple[int, list[Tensor]]:
     import modicum.adapters.pissa as home
 
     made = [0]
-    original = home.truncated_svd
+    original = home.kept_svd
 
     def counting(*args: Any, **named: Any) -> Any:
         made[0] += 1
         # Another kind of machine: what it splits differs a little.
         return tuple(part * (1 + 1e-6 * ranks.rank) for part in original(*args, **named))
 
-    home.truncated_svd = counting
+    home.kept_svd = counting
     try:
         training = Training(ranks, kind, "pissa")
     finally:
-        home.truncated_svd = original
+        home.kept_svd = original
     return made[0], list(training.weights().values())
 
 

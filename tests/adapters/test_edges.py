@@ -146,7 +146,7 @@ def test_an_expert_that_got_nothing_is_a_warning() -> None:
 
 
 def adapted(value: Adapter = METHODS[0], dtype: torch.dtype = torch.float32) -> AttachedAdapter:
-    return stir(value.attach(odd_model(dtype)))
+    return stir(value.attach(odd_model(dtype=dtype)))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 1e-9])

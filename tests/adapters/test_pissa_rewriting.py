@@ -38,7 +38,7 @@ def test_a_checkpoint_rewrites_the_base_to_the_bit_without_another_svd(
     first = llama()
     PiSSA(rank=2, niter=2).attach(first, seed=1)
     state = {k: v.clone() for k, v in first.state_dict().items() if "layers_by_adapter" in k}
-    monkeypatch.setattr("modicum.adapters.pissa.truncated_svd", None)
+    monkeypatch.setattr("modicum.adapters.pissa.kept_svd", None)
     model = llama("meta")
     adapter = PiSSA(rank=2, niter=2).attach(model, seed=2)
     model.to_empty(device="cpu").initialise(0)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from modicum.compress import FWSVD, Calibration, CompressedModel, load
 from modicum.compress.files import DESCRIPTION
 from modicum.core.errors import InputError
-from modicum.core.layers import factorize
+from modicum.core.layers import basis_cache
 from modicum.core.layers.linear_forms import full_weight
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
@@ -87,7 +87,7 @@ def test_decompositions_are_kept_for_other_ranks(
     FWSVD(rank=2).fit(model, calibration, cache=tmp_path)
     expected, other = shared(), shared()
     FWSVD(rank=3).fit(expected, calibration)
-    monkeypatch.setattr(factorize, "decompose", None)
+    monkeypatch.setattr(basis_cache, "truncated_svd", None)
     FWSVD(rank=3).fit(other, calibration, cache=tmp_path)
     for one, two in zip(expected.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)

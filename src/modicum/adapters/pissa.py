@@ -14,7 +14,8 @@ from modicum.adapters.lora import LoRA, LoRALayer
 from modicum.adapters.sites import Site
 from modicum.core.contracts.method import Against, Info, PositiveInt
 from modicum.core.errors import InputError
-from modicum.core.layers.truncated_svd import truncated_svd, with_fixed_signs
+from modicum.core.layers.basis_cache import kept_svd
+from modicum.core.layers.truncated_svd import with_fixed_signs
 from modicum.core.ranks.sharding import whole
 
 
@@ -30,9 +31,7 @@ class PiSSALayer(LoRALayer):
     ) -> dict[str, Tensor]:
         method, lost = self.method, weight
         for last in (*(False,) * (method.rounds - 1), True):
-            left, singular, right = truncated_svd(
-                lost, method.rank, method.niter, seed=seed, name=name
-            )
+            left, singular, right = kept_svd(lost, method.rank, method.niter, seed=seed, name=name)
             left, right = with_fixed_signs(left, right)
             root = (singular / method.scale).sqrt()
             a, b = root[:, None] * right, left * root

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from modicum.adapters import base_weights
@@ -18,7 +17,8 @@ from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import AdapterLayer
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import form_of
-from modicum.core.ranks.ranks import Ranks, peer_errors
+from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.turns import by_turns
 
 
 def check_base(model: nn.Module, layers: Iterable[AdapterLayer], *, readable: bool) -> None:
@@ -78,9 +78,7 @@ def rewrite(attached: Attachment, kept: Mapping[str, Tensor] | None, ranks: Rank
         for name, layer in layers.items():
             layer.put(_kept(attached, name, layer, kept))
     else:
-        names = list(layers)
-        for first in range(0, len(names), ranks.size):
-            _split_together(attached, names[first : first + ranks.size], ranks)
+        _split(attached, layers, ranks)
     for name, layer in layers.items():
         base = attached.model.get_submodule(name)
         base_weights.write(base, layer.site, original_weight(attached, name) - layer.taken())
@@ -135,38 +133,25 @@ def rewriting(attached: Attachment) -> dict[str, AdapterLayer]:
     return {name: layer for name, layer in attached.layers() if layer.rewrites}
 
 
-def _split_together(attached: Attachment, names: list[str], ranks: Ranks) -> None:
-    """Split as many layers as there are ranks, each on one rank, and tell all what came out."""
-    layers = rewriting(attached)
-    mine: Mapping[str, Tensor] = {}
-    # A weight that is sharded over ranks is gathered by all; a reader gives it to who asks.
-    weights = {
-        name: original_weight(attached, name)
-        for owner, name in enumerate(names)
-        if attached.weights is None or owner == ranks.rank
-    }
-    if ranks.rank < len(names):
-        name = names[ranks.rank]
-        if not weights[name].isfinite().all():
+def _split(attached: Attachment, layers: Mapping[str, AdapterLayer], ranks: Ranks) -> None:
+    """Split each layer's weight, by one rank, and start its factors from what came out."""
+
+    def read(name: str, mine: bool) -> Tensor | None:
+        # A weight that is sharded over ranks is gathered by all; a reader gives it to who asks.
+        return original_weight(attached, name) if mine or attached.weights is None else None
+
+    def make(name: str, weight: Tensor) -> Mapping[str, Tensor]:
+        if not weight.isfinite().all():
             raise InputError("its weight has values that are not finite", value=name)
-        mine = layers[name].split(
-            weights[name],
+        return layers[name].split(
+            weight,
             partial(base_weights.round_trip, attached.model.get_submodule(name)),
             seed=attached.seed,
             name=f"{attached.name}/{name}",
         )
-    for owner, name in enumerate(names):
-        layer = layers[name]
-        device = next(layer.buffers()).device
-        values = {
-            key: mine[key].contiguous() if owner == ranks.rank else factor.empty(device)
-            for key, factor in attached.method.frozen(layer.site).items()
-        }
-        if not ranks.alone:
-            with peer_errors():
-                for value in values.values():
-                    dist.broadcast(value, owner)
-        layer.put(values)
+
+    for name, values in by_turns(list(layers), make, ranks, read=read):
+        layers[name].put(values)
 
 
 def _kept(

@@ -17,6 +17,7 @@ from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.step import StepContext, StepProgram
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
+from modicum.core.layers.basis_cache import bases_kept_in, own_folder
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.ranks import Ranks
@@ -124,8 +125,9 @@ def build_model(
     else:
         plan.task.fill(model, plan.inputs)
     if adapter is not None:
-        weights = plan.task.weights(plan.inputs)
-        adapter.initialise(weights=weights, kept=kept, ranks=strategy.ranks)
+        weights, folder = plan.task.weights(plan.inputs), plan.inputs.model_folder
+        with bases_kept_in(None if folder is None else own_folder(folder)):
+            adapter.initialise(weights=weights, kept=kept, ranks=strategy.ranks)
     strategy.start(model)
     return model, adapter
 

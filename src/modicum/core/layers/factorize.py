@@ -7,18 +7,15 @@ metric alone.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from modicum.core.digest import tensors_digest
 from modicum.core.errors import InputError
-from modicum.core.files import publish_file
-from modicum.core.layers.truncated_svd import truncated_svd
+from modicum.core.layers.basis_cache import bases_kept_in, kept_svd
 
 
 def share_rank(in_features: int, out_features: int, share: float = 0.5, multiple: int = 1) -> int:
@@ -98,24 +95,14 @@ def decompose(weight: Tensor, metric: Tensor | None = None) -> Basis:
     wide = weight.detach().double()
     if metric is not None:
         wide = _weighted(wide, metric.detach().to(wide))
-    left, values, _ = truncated_svd(wide)
+    left, values, _ = kept_svd(wide)
     return Basis(left, values)
 
 
 def decomposed(weight: Tensor, metric: Tensor | None, cache: str | Path | None) -> Basis:
     """`decompose`, or what it gave before for the same numbers, as the folder `cache` keeps it."""
-    if cache is None:
+    with nullcontext() if cache is None else bases_kept_in(cache):
         return decompose(weight, metric)
-    named = [("weight", weight), *([] if metric is None else [("metric", metric)])]
-    file = Path(cache) / f"basis-{tensors_digest(named)[:32]}.safetensors"
-    try:
-        with safe_open(file, framework="pt", device=str(weight.device)) as opened:
-            return Basis(opened.get_tensor("left"), opened.get_tensor("values"))
-    except (OSError, SafetensorError):  # not there yet, or damaged: made anew
-        basis = decompose(weight, metric)
-    with publish_file(file) as temporary:
-        save_file({"left": basis.left.contiguous(), "values": basis.values}, temporary)
-    return basis
 
 
 def _weighted(weight: Tensor, metric: Tensor) -> Tensor:

@@ -106,7 +106,9 @@ class OddBlocks(nn.Module):
         return self.narrow(inputs)
 
 
-def odd_model(subject: AdapterSubject, dtype: torch.dtype = torch.float32) -> nn.Module:
+def odd_model(
+    subject: AdapterSubject | None = None, dtype: torch.dtype = torch.float32
+) -> nn.Module:
     """Layers whose widths are no power of two, some with a bias: [..., 7] to [..., 5].
 
     For a method that works after blocks, two blocks before the last layer.
@@ -116,7 +118,7 @@ def odd_model(subject: AdapterSubject, dtype: torch.dtype = torch.float32) -> nn
         bend=nn.Tanh(),
         narrow=nn.Linear(13, 5, bias=False, dtype=dtype),
     )
-    after = "after_block" in subject.info.traits
+    after = subject is not None and "after_block" in subject.info.traits
     model: nn.Module = OddBlocks(dtype) if after else nn.Sequential(layers)
     for name, parameter in model.named_parameters():
         normal_(parameter, std=0.4, seed=0, name=name)
