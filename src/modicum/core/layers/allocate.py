@@ -117,8 +117,8 @@ def allocate(curves: Mapping[str, GainCurve], total: int) -> Allocation:
     Source: the multiple-choice knapsack problem; Sinha and Zoltners, Operations Research 27 (1979),
     for the fractional bound.
 
-    >>> curves = {"a": GainCurve.of_gains([9, 4, 1], cost=2), "b": GainCurve.of_gains([5, 5, 5], cost=3)}
-    >>> allocate(curves, 9).amounts
+    >>> first, second = GainCurve.of_gains([9, 4, 1], cost=2), GainCurve.of_gains([5] * 3, cost=3)
+    >>> allocate({"a": first, "b": second}, 9).amounts
     {'a': 1, 'b': 2}
     """
     least = sum(min(curve.costs) for curve in curves.values())
