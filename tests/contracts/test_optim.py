@@ -1,13 +1,19 @@
-"""Values of optimizers that the battery's own choice leaves out."""
+"""Values that the battery's own choice leaves out, and methods that are no optimizer of torch's."""
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
+import torch
+
+from modicum.core.contracts.catalog import read_file
 from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.optim import GaLore
 from modicum.proofs import run_battery
 
+PLUGINS = Path(__file__).parent / "plugins"
 # What the values of the battery's own choice leave out.
 VALUES = [
     GaLore.value(rank=3, update_gap=2, side="full", svd="randomized", on_refresh="rotate"),
@@ -20,3 +26,31 @@ VALUES = [
 def test_values_of_galore(value: OptimizerMethod) -> None:
     results = run_battery(value, cheap_only=True)
     assert [(result.name, result.message) for result in results if not result.passed] == []
+
+
+@pytest.mark.parametrize("name", ["forward_only", "student", "pull"])
+def test_a_method_without_an_optimizer_is_looked_at_by_its_updates(name: str) -> None:
+    (record,) = read_file(PLUGINS / f"{name}.py")
+    results = run_battery(record, cheap_only=True)
+    assert [(result.name, result.message) for result in results if not result.passed] == []
+    assert sum(not result.skipped for result in results) >= 6
+
+
+def test_a_program_with_mistakes_is_found_wanting() -> None:
+    (record,) = read_file(PLUGINS / "forward_only.py")
+    kind = record.load()
+
+    class Careless(kind):
+        def bind_step(self, context):
+            program = kind.bind_step(self, context)
+            loss = type(program).loss
+            program.rehearse = lambda batch, tokens: program.move(0, 0.1)
+            program.loss = lambda *given: torch.nan_to_num(loss(program, *given))
+            program.context = replace(program.context, seed=torch.initial_seed())
+            return program
+
+    results = {result.name: result for result in run_battery(Careless, cheap_only=True)}
+    wanting = {name for name, result in results.items() if not result.passed}
+    assert wanting >= {
+        "rehearsing_changes_nothing", "what_is_no_number_is_skipped", "program_is_deterministic",
+    }  # fmt: skip

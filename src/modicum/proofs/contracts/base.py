@@ -43,7 +43,7 @@ class Check:
 
     `slot` is that of the methods that it is for, where a room has methods of several; `proves` the
     column of the table of combinations that it proves. It says something of methods that have all
-    traits of `needs` and none of `unless`.
+    traits of `needs` and none of `unless`, and of which `refuses` gives no reason.
     """
 
     name: str
@@ -54,9 +54,12 @@ class Check:
     proves: str = ""
     needs: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
+    refuses: Callable[[Any], str | None] = lambda subject: None
 
     def why_not(self, subject: Any) -> str | None:
         """Why it says nothing of a method; None: it does, as far as traits tell."""
+        if (reason := self.refuses(subject)) is not None:
+            return reason
         traits = subject.traits if isinstance(subject, Method) else subject.tiny().traits
         for trait in self.needs:
             if trait not in traits:
@@ -91,6 +94,7 @@ def check(
     proves: str = "",
     needs: tuple[str, ...] = (),
     unless: tuple[str, ...] = (),
+    refuses: Callable[[Any], str | None] = lambda subject: None,
 ) -> Callable[[Callable[[Any], None]], Any]:
     """Enter a function into a room's battery; its docstring's first line is the promise."""
 
@@ -104,7 +108,7 @@ def check(
                 raise NotApplicable(reason)
             function(subject)
 
-        entry = Check(name, sentence, guarded, dear, slot, proves, needs, unless)
+        entry = Check(name, sentence, guarded, dear, slot, proves, needs, unless, refuses)
         _CHECKS[room].append(entry)
         return guarded
 

@@ -1,5 +1,12 @@
 """What must hold of every method of the room; importing this enters the checks into its battery."""
 
-from modicum.proofs.contracts.optim import ledger, state, training, transforms, updates
+from modicum.proofs.contracts.optim import (
+    ledger,
+    programs,
+    state,
+    training,
+    transforms,
+    updates,
+)
 
-__all__ = ["ledger", "state", "training", "transforms", "updates"]
+__all__ = ["ledger", "programs", "state", "training", "transforms", "updates"]

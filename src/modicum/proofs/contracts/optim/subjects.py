@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modicum.core.contracts.method import Method
 from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.state import optimizer_state, trained_state
@@ -19,7 +20,14 @@ from modicum.proofs.contracts.base import check
 
 OptimizerSubject = type[OptimizerMethod] | OptimizerMethod
 
-optimizers_check = partial(check, "optim", slot="optimizer")
+
+def without_a_class(subject: type[Method] | Method) -> str | None:
+    """Why checks of PyTorch's optimizers say nothing of a method; None: it has one."""
+    known = isinstance(subject, OptimizerMethod) or hasattr(subject, "optimizer_class")
+    return None if known else "its step program has no PyTorch optimizer"
+
+
+optimizers_check = partial(check, "optim", slot="optimizer", refuses=without_a_class)
 RATE = 1e-2
 # Widths that are no powers of two, a matrix of each orientation, a tie.
 LLAMA = ModelConfig(

@@ -30,7 +30,7 @@ from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train
 
 TransformSubject = type[GradientTransform] | GradientTransform
 
-transforms_check = partial(check, "optim", slot="transform")
+transforms_check = partial(check, "optim", slot="transform", needs=("transforms_gradients",))
 INNER = ".layers."  # in the names of the decoder's layers that transforms work on
 
 

@@ -1,0 +1,201 @@
+"""What must hold of the program that makes a run's updates, with a PyTorch optimizer or without.
+
+A gradient transform that changes no gradients, but takes part by hooks alone, is looked at here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from modicum.core.contracts.method import Method
+from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.state import StateRegistry
+from modicum.core.contracts.step import StepContext, StepOutcome, StepProgram
+from modicum.core.contracts.strategy import Strategy
+from modicum.data.batch import Batch
+from modicum.optim.sgd import SGD
+from modicum.optim.transform import GradientTransform, TransformContext
+from modicum.proofs.contracts.base import check
+from modicum.proofs.contracts.optim.subjects import (
+    RATE,
+    OptimizerSubject,
+    assert_equal,
+    llama,
+    small,
+    tokens,
+    without_a_class,
+)
+from modicum.tasks.causal_lm import CausalLM
+
+ProgramSubject = type[Method] | Method
+Entered = Callable[[Callable[[Any], None]], Any]
+
+
+def programs_check(**about: Any) -> Entered:
+    """Enter a check for methods of both slots: those that make updates, and that take part."""
+
+    def enter(function: Callable[[Any], None]) -> Callable[[Any], None]:
+        check("optim", slot="optimizer", **about)(function)
+        others = ("transforms_gradients", *about.get("unless", ()))
+        check("optim", slot="transform", **{**about, "unless": others})(function)
+        return function
+
+    return enter
+
+
+class _Lossless(CausalLM):
+    """A task whose losses are no numbers."""
+
+    def loss_of(self, outputs: Tensor, batch: Any) -> Tensor:
+        return super().loss_of(outputs, batch) * torch.nan
+
+
+class ProgramTraining:
+    """A decoder, the method's program as a run would bind it, and what a checkpoint holds."""
+
+    def __init__(self, subject: ProgramSubject) -> None:
+        self.model = llama()
+        self.strategy = Strategy()
+        context = StepContext(
+            self.model, 3, task=CausalLM(), strategy=self.strategy, groups=self.groups
+        )
+        if subject.info.slot == "transform":
+            self.program: StepProgram = SGD.value(momentum=0.9).bind_step(context)
+            value = subject if isinstance(subject, GradientTransform) else _tiny(subject)
+            trained = dict(self.strategy.trained(self.model))
+            bound = value.bind(
+                TransformContext(
+                    self.model, 3, trained, self.strategy.ranks, self.program.optimizer, "sum"
+                )
+            )
+            self.program.hooks.add("transform", value.run_hook(bound))
+        else:
+            other = without_a_class(subject) is not None
+            value = _tiny(subject) if other else small(cast(OptimizerSubject, subject))
+            self.program = value.bind_step(context)
+        self.registry = StateRegistry()
+        self.strategy.register(self.registry, self.model)
+        self.program.register(self.registry)
+        for name, hook in self.program.hooks.stateful().items():
+            self.registry.add_object(name, hook)
+
+    def groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """The model's groups, as a run gives them."""
+        return optimizer_groups(self.model, learning_rate=RATE, weight_decay=weight_decay)
+
+    def update(self, step: int, *, size: int = 4, seed: int | None = None) -> StepOutcome:
+        """Update number `step`, in micro-batches of `size` rows."""
+        data = _batch(step if seed is None else seed)
+        self.program.set_rate(1.0)
+        return self.program(step, data.split(size), data.count, lambda: None)
+
+    def read(self) -> Mapping[str, Any]:
+        """A copy of all state, no update being deferred."""
+        self.program.flush()
+        return copy.deepcopy({name: dict(view) for name, view in self.registry.read().items()})
+
+
+def _tiny(subject: ProgramSubject) -> Method:
+    return subject if isinstance(subject, Method) else subject.tiny()
+
+
+def _batch(seed: int) -> Batch:
+    ids = tokens(seed=seed)
+    return Batch(ids[:, :-1], ids[:, 1:].clone())
+
+
+@programs_check()
+def check_program_learns(subject: ProgramSubject) -> None:
+    """Thirty updates on one batch: the loss is lower at the end, and no update is skipped."""
+    training = ProgramTraining(subject)
+    outcomes = [training.update(step, seed=0) for step in range(1, 31)]
+    assert not any(each.skipped for each in outcomes), "an update is skipped"
+    first, last = outcomes[0].loss, outcomes[-1].loss
+    assert last < first, f"the loss goes from {first:.5f} to {last:.5f}"
+
+
+@programs_check()
+def check_program_is_deterministic(subject: ProgramSubject) -> None:
+    """Two programs of one seed make the same updates, to the bit, whatever torch's generator."""
+    trainings = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        trainings.append(ProgramTraining(subject))
+        for step in (1, 2, 3):
+            trainings[-1].update(step)
+        trainings[-1].program.flush()
+    assert_equal(trainings[0].model, trainings[1].model, "from one time to the next")
+
+
+@programs_check(needs=("exact_resume",))
+def check_program_resumes_to_the_bit(subject: ProgramSubject) -> None:
+    """What a checkpoint holds after two updates makes the next two, in a new model and program."""
+    straight, begun, resumed = (ProgramTraining(subject) for _ in range(3))
+    for step in (1, 2, 3, 4):
+        straight.update(step)
+    for step in (1, 2):
+        begun.update(step)
+    resumed.registry.write(begun.read())
+    for step in (3, 4):
+        resumed.update(step)
+    straight.program.flush()
+    resumed.program.flush()
+    assert_equal(straight.model, resumed.model, "after the interruption")
+
+
+@programs_check()
+def check_rehearsing_changes_nothing(subject: ProgramSubject) -> None:
+    """A rehearsal leaves weights, and the updates after it are what they would have been."""
+    plain, rehearsed = ProgramTraining(subject), ProgramTraining(subject)
+    plain.update(1)
+    rehearsed.update(1)
+    rehearsed.program.rehearsing = True
+    rehearsed.program.rehearse(_batch(9), 36)
+    rehearsed.program.rehearsing = False
+    for parameter in rehearsed.model.parameters():
+        parameter.grad = None
+    plain.program.flush()
+    rehearsed.program.flush()
+    assert_equal(plain.model, rehearsed.model, "after a rehearsal")
+    plain.update(2)
+    rehearsed.update(2)
+    plain.program.flush()
+    rehearsed.program.flush()
+    assert_equal(plain.model, rehearsed.model, "an update after a rehearsal")
+
+
+@programs_check()
+def check_what_is_no_number_is_skipped(subject: ProgramSubject) -> None:
+    """A loss that is not finite makes no update: it is said, and weights stay as they were."""
+    training = ProgramTraining(subject)
+    training.update(1)
+    before = training.read()
+    training.program.task = _Lossless()
+    outcome = training.update(2)
+    training.program.flush()
+    assert outcome.skipped, "an update whose loss is no number is not skipped"
+    for name, value in before["model"].items():
+        now = training.registry.read()["model"][name]
+        # What is moved and moved back may round.
+        close = torch.allclose(now, value, rtol=1e-4, atol=1e-6)
+        assert close, f"{name} changes in an update that is skipped"
+
+
+@programs_check(unless=("frees_gradient_in_backward",))
+def check_program_accumulates(subject: ProgramSubject) -> None:
+    """An update in micro-batches has the loss of one in a piece, and nearly its weights."""
+    one, several = ProgramTraining(subject), ProgramTraining(subject)
+    losses = one.update(1).loss, several.update(1, size=1).loss
+    assert abs(losses[0] - losses[1]) < 1e-4, f"the losses are {losses[0]} and {losses[1]}"
+    one.program.flush()
+    several.program.flush()
+    others = dict(several.model.named_parameters())
+    # A first step of Adam has one size whatever the gradient's, so single entries may turn.
+    for name, value in one.model.named_parameters():
+        off = (others[name] - value).abs().mean().item()
+        assert off < 0.1 * RATE, f"{name} differs by {off:.2g} on average"
