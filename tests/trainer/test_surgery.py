@@ -8,6 +8,7 @@ import os
 import signal
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 import modicum
 from modicum.checkpoint import CheckpointStore
 from modicum.core.contracts.state import StateRegistry
-from modicum.core.contracts.surgery import RowMap, Surgery, mapped
+from modicum.core.contracts.surgery import Surgery, mapped
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import on_meta
 from modicum.core.ranks.ranks import Ranks
@@ -37,7 +38,7 @@ PLUGIN = Path(__file__).parents[1] / "contracts" / "plugins" / "shrinking.py"
 ZERO = {"strategy": "zero"}
 STEPS = (4, 6, 9)  # the first with a checkpoint of its own step, the others between two
 RANK = 6
-WAYS = [(1, DDP), (2, DDP), (2, FSDP), (2, ZERO)]
+WAYS = [(1, {}), (2, DDP), (2, FSDP), (2, ZERO)]
 NAMES = ["alone", "ddp", "fsdp", "zero"]
 
 
@@ -178,15 +179,43 @@ def ranks_of(folder: Path) -> set[int]:
 
 
 @pytest.fixture(scope="module")
-def alone(
-    pool: Pool, questions: Path, base: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def alone(questions: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process, each of whose surgeries was looked at."""
     folder = tmp_path_factory.mktemp("surgery") / "run"
-    ((ended, seen),) = pool.run(watched, values(questions, base), folder, ranks=1)
+    ended, seen = watched(Ranks(), values(questions, base), folder)
     assert ended == "done"
     check(seen)
     return folder
+
+
+@dataclass(frozen=True)
+class Calm:
+    """A run that nothing disturbed, on so many ranks."""
+
+    ranks: int
+    made: dict[str, Any]
+    folder: Path
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=NAMES)
+def calm(
+    request: pytest.FixtureRequest,
+    pool: Pool,
+    alone: Path,
+    questions: Path,
+    base: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Calm:
+    """The same in each way, each of whose surgeries was looked at."""
+    ranks, parallel = request.param
+    made = values(questions, base, parallel=parallel)
+    if ranks == 1:
+        return Calm(ranks, made, alone)
+    folder = tmp_path_factory.mktemp("calm") / "run"
+    for ended, seen in pool.run(watched, made, folder, ranks=ranks):
+        assert ended == "done"
+        check(seen)
+    return Calm(ranks, made, folder)
 
 
 def check(seen: list[dict[str, Any]]) -> None:
@@ -208,8 +237,7 @@ def test_it_is_a_revision_of_the_plan_and_files_have_the_new_shapes(alone: Path)
     record = json.loads((alone / "run.json").read_text())
     assert record["parameters"] == written[-1]["parameters"]
     assert record["parameters"]["total"] < revisions[0]["parameters"]["total"]
-    peak = record["peak_bytes"]
-    assert peak["predicted"] == peaks[0] == pytest.approx(peak["measured"], rel=0.15)
+    assert record["peak_bytes"]["predicted"] == peaks[0]
     assert ranks_of(alone / "base") == {RANK}
     assert ranks_of(alone / "compressed") == {RANK - 3}
     assert "low_rank" not in json.loads((alone / "model/config.json").read_text())
@@ -218,59 +246,42 @@ def test_it_is_a_revision_of_the_plan_and_files_have_the_new_shapes(alone: Path)
     down = "model.layers.0.mlp.up_proj.down"
     assert newest.state["model"][down].shape == (RANK - 3, 36)
     assert newest.state["optimizer"][f"{down}/exp_avg"].shape == (RANK - 3, 36)
-    again = column(alone, "loss")
-    assert again[-1] < again[0]
+    losses = column(alone, "loss")
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.dear
 @pytest.mark.ranks
-@pytest.mark.parametrize(("ranks", "parallel"), WAYS[1:], ids=NAMES[1:])
-def test_two_ranks_do_what_one_process_does(
-    pool: Pool,
-    alone: Path,
-    questions: Path,
-    base: Path,
-    tmp_path: Path,
-    ranks: int,
-    parallel: dict[str, Any],
-) -> None:
-    made = values(questions, base, parallel=parallel)
-    for ended, seen in pool.run(watched, made, tmp_path / "run", ranks=ranks):
-        assert ended == "done"
-        check(seen)
-    assert column(tmp_path / "run", "loss") == pytest.approx(column(alone, "loss"), rel=1e-3)
-    one, two = ([row["surgery"] for row in surgeries(run)] for run in (tmp_path / "run", alone))
+def test_two_ranks_do_what_one_process_does(calm: Calm, alone: Path) -> None:
+    assert column(calm.folder, "loss") == pytest.approx(column(alone, "loss"), rel=1e-3)
+    one, two = ([row["surgery"] for row in surgeries(run)] for run in (calm.folder, alone))
     assert one == two
 
 
 @pytest.mark.dear
 @pytest.mark.ranks
-@pytest.mark.parametrize(("ranks", "parallel"), WAYS, ids=NAMES)
 def test_killed_on_either_side_of_it_runs_resume_to_the_bit(
-    pool: Pool, questions: Path, base: Path, tmp_path: Path, ranks: int, parallel: dict[str, Any]
+    pool: Pool, calm: Calm, tmp_path: Path
 ) -> None:
-    made, calm, run = (
-        values(questions, base, parallel=parallel),
-        tmp_path / "calm",
-        tmp_path / "run",
-    )
-    assert pool.run(trains, made, calm, ranks=ranks) == ["done"] * ranks
-    everybody = tuple(range(ranks))
+    made, run = calm.made, tmp_path / "run"
     for event, number, steps, left in [
         ("changing shapes", 1, [4], 4),  # the revision is written, and there is no checkpoint
-        ("step", 4, [], 4),  # before the first
+        ("step", 3, [], 3),  # before the first
         ("surgery", 2, [4, 6], 6),  # after the second, whose state no checkpoint has seen
         ("changing shapes", 2, [4, 6, 9], 9),  # resumes after the first, and comes to the third
         ("step", 2, [4, 6, 9], 10),  # resumes after the second; after the third
     ]:
-        pool.run(killed, made, run, event, number, ranks=ranks, lost=everybody)
+        if calm.ranks > 1 and event == "step":
+            continue  # ranks take seconds to start again
+        lost = tuple(range(calm.ranks))
+        pool.run(killed, made, run, event, number, ranks=calm.ranks, lost=lost)
         assert [row["surgery"]["step"] for row in surgeries(run)] == steps, event
         assert rows(run)[-1]["step"] == left
-    assert pool.run(trains, made, run, ranks=ranks) == ["done"] * ranks
-    assert outcome(run) == outcome(calm)
+    assert pool.run(trains, made, run, ranks=calm.ranks) == ["done"] * calm.ranks
+    assert outcome(run) == outcome(calm.folder)
     one, two = (
         [(row["surgery"], row["prediction"]["peak_bytes"]) for row in surgeries(folder)]
-        for folder in (run, calm)
+        for folder in (run, calm.folder)
     )
     assert one == two
     assert ranks_of(run / "compressed") == {RANK - 3}
@@ -288,8 +299,7 @@ def test_other_ranks_take_up_what_was_left_and_forks_too(
     assert column(run, "loss") == pytest.approx(column(alone, "loss"), rel=1e-3)
     longer = values(questions, base, training={"steps": 14})
     for _ in range(2):  # the second one finds it finished
-        ended = pool.run(trains, longer, fork, None, alone, ranks=1)
-        assert ended == ["done"]
+        assert trains(Ranks(), longer, fork, None, alone) == "done"
     assert [row["surgery"]["step"] for row in surgeries(fork)] == list(STEPS)
     assert ranks_of(fork / "compressed") == {RANK - 3}
     assert trains(Ranks(), longer, run) == "done"  # the run itself, extended
@@ -335,6 +345,8 @@ def test_what_was_written_wrong_is_named(
     file.write_text(right)
     assert trains(Ranks(), made, tmp_path) == "done"
     assert outcome(tmp_path) == outcome(alone)
+    peak = json.loads((tmp_path / "run.json").read_text())["peak_bytes"]
+    assert peak["predicted"] == pytest.approx(peak["measured"], rel=0.15)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +368,7 @@ def test_what_does_not_go_with_it_is_refused(
 
 def test_a_hook_without_the_trait_is_refused(questions: Path, base: Path, tmp_path: Path) -> None:
     plugin = tmp_path / "shrinking.py"
-    plugin.write_text(PLUGIN.read_text().replace('"changes_shapes", ', ""))
+    plugin.write_text(PLUGIN.read_text().replace('"changes_shapes"', '"compiles"'))
     made = values(questions, base) | {"plugins": [str(plugin)]}
     assert "trait changes_shapes" in trains(Ranks(), made, tmp_path / "run")
 
@@ -369,27 +381,3 @@ def test_state_of_another_shape_is_refused_by_its_name() -> None:
         hold(registry, surgery, {"up.down": (4, 3), "up.up": (5, 4)})
     held["up.down/rows"] = torch.ones(4, 3)
     assert hold(registry, surgery, {"up.down": (4, 3)})["optimizer"]["up.down/rows"].shape == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("kept", "shapes", "why"),
-    [
-        ((0, 9), {"w.down": (2, 3)}, "has not"),
-        ((0, 1), {"w.down": (1, 3)}, "mapped to"),
-        ((0, 1), {"w.down": (2, 3), "new": (1,)}, "adds or removes"),
-    ],
-)
-def test_maps_lead_to_the_new_shapes(
-    kept: tuple[int, ...], shapes: dict[str, tuple[int, ...]], why: str
-) -> None:
-    surgery = Surgery("", rows={"w.down": (RowMap(0, kept),)})
-    with pytest.raises(InputError, match=why):
-        surgery.check({"w.down": (4, 3)}, shapes)
-    with pytest.raises(InputError, match="does not have"):
-        Surgery("", rows={"v": (RowMap(0, (0,)),)}).check({"w": (4, 3)}, {"w": (4, 3)})
-
-
-@pytest.mark.parametrize("kept", [(), (1, 1), (-1,)])
-def test_a_map_keeps_each_place_once(kept: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match="each once"):
-        RowMap(0, kept)
