@@ -79,7 +79,7 @@ def operate(session: Session, surgery: Surgery) -> None:
     session.record.reshaped(plan.row())
     rehearse_again(session)
     session.start_meter()
-    session.emit("surgery", step=session.step, revision=plan.revision, message=surgery.why)
+    session.emit("surgery", step=session.step, revision=plan.revision, message=plan.why)
 
 
 def _movable(session: Session, surgery: Surgery) -> set[str]:
