@@ -7,7 +7,7 @@ the other; every rank holds all of what becomes of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,14 +78,41 @@ def _held(
 def put_back(registry: StateRegistry, held: Held) -> None:
     """Give what `hold` gave to the views of what was built anew; `held` is used up.
 
+    At the most there is all that was held, and the new model next to it: what an update holds too,
+    whose gradients are as large.
+
     Raises:
         InputError: other views are there than before.
     """
     registry.check(held, SKIPPED)
     for view in registry.views.values():
         if view.name not in SKIPPED:
-            entries = held.pop(view.name).items()
-            view.write({key: _laid_out(view, key, value) for key, value in entries})
+            entries = GivenBack(view, held.pop(view.name))
+            view.write(entries if view.follows_tensors else dict(entries.items()))
+
+
+class GivenBack(Mapping[str, Any]):
+    """What was held of a view, each entry given once: so both copies of it are there for a moment.
+
+    Args:
+        view: of what was built anew.
+        held: the entries; it is used up.
+    """
+
+    def __init__(self, view: View, held: dict[str, Any]) -> None:
+        self._view, self._held, self._names = view, held, dict.fromkeys(held)
+
+    def __getitem__(self, key: str) -> Any:
+        return _laid_out(self._view, key, self._held.pop(key))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _laid_out(view: View, key: str, value: Any) -> Any:

@@ -73,7 +73,8 @@ def begin(
     plan = with_base_compressed(plan, data, folder.path / BASE, ranks, progress)
     if found is not None:
         plan = _as_it_was(plan, found.step, folder, origin if forked else None, ranks)
-        record.reshaped(plan.row())
+        if plan.surgeries:
+            record.reshaped(plan.row())
     kept = None if found is None else found.state["model"]
     moved = {name for surgery in plan.surgeries for name in surgery.rows}
     built = assemble(plan, data, ranks, inputs, kept=kept, skip=moved)
@@ -120,13 +121,14 @@ def _as_it_was(plan: Plan, step: int, folder: RunFolder, origin: str | None, ran
     Raises:
         InputError: a row of plan.jsonl is not as a run writes it.
     """
-    own = folder.rows(PLAN)
-    known = own if origin is None or not ranks.first else RunFolder(Path(origin)).rows(PLAN)
-    there = [row["surgery"] for row in known if 0 <= operated_at(row) <= step]
-    news = origin is not None and all(operated_at(row) < 0 for row in own)
-    for surgery in ranks.broadcast(there):
+    rows = own = folder.rows(PLAN)
+    if origin is not None and ranks.first:
+        rows = RunFolder(Path(origin)).rows(PLAN)
+    done = ranks.broadcast([row["surgery"] for row in rows if 0 <= operated_at(row) <= step])
+    known = ranks.broadcast([operated_at(row) for row in own])
+    for surgery in done:
         made = with_surgery(plan, surgery, origin or folder.path)
-        if news:
+        if surgery["step"] not in known:
             made = replace(made, revision=plan.revision + 1, why=f"forked after {surgery['why']}")
             folder.append(PLAN, made.row() | {"surgery": surgery})
         plan = made
