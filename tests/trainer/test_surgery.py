@@ -158,14 +158,17 @@ def watched(ranks: Ranks, made: dict[str, Any], folder: Path) -> tuple[str, list
 
 
 def killed(ranks: Ranks, made: dict[str, Any], folder: Path, event: str, number: int) -> None:
-    """Train as a rank, which is killed when `event` comes for the `number`-th time."""
+    """Train as one of ranks that are all killed when `event` comes for the `number`-th time."""
     seen = 0
 
     def listener(told: dict[str, Any]) -> None:
         nonlocal seen
         seen += event in (told["event"], told.get("name"))
         if seen == number:
-            os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                ranks.sum(0)  # all have come to it, so that what is on the disk is known
+            finally:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     train(continued(Recipe(**made), folder, ranks=ranks), folder, ranks=ranks, listener=listener)
 
