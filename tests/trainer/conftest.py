@@ -63,6 +63,7 @@ def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("modicum.core.machine._matrix_rate", lambda *_: 1e10)
         patched.setattr("modicum.trainer.setup.release", lambda: None)
+        patched.setattr("modicum.trainer.assembly.release", lambda: None)
         patched.setattr("modicum.trainer.rehearsal.release", lambda: None)
         yield
 

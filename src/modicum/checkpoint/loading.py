@@ -22,7 +22,7 @@ from modicum.checkpoint.tensor_slices import Box, box_of
 from modicum.core.contracts.state import Like, StateRegistry, View
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
-from modicum.core.ranks.sharding import is_sharded
+from modicum.core.ranks.sharding import is_sharded, laid_like
 
 
 def own_name(view: str, rank: int) -> str:
@@ -81,18 +81,7 @@ class SavedView(Mapping[str, Any]):
         if like is None or tuple(like.shape) != shape:
             return self._read(name, ((0,) * len(shape), shape), torch.device("cpu"))
         local = self._read(name, box_of(like), like.device)
-        if not is_sharded(like):
-            return local
-        from torch.distributed.tensor import DTensor
-
-        return DTensor.from_local(
-            local,
-            like.device_mesh,
-            like.placements,
-            run_check=False,
-            shape=like.shape,
-            stride=like.stride(),
-        )
+        return laid_like(local, like) if is_sharded(like) else local
 
     def _read(self, name: str, box: Box, device: torch.device) -> Tensor:
         tensor = torch.empty(box[1], dtype=dtype_of(self._content, name), device=device)

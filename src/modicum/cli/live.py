@@ -209,6 +209,10 @@ class Lines(Quiet):
         """What was done for lack of memory."""
         self.say(words.message(event))
 
+    def on_surgery(self, event: EventRecord) -> None:
+        """Shapes changed."""
+        self.say(words.message(event))
+
     def on_finished(self, event: EventRecord) -> None:
         """How it ended."""
         self.say(words.finished(event))

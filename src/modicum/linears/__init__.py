@@ -13,7 +13,7 @@ from modicum.core.layers.linear_forms import (
     write_weight,
 )
 from modicum.linears.int8 import INT8, Int8Linear
-from modicum.linears.low_rank import LOW_RANK, LowRankLinear
+from modicum.linears.low_rank import LOW_RANK, LowRankLinear, rank_surgery
 from modicum.linears.nf4 import NF4, NF4Linear
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "full_weight",
     "linear_form",
     "make_linear",
+    "rank_surgery",
     "register",
     "write_weight",
 ]

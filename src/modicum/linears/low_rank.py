@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modicum.core.contracts.surgery import RowMap, Surgery
 from modicum.core.layers.factorize import decompose, share_rank
 from modicum.core.layers.linear_forms import LinearForm, StoredRows, register
 from modicum.core.ranks.sharding import cut_alike, own_part, whole
@@ -87,6 +89,28 @@ class LowRankLinear(nn.Module):
         """The sizes, as `nn.Linear` shows them."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, rank={self.rank}, bias={self.bias is not None}"
+
+
+def rank_surgery(kept: Mapping[str, Sequence[int]], why: str) -> Surgery:
+    """The surgery after which layers have these of their components alone.
+
+    A component is a row of `down` with its column of `up`; the weight is the sum of their products.
+
+    Args:
+        kept: by the layer's name, the components that stay, from 0.
+        why: for people.
+
+    Raises:
+        InputError: of some layer nothing is kept, or something twice.
+
+    >>> rank_surgery({"mlp.up_proj": (0, 2)}, "drops a rank").layers
+    {'mlp.up_proj': {'rank': 2}}
+    """
+    rows = {}
+    for name, components in kept.items():
+        rows[f"{name}.down"] = (RowMap(0, tuple(components)),)
+        rows[f"{name}.up"] = (RowMap(1, tuple(components)),)
+    return Surgery(why, {name: {"rank": len(each)} for name, each in kept.items()}, rows)
 
 
 def _rows(in_features: int, out_features: int, item_bytes: int) -> StoredRows:

@@ -7,7 +7,7 @@ what others do with its activations.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -240,8 +240,11 @@ def read_config(folder: str | Path) -> ConvNetConfig:
         raise error.located(file=file) from None
 
 
-def fill(model: ConvNet, folder: str | Path) -> ConvNet:
+def fill(model: ConvNet, folder: str | Path, skip: Collection[str] = ()) -> ConvNet:
     """Read the weights of a folder into a model that has memory; a rank, its part of each.
+
+    Args:
+        skip: parameters that are left as they are.
 
     Raises:
         InputError: the file is damaged, or its tensors are not those of the model.
@@ -253,6 +256,8 @@ def fill(model: ConvNet, folder: str | Path) -> ConvNet:
     _refuse_others(model.config.parameter_shapes(), found, file)
     with safe_open(file, "pt") as tensors, torch.no_grad():
         for name, parameter in model.named_parameters():
+            if name in skip:
+                continue
             part, before = own_part(parameter)
             part.copy_(tensors.get_slice(name)[before : before + len(part)])
     return model

@@ -7,7 +7,7 @@ Reading a configuration or checking a folder needs no torch, so that a plan is m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -166,11 +166,14 @@ def load(
     return model
 
 
-def fill(model: Llama, folder: str | Path) -> None:
+def fill(model: Llama, folder: str | Path, skip: Collection[str] = ()) -> None:
     """Copy a folder's weights into a model that has memory, cast to the dtypes that it has.
 
     The model may have adapters attached, which are left as they are, and may be sharded over ranks:
     each reads its own rows alone. Layers of a frozen form (`nf4`) are made of the file's weights.
+
+    Args:
+        skip: parameters that are left as they are, whatever the file holds of them.
 
     Raises:
         InputError: as `read_header`.
@@ -183,7 +186,7 @@ def fill(model: Llama, folder: str | Path) -> None:
     header = read_header(folder)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name in header.tensors:
+            if name in header.tensors and name not in skip:
                 part, before = own_part(parameter)
                 part.copy_(_read_rows(header, name, before, part.shape[0]))
         for path, layer in frozen_linears(model).items():

@@ -91,6 +91,7 @@ class Eva(GradientTransform):
         traits=(
             "transforms_gradients",
             "works_on_base",
+            "keeps_own_shapes",
             "needs_eager",
             "exact_resume",
         ),

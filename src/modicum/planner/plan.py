@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from modicum.core.contracts.surgery import Surgery
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine, pick_device, this_machine
@@ -50,6 +51,7 @@ class Plan:
             that a run loads.
         record: what was measured of the machine.
         revision: 1 for the first; a run adds others when it learns more.
+        surgeries: what has changed the shapes of `inputs.config`, in order.
     """
 
     recipe: Recipe
@@ -64,6 +66,7 @@ class Plan:
     revision: int = 1
     why: str = "first plan"
     measured_tokens_per_second: float | None = None
+    surgeries: tuple[Surgery, ...] = ()
     when: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     @property
@@ -200,6 +203,27 @@ class Plan:
         choice = told(self.recipe, rows, self.ranks)
         prediction = predict(self.recipe, self.inputs.config, choice)
         return replace(self, prediction=prediction, choices=rows)
+
+    def reshaped(self, surgery: Surgery) -> Plan:
+        """The plan of a run whose layers have changed by this, and what it costs from there on.
+
+        Raises:
+            InputError: the maps do not lead from the shapes of the model to those of the changed.
+        """
+        before = self.inputs.config
+        after = self.task.reshaped(before, surgery)
+        surgery.check(before.parameter_shapes(), after.parameter_shapes())
+        inputs = replace(self.inputs, config=after)
+        changed = replace(self, inputs=inputs, surgeries=(*self.surgeries, surgery))
+        return changed._with(self.choices)
+
+    def operated(self, surgery: Surgery, step: int) -> Plan:
+        """The next revision, by which layers have other shapes after update number `step`.
+
+        Raises:
+            InputError: as `reshaped`.
+        """
+        return self.reshaped(surgery)._next(f"after step {step}: {surgery.why}")
 
     def _next(self, why: str) -> Plan:
         return replace(

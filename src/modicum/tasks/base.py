@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.contracts.surgery import Surgery
+from modicum.core.errors import InputError
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
@@ -138,6 +140,18 @@ class Task(ABC, Generic[M, B, I]):
         """The shape of the model if the recipe were changed to this one."""
         return inputs.config
 
+    def reshaped(self, config: Any, surgery: Surgery) -> Any:
+        """The shape of the model after a surgery.
+
+        Raises:
+            InputError: no layer of it is of a form whose shape can change so.
+        """
+        raise InputError(
+            "no layer of this task's model is of a form whose shape can change",
+            field="surgery",
+            value=", ".join(surgery.layers),
+        )
+
     @abstractmethod
     def row(self, recipe: Recipe) -> ModelQuery:
         """The shape of one row; the planner sets how many there are and in how many bytes."""
@@ -184,8 +198,12 @@ class Task(ABC, Generic[M, B, I]):
         """The model; called within `on_meta`, so it has no memory."""
 
     @abstractmethod
-    def fill(self, model: M, inputs: I) -> None:
-        """Read trained weights from `inputs.model_folder` into a model that has memory."""
+    def fill(self, model: M, inputs: I, skip: Collection[str] = ()) -> None:
+        """Read trained weights from `inputs.model_folder` into a model that has memory.
+
+        Args:
+            skip: parameters that are left as they are: their values come from elsewhere.
+        """
 
     def weights(self, inputs: I) -> Callable[[str], Tensor] | None:
         """A reader of full-precision weights by the name of their layer, where there are any."""

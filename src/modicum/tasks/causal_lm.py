@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.contracts.surgery import Surgery
+from modicum.core.errors import InputError
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.progress import StageProgress
 from modicum.core.random import derive_seed
@@ -50,6 +52,21 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
     def dense(self, config: ModelConfig) -> ModelConfig:
         """The decoder with dense layers."""
         return replace(config, low_rank={})
+
+    def reshaped(self, config: ModelConfig, surgery: Surgery) -> ModelConfig:
+        """The decoder whose low-rank layers have the surgery's ranks (argument `rank`)."""
+        for name, arguments in surgery.layers.items():
+            known = name in config.low_rank and arguments.keys() == {"rank"}
+            if not known or not isinstance(arguments["rank"], int):
+                raise InputError(
+                    "low-rank layers alone change in a run, and of them the rank",
+                    field=f"surgery.{name}",
+                    value=dict(arguments),
+                    candidates=config.low_rank,
+                    word=name,
+                )
+        ranks = {name: arguments["rank"] for name, arguments in surgery.layers.items()}
+        return replace(config, low_rank=config.low_rank | ranks)
 
     def reconfigured(self, inputs: TextInputs, recipe: Recipe) -> ModelConfig:
         """The configuration of the model that a changed recipe would have."""
@@ -101,10 +118,10 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         """The decoder."""
         return Llama(config)
 
-    def fill(self, model: Llama, inputs: TextInputs) -> None:
+    def fill(self, model: Llama, inputs: TextInputs, skip: Collection[str] = ()) -> None:
         """Read the folder's weights into a model that has memory."""
         assert inputs.model_folder is not None
-        huggingface.fill(model, inputs.model_folder)
+        huggingface.fill(model, inputs.model_folder, skip)
 
     def weights(self, inputs: TextInputs) -> Callable[[str], Tensor] | None:
         """The folder's, read when they are asked for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -161,10 +162,10 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         """The classifier."""
         return ConvNet(config)
 
-    def fill(self, model: ConvNet, inputs: Inputs) -> None:
+    def fill(self, model: ConvNet, inputs: Inputs, skip: Collection[str] = ()) -> None:
         """Read the folder's weights into a model that has memory."""
         assert inputs.model_folder is not None
-        convnet.fill(model, inputs.model_folder)
+        convnet.fill(model, inputs.model_folder, skip)
 
     def rows(self, seed: int) -> tuple[Images, Images | None]:
         """The images to train on and those to evaluate on, as functions of the seed.

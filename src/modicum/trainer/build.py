@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,7 @@ def build_model(
     compiled: bool = False,
     kept: Mapping[str, torch.Tensor] | None = None,
     prepared: Preparation | None = None,
+    skip: Collection[str] = (),
 ) -> tuple[Any, AttachedAdapter | None]:
     """The model on its device.
 
@@ -113,6 +114,7 @@ def build_model(
     Args:
         kept: the model's state in a checkpoint that the run resumes from.
         prepared: what its adapter found out from data, if it asks for any.
+        skip: parameters whose values come from a state, and not from the base model's files.
     """
     recipe, device = plan.recipe, torch.device(plan.device)
     model, adapter = wrapped(plan, config, prepared=prepared)
@@ -123,7 +125,7 @@ def build_model(
     if plan.inputs.model_folder is None:
         model.initialise(recipe.training.seed)
     else:
-        plan.task.fill(model, plan.inputs)
+        plan.task.fill(model, plan.inputs, skip)
     if adapter is not None:
         weights, folder = plan.task.weights(plan.inputs), plan.inputs.model_folder
         with bases_kept_in(None if folder is None else own_folder(folder)):
@@ -139,7 +141,11 @@ def add_hooks(
     strategy: Strategy,
     program: StepProgram,
 ) -> None:
-    """Have the recipe's methods take part in the run, in the order of their slots."""
+    """Have the recipe's methods take part in the run, in the order of their slots.
+
+    Raises:
+        InputError: a method may change shapes and its traits do not say so.
+    """
     recipe, seed, ranks = plan.recipe, plan.recipe.training.seed, strategy.ranks
     bound: dict[str, Any] = {"adapter": adapter, "comm": strategy, "optimizer": program.optimizer}
     if (transform := recipe.method("transform")) is not None:
@@ -153,6 +159,12 @@ def add_hooks(
     for slot, one in bound.items():
         method = recipe.method(slot)
         program.hooks.add(slot, one if method is None else method.run_hook(one))
+    says_so = any("changes_shapes" in part.traits for part in recipe.parts())
+    if program.hooks.may_change_shapes and not says_so:
+        problem = "a method here has a hook `surgery`, and none has the trait changes_shapes"
+        raise InputError(
+            problem, field="optimizer.method", value=(recipe.optimizer or {})["method"]
+        )
 
 
 def build_program(plan: Plan, model: nn.Module, strategy: Strategy) -> StepProgram:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,10 +233,14 @@ class RunFolder:
         return read_rows(path, _ROWS[name]) if path.exists() else []
 
     def cut_back(self, step: int) -> None:
-        """Forget rows of steps after `step`, which will be done again."""
+        """Forget rows of steps after `step`, which will be done again, and later surgeries."""
         for name in (METRICS, EVALUATIONS, SAMPLES):
             if (self.path / name).exists():
                 self._rewrite(name, (row for row in self.rows(name) if row["step"] <= step))
+        plans = self.rows(PLAN)
+        kept = [row for row in plans if operated_at(row) <= step]
+        if len(kept) < len(plans):
+            self._rewrite(PLAN, kept)
 
     # The record
 
@@ -289,6 +293,13 @@ class Onlooker(RunFolder):
 
     def write_record(self, record: dict[str, Any]) -> None:
         """Rank 0 does."""
+
+
+def operated_at(row: Mapping[str, Any]) -> int:
+    """The step after which a row of plans has a surgery; -1: it has none."""
+    surgery = row.get("surgery")
+    step = surgery.get("step") if isinstance(surgery, dict) else None
+    return step if isinstance(step, int) else -1
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

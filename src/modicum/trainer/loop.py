@@ -27,10 +27,8 @@ from modicum.trainer.record import RunRecord
 from modicum.trainer.session import Session
 from modicum.trainer.setup import begin
 from modicum.trainer.stop import StopRequested, StopSignals
+from modicum.trainer.surgery import operate_if_asked
 
-# The meter of tensor bytes covers this many updates: by then every tensor that a step needs has
-# been there once.
-METERED_STEPS = 2
 # The plan is revised once the speed is known.
 REVISED_AFTER = 5
 
@@ -148,12 +146,12 @@ def _run(session: Session) -> None:
             session.save()
             last_save = time.monotonic()
         session.train_one(update)
-        done = session.step - first
-        if done == METERED_STEPS or session.step == last:
+        if session.step in (session.metered_until, last):
             session.revise_by_shares()
             session.stop_meter()
-        if done == REVISED_AFTER:
+        if session.step - first == REVISED_AFTER:
             session.revise_plan(f"speed measured over {REVISED_AFTER} steps")
+        operate_if_asked(session)
     session.evaluate()
     session.write_samples()
     session.save()

@@ -137,6 +137,17 @@ class RunRecord:
         peaks["process_range"] = said["process_range"]
         self._write()
 
+    def reshaped(self, row: dict[str, Any]) -> None:
+        """Take in the plan of a run whose layers have changed.
+
+        What is measured is the most of the full run, so the forecast stays the larger of both.
+        """
+        peaks, said = self.content["peak_bytes"], row["prediction"]
+        if said["peak_bytes"] > peaks["predicted"]:
+            self.forecast(row)
+        self.content["parameters"] = row["parameters"]
+        self._write()
+
     def notes(self) -> dict[str, Any]:
         """What is kept next to a checkpoint's state, for people."""
         return {"modicum": __version__, "when": _now(), "tokens": self._step_tokens}

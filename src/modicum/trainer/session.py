@@ -23,12 +23,17 @@ from modicum.data.rank_split import counted, micro_batches
 from modicum.planner import Plan
 from modicum.planner.choose import MEMORY, MICRO, refused, traits_of
 from modicum.tasks import Data
+from modicum.trainer.assembly import Built
 from modicum.trainer.evaluate import evaluate
 from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
 from modicum.trainer.out_of_memory import halved, ran_out
 from modicum.trainer.record import RunRecord
 from modicum.trainer.schedule import factor
 from modicum.trainer.stop import StopRequested, StopSignals
+
+# The meter of tensor bytes covers this many updates: by then every tensor that a step needs has
+# been there once.
+METERED_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Session:
     `evaluated` and `sampled` are the steps that there are rows of, `saved` that of the newest
     checkpoint: rank 0 sent them to all, who else would see its files at different times. `stalled`
     is how long that checkpoint kept training waiting, in seconds. `updated` is whether any update
-    of this run was not skipped.
+    of this run was not skipped. The meter is on up to the update `metered_until`.
     """
 
     ranks: Ranks
@@ -58,11 +63,7 @@ class Session:
     signals: StopSignals
     record: RunRecord
     data: Data[Any]
-    config: Any
-    model: Any
-    adapter: AttachedAdapter | None
-    step_program: StepProgram
-    registry: StateRegistry
+    built: Built
     store: CheckpointStore
     meter: TensorMeter
     step: int = 0
@@ -72,6 +73,32 @@ class Session:
     skipped_in_a_row: int = 0
     updated: bool = False
     stalled: float = 0.0
+    metered_until: int = 0
+
+    @property
+    def config(self) -> Any:
+        """Of the model."""
+        return self.built.config
+
+    @property
+    def model(self) -> Any:
+        """The model that is trained."""
+        return self.built.model
+
+    @property
+    def adapter(self) -> AttachedAdapter | None:
+        """The model's adapter, if it has one."""
+        return self.built.adapter
+
+    @property
+    def step_program(self) -> StepProgram:
+        """What makes the updates."""
+        return self.built.step_program
+
+    @property
+    def registry(self) -> StateRegistry:
+        """The views of the run's state."""
+        return self.built.registry
 
     def emit(self, event: str, **content: Any) -> None:
         """Tell the listener of an event."""
@@ -304,9 +331,10 @@ class Session:
     # Accounts
 
     def start_meter(self) -> None:
-        """Start the meter, and note what persists while gradients are there."""
+        """Start the meter, for a few updates, and note what persists while gradients are there."""
         self.meter.start(sum(bytes_by_kind(self.model, self.step_program.state()).values()))
         self.step_program.hooks.add("meter", _NotesKinds(self))
+        self.metered_until = self.step + METERED_STEPS
 
     def stop_meter(self) -> None:
         """Record the meter's peak, if it is on and an update was done."""

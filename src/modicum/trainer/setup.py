@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from modicum.checkpoint import Checkpoint, CheckpointStore, Damaged
-from modicum.core.contracts.state import StateRegistry, random_view
+from modicum.core.contracts.state import View
 from modicum.core.errors import InputError
 from modicum.core.machine.memory import TensorMeter, release
 from modicum.core.progress import Listener
 from modicum.core.random import derive_seed
 from modicum.core.ranks.ranks import Ranks
 from modicum.planner import Plan
-from modicum.trainer.build import (
-    add_hooks,
-    build_model,
-    build_program,
-    build_strategy,
-    same_inputs,
-)
+from modicum.trainer.assembly import assemble
+from modicum.trainer.build import same_inputs
 from modicum.trainer.compressing import with_base_compressed
 from modicum.trainer.folder import (
     BASE,
@@ -31,12 +27,14 @@ from modicum.trainer.folder import (
     PREPARED,
     SAMPLES,
     RunFolder,
+    operated_at,
 )
 from modicum.trainer.preparing import adapter_prepared
 from modicum.trainer.record import RunRecord
 from modicum.trainer.session import Session
 from modicum.trainer.stop import StopSignals
-from modicum.trainer.warm_up import is_compiled, rehearse_run, with_compile_decided
+from modicum.trainer.surgery import with_surgery
+from modicum.trainer.warm_up import rehearse_run, with_compile_decided
 
 
 def begin(
@@ -80,32 +78,22 @@ def begin(
 
     origin = ranks.broadcast(record.content["forked_from"])
     found, forked = _newest(store, origin, ranks, warn)
-    strategy, recipe = build_strategy(plan, ranks), plan.recipe
-    torch.manual_seed(_first_seed(recipe.training.seed, ranks))
-    config = plan.task.config(plan.inputs, data)
-    began_with = plan.inputs.model_folder
+    torch.manual_seed(_first_seed(plan.recipe.training.seed, ranks))
+    inputs = View("inputs", *same_inputs(data, plan.inputs.model_folder))
     plan = with_base_compressed(plan, data, folder.path / BASE, ranks, progress)
+    if found is not None:
+        plan = _as_it_was(plan, found.step, folder, origin if forked else None, ranks)
+        if plan.surgeries:
+            record.reshaped(plan.row())
     kept = None if found is None else found.state["model"]
     before = Path(origin) / PREPARED if forked and origin is not None else None
     own = folder.path / PREPARED
     prepared = adapter_prepared(plan, data, own, ranks, progress, forked_from=before)
-    model, adapter = build_model(
-        plan, config, strategy, compiled=is_compiled(plan), kept=kept, prepared=prepared
-    )
-    release()
-    model.train()
-    program = build_program(plan, model, strategy)
-    add_hooks(plan, model, adapter, strategy, program)
-    registry = StateRegistry()
-    strategy.register(registry, model)
-    program.register(registry)
-    registry.add_view(random_view(recipe.training.seed, ranks))
-    for name, hook in program.hooks.stateful().items():
-        registry.add_object(name, hook)
-    registry.add("inputs", *same_inputs(data, began_with))
+    moved = {name for surgery in plan.surgeries for name in surgery.rows}
+    built = assemble(plan, data, ranks, inputs, kept=kept, skip=moved, prepared=prepared)
     session = Session(
-        ranks, plan, folder, listener, signals, record, data, config, model, adapter, program,
-        registry, store, TensorMeter(plan.device),
+        ranks, plan, folder, listener, signals, record, data, built, store,
+        TensorMeter(plan.device),
     )  # fmt: skip
     if found is not None:
         session.take_up(found, fork=forked)
@@ -138,6 +126,26 @@ def _newest(
         problem = "holds no complete checkpoint to start from"
         raise InputError(problem, file=origin, field="--fork")
     return found, True
+
+
+def _as_it_was(plan: Plan, step: int, folder: RunFolder, origin: str | None, ranks: Ranks) -> Plan:
+    """The plan by the surgeries up to a checkpoint's step; a fork takes over its origin's.
+
+    Raises:
+        InputError: a row of plan.jsonl is not as a run writes it.
+    """
+    rows = own = folder.rows(PLAN)
+    if origin is not None and ranks.first:
+        rows = RunFolder(Path(origin)).rows(PLAN)
+    done = ranks.broadcast([row["surgery"] for row in rows if 0 <= operated_at(row) <= step])
+    known = ranks.broadcast([operated_at(row) for row in own])
+    for surgery in done:
+        made = with_surgery(plan, surgery, origin or folder.path)
+        if surgery["step"] not in known:
+            made = replace(made, revision=plan.revision + 1, why=f"forked after {surgery['why']}")
+            folder.append(PLAN, made.row() | {"surgery": surgery})
+        plan = made
+    return plan
 
 
 def _forget_what_came_after(session: Session) -> None:

@@ -13,8 +13,9 @@ from modicum.core.layers.meta import materialise
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.rows import AnyBatch
 from modicum.planner import Plan
-from modicum.planner.choose import COMPILE
+from modicum.planner.choose import COMPILE, refused
 from modicum.tasks import Data
+from modicum.trainer.assembly import is_compiled
 from modicum.trainer.build import wrapped
 from modicum.trainer.compile_trial import Decision, decide
 from modicum.trainer.compiled_blocks import CompilingFails, eager_blocks
@@ -34,6 +35,11 @@ def with_compile_decided(plan: Plan, data: Data[Any], ranks: Ranks) -> tuple[Pla
     decided = any(row["field"] == COMPILE for row in plan.choices)
     if decided or plan.recipe.training.compile == "none":
         return plan, None
+    if plan.recipe.training.compile == "auto" and (
+        (refusal := refused(plan.recipe, ["run_compiles"])) is not None
+    ):
+        decision = Decision(False, refusal.problem)
+        return plan.chosen(COMPILE, decision.value, decision.why), decision
     choice, config = plan.prediction.choice, plan.inputs.config
     passes = len(config.block_prefixes()) * choice.micro_batches * plan.recipe.training.steps
     trial = plan.task.trial(config, data.train.worst(choice.micro_batch_size))
@@ -62,12 +68,6 @@ def _trial_model(plan: Plan, config: Any) -> Any:
     return model
 
 
-def is_compiled(plan: Plan) -> bool:
-    """Whether the plan says that blocks are compiled."""
-    told = {row["field"]: row["value"] for row in plan.choices}
-    return bool(told.get(COMPILE, plan.recipe.training.compile) == "blocks")
-
-
 def rehearse_run(session: Session) -> None:
     """Run the worst micro-batch and the evaluation once; with less at a time where memory runs out.
 
@@ -80,19 +80,27 @@ def rehearse_run(session: Session) -> None:
         StopRequested: a signal came in the middle of it.
     """
     with session.signals.at_once():
-        size = session.plan.prediction.choice.micro_batch_size
-        try:
-            first_that_fits(
-                lambda size: _rehearse(session, size),
-                size,
-                smaller=session.shrink,
-                ranks=session.ranks,
-            )
-        except CompilingFails as error:
-            if session.step:
-                raise
-            _give_up_compiling(session, error.reason)
-            rehearse_run(session)
+        rehearse_again(session)
+
+
+def rehearse_again(session: Session) -> None:
+    """The same in the middle of a run, where a signal waits until the state can be saved.
+
+    Raises:
+        DoesNotFit, Restart, InputError: as `rehearse_run`.
+    """
+    try:
+        first_that_fits(
+            lambda size: _rehearse(session, size),
+            session.plan.prediction.choice.micro_batch_size,
+            smaller=session.shrink,
+            ranks=session.ranks,
+        )
+    except CompilingFails as error:
+        if session.step:
+            raise
+        _give_up_compiling(session, error.reason)
+        rehearse_again(session)
 
 
 def _rehearse(session: Session, size: int) -> None:

@@ -49,10 +49,10 @@ def test_a_method_may_have_a_rule_of_its_own():
 
 
 def test_every_word_is_read():
-    """By a rule, or by a battery or the trainer, which ask for it by name."""
+    """By a rule, or by a battery, the trainer or a room's base, which ask for it by name."""
     root = Path(modicum.__file__).parent
     read = {word for rule in RULES for word in (rule.one, rule.other)}
     asking = [*root.glob("proofs/contracts/**/*.py"), *root.glob("trainer/*.py")]
-    asking += [*root.glob("planner/*.py"), *root.glob("recipe/*.py")]
+    asking += [*root.glob("planner/*.py"), *root.glob("recipe/*.py"), *root.glob("adapters/*.py")]
     text = "\n".join(file.read_text(encoding="utf-8") for file in asking)
     assert {word for word in TRAITS.keys() - read if f'"{word}"' not in text} == set()

@@ -18,6 +18,7 @@ In the order of an update:
     after_optimizer(step, optimizer)    # weights are new, gradients are there yet
     optimizer.zero_grad()
     epoch_end(epoch)                    # where the update was an epoch's last
+    surgery(step)                       # whether shapes change now (`core.contracts.surgery`)
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from transformers import TrainerCallback
 
+    from modicum.core.contracts.surgery import Surgery
+
 PassKind = Literal["train", "rehearse", "recompute", "evaluate"]
 """What a forward pass is for: an update; its memory alone, nothing being learned from it; once more
 for a backward pass that kept nothing; without gradients."""
@@ -47,6 +50,7 @@ MEMBERS = (
     "evaluation",
     "checkpoint",
     "epoch_end",
+    "surgery",
 )
 
 
@@ -106,6 +110,14 @@ class RunHook:
 
     def epoch_end(self, epoch: int) -> None:
         """Every row has been taken `epoch` times, or once more than that in part."""
+
+    def surgery(self, step: int) -> Surgery | None:
+        """How shapes change after update number `step`; None: they stay.
+
+        No update is deferred. All ranks give the same answer, so it is made of what they share:
+        full weights, or sums over ranks. A class that has this has the trait `changes_shapes`.
+        """
+        return None
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -240,6 +252,21 @@ class RunHooks:
         """An epoch is over."""
         for hook in self._having["epoch_end"]:
             hook.epoch_end(epoch)
+
+    @property
+    def may_change_shapes(self) -> bool:
+        """Whether any is asked for surgeries."""
+        return bool(self._having["surgery"])
+
+    def surgeries(self, step: int) -> list[Surgery]:
+        """Those that are asked for after an update."""
+        asked = (hook.surgery(step) for hook in self._having["surgery"])
+        return [surgery for surgery in asked if surgery is not None]
+
+    def close(self) -> None:
+        """Have each leave the model as it was; the last one first."""
+        for hook in reversed(self.named.values()):
+            hook.close()
 
     def stateful(self) -> dict[str, Any]:
         """Those that have a state, by the name of its view."""

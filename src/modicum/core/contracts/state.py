@@ -79,6 +79,11 @@ class View:
     per_rank: bool = False
     regroup: Regroup | None = None
 
+    @property
+    def follows_tensors(self) -> bool:
+        """Whether entries are laid out as live tensors; `write` then reads each of them once."""
+        return self.like is not _whole
+
 
 @dataclass
 class StateRegistry:

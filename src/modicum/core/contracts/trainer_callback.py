@@ -38,13 +38,19 @@ class HookCalls:
         """Bind the hook, and enter its context with every forward pass.
 
         Raises:
-            InputError: it adds a term to the loss, which this trainer shows to no callback.
+            InputError: it adds a term to the loss, which this trainer shows to no callback; or it
+                changes shapes, for which a trainer must build everything anew.
         """
         self.runtime = self._begin(known["model"], _bare(known["optimizer"]))
         if "extra_loss" in self.runtime.members:
             raise InputError(
                 "this method adds a term to the loss, which transformers.Trainer shows to no "
                 "callback; add it in compute_loss, or train with modicum's trainer"
+            )
+        if "surgery" in self.runtime.members:
+            raise InputError(
+                "this method changes the shapes of weights, for which transformers.Trainer builds "
+                "nothing anew; train with modicum's trainer"
             )
         if "forward_context" in self.runtime.members:
             self._at_end.callback(self.runtime.hook_forward(known["model"]))

@@ -35,6 +35,8 @@ TRAITS = {
     "codes_cut_weights": "codes the exchanges of weights that are sharded over ranks",
     "crosses_wire": "is about what ranks exchange",
     "quantized_base": "holds the base weight in few bits, frozen",
+    "changes_shapes": "changes shapes of weights between two updates",
+    "keeps_own_shapes": "keeps state of parameters in other shapes than they have",
     "needs_global_norm_first": "needs the norm of all gradients before the first update",
     "exact_resume": "an interrupted run continues to the bit",
     "compiles": "works under torch.compile",
@@ -218,6 +220,45 @@ RULES = (
         "run_gathers_again",
         "differences are taken from a copy of the weights, which must stay gathered; set "
         "parallel.reshard_after_forward to false",
+    ),
+    TraitRule(
+        "changes_shapes",
+        "keeps_own_shapes",
+        "rows of weights move by a map, and state in other shapes than theirs has no such rows",
+    ),
+    TraitRule(
+        "changes_shapes",
+        "adapts_base",
+        "an adapter's factors have the shapes of the layers that they are attached to, and no map "
+        "moves them; merge the adapter first, or leave one of them out",
+    ),
+    TraitRule(
+        "changes_shapes",
+        "has_convolutions",
+        "no layer of this model is of a form whose shape can change",
+    ),
+    TraitRule(
+        "changes_shapes",
+        "crosses_wire",
+        "what a method of comm keeps between updates has the shapes that it began with, and moving "
+        "it was not tried; leave comm out",
+    ),
+    TraitRule(
+        "changes_shapes",
+        "frees_gradient_in_backward",
+        "shapes change between updates, and with updates inside the backward pass that was not "
+        "tried",
+    ),
+    TraitRule(
+        "changes_shapes",
+        "run_compiles",
+        "blocks are compiled for the shapes that they begin with, and compiling them again in the "
+        "middle of a run was not tried; set training.compile to none",
+    ),
+    TraitRule(
+        "changes_shapes",
+        "changes_shapes",
+        "each would change layers under the other; leave one of them out",
     ),
     TraitRule(
         "frees_gradient_in_backward",

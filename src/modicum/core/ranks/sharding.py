@@ -73,3 +73,20 @@ def cut_alike(part: Tensor, like: Tensor, columns: int) -> Tensor:
         shape=torch.Size((like.shape[0], columns)),
         stride=(columns, 1),
     )
+
+
+def laid_like(part: Tensor, like: DTensor) -> DTensor:
+    """The tensor of `like`'s shape of which `part` is what this rank holds, sharded as `like` is.
+
+    Every rank gives its own part; nothing is sent.
+    """
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )

@@ -1,0 +1,124 @@
+"""The state of a run in memory, between what was built with old shapes and what is with new ones.
+
+Of a tensor that is sharded over ranks each rank holds its own part, in the host's memory, and gives
+it back as it was. Only what belongs to a parameter whose rows move is gathered, one tensor after
+the other; every rank holds all of what becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from modicum.core.contracts.state import StateRegistry, View
+from modicum.core.contracts.surgery import RowMap, Shape, Surgery, mapped
+from modicum.core.errors import InputError
+from modicum.core.ranks.sharding import is_sharded, laid_like, whole
+
+# What a run began with has no place in a surgery: it is compared, and does not change.
+SKIPPED = {"inputs"}
+Held = dict[str, dict[str, Any]]
+"""The state by view and name."""
+
+
+@dataclass(frozen=True)
+class HeldPart:
+    """This rank's part of a sharded tensor."""
+
+    local: Tensor
+
+
+def hold(registry: StateRegistry, surgery: Surgery, shapes: Mapping[str, Shape]) -> Held:
+    """All state, with rows moved by the surgery; every rank calls this, and nothing is changed yet.
+
+    Args:
+        shapes: of the model's parameters as they are now, by name.
+
+    Raises:
+        InputError: a method keeps state of a parameter that changes in another shape than its own.
+    """
+    held: Held = {}
+    for view in registry.views.values():
+        if view.name not in SKIPPED:
+            entries = view.read().items()
+            held[view.name] = {
+                key: _held(view, key, value, surgery.rows, shapes) for key, value in entries
+            }
+    return held
+
+
+def _held(
+    view: View,
+    key: str,
+    value: Any,
+    rows: Mapping[str, tuple[RowMap, ...]],
+    shapes: Mapping[str, Shape],
+) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach()
+    # An optimizer calls its state `parameter/moment`, a copy is `copy/parameter`.
+    owner = next((part for part in key.split("/") if part in rows), None)
+    if owner is not None and not view.per_rank and value.numel() > 1:
+        if tuple(value.shape) != shapes[owner]:
+            raise InputError(
+                f"{owner} changes its shape, and {view.name} keeps {key!r} of it as "
+                f"{tuple(value.shape)}, which has no rows that a map could move; train with a "
+                "method whose state is of its parameters' shapes",
+                field="surgery",
+                value=shapes[owner],
+            )
+        return mapped(whole(value), rows[owner]).cpu()
+    return HeldPart(value.to_local().cpu()) if is_sharded(value) else value.cpu()
+
+
+def put_back(registry: StateRegistry, held: Held) -> None:
+    """Give what `hold` gave to the views of what was built anew; `held` is used up.
+
+    At the most there is all that was held, and the new model next to it: what an update holds too,
+    whose gradients are as large.
+
+    Raises:
+        InputError: other views are there than before.
+    """
+    registry.check(held, SKIPPED)
+    for view in registry.views.values():
+        if view.name not in SKIPPED:
+            entries = GivenBack(view, held.pop(view.name))
+            view.write(entries if view.follows_tensors else dict(entries.items()))
+
+
+class GivenBack(Mapping[str, Any]):
+    """What was held of a view, each entry given once: so both copies of it are there for a moment.
+
+    Args:
+        view: of what was built anew.
+        held: the entries; it is used up.
+    """
+
+    def __init__(self, view: View, held: dict[str, Any]) -> None:
+        self._view, self._held, self._names = view, held, dict.fromkeys(held)
+
+    def __getitem__(self, key: str) -> Any:
+        return _laid_out(self._view, key, self._held.pop(key))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _laid_out(view: View, key: str, value: Any) -> Any:
+    if not isinstance(value, HeldPart):
+        return value
+    like = view.like(key)
+    if like is None or not is_sharded(like):
+        raise InputError(f"the state {key!r} of {view.name} was sharded over ranks, and is no more")
+    return laid_like(value.local.to(like.device), like)
