@@ -119,7 +119,7 @@ def test_on_two_ranks_it_is_the_same(
     made = values(base, questions, parallel=parallel)
     assert pool.run(trains, made, tmp_path / "run", ranks=2) == ["done"] * 2
     # The term is of the last micro-batch, of which each rank has another.
-    for key, off in (("loss", 1e-3), ("gradient_norm", 1e-2), ("extra_loss", 1e-2)):
+    for key, off in (("loss", 1e-3), ("gradient_norm", 1e-2), ("extra_loss", 0.2)):
         assert column(tmp_path / "run", key) == pytest.approx(column(alone, key), rel=off)
 
 
