@@ -67,15 +67,14 @@ class QuantizedLinear(FormLayer):
         self.codes = frozen(_bytes_of_codes(in_features, self.levels))
         self.scales = frozen(-(-in_features // GROUP))
         self.ranges = frozen(_RANGE_BYTES)
-        self.bias = None
-        if bias:
-            self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+        offset = torch.empty(out_features, device=device, dtype=dtype) if bias else None
+        self.register_parameter("bias", None if offset is None else nn.Parameter(offset))
 
     @classmethod
     def from_dense(cls, weight: Tensor, bias: Tensor | None = None, **arguments: Any) -> Self:
         """The layer that holds `weight` [out, in], coded; `bias` [out] is not copied."""
         layer = cls(weight.shape[1], weight.shape[0], False, device=weight.device)
-        layer.bias = None if bias is None else nn.Parameter(bias)
+        layer.register_parameter("bias", None if bias is None else nn.Parameter(bias))
         with torch.no_grad():
             layer.write(weight)
         return layer
