@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modicum.core.contracts.method import Info
+from modicum.core.contracts.method import Against, Info
 from modicum.linears.base import LinearMethod
 from modicum.linears.quantized import QuantizedLinear
 
@@ -44,5 +44,7 @@ class Int8(LinearMethod):
         claim="scales of small blocks keep eight bits exact where some weights are much larger",
         traits=("quantized_base", "exact_resume", "compiles"),
         evidence="against paper",
+        claim_verdict="holds",
+        against=Against("better", "one scale a row"),
     )
     layer = Int8Linear

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modicum.core.contracts.method import Info
+from modicum.core.contracts.method import Against, Info
 from modicum.linears.base import LinearMethod
 from modicum.linears.quantized import QuantizedLinear
 
@@ -78,5 +78,7 @@ class NF4(LinearMethod):
         "than even ones",
         traits=("quantized_base", "exact_resume", "compiles"),
         evidence="verified against code",
+        claim_verdict="holds",
+        against=Against("better", "4 bits in even steps, clipped"),
     )
     layer = NF4Linear

@@ -208,7 +208,7 @@ class DecoderBlock(DecoderPart):
     @cached_property
     def forms(self) -> dict[str, tuple[LinearForm, Mapping[str, Any]]]:
         """The form of each linear layer, and what it is asked with: sizes and arguments."""
-        found = {}
+        found: dict[str, tuple[LinearForm, Mapping[str, Any]]] = {}
         for name, (rows, columns, _) in self.config.projections(self.layer).items():
             planned = self.config.forms.of(self.prefix + name)
             sizes = {"in_features": columns, "out_features": rows}

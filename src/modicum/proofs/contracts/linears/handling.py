@@ -89,7 +89,7 @@ def check_state_dict(subject: LinearSubject) -> None:
 def check_put_in_and_taken_out(subject: LinearSubject) -> None:
     """Converted, a model holds what its weights become; merged, it is dense and the same."""
     value, model, x = small(subject), odd_model(), numbers(6, 7)
-    before = {name: module.weight.detach().clone() for name, module in _linears(model).items()}
+    before = {name: full_weight(m).detach().clone() for name, m in _linears(model).items()}
     handle = value.convert(model)
     for name, form in handle.plan.layers.items():
         made = linear_form(form.name).round_trip(before[name], **form.arguments)
