@@ -5,7 +5,7 @@ rounds to even steps with a scale for as many weights; the best simple alternati
 it loses least. Both keep their scales exactly, where NF4 keeps them in 8 bits.
 
 Reduced: what a language model's loss becomes, which the paper measures at 7 to 65 billion
-parameters, is not run here; the outputs of a random layer take its place.
+parameters, is not run here; the outputs of a random layer are measured.
 """
 
 from __future__ import annotations
