@@ -26,8 +26,8 @@ GREEDY = "plugins: [greedy.py]\nadapter:\n  method: greedy\n"
 SIZE = "write a number and a unit: 8GB (10^9 bytes), 8GiB (2^30 bytes), 512MB, 750MiB"
 EVERY = "write a number of steps, or a number and a unit: 30s, 10m, 2h, 1d"
 SECTIONS = (
-    "adapter, budget, checkpoint, comm, compress, data, evaluation, memory, model, optimizer, "
-    "parallel, plugins, samples, task, training, transform"
+    "adapter, budget, checkpoint, comm, compress, data, evaluation, linear, memory, model, "
+    "optimizer, parallel, plugins, samples, task, training, transform"
 )
 ADAPTERS = ", ".join(sorted(methods_for("adapter")))
 LORA = "model:\n  path: base\nadapter:\n  method: lora\n"
@@ -333,7 +333,7 @@ def test_plain_values_give_the_same_recipe_again(values):
 
 def test_a_resolved_recipe_with_a_model_from_a_path_loads_again():
     recipe = Recipe(model={"path": "base"}, adapter={"method": "lora", "rank": 2})
-    assert recipe.plain()["model"] == {"path": "base", "linear": "dense"}
+    assert recipe.plain()["model"] == {"path": "base"}
     assert Recipe(**recipe.plain()) == recipe
 
 
@@ -457,7 +457,6 @@ def test_every_field_is_described_for_editors(schema):
 
 
 def test_names_of_forms_are_those_that_there_are(schema):
-    from modicum.linears import FORMS
     from modicum.models.mixers import MIXERS
     from modicum.models.mlps import MLPS
 
@@ -466,11 +465,12 @@ def test_names_of_forms_are_those_that_there_are(schema):
     def words(field: str) -> set[str]:
         return set(model[field].get("enum", [model[field].get("const")]))
 
-    assert [words(field) for field in ("mixer", "mlp", "linear")] == [
-        set(MIXERS),
-        set(MLPS),
-        set(FORMS) - {"low_rank"},  # which compressing a trained model makes
-    ]
+    assert [words(field) for field in ("mixer", "mlp")] == [set(MIXERS), set(MLPS)]
+
+
+def test_an_old_name_of_a_form_says_what_to_write_now():
+    with pytest.raises(InputError, match=r"model.linear.*`linear: \{method: nf4\}`"):
+        Recipe(model={"linear": "nf4"})
 
 
 def test_the_package_gives_the_recipe_without_torch():

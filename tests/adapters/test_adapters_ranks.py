@@ -16,6 +16,7 @@ from modicum.adapters.base import Adapter
 from modicum.core.contracts.parameters import optimizer_groups, trainable
 from modicum.core.contracts.state import StateRegistry, optimizer_view
 from modicum.core.contracts.strategy import Strategy
+from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
@@ -62,7 +63,8 @@ class Training:
         self.strategy = strategy_of(ranks, kind)
         full = Llama(CONFIG).initialise(0)
         with on_meta(dtype):
-            self.model = Llama(ModelConfig(**(vars(CONFIG) | {"linear": linear})))
+            forms = FormPlan().with_default(linear)
+            self.model = Llama(ModelConfig(**(vars(CONFIG) | {"forms": forms})))
             self.adapter = METHODS[method].attach(self.model, seed=1)
         self.model.recompute = recompute
         self.strategy.cut(self.model, self.model.model.layers, torch.device("cpu"))

@@ -15,6 +15,7 @@ from modicum.compress import FWSVD, Calibration, CompressedModel, load
 from modicum.compress.files import DESCRIPTION
 from modicum.core.errors import InputError
 from modicum.core.layers import basis_cache
+from modicum.core.layers.form_plan import FormPlan, LayerForm
 from modicum.core.layers.linear_forms import full_weight
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
@@ -44,14 +45,15 @@ def test_a_block_that_is_used_twice_takes_one_pair_of_factors(tmp_path: Path) ->
     model = shared()
     value = FWSVD(rank=2)
     handle = value.fit(model, value.calibrate(model, batches(), square))
-    assert handle.ranks == {"0.0": 2, "2": 2}
+    two = LayerForm("low_rank", {"rank": 2})
+    assert handle.plan.layers == {"0.0": two, "2": two}
     assert isinstance(model[0][0], LowRankLinear)
     assert model[1][0] is model[0][0]
     outputs = model(batches()[0])
     handle.save(tmp_path / "model")
     again = shared()
     twin = load(again, tmp_path / "model")
-    assert twin.ranks == handle.ranks
+    assert twin.plan == handle.plan
     assert again[1][0] is again[0][0]
     assert torch.equal(again(batches()[0]), outputs)
     handle.merge()
@@ -70,7 +72,8 @@ def test_fitting_says_how_far_it_is_and_what_it_did() -> None:
     report = handle.report
     assert report is not None
     row = report.layers[1]
-    assert (row.name, row.rank, row.bytes_before, row.bytes_after) == ("2", 2, 256, 128)
+    assert (row.name, row.bytes_before, row.bytes_after) == ("2", 256, 128)
+    assert row.form.as_json() == {"form": "low_rank", "rank": 2}
     metric = value.metric(handle.layers["2"], calibration)
     values = torch.linalg.svdvals(weight * metric.sqrt())
     assert row.error == pytest.approx(values[2:].square().sum().item(), rel=1e-9)
@@ -98,13 +101,13 @@ def test_a_fitted_model_is_not_fitted_again(tmp_path: Path) -> None:
     value = FWSVD(rank=2)
     calibration = value.calibrate(model, batches(), square)
     handle = value.fit(model, calibration)
-    with pytest.raises(InputError, match="factors already"):
+    with pytest.raises(InputError, match="another form already"):
         handle.wrap()
     with pytest.raises(InputError, match="no dense linear layer"):
         value.fit(model, calibration)
     handle.save(tmp_path)
     with pytest.raises(InputError, match="were fitted before"):
-        CompressedModel(shared(), {"2": 2}).fit(calibration)
+        CompressedModel(shared(), FormPlan().with_form("2", "low_rank", rank=2)).fit(calibration)
     bare = llama("meta")
     with pytest.raises(InputError, match="this model has no memory"):
         FWSVD(rank=2).fit(bare, Calibration({}, 1, {}))
@@ -124,7 +127,7 @@ def test_folders_of_other_models_are_refused(tmp_path: Path) -> None:
             tmp_path / "model",
         )
     about = json.loads((tmp_path / "model" / DESCRIPTION).read_text())
-    assert about["ranks"] == {"0.0": 2, "2": 2}
+    assert about["forms"]["layers"]["0.0"] == {"form": "low_rank", "rank": 2}
     assert about["method"]["name"] == "fwsvd"
     (tmp_path / "model" / DESCRIPTION).write_text("[]")
     with pytest.raises(InputError, match="no compressed model"):
@@ -156,7 +159,7 @@ def test_gpt2s_transposed_layers_take_factors_and_come_back(tmp_path: Path) -> N
     value = FWSVD(share=0.8)
     calibration = value.calibrate(model, [ids], loss)
     handle = value.fit(model, calibration)
-    assert set(handle.ranks) == {
+    assert set(handle.layers) == {
         f"transformer.h.0.{name}"
         for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     }

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from modicum.compress import FWSVD
 from modicum.compress.base import CompressorQuery
-from modicum.compress.dense_layers import DenseLayer
 from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.contracts.parameters import ParameterMetadata, describe_parameter, metadata
+from modicum.core.layers.dense_layers import DenseLayer
 
 
 def loss(model: nn.Module, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def test_the_plan_keeps_the_share_and_never_adds(
     layer = DenseLayer("x", ins, outs)
     by_share, by_rank = FWSVD(share=share), FWSVD(rank=rank)
     for value in (by_share, by_rank):
-        planned = value.plan([layer]).get("x")
+        planned = value.form_of(layer)
         assert (planned is None) == (value.trained(layer) == ins * outs)
         assert value.trained(layer) <= ins * outs
         ledger = value.ledger(CompressorQuery(layer, ModelQuery(2, 5)))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from modicum.compress import FWSVD, Calibration, calibrate
-from modicum.compress.dense_layers import DenseLayer
 from modicum.core.errors import InputError
+from modicum.core.layers.dense_layers import DenseLayer
 from modicum.core.layers.factorize import decompose
 from modicum.core.layers.linear_forms import full_weight
 

@@ -13,8 +13,8 @@ from modicum.proofs.contracts.base import BATTERIES, Check, NotApplicable, check
 # Tasks are what methods work on; they have tests of their own.
 WITHOUT = {"tasks"}
 # Where dear checks start several ranks, and what a room's battery has at least.
-WITH_RANKS = {"comm"}
-LEAST = {"adapters": 25, "comm": 9, "compress": 15, "memory": 10, "optim": 15}
+WITH_RANKS = {"comm", "linears"}
+LEAST = {"adapters": 25, "comm": 9, "compress": 15, "linears": 15, "memory": 10, "optim": 15}
 CHECKED = [record for record in catalog().values() if record.room not in WITHOUT]
 
 

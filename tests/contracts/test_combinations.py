@@ -233,7 +233,13 @@ def test_a_pair_runs(
         (["dear", "galore, in_backward: True"], {}, "weights are updated in the next forward"),
         (["comet"], {"task": None}, "this model has none"),
         (["fwsvd"], {"model": {"path": None}}, "this model starts from random ones"),
-        ([], {"model": {"path": BASE, "linear": "nf4"}}, "a quantized weight is not trained"),
+        (
+            [],
+            {"model": {"path": BASE}, "linear": {"method": "nf4"}},
+            "a quantized weight is not trained",
+        ),
+        (["fwsvd", "low_rank"], {"model": {"path": BASE}}, "it begins with dense weights"),
+        (["comet", "low_rank"], {}, "no layers that take another form"),
         (
             ["sdp4bit"],
             {"parallel": {"strategy": "fsdp", "reshard_after_forward": True}},

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from modicum.compress import FWSVD, Calibration
-from modicum.compress.dense_layers import DenseLayer
 from modicum.core.contracts.ledger import Entry, Ledger, Work
+from modicum.core.layers.dense_layers import DenseLayer
 from modicum.proofs import run_battery
 
 

@@ -36,9 +36,9 @@ def test_it_is_the_linear_map_of_its_product(ins: int, outs: int, bias: bool, ra
         with pytest.raises(
             InputError, match=f"rank: no weight of this shape.*at most {min(ins, outs)}"
         ):
-            LowRankLinear.from_dense(weight, offset, rank)
+            LowRankLinear.from_dense(weight, offset, rank=rank)
         return
-    made = LowRankLinear.from_dense(weight, offset, rank)
+    made = LowRankLinear.from_dense(weight, offset, rank=rank)
     for shape in ((ins,), (4, ins), (2, 3, ins), (0, ins)):
         x = torch.ones(shape)
         expected = nn.functional.linear(x, full_weight(made), offset)

@@ -13,6 +13,7 @@ from modicum.adapters.base import AdapterQuery
 from modicum.core.contracts.ledger import Ledger, ModelQuery, OptimizerQuery
 from modicum.core.contracts.parameters import optimizer_groups, trained_shapes
 from modicum.core.errors import InputError
+from modicum.core.layers.form_plan import FormPlan
 from modicum.core.machine.memory import TensorMeter, bytes_by_kind
 from modicum.models.config import ModelConfig
 from modicum.models.ledger import AdapterActivations, ledger
@@ -20,9 +21,15 @@ from modicum.models.llama import Llama, create
 from modicum.optim import AdamW
 
 ROWS, TOKENS = 2, 18
+NF4, INT8 = (FormPlan().with_default(name) for name in ("nf4", "int8"))
+WIDE = FormPlan().with_mlp_width("model.layers.1", 300)
+FACTORS = FormPlan().with_form("model.layers.0.mlp.up_proj", "low_rank", rank=5)
+FACTORS = FACTORS.with_form("model.layers.2.mlp.down_proj", "low_rank", rank=7)
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {"width": 32, "heads": 4},
     "grouped": {"width": 32, "heads": 4, "kv_heads": 1, "mlp_width": 80},
+    "one wide block": {"width": 32, "heads": 2, "forms": WIDE},
+    "factors": {"width": 48, "heads": 2, "forms": FACTORS},
     "odd widths": {"width": 42, "heads": 3, "head_width": 10, "mlp_width": 53},
     "tied": {"width": 32, "heads": 4, "tied_embeddings": True},
     "biases": {"width": 32, "heads": 4, "attention_bias": True, "mlp_bias": True},
@@ -156,7 +163,8 @@ def test_flops_of_a_frozen_model_stop_where_nothing_before_learns(first):
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_quantized_decoder_takes_and_keeps_what_is_told(name, half, linear):
-    made, method = config(**SHAPES[name], linear=linear), LORAS["lora"]
+    forms = SHAPES[name].get("forms", FormPlan()).with_default(linear)
+    made, method = config(**SHAPES[name] | {"forms": forms}), LORAS["lora"]
     trained = model(made, method, half)
     expected = predicted(made, method, shape(method, half, True))
     assert sum(p.nbytes for p in trained.parameters()) == expected.bytes("weight", "forward")
@@ -166,7 +174,7 @@ def test_a_quantized_decoder_takes_and_keeps_what_is_told(name, half, linear):
 
 
 def test_flops_of_a_quantized_decoder_are_those_of_the_dense_one():
-    made = config(**SHAPES["grouped"], linear="nf4")
+    made = config(**SHAPES["grouped"], forms=FormPlan().with_default("nf4"))
     frozen = create(made, 0)
     frozen.requires_grad_(False)
     frozen.model.layers[1].post_attention_layernorm.weight.requires_grad_(True)
@@ -176,7 +184,7 @@ def test_flops_of_a_quantized_decoder_are_those_of_the_dense_one():
 
 
 def test_a_quantized_decoder_is_not_trained_whole():
-    made = config(**SHAPES["plain"], linear="nf4")
+    made = config(**SHAPES["plain"], forms=FormPlan().with_default("nf4"))
     with pytest.raises(InputError, match=r"linear: .*add an adapter"):
         ledger(made, shape(None, False, False))
 
@@ -198,6 +206,10 @@ PEAKS: dict[str, tuple[dict[str, Any], str, bool, bool, int]] = {
     "full, wide": ({"width": 256, "tied_embeddings": True}, "full", False, False, 1),
     "full, recomputed": ({}, "full", False, True, 1),
     "full, bf16": ({"tied_embeddings": True}, "full", True, False, 1),
+    "full, one wide block": ({"forms": WIDE, "vocabulary_size": 30}, "full", False, False, 1),
+    "full, one wide block, recomputed": ({"forms": WIDE}, "full", False, True, 1),
+    "lora, one wide block": ({"forms": WIDE, "vocabulary_size": 30}, "lora", False, False, 1),
+    "full, factors": ({"forms": FACTORS}, "full", False, False, 1),
     "full, bf16, recomputed": ({"vocabulary_size": 600}, "full", True, True, 2),
     "lora": ({}, "lora", False, False, 1),
     "lora, bf16": ({"vocabulary_size": 600}, "lora", True, False, 2),
@@ -206,10 +218,10 @@ PEAKS: dict[str, tuple[dict[str, Any], str, bool, bool, int]] = {
 
 
 QUANTIZED: dict[str, tuple[dict[str, Any], str, bool, bool, int]] = {
-    "nf4": ({"linear": "nf4"}, "lora", False, False, 1),
-    "nf4, bf16": ({"linear": "nf4", "vocabulary_size": 600}, "lora", True, False, 2),
-    "nf4, recomputed": ({"linear": "nf4", "width": 256}, "lora", False, True, 1),
-    "int8, wide, bf16": ({"linear": "int8", "width": 256}, "lora", True, True, 1),
+    "nf4": ({"forms": NF4}, "lora", False, False, 1),
+    "nf4, bf16": ({"forms": NF4, "vocabulary_size": 600}, "lora", True, False, 2),
+    "nf4, recomputed": ({"forms": NF4, "width": 256}, "lora", False, True, 1),
+    "int8, wide, bf16": ({"forms": INT8, "width": 256}, "lora", True, True, 1),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,10 +14,11 @@ from torch import Tensor
 from modicum.adapters import LoRA
 from modicum.compress import FWSVD
 from modicum.compress.base import CompressorQuery
-from modicum.compress.dense_layers import choose
 from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
+from modicum.core.layers.dense_layers import choose
+from modicum.core.layers.form_plan import FormPlan, LayerForm
 from modicum.core.layers.linear_forms import full_weight
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.machine.memory import tensor_bytes
@@ -48,12 +48,19 @@ CONFIG = ModelConfig(
 RANKS = {"model.layers.1.mlp.down_proj": 3, "model.layers.0.self_attn.q_proj": 5}
 
 
+def low(ranks: dict[str, int]) -> FormPlan:
+    return FormPlan(layers={n: LayerForm("low_rank", {"rank": rank}) for n, rank in ranks.items()})
+
+
+FORMS = low(RANKS)
+
+
 def mixed() -> Llama:
-    return create(replace(CONFIG, low_rank=RANKS), seed=0)
+    return create(replace(CONFIG, forms=FORMS), seed=0)
 
 
 def test_shapes_are_those_of_the_model() -> None:
-    config = replace(CONFIG, low_rank=RANKS)
+    config = replace(CONFIG, forms=FORMS)
     model = mixed()
     named = {name: tuple(p.shape) for name, p in model.named_parameters()}
     assert named == config.parameter_shapes()
@@ -65,42 +72,52 @@ def test_shapes_are_those_of_the_model() -> None:
 def test_random_factors_multiply_to_random_weights() -> None:
     config = replace(CONFIG, width=64, mlp_width=96, heads=4)
     names = [f"model.layers.{layer}.mlp.up_proj" for layer in range(3)]
-    model = create(replace(config, low_rank=dict.fromkeys(names, 20)), seed=0)
+    model = create(replace(config, forms=low(dict.fromkeys(names, 20))), seed=0)
     for name in names:
         std = full_weight(model.get_submodule(name)).std().item()
         assert std == pytest.approx(config.initializer_range, rel=0.15)
     last = "model.layers.0.mlp.down_proj"
-    model = create(replace(config, low_rank={last: 20}), seed=0)
+    model = create(replace(config, forms=low({last: 20})), seed=0)
     std = full_weight(model.get_submodule(last)).std().item()
     assert std == pytest.approx(config.initializer_range / 6**0.5, rel=0.15)
 
 
 @pytest.mark.parametrize(
-    ("fields", "problem"),
+    ("forms", "problem"),
     [
-        ({"low_rank": {"model.layers.0.mlp.up": 3}}, "Did you mean 'model.layers.0.mlp.up_proj'"),
-        ({"low_rank": {"model.layers.3.mlp.up_proj": 3}}, "names of projections"),
-        ({"low_rank": {"model.layers.0.mlp.up_proj": 0}}, "at least 1"),
-        ({"linear": "low_rank"}, "have a rank each"),
+        (low({"model.layers.0.mlp.up": 3}), "Did you mean 'model.layers.0.mlp.up_proj'"),
+        (low({"model.layers.3.mlp.up_proj": 3}), "those of projections"),
+        (low({"model.layers.0.mlp.up_proj": 0}), "at least 1"),
+        (FormPlan().with_default("nf4", rank=3), "unknown key"),
+        (FormPlan().with_mlp_width("model.layers.3", 3), "blocks of the model"),
+        (FormPlan().with_mlp_width("model.layers.0", 0), "at least 1"),
     ],
 )
-def test_what_cannot_be_built_is_refused(fields: dict[str, Any], problem: str) -> None:
+def test_what_cannot_be_built_is_refused(forms: FormPlan, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
-        replace(CONFIG, **fields)
+        replace(CONFIG, forms=forms)
+
+
+def test_a_form_that_nobody_knows_is_named() -> None:
+    config = replace(CONFIG, forms=FormPlan().with_default("lowrank"))
+    with pytest.raises(InputError, match=r"no linear form.*Did you mean 'low_rank'"):
+        create(config, seed=0)
 
 
 def test_configurations_travel() -> None:
-    config = replace(CONFIG, low_rank=RANKS)
+    config = replace(CONFIG, forms=FORMS)
     raw = json.loads(json.dumps(config.to_hf()))
-    assert raw["model_type"] == "low_rank_qwen2"
+    assert raw["model_type"] == "forms_qwen2"
     assert ModelConfig.from_hf(raw) == config
-    for wrong in ({"low_rank": {"a": "b"}}, {"low_rank": [1]}, {"low_rank": {"model.x": 1}}):
+    for wrong in ({"layers": {"a": "b"}}, [1], {"layers": {"model.x": {"form": "nf4"}}}):
         with pytest.raises(InputError):
-            ModelConfig.from_hf(raw | wrong)
+            ModelConfig.from_hf(raw | {"forms": wrong})
+    with pytest.raises(InputError, match="older modicum"):
+        ModelConfig.from_hf(raw | {"low_rank": RANKS})
     plain = CONFIG.to_hf()
-    assert "low_rank" not in plain
+    assert "forms" not in plain
     with pytest.raises(InputError, match="not supported"):
-        ModelConfig.from_hf(plain | {"model_type": "low_rank_qwen2"})
+        ModelConfig.from_hf(plain | {"model_type": "forms_qwen2"})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -110,10 +127,10 @@ def test_a_folder_of_factors_is_as_small_as_the_model(tmp_path: Path, dtype: tor
     assert isinstance(model, Llama)
     folder = save(model, tmp_path / "model", dense=False)
     config = read_config(folder)
-    assert config.low_rank == handle.ranks
+    assert config.forms == handle.plan
     assert read_header(folder).bytes == tensor_bytes(list(model.parameters()))
     again = load(folder)
-    assert again.config == replace(model.config, low_rank=handle.ranks)
+    assert again.config == replace(model.config, forms=handle.plan)
     assert torch.equal(again(tokens()), model(tokens()))
     with on_meta(dtype):
         bare = Llama(config)
@@ -133,12 +150,12 @@ def test_a_dense_folder_is_read_by_transformers(tmp_path: Path) -> None:
     assert isinstance(model, Llama)
     expected = model(tokens())
     folder = save(model, tmp_path / "dense")
-    assert read_config(folder).low_rank == {}
+    assert read_config(folder).forms.plain
     assert (load(folder)(tokens()) - expected).abs().max() < 1e-5
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert (theirs(tokens()).logits - expected).abs().max() < 1e-4
     small = save(model, tmp_path / "small", dense=False)
-    with pytest.raises((ValueError, KeyError), match="low_rank_llama"):
+    with pytest.raises((ValueError, KeyError), match="forms_llama"):
         transformers.AutoModelForCausalLM.from_pretrained(small)
 
 
@@ -163,17 +180,17 @@ def test_factors_wear_adapters_which_go_to_a_file(tmp_path: Path) -> None:
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert all(".layers_by_adapter." in name for name in trained)
     folder = save(model, tmp_path / "base", dense=False)
-    assert read_config(folder).low_rank == RANKS
+    assert read_config(folder).forms == FORMS
     assert torch.equal(load(folder)(ids), before)
 
 
 def test_the_ledger_counts_factors() -> None:
     shape, meta = ModelQuery(3, 24), llama("meta")
     value = FWSVD(share=0.5)
-    ranks = value.ranks(meta)
+    plan = value.plan(meta)
     dense = llama().config
-    low = replace(dense, low_rank=ranks)
-    layers = [layer for layer in choose(meta, value.targets) if layer.name in ranks]
+    low = replace(dense, forms=plan)
+    layers = [layer for layer in choose(meta, value.targets) if layer.name in plan.layers]
     said = Ledger.sum(value.ledger(CompressorQuery(layer, shape)) for layer in layers)
     for recompute in (False, True):
         before = ledger(dense, shape, recompute=recompute)
@@ -194,7 +211,7 @@ def test_the_ledger_counts_factors() -> None:
 def saved_from_ranks(ranks: Ranks, folder: Path) -> Tensor:
     strategy: Strategy = Sharded(ranks, Layout.of(ranks.size, ranks.size), True)
     with on_meta():
-        model = Llama(replace(CONFIG, low_rank=RANKS))
+        model = Llama(replace(CONFIG, forms=FORMS))
     strategy.cut(model, model.blocks, torch.device("cpu"))
     materialise(model, "cpu")
     model.initialise(0)

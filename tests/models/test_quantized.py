@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from modicum.core.contracts.parameters import optimizer_groups, trainable
 from modicum.core.contracts.state import optimizer_state, trained_state
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
+from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.linear_forms import frozen_linears, full_weight, linear_form
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks.layout import Layout
@@ -44,7 +46,7 @@ IDS = torch.arange(40).view(4, 10) % 53
 
 
 def config(linear: str = "nf4") -> ModelConfig:
-    return ModelConfig(**{**vars(CONFIG), "linear": linear})
+    return replace(CONFIG, forms=FormPlan().with_default(linear))
 
 
 @pytest.fixture
@@ -83,7 +85,7 @@ def test_weights_are_coded_from_the_files_own_precision(
     folder: Path, dtype: torch.dtype | None
 ) -> None:
     model = load(folder, dtype=dtype, linear="nf4")
-    assert model.config.linear == "nf4"
+    assert model.config.forms.default.name == "nf4"
     for name, layer in frozen_linears(model).items():
         assert type(layer) is NF4Linear
         stored = reader(folder)(name)

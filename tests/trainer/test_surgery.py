@@ -178,7 +178,8 @@ def surgeries(folder: Path) -> list[dict[str, Any]]:
 
 
 def ranks_of(folder: Path) -> set[int]:
-    return set(json.loads((folder / "config.json").read_text())["low_rank"].values())
+    forms = json.loads((folder / "config.json").read_text())["forms"]
+    return {form["rank"] for form in forms["layers"].values()}
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +244,7 @@ def test_it_is_a_revision_of_the_plan_and_files_have_the_new_shapes(alone: Path)
     assert record["peak_bytes"]["predicted"] == peaks[0]
     assert ranks_of(alone / "base") == {RANK}
     assert ranks_of(alone / "compressed") == {RANK - 3}
-    assert "low_rank" not in json.loads((alone / "model/config.json").read_text())
+    assert "forms" not in json.loads((alone / "model/config.json").read_text())
     newest = CheckpointStore(alone / "checkpoints").newest()
     assert newest is not None
     down = "model.layers.0.mlp.up_proj.down"
@@ -337,7 +338,7 @@ def test_what_was_written_wrong_is_named(
     right = file.read_text()
     for wrong, why in (
         (right.replace('"rank": 5', '"rank": 4', 1), "mapped to"),
-        (right.replace('"rank": 5', '"rank": "x"', 1), "low-rank layers alone"),
+        (right.replace('"rank": 5', '"rank": "x"', 1), "expected an integer"),
         (right.replace('"kept"', '"keeps"'), "no surgery"),
     ):
         file.write_text(wrong)

@@ -56,8 +56,7 @@ def _line(result: dict[str, Any]) -> str:
     """A case in a line: its methods, and what became of it."""
     recipe = result["case"]["recipe"]
     methods = [value["method"] for value in recipe.values() if "method" in value]
-    linear = recipe.get("model", {}).get("linear", "dense")
-    head = f"{result['name']:>8}  {' + '.join(methods + [linear] * (linear != 'dense'))}"
+    head = f"{result['name']:>8}  {' + '.join(methods)}"
     if result["faults"]:
         return f"{head}: WRONG: {'; '.join(result['faults'])}"
     if result["refused"] is not None:

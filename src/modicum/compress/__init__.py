@@ -11,6 +11,8 @@ EXPORTS = Exports(
         "CompressedModel": "compressed_model",
         "CompressionReport": "compressed_model",
         "Compressor": "base",
+        "FittedLayer": "base",
+        "LowRankCompressor": "low_rank_base",
         "calibrate": "modicum.core.layers.calibration",
         "load": "compressed_model",
     },

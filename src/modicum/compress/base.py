@@ -1,26 +1,24 @@
-"""What all compressors share: which layers take factors, of which rank, and what that spends.
+"""What all compressors share: which layers take another form, and how they are fitted.
 
-A method says which statistics of the data it asks for, and in which metric a layer's factors are
-to be near its weight. Calibration, ranks, the walk over the layers, the report and files come from
-here, `layers`, `compressed` and `files`.
+A method plans a form for each layer, by arithmetic, and fits one from a trained weight and from
+what a calibration noted. The walk over the layers, the report and files come from
+`compressed_model` and `files`; factors of low rank have a base of their own, `low_rank_base`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
-from modicum.compress.dense_layers import DenseLayer, choose
-from modicum.core.contracts.ledger import Entry, Ledger, ModelQuery, Phase, Work
+from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.contracts.method import Context, Method, Names, PositiveInt, Strings
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration, Loss, Mask, calibrate
-from modicum.core.layers.factorize import share_rank
+from modicum.core.layers.dense_layers import DenseLayer, choose
+from modicum.core.layers.form_plan import FormPlan, LayerForm
 from modicum.core.progress import CountProgress
 from modicum.core.ranks.ranks import Ranks
 
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from modicum.compress.compressed_model import CompressedModel
-
-SAVED: tuple[Phase, ...] = ("forward", "loss", "backward")
 
 
 @dataclass(frozen=True)
@@ -40,25 +36,33 @@ class CompressorQuery:
     shape: ModelQuery
 
 
+@dataclass(frozen=True)
+class FittedLayer:
+    """What a compressor makes of a layer's weight.
+
+    Args:
+        tensors: the form's, by name; rounded to the model's dtype when they are put in.
+        error: of the weight that they represent, in the method's metric, squared.
+        total: the same of a weight of zeros.
+    """
+
+    tensors: Mapping[str, Tensor]
+    error: float
+    total: float
+
+
 class Compressor(Method):
-    """The fields and services of every method that puts low-rank factors in a weight's place.
+    """The fields and services of every method that gives trained layers a smaller form.
 
     Args:
         targets: layers by full name, last name (`q_proj`), pattern, or `all-linear`, which leaves
             out the output head; embeddings are never compressed.
         exclude: of those, the ones to leave out.
-        share: of each layer's weight elements, the part that its factors have at most.
-        rank: of every layer, in place of what `share` gives. A layer that would not become
-            smaller stays dense.
-        multiple: ranks are multiples of it, where they are no smaller; 128 suits tensor cores.
         examples: how many examples `calibrate` looks at.
     """
 
     targets: Names = ("all-linear",)
     exclude: Strings = ()
-    share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
-    rank: PositiveInt | None = None
-    multiple: PositiveInt = 1
     examples: PositiveInt = 1024
 
     @property
@@ -67,30 +71,41 @@ class Compressor(Method):
         """What a calibration must note of each layer, by the names of `core.layers.statistics`."""
 
     @abstractmethod
-    def metric(self, layer: DenseLayer, calibration: Calibration) -> Tensor | None:
-        """Where a layer's factors must be near its weight: see `factorize.decompose`."""
+    def form_of(self, layer: DenseLayer) -> LayerForm | None:
+        """The form that a layer takes, by arithmetic alone; None where it stays dense."""
 
-    def rank_of(self, layer: DenseLayer) -> int | None:
-        """The rank of a layer's factors; None where they would save nothing."""
-        ins, outs = layer.in_features, layer.out_features
-        rank = self.rank or share_rank(ins, outs, self.share, self.multiple)
-        return rank if rank * (ins + outs) < layer.elements else None
+    @abstractmethod
+    def fitted(
+        self,
+        layer: DenseLayer,
+        weight: Tensor,
+        form: LayerForm,
+        calibration: Calibration,
+        cache: str | Path | None,
+    ) -> FittedLayer:
+        """The tensors of the form that represent `weight` [out, in] best.
 
-    def plan(self, layers: Iterable[DenseLayer]) -> dict[str, int]:
-        """The ranks by name of the layers that become smaller, by arithmetic alone."""
-        ranks = {layer.name: self.rank_of(layer) for layer in layers}
-        return {name: rank for name, rank in ranks.items() if rank is not None}
+        Args:
+            cache: a folder for what is expensive and serves other forms too; None for none.
+        """
 
-    def ranks(self, model: nn.Module) -> dict[str, int]:
-        """The same for a model, which may be without memory.
+    def plan(self, model: nn.Module, within: FormPlan | None = None) -> FormPlan:
+        """The forms by name of the layers that become smaller; the model may be without memory.
+
+        Args:
+            within: the plan that this one extends.
 
         Raises:
             InputError: a target matches no layer or a tied one, or nothing would become smaller.
         """
-        planned = self.plan(choose(model, self.targets, self.exclude))
+        planned = {
+            layer.name: form
+            for layer in choose(model, self.targets, self.exclude)
+            if (form := self.form_of(layer)) is not None
+        }
         if not planned:
-            raise InputError("at this rank no layer becomes smaller", field="rank", value=self.rank)
-        return planned
+            raise InputError("with these fields no layer becomes smaller", field="targets")
+        return (within or FormPlan()).with_forms(planned)
 
     def calibrate(
         self,
@@ -106,17 +121,17 @@ class Compressor(Method):
         """Note what this method needs of the layers that it would compress.
 
         It looks at `examples` examples, each of the `ranks` at its part of them, in full batches;
-        see `modicum.compress.calibrate`. What it found serves any share, rank and damping.
+        see `modicum.compress.calibrate`. What it found serves other values of the method too.
 
         Raises:
-            InputError: as `ranks` and `calibrate`.
+            InputError: as `plan` and `calibrate`.
         """
         ranks = ranks or Ranks()
         return calibrate(
             model,
             batches,
             loss,
-            layers=self.ranks(model),
+            layers=self.plan(model).layers,
             statistics=self.statistics,
             limit=-(-self.examples // ranks.size),
             mask=mask,
@@ -129,45 +144,24 @@ class Compressor(Method):
         """The handle to the context's model, of which nothing is changed yet.
 
         Raises:
-            InputError: as `ranks`.
+            InputError: as `plan`.
         """
         from modicum.compress.compressed_model import CompressedModel
 
-        return CompressedModel(context.model, self.ranks(context.model), self)
+        return CompressedModel(context.model, self.plan(context.model), self)
 
     def wrap(self, model: nn.Module) -> CompressedModel:
-        """Put the forms in without numbers: for a model on meta, or one to load factors into."""
+        """Put the forms in without numbers: for a model on meta, or one to load numbers into."""
         compressed = self.bind(Context(model))
         compressed.wrap()
         return compressed
 
     def fit(self, model: nn.Module, calibration: Calibration, **how: Any) -> CompressedModel:
-        """Put the best factors into a trained model; `how` as in `CompressedModel.fit`."""
+        """Put the best forms into a trained model; `how` as in `CompressedModel.fit`."""
         compressed = self.bind(Context(model))
         compressed.fit(calibration, **how)
         return compressed
 
+    @abstractmethod
     def trained(self, layer: DenseLayer) -> int:
         """Elements of the layer's weight in its new form, the bias aside."""
-        rank = self.rank_of(layer)
-        return layer.elements if rank is None else rank * (layer.in_features + layer.out_features)
-
-    def ledger(self, at: CompressorQuery) -> Ledger:
-        """What the layer spends beyond its dense form; where it spends less, less than nothing.
-
-        Gradients and optimizer state follow from `trained`.
-        """
-        layer, shape, rank = at.layer, at.shape, self.rank_of(at.layer)
-        if rank is None:
-            return Ledger()
-        more = self.trained(layer) - layer.elements
-        copies = more * shape.compute_bytes if shape.compute_bytes < shape.weight_bytes else 0
-        product = 2 * shape.positions * more
-        between = shape.positions * rank * shape.compute_bytes
-        return Ledger.of(
-            Entry("weight", more * shape.weight_bytes, what="low-rank factors"),
-            Entry("activation", between, SAVED, "between low-rank factors"),
-            Entry("activation", copies, SAVED, "factors in bf16"),
-            Work(product),
-            Work(2 * product, phase="backward"),
-        )

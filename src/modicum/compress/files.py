@@ -1,4 +1,4 @@
-"""A compressed model's folder: every tensor as it is, and which layers are factors.
+"""A compressed model's folder: every tensor as it is, and which layers have which form.
 
 For models of any kind. The built-in decoder has a folder of its own, in Hugging Face's layout, in
 `modicum.models.huggingface`.
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from modicum.compress.base import Compressor
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, read_json, write_json
+from modicum.core.layers.form_plan import FormPlan
 from modicum.core.ranks.sharding import whole
 
 TENSORS, DESCRIPTION = "compressed.safetensors", "compressed.json"
@@ -25,16 +26,16 @@ TENSORS, DESCRIPTION = "compressed.safetensors", "compressed.json"
 
 def save(
     model: nn.Module,
-    ranks: Mapping[str, int],
+    plan: FormPlan,
     method: Compressor | None,
     folder: str | Path,
     *,
     write: bool = True,
 ) -> Path:
-    """Write a model with its factors to `folder`, in full or not at all; tied tensors once.
+    """Write a model with its forms to `folder`, in full or not at all; tied tensors once.
 
     Args:
-        ranks: of the layers that are factors, by full name.
+        plan: the forms of the layers that have one, by full name.
         method: what fitted them; None where that is not known.
         write: of a model that is sharded over ranks every rank calls this, and one writes.
 
@@ -43,7 +44,7 @@ def save(
     """
     tensors = {name: whole(value.detach()) for name, value in _once(model).items()}
     if write:
-        about: dict[str, Any] = {"version": 1, "ranks": dict(ranks)}
+        about: dict[str, Any] = {"version": 2, "forms": plan.as_json()}
         if method is not None:
             about["method"] = {"name": method.info.name} | method.model_dump(mode="json")
         with publish_folder(Path(folder)) as temporary:
@@ -53,16 +54,16 @@ def save(
     return Path(folder)
 
 
-def read(folder: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
-    """The ranks of the layers that are factors, by name, and all tensors of a model.
+def read(folder: Path) -> tuple[FormPlan, dict[str, Tensor]]:
+    """The plan of the layers that have forms, and all tensors of a model.
 
     Raises:
         InputError: the folder holds no compressed model.
     """
     try:
         about = read_json(folder / DESCRIPTION)
-        ranks = {str(name): int(rank) for name, rank in about["ranks"].items()}
-        return ranks, load_file(folder / TENSORS)
+        plan = FormPlan.from_json(about["forms"])
+        return plan, load_file(folder / TENSORS)
     except (InputError, OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError("this folder holds no compressed model", file=folder) from None
 

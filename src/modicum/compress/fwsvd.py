@@ -6,13 +6,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from modicum.compress.base import Compressor
-from modicum.compress.dense_layers import DenseLayer
+from modicum.compress.low_rank_base import LowRankCompressor
 from modicum.core.contracts.method import Against, Info, NonNegativeFloat
 from modicum.core.layers.calibration import Calibration
+from modicum.core.layers.dense_layers import DenseLayer
 
 
-class FWSVD(Compressor):
+class FWSVD(LowRankCompressor):
     """SVD of a weight whose input features weigh as much as the Fisher information of their rows.
 
     For a weight W [out, in] the empirical Fisher information is the mean over examples of squared
@@ -32,7 +32,7 @@ class FWSVD(Compressor):
             is 1.
         fisher: `examples` squares the gradient of each example, as the paper does; `tokens` counts
             each position as an example, which is cheaper and leaves out how they add up.
-        targets, exclude, share, rank, multiple, examples: see `Compressor`.
+        share, rank, multiple, targets, exclude, examples: see `LowRankCompressor`.
 
     Source: Hsu et al., "Language model compression with weighted low-rank factorization", ICLR
     2022, arXiv 2207.00112, section 4.

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from modicum.core.layers.linear_forms import (
-    DENSE,
-    FORMS,
-    LinearForm,
-    full_weight,
-    linear_form,
-    make_linear,
-    register,
-    write_weight,
-)
-from modicum.linears.int8 import INT8, Int8Linear
-from modicum.linears.low_rank import LOW_RANK, LowRankLinear, rank_surgery
-from modicum.linears.nf4 import NF4, NF4Linear
+from modicum.core.exports import Exports
 
-__all__ = [
-    "DENSE",
-    "FORMS",
-    "INT8",
-    "LOW_RANK",
-    "NF4",
-    "Int8Linear",
-    "LinearForm",
-    "LowRankLinear",
-    "NF4Linear",
-    "full_weight",
-    "linear_form",
-    "make_linear",
-    "rank_surgery",
-    "register",
-    "write_weight",
-]
+EXPORTS = Exports(
+    __name__,
+    {
+        "FormLayer": "modicum.core.layers.form_layer",
+        "FormPlan": "modicum.core.layers.form_plan",
+        "FormedModel": "modicum.core.layers.formed_model",
+        "Int8Linear": "int8",
+        "LinearForm": "modicum.core.layers.linear_forms",
+        "LinearMethod": "base",
+        "LowRankLinear": "low_rank",
+        "NF4Linear": "nf4",
+        "full_weight": "modicum.core.layers.linear_forms",
+        "linear_form": "modicum.core.layers.linear_forms",
+        "make_linear": "modicum.core.layers.linear_forms",
+        "rank_surgery": "low_rank",
+        "write_weight": "modicum.core.layers.linear_forms",
+    },
+)
+__getattr__, __dir__ = EXPORTS.load, EXPORTS.names

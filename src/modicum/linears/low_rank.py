@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
+from modicum.core.contracts.method import Info, PositiveInt
 from modicum.core.contracts.surgery import RowMap, Surgery
 from modicum.core.layers.factorize import decompose, share_rank
-from modicum.core.layers.linear_forms import LinearForm, StoredRows, register
+from modicum.core.layers.form_layer import FormLayer, TensorShapes
 from modicum.core.ranks.sharding import cut_alike, own_part, whole
+from modicum.linears.base import LinearMethod
 
 
-class LowRankLinear(nn.Module):
+class LowRankLinear(FormLayer):
     """y = (x down^T) up^T + b: the dense weight is up @ down, of rank r at most.
-
-    It has r (in + out) elements in place of in * out, in memory and in work, so it saves where
-    r < in * out / (in + out). Prefer it where a trained weight is to become smaller and stay
-    trainable with ordinary kernels; `modicum.compress` chooses the factors.
 
     Attributes:
         down: [r, in].
@@ -32,44 +32,38 @@ class LowRankLinear(nn.Module):
     (torch.Size([4, 6]), 20)
     """
 
-    bias: nn.Parameter | None
+    down: nn.Parameter
+    up: nn.Parameter
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        rank: int | None = None,
-    ) -> None:
-        super().__init__()
-        rank = rank or share_rank(in_features, out_features)
-        self.in_features, self.out_features, self.rank = in_features, out_features, rank
-        self.down = nn.Parameter(torch.empty(rank, in_features, device=device, dtype=dtype))
-        self.up = nn.Parameter(torch.empty(out_features, rank, device=device, dtype=dtype))
-        empty = torch.empty(out_features, device=device, dtype=dtype) if bias else None
-        self.register_parameter("bias", None if empty is None else nn.Parameter(empty))
+    @property
+    def rank(self) -> int:
+        """Of the product."""
+        return self.down.shape[0]
 
     @classmethod
-    def from_dense(
-        cls, weight: Tensor, bias: Tensor | None = None, rank: int | None = None
-    ) -> Self:
-        """The layer whose product is nearest to `weight` [out, in]; `bias` [out] is not copied.
+    def shapes(
+        cls, in_features: int, out_features: int, rank: int | None = None, **_: Any
+    ) -> TensorShapes:
+        """Of both factors; without a rank they have half of the weight's elements."""
+        rank = rank or share_rank(in_features, out_features)
+        return {"down": (rank, in_features), "up": (out_features, rank)}
 
-        Without a `rank` it has half the weight's elements.
+    @classmethod
+    def between(cls, in_features: int, out_features: int, rank: int | None = None, **_: Any) -> int:
+        """Elements a position between the factors."""
+        return rank or share_rank(in_features, out_features)
+
+    def arguments(self) -> dict[str, Any]:
+        return {"rank": self.rank}
+
+    def fitted(self, weight: Tensor) -> Mapping[str, Tensor]:
+        """The factors whose product is nearest to `weight` [out, in].
 
         Raises:
             InputError: the rank is larger than the weight's smaller side.
         """
-        outs, ins = weight.shape
-        layer = cls(ins, outs, False, weight.device, weight.dtype, rank)
-        with torch.no_grad():
-            down, up = decompose(weight).factors(weight, layer.rank)
-            layer.down.copy_(down)
-            layer.up.copy_(up)
-        layer.register_parameter("bias", None if bias is None else nn.Parameter(bias))
-        return layer
+        down, up = decompose(weight).factors(weight, self.rank)
+        return {"down": down, "up": up}
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs [..., in] to [..., out]."""
@@ -85,10 +79,13 @@ class LowRankLinear(nn.Module):
         weight = (up.to(wide) @ down.to(wide)).to(up.dtype)
         return cut_alike(weight, self.up, self.in_features)
 
-    def extra_repr(self) -> str:
-        """The sizes, as `nn.Linear` shows them."""
-        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{sizes}, rank={self.rank}, bias={self.bias is not None}"
+    # No `write`: most weights are no product of thin factors, so what wants to add to one keeps its
+    # addition next to the layer, or takes the dense weight.
+
+    def initialise(self, *, std: float, seed: int, name: str) -> None:
+        """Draw both factors so that entries of the product have `std`."""
+        each = math.sqrt(std / math.sqrt(self.rank))
+        self.draw({"down": self.down, "up": self.up}, std=each, seed=seed, name=name)
 
 
 def rank_surgery(kept: Mapping[str, Sequence[int]], why: str) -> Surgery:
@@ -113,21 +110,54 @@ def rank_surgery(kept: Mapping[str, Sequence[int]], why: str) -> Surgery:
     return Surgery(why, {name: {"rank": len(each)} for name, each in kept.items()}, rows)
 
 
-def _rows(in_features: int, out_features: int, item_bytes: int) -> StoredRows:
-    rank = share_rank(in_features, out_features)
-    return (rank, in_features * item_bytes), (out_features, rank * item_bytes)
+class LowRank(LinearMethod):
+    """Each weight as the product of two trained factors: r (in + out) elements, not in * out.
 
+    It saves, in memory and in work, where r < in * out / (in + out). Prefer it for a new model that
+    is to be smaller in all its layers and train with ordinary kernels; of a trained model
+    `modicum.compress` chooses factors that look at data, where this takes the nearest ones (a
+    truncated SVD). At the parameters of the factors, a narrower dense model is the alternative.
 
-# No `write`: most weights are no product of thin factors, so what wants to add to one keeps its
-# addition next to the layer, or takes the dense weight.
-LOW_RANK = register(
-    LinearForm(
-        "low_rank",
-        LowRankLinear,
-        LowRankLinear.from_dense,
-        LowRankLinear.to_dense,
-        LowRankLinear,
-        exact=False,
-        rows=_rows,
+    Args:
+        share: of each layer's weight elements, the part that its factors have at most.
+        rank: r, in place of what `share` gives. A layer that would not become smaller stays dense.
+        multiple: ranks are multiples of it, where they are no smaller; 128 suits tensor cores.
+        targets, exclude: see `LinearMethod`.
+
+    Source: Denil et al., "Predicting Parameters in Deep Learning", NeurIPS 2013, arXiv 1306.0543,
+    section 2; the truncated SVD is the nearest product (Eckart and Young, 1936).
+
+    >>> import torch
+    >>> from modicum.linears import LowRank
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+    >>> formed = LowRank(rank=4, targets=("0",)).convert(model)
+    >>> [sum(parameter.numel() for parameter in model[n].parameters()) for n in (0, 2)]
+    [384, 65]
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    >>> for _ in range(10):
+    ...     model(torch.randn(8, 16)).square().mean().backward()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    """
+
+    info = Info(
+        name="low_rank",
+        title="Low-rank factors, trained in place of a weight",
+        room="linears",
+        paper="Denil et al., Predicting Parameters in Deep Learning, arXiv 1306.0543",
+        claim="a fraction of the weights suffices: factors train to nearly the dense model's loss",
+        traits=("holds_trained_forms", "mergeable", "exact_resume", "compiles"),
+        evidence="against paper",
+        tiny={"share": 0.6},
     )
-)
+    layer = LowRankLinear
+
+    share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
+    rank: PositiveInt | None = None
+    multiple: PositiveInt = 1
+
+    def arguments(self, in_features: int, out_features: int) -> Mapping[str, Any] | None:
+        rank = self.rank or share_rank(in_features, out_features, self.share, self.multiple)
+        smaller = rank * (in_features + out_features) < in_features * out_features
+        return {"rank": rank} if smaller else None

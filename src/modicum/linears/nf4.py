@@ -2,42 +2,13 @@
 
 from __future__ import annotations
 
-from modicum.linears.quantized import QuantizedLinear, register_form
+from modicum.core.contracts.method import Against, Info
+from modicum.linears.base import LinearMethod
+from modicum.linears.quantized import QuantizedLinear
 
 
 class NF4Linear(QuantizedLinear):
-    """A linear layer whose frozen weight [out, in] takes about 4.14 bits an element (in = 4096).
-
-    The base of QLoRA: prefer it where the weights of a model with an attached adapter do not fit
-    otherwise, and `int8` where a byte an element fits, as that loses a sixteenth as much. A weight
-    drawn from a normal distribution comes back with an error of 9 % of its norm.
-
-    The 16 levels are the authors', to the last digit, and 64 consecutive weights share a scale, as
-    theirs do. Two things differ, so that ranks which hold some rows each hold full groups. Groups
-    begin anew with each row: the authors split the flattened matrix, which is the same where `in`
-    is a multiple of 64. And scales are coded row by row, in even steps between the row's smallest
-    and largest: the authors code 256 scales of any rows together, in steps that are finer near
-    zero. Errors are those of bitsandbytes 0.50 to 2 % of themselves, on weights with outliers too.
-    Narrow rows cost more: 5.1 bits an element at in = 64.
-
-    Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", arXiv 2305.14314,
-    section 3 and appendix E; levels as in bitsandbytes.
-
-    >>> import torch
-    >>> from modicum.adapters import LoRA
-    >>> from modicum.linears import NF4Linear
-    >>> dense = torch.nn.Linear(256, 64)
-    >>> layer = NF4Linear.from_dense(dense.weight.detach(), dense.bias.detach())
-    >>> sum(p.nbytes for p in layer.parameters()), sum(p.nbytes for p in dense.parameters())
-    (9216, 65792)
-    >>> bool((layer.to_dense() - dense.weight).norm() < 0.1 * dense.weight.norm())
-    True
-    >>> model = torch.nn.Sequential(layer, torch.nn.ReLU(), torch.nn.Linear(64, 1))
-    >>> adapter = LoRA(rank=4, targets=("0",)).attach(model)
-    >>> optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-2)
-    >>> model(torch.randn(8, 256)).square().mean().backward()
-    >>> optimizer.step()
-    """
+    """A layer whose frozen weight is held at the 16 levels of NF4."""
 
     form = "nf4"
     levels = (
@@ -60,4 +31,54 @@ class NF4Linear(QuantizedLinear):
     )
 
 
-NF4 = register_form(NF4Linear)
+class NF4(LinearMethod):
+    """Frozen weights that take about 4.14 bits an element (in = 4096).
+
+    The base of QLoRA: prefer it where the weights of a model with an attached adapter do not fit
+    otherwise, and `int8` where a byte an element fits, as that loses a sixteenth as much. A weight
+    drawn from a normal distribution comes back with an error of 9 % of its norm.
+
+    The 16 levels are the authors', to the last digit, and 64 consecutive weights share a scale, as
+    theirs do. Two things differ, so that ranks which hold some rows each hold full groups. Groups
+    begin anew with each row: the authors split the flattened matrix, which is the same where `in`
+    is a multiple of 64. And scales are coded row by row, in even steps between the row's smallest
+    and largest: the authors code 256 scales of any rows together, in steps that are finer near
+    zero. Errors are those of bitsandbytes 0.50 to 2 % of themselves, on weights with outliers too.
+    Narrow rows cost more: 5.1 bits an element at in = 64.
+
+    Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", arXiv 2305.14314,
+    section 3 and appendix E; levels as in bitsandbytes.
+
+    Args:
+        targets, exclude: see `LinearMethod`.
+
+    >>> import torch
+    >>> from modicum.adapters import LoRA
+    >>> from modicum.linears import NF4
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 1))
+    >>> before = model[0].weight.detach().clone()
+    >>> formed = NF4(targets=("0",)).convert(model)
+    >>> sum(p.nbytes for p in model[0].parameters())
+    9216
+    >>> bool((model[0].to_dense() - before).norm() < 0.1 * before.norm())
+    True
+    >>> adapter = LoRA(rank=4, targets=("0",)).attach(model)
+    >>> optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-2)
+    >>> model(torch.randn(8, 256)).square().mean().backward()
+    >>> optimizer.step()
+    """
+
+    info = Info(
+        name="nf4",
+        title="NF4: frozen weights in four bits",
+        room="linears",
+        paper="QLoRA: Efficient Finetuning of Quantized LLMs, arXiv 2305.14314",
+        claim="4-bit levels at the quantiles of a normal distribution lose less of a normal weight "
+        "than even ones",
+        traits=("quantized_base", "exact_resume", "compiles"),
+        evidence="verified against code",
+        claim_verdict="holds",
+        against=Against("better", "4 bits in even steps, clipped"),
+    )
+    layer = NF4Linear

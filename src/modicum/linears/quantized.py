@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from modicum.core.errors import InputError
-from modicum.core.layers.linear_forms import LinearForm, StoredRows, linear_form, register
+from modicum.core.layers.form_layer import FormLayer, StoredRows, TensorShapes
+from modicum.core.layers.linear_forms import linear_form
 from modicum.core.ranks.sharding import cut_alike, own_part
 
 GROUP = 64  # weights that share a scale
@@ -29,7 +30,7 @@ _TINY = torch.finfo(torch.float32).tiny
 _CELLS = 1024  # between -1 and 1, each narrower than any two levels are apart
 
 
-class QuantizedLinear(nn.Module):
+class QuantizedLinear(FormLayer):
     """y = x W^T + b for a frozen W [out, in] that is held as codes; the bias is a plain one.
 
     All tensors have a row for each output, and rows are coded one by one: the codes of a part of
@@ -44,6 +45,7 @@ class QuantizedLinear(nn.Module):
             as uint8 [out, 8]: so a cast of the model leaves them alone.
     """
 
+    trains = False
     form: ClassVar[str]
     levels: ClassVar[tuple[float, ...]]
 
@@ -55,7 +57,7 @@ class QuantizedLinear(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.in_features, self.out_features = in_features, out_features
 
         def frozen(columns: int) -> nn.Parameter:
@@ -65,15 +67,14 @@ class QuantizedLinear(nn.Module):
         self.codes = frozen(_bytes_of_codes(in_features, self.levels))
         self.scales = frozen(-(-in_features // GROUP))
         self.ranges = frozen(_RANGE_BYTES)
-        self.bias: nn.Parameter | None = None
-        if bias:
-            self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+        offset = torch.empty(out_features, device=device, dtype=dtype) if bias else None
+        self.register_parameter("bias", None if offset is None else nn.Parameter(offset))
 
     @classmethod
-    def from_dense(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
+    def from_dense(cls, weight: Tensor, bias: Tensor | None = None, **arguments: Any) -> Self:
         """The layer that holds `weight` [out, in], coded; `bias` [out] is not copied."""
         layer = cls(weight.shape[1], weight.shape[0], False, device=weight.device)
-        layer.bias = None if bias is None else nn.Parameter(bias)
+        layer.register_parameter("bias", None if bias is None else nn.Parameter(bias))
         with torch.no_grad():
             layer.write(weight)
         return layer
@@ -113,39 +114,28 @@ class QuantizedLinear(nn.Module):
             for held, piece in zip((codes, scales, ranges), coded, strict=True):
                 held[rows].copy_(piece)
 
-    def extra_repr(self) -> str:
-        """The sizes, as `nn.Linear` shows them."""
-        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{sizes}, bias={self.bias is not None}"
+    @classmethod
+    def shapes(cls, in_features: int, out_features: int, **arguments: Any) -> TensorShapes:
+        """Files hold the weight that the codes are made of."""
+        return {"weight": (out_features, in_features)}
 
-
-def register_form(kind: type[QuantizedLinear]) -> LinearForm:
-    """Make a quantized form known by its name, with what its layers spend."""
-
-    def rows(in_features: int, out_features: int, item_bytes: int) -> StoredRows:
-        codes, scales = _bytes_of_codes(in_features, kind.levels), -(-in_features // GROUP)
+    @classmethod
+    def stored(
+        cls, in_features: int, out_features: int, item_bytes: int, **arguments: Any
+    ) -> StoredRows:
+        """Codes, scales and ranges."""
+        codes, scales = _bytes_of_codes(in_features, cls.levels), -(-in_features // GROUP)
         return (out_features, codes), (out_features, scales), (out_features, _RANGE_BYTES)
 
-    def workspace(in_features: int, out_features: int, item_bytes: int) -> int:
+    @classmethod
+    def workspace(
+        cls, in_features: int, out_features: int, item_bytes: int, **arguments: Any
+    ) -> int:
+        """Bytes of the weight while it is used, and of what a chunk of it is made in."""
         elements = in_features * out_features
         # Of a chunk the indices, four bytes for each byte of codes, and the product in fp32.
-        each = 4 + 4 * _bytes_of_codes(in_features, kind.levels) / in_features
+        each = 4 + 4 * _bytes_of_codes(in_features, cls.levels) / in_features
         return elements * item_bytes + round(each * min(elements, _CPU_CHUNK))
-
-    return register(
-        LinearForm(
-            kind.form,
-            kind,
-            kind.from_dense,
-            kind.to_dense,
-            kind,
-            kind.write,
-            exact=False,
-            trains=False,
-            rows=rows,
-            workspace=workspace,
-        )
-    )
 
 
 class _Product(torch.autograd.Function):

@@ -5,13 +5,16 @@ Knows every parameter's name and shape, so that plans and header checks need no 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from modicum.core.contracts.catalog import built_in
 from modicum.core.errors import InputError
+from modicum.core.layers.form_plan import DENSE_FORM, Argument, FormPlan, LayerForm
 from modicum.models.rope_config import rope_from_hf, rope_to_hf
 
 MODEL_TYPES = ("llama", "mistral", "qwen2")
@@ -36,7 +39,7 @@ _SPELLING: dict[str, tuple[str, type]] = {
     "attention_bias": ("attention_bias", bool),
     "mlp_bias": ("mlp_bias", bool),
 }
-_LOW_RANK = "low_rank_"  # what the model type begins with where layers are held as factors
+_FORMS = "forms_"  # what the model type begins with where not all layers and blocks are alike
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _REQUIRED = (
     *("vocabulary_size", "width", "layers", "heads", "mlp_width"),
@@ -56,8 +59,8 @@ class ModelConfig:
         context: the longest sequence, in tokens.
         rope_scaling: None, or Hugging Face's entry with `rope_type` "linear" or "llama3".
         attention_bias: biases on q, k, v and, in all model types but qwen2, on the output too.
-        low_rank: the ranks of the projections that are held as two factors each, by full name
-            (`model.layers.0.mlp.up_proj`); the others are of the form `linear`.
+        forms: which form each projection takes, by full name (`model.layers.0.mlp.up_proj`), and
+            the blocks (`model.layers.0`) whose MLP has another width.
         hf_extra: what else stood in config.json, kept for a faithful save.
 
     Raises:
@@ -81,8 +84,7 @@ class ModelConfig:
     initializer_range: float = 0.02
     mixer: str = "attention"
     mlp: str = "swiglu"
-    linear: str = "dense"
-    low_rank: dict[str, int] = field(default_factory=dict)
+    forms: FormPlan = field(default_factory=FormPlan)
     bos_token_id: TokenIds = None
     eos_token_id: TokenIds = None
     pad_token_id: TokenIds = None
@@ -123,18 +125,20 @@ class ModelConfig:
         if self.norm_epsilon < 0 or self.rope_theta <= 0:
             name = "norm_epsilon" if self.norm_epsilon < 0 else "rope_theta"
             raise InputError("must be above zero", field=name, value=getattr(self, name))
-        self._check_low_rank()
+        self._check_forms()
 
-    def _check_low_rank(self) -> None:
-        if self.linear == "low_rank":
-            problem = "low-rank layers have a rank each; compress a trained model"
-            raise InputError(problem, field="linear")
-        known = {prefix + name for prefix in self.block_prefixes() for name in self._projections()}
-        for name, rank in self.low_rank.items():
-            if name not in known or rank < 1:
-                problem = "maps names of projections to ranks of at least 1"
-                field = f"low_rank.{name}"
-                raise InputError(problem, field=field, value=rank, candidates=known, word=name)
+    def _check_forms(self) -> None:
+        for name, form in self.forms.layers.items():
+            if name not in (known := self._projection_names()):
+                problem = "forms are those of projections, and this names none"
+                field = f"forms.layers.{name}"
+                raise InputError(problem, field=field, candidates=known, word=name)
+            _check_arguments(form.name, tuple(form.arguments.items()))
+        _check_arguments(self.forms.default.name, tuple(self.forms.default.arguments.items()))
+        for name, width in self.forms.mlp_widths.items():
+            if f"{name}." not in self.block_prefixes() or width < 1:
+                problem = "gives blocks of the model an inner width of at least 1"
+                raise InputError(problem, field=f"forms.blocks.{name}.mlp_width", value=width)
 
     @property
     def output_bias(self) -> bool:
@@ -151,11 +155,11 @@ class ModelConfig:
         if not isinstance(raw, Mapping):
             raise InputError("must be a JSON object", file=file)
         _refuse_unsupported(raw, file)
-        ranks = _read(raw, "low_rank", dict, file) if "low_rank" in raw else {}
-        values: dict[str, Any] = {
-            "model_type": raw["model_type"].removeprefix(_LOW_RANK),
-            "low_rank": {name: _read(raw["low_rank"], name, int, file) for name in ranks},
-        }
+        values: dict[str, Any] = {"model_type": raw["model_type"].removeprefix(_FORMS)}
+        try:
+            values["forms"] = FormPlan.from_json(raw.get("forms", {}))
+        except InputError as error:
+            raise error.located(file=file) from None
         for name, (key, kind) in _SPELLING.items():
             if raw.get(key) is not None:
                 values[name] = _read(raw, key, kind, file)
@@ -169,7 +173,7 @@ class ModelConfig:
         values["rope_theta"], values["rope_scaling"] = rope_from_hf(raw, file)
         known = {key for key, _ in _SPELLING.values()} | set(_TOKENS)
         known |= {"rope_theta", "rope_scaling", "rope_parameters", "model_type", "hidden_act"}
-        known.add("low_rank")
+        known.add("forms")
         values["hf_extra"] = {key: value for key, value in raw.items() if key not in known}
         try:
             return cls(**values)
@@ -191,44 +195,52 @@ class ModelConfig:
         for key in _TOKENS:
             token = getattr(self, key)
             raw[key] = list(token) if isinstance(token, tuple) else token
-        if self.low_rank:
+        if not self.forms.plain:
             # Another model type, since a library that knows dense layers alone would start those
             # that it does not find from random numbers.
-            raw |= {"model_type": _LOW_RANK + self.model_type, "low_rank": self.low_rank}
-            raw["architectures"] = ["LowRank" + name for name in raw["architectures"]]
+            raw |= {"model_type": _FORMS + self.model_type, "forms": self.forms.as_json()}
+            raw["architectures"] = ["Forms" + name for name in raw["architectures"]]
         return raw | rope_to_hf(self.rope_theta, self.rope_scaling)
 
     def block_prefixes(self) -> list[str]:
         """How the names of each block's parameters begin."""
         return [f"model.layers.{layer}." for layer in range(self.layers)]
 
-    def _projections(self) -> dict[str, tuple[int, int, bool]]:
-        """Rows, columns and bias of every linear layer in a block."""
+    def mlp_width_of(self, layer: int) -> int:
+        """The inner width of the MLP of the block of this number."""
+        return self.forms.mlp_widths.get(f"model.layers.{layer}", self.mlp_width)
+
+    def projections(self, layer: int) -> dict[str, tuple[int, int, bool]]:
+        """Rows, columns and bias of every linear layer in a block, by its name in the block."""
         queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
+        inner = self.mlp_width_of(layer)
         return {
             "self_attn.q_proj": (queries, self.width, self.attention_bias),
             "self_attn.k_proj": (keys, self.width, self.attention_bias),
             "self_attn.v_proj": (keys, self.width, self.attention_bias),
             "self_attn.o_proj": (self.width, queries, self.output_bias),
-            "mlp.gate_proj": (self.mlp_width, self.width, self.mlp_bias),
-            "mlp.up_proj": (self.mlp_width, self.width, self.mlp_bias),
-            "mlp.down_proj": (self.width, self.mlp_width, self.mlp_bias),
+            "mlp.gate_proj": (inner, self.width, self.mlp_bias),
+            "mlp.up_proj": (inner, self.width, self.mlp_bias),
+            "mlp.down_proj": (self.width, inner, self.mlp_bias),
         }
 
+    def _projection_names(self) -> set[str]:
+        return {prefix + name for prefix in self.block_prefixes() for name in self.projections(0)}
+
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every parameter's name and shape: dense linear layers, but for those of `low_rank`."""
+        """Every parameter's name and shape, as files hold them.
+
+        Linear layers whose form takes no gradients are dense there; of others, what `forms` says.
+        """
         shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self.vocabulary_size, self.width)
         }
-        for block in self.block_prefixes():
-            for suffix, (rows, columns, bias) in self._projections().items():
-                name = block + suffix
-                if rank := self.low_rank.get(name):
-                    shapes[f"{name}.down"], shapes[f"{name}.up"] = (rank, columns), (rows, rank)
-                else:
-                    shapes[f"{name}.weight"] = (rows, columns)
+        for layer, block in enumerate(self.block_prefixes()):
+            for suffix, (rows, columns, bias) in self.projections(layer).items():
+                for leaf, shape in _shapes(self.forms.of(block + suffix), columns, rows).items():
+                    shapes[f"{block}{suffix}.{leaf}"] = shape
                 if bias:
-                    shapes[f"{name}.bias"] = (rows,)
+                    shapes[f"{block}{suffix}.bias"] = (rows,)
             shapes[f"{block}input_layernorm.weight"] = (self.width,)
             shapes[f"{block}post_attention_layernorm.weight"] = (self.width,)
         shapes["model.norm.weight"] = (self.width,)
@@ -239,6 +251,26 @@ class ModelConfig:
     def parameter_count(self) -> int:
         """How many numbers the model learns; tied embeddings count once."""
         return sum(math.prod(shape) for shape in self.parameter_shapes().values())
+
+
+def _shapes(form: LayerForm, columns: int, rows: int) -> Mapping[str, tuple[int, ...]]:
+    if form == DENSE_FORM:
+        return {"weight": (rows, columns)}
+    from modicum.core.layers.linear_forms import linear_form  # which imports torch
+
+    return linear_form(form.name).shapes(columns, rows, **form.arguments)
+
+
+@functools.cache
+def _check_arguments(form: str, arguments: tuple[tuple[str, Argument], ...]) -> None:
+    """Check the arguments of a built-in form as its method's fields; of others, when it is made.
+
+    Raises:
+        InputError: an argument is unknown, of the wrong type or out of bounds.
+    """
+    record = built_in(form)
+    if record is not None and record.room == "linears":
+        record.validate(dict(arguments), prefix=f"forms.{form}.")
 
 
 def _read(raw: Mapping[str, Any], key: str, kind: type, file: str | Path | None) -> Any:
@@ -252,7 +284,10 @@ def _read(raw: Mapping[str, Any], key: str, kind: type, file: str | Path | None)
 def _refuse_unsupported(raw: Mapping[str, Any], file: str | Path | None) -> None:
     """Say which feature of the file's model the built-in decoder does not have."""
     model_type = raw.get("model_type")
-    if str(model_type).removeprefix(_LOW_RANK if "low_rank" in raw else "") not in MODEL_TYPES:
+    if "low_rank" in raw:
+        problem = "an older modicum wrote these low-rank layers, and this one reads them no more"
+        raise InputError(f"{problem}; compress the model again", file=file, field="low_rank")
+    if str(model_type).removeprefix(_FORMS if "forms" in raw else "") not in MODEL_TYPES:
         # No nearest match: the same weights under another type's name would compute something else.
         raise InputError(
             "this kind of model is not supported",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from modicum.core.errors import InputError
 from modicum.core.files import read_json
+from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
 from modicum.models.config import ModelConfig
 from modicum.models.safetensors_file import TensorEntry, read_entries, read_index
 
@@ -128,13 +129,14 @@ def load(
     folder: str | Path,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
-    linear: str = "dense",
+    linear: str | FormPlan = "dense",
 ) -> Llama:
     """The model in `folder`, streamed: at its peak, the model and one tensor more.
 
     Args:
         dtype: of all parameters; None keeps each as it is stored.
-        linear: the form that every projection takes, each made from its full weight.
+        linear: the form that every projection takes, each made from its full weight; those that
+            the folder holds in a form of their own keep it. Or the plan of forms, which has those.
 
     Raises:
         InputError: as `read_header`, or no linear form has that name.
@@ -145,11 +147,13 @@ def load(
     from modicum.core.layers.meta import on_meta
     from modicum.models.llama import Llama
 
-    header, form = read_header(folder), linear_form(linear)
+    header = read_header(folder)
+    plan = linear if isinstance(linear, FormPlan) else header.config.forms.with_default(linear)
 
     def read(path: str, leaf: str) -> torch.Tensor:
         # A quantized weight is made of the full-precision one.
-        coded = not form.trains and path.endswith("_proj") and leaf == "weight"
+        coded = path.endswith("_proj") and leaf == "weight"
+        coded = coded and not linear_form(plan.of(path).name).trains
         tensor = _read_rows(header, f"{path}.{leaf}")
         return tensor.to(device=device, dtype=None if coded else dtype, copy=True)
 
@@ -157,12 +161,15 @@ def load(
         model = Llama(header.config)
     for path, module in list(model.named_modules()):
         own = {leaf: read(path, leaf) for leaf, _ in module.named_parameters(recurse=False)}
-        if path.endswith("_proj") and "weight" in own:
-            model.set_submodule(path, form.from_dense(own["weight"], own.get("bias")))
+        if path.endswith("_proj") and isinstance(module, torch.nn.Linear):
+            form = linear_form(plan.of(path).name)
+            arguments = plan.of(path).arguments
+            made = form.from_dense(own["weight"], own.get("bias"), **arguments)
+            model.set_submodule(path, made)
         else:
             for leaf, tensor in own.items():
                 setattr(module, leaf, torch.nn.Parameter(tensor))
-    model.config = replace(header.config, linear=linear)
+    model.config = replace(header.config, forms=plan)
     return model
 
 
@@ -170,7 +177,7 @@ def fill(model: Llama, folder: str | Path, skip: Collection[str] = ()) -> None:
     """Copy a folder's weights into a model that has memory, cast to the dtypes that it has.
 
     The model may have adapters attached, which are left as they are, and may be sharded over ranks:
-    each reads its own rows alone. Layers of a frozen form (`nf4`) are made of the file's weights.
+    each reads its own rows alone. Layers of another form than the file's are made of its weights.
 
     Args:
         skip: parameters that are left as they are, whatever the file holds of them.
@@ -180,18 +187,35 @@ def fill(model: Llama, folder: str | Path, skip: Collection[str] = ()) -> None:
     """
     import torch
 
-    from modicum.core.layers.linear_forms import frozen_linears, own_rows, write_weight
+    from modicum.core.layers.form_layer import FormLayer
+    from modicum.core.layers.linear_forms import (
+        fit_weight,
+        frozen_linears,
+        own_rows,
+        write_weight,
+    )
     from modicum.core.ranks.sharding import own_part
 
     header = read_header(folder)
+    formed = {
+        path: layer
+        for path, layer in model.named_modules()
+        if isinstance(layer, FormLayer)
+        and layer.trains
+        and header.config.forms.of(path) == DENSE_FORM
+        and not any(f"{path}.{leaf}" in skip for leaf, _ in layer.named_parameters())
+    }
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name in header.tensors and name not in skip:
+            fits = name.endswith(".bias") or name.rpartition(".")[0] not in formed
+            if name in header.tensors and fits and name not in skip:
                 part, before = own_part(parameter)
                 part.copy_(_read_rows(header, name, before, part.shape[0]))
         for path, layer in frozen_linears(model).items():
             rows, before = own_rows(layer)
             write_weight(layer, _read_rows(header, f"{path}.weight", before, rows))
+        for path, layer in formed.items():
+            fit_weight(layer, _read_rows(header, f"{path}.weight"))
 
 
 def reader(folder: str | Path) -> Callable[[str], torch.Tensor]:

@@ -51,7 +51,10 @@ def ledger(
     copies = [0 if block.prefix in again else block.casts for block in blocks]
     first, last = next((b for b in blocks if b.saved), blocks[-1]), blocks[-1]
     live = first.saved + first.casts + (first.stream if recompute else 0)
-    logits, inner, masks = head.logits, last.inner, _mask_bytes(shape)
+    logits, inner, masks = head.logits, max(block.inner for block in blocks), _mask_bytes(shape)
+    # While a wider block runs forward, what it and those after it keep is not there yet.
+    wider = [n for n, block in enumerate(blocks) if block.mlp_width > last.mlp_width]
+    running = max([last.inner - last.saved, *(blocks[n].inner - sum(kept[n:]) for n in wider)])
     computed = logits * shape.compute_bytes // 4
     scoring = max(
         2 * logits + (computed if computed < logits else 0), computed + head.product.forward
@@ -67,13 +70,23 @@ def ledger(
         - head.casts
         + (last.saved + last.casts if recompute else 0),
     ]
-    at_end = max(live + first.work - head.gradients_to_come(first), head.embedding_work, 0)
+    undoing = [live + first.work - head.gradients_to_come([first])]
+    # A wider block is undone when those before it have kept what they keep, and no gradients.
+    undoing += [
+        sum(kept[:n] + copies[:n])
+        + (block.saved + block.casts + block.work)
+        + (block.stream if block.prefix in again else 0)
+        - head.gradients_to_come(blocks[: n + 1])
+        for n, block in enumerate(blocks)
+        if block.mlp_width > first.mlp_width
+    ]
+    at_end = max([*undoing, head.embedding_work, 0])
     return Ledger.of(
         Entry("weight", weight_bytes(config, shape.weight_bytes), what="model"),
         Entry("activation", sum(kept) + head.saved, _SAVED, "activations"),
         Entry("activation", min(live, at_end), ("backward",), "activations of one block"),
         Entry("workspace", max(scoring, inner, building), ("evaluation",), "logits"),
-        Entry("workspace", max(scoring, inner - last.saved, 0), ("forward",), "logits"),
+        Entry("workspace", max(scoring, running, 0), ("forward",), "logits"),
         Entry("workspace", max(*at_loss, 0), ("loss",), "logits and gradients"),
         Entry("workspace", max(at_end - live, 0), ("backward",), "gradients of a block"),
         Entry(

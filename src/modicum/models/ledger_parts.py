@@ -7,13 +7,15 @@ block before all that learns keeps nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.errors import InputError
-from modicum.core.layers.linear_forms import StoredRows, linear_form
+from modicum.core.layers.form_layer import StoredRows
+from modicum.core.layers.linear_forms import LinearForm, linear_form
 from modicum.core.machine.kernels import ProductScratch, product_scratch
 from modicum.models.config import ModelConfig
 
@@ -99,8 +101,20 @@ class DecoderPart:
         return sum(size for name, size in sites.items() if f"{name}.".startswith(self.prefix))
 
 
+@dataclass(frozen=True)
 class DecoderBlock(DecoderPart):
-    """A block's bytes and work."""
+    """A block's bytes and work.
+
+    Args:
+        layer: its number.
+    """
+
+    layer: int
+
+    @property
+    def mlp_width(self) -> int:
+        """The inner width of its MLP."""
+        return self.config.mlp_width_of(self.layer)
 
     @property
     def queries(self) -> int:
@@ -147,9 +161,9 @@ class DecoderBlock(DecoderPart):
             each += self.queries * compute * self.inputs("self_attn.o_proj")
         # silu keeps gate, the product up for gate's sake and silu(gate) for up's.
         inner = 2 * self.gate + self.up + self.inputs("mlp.down_proj")
-        each += self.config.mlp_width * compute * inner
-        if self.trained:  # what lies between low-rank factors
-            each += sum(self.ranks.values()) * compute
+        each += self.mlp_width * compute * inner
+        if self.trained:  # what lies between factors
+            each += sum(self.between.values()) * compute
         return each * self.shape.positions + self.adapters
 
     @property
@@ -174,37 +188,43 @@ class DecoderBlock(DecoderPart):
     @property
     def factor(self) -> int:
         """Bytes of one factor of the MLP's product."""
-        return self.config.mlp_width * self.shape.compute_bytes * self.shape.positions
+        return self.mlp_width * self.shape.compute_bytes * self.shape.positions
 
     @property
     def products(self) -> tuple[ProductScratch, ProductScratch]:
         """What the products of the MLP's layers work in: of gate and up, and of down."""
-        width, inner = self.config.width, self.config.mlp_width
+        width, inner = self.config.width, self.mlp_width
         return self.scratch(width, inner), self.scratch(inner, width)
 
     def workspace(self, scratch: int) -> int:
         """Bytes that one of the MLP's layers takes for its product, such as its dense weight."""
-        compute, width, inner = self.shape.compute_bytes, self.config.width, self.config.mlp_width
-        form = linear_form(self.config.linear)
-        # A weight that is made for the product lies next to the product's scratch.
-        dense = 0 if form.trains else width * inner * compute
-        return max(form.workspace(width, inner, compute), dense + scratch)
+        compute, each = self.shape.compute_bytes, []
+        for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+            form, asked = self.forms[name]
+            # A weight that is made for the product lies next to the product's scratch.
+            dense = 0 if form.trains else form.elements(**asked) * compute
+            each.append(max(form.workspace(item_bytes=compute, **asked), dense + scratch))
+        return max(each)
 
-    @property
+    @cached_property
+    def forms(self) -> dict[str, tuple[LinearForm, Mapping[str, Any]]]:
+        """The form of each linear layer, and what it is asked with: sizes and arguments."""
+        found: dict[str, tuple[LinearForm, Mapping[str, Any]]] = {}
+        for name, (rows, columns, _) in self.config.projections(self.layer).items():
+            planned = self.config.forms.of(self.prefix + name)
+            sizes = {"in_features": columns, "out_features": rows}
+            found[name] = linear_form(planned.name), {**sizes, **planned.arguments}
+        return found
+
+    @cached_property
     def linears(self) -> dict[str, int]:
-        """Elements of the linear layers' weights, or of the two factors that represent one."""
-        width, inner = self.config.width, self.config.mlp_width
-        attention = {"q": self.queries, "k": self.keys, "v": self.keys, "o": self.queries}
-        other = {f"self_attn.{name}_proj": rows for name, rows in attention.items()}
-        other |= {f"mlp.{name}_proj": inner for name in ("gate", "up", "down")}
-        dense = {name: width * side for name, side in other.items()}
-        return dense | {name: rank * (width + other[name]) for name, rank in self.ranks.items()}
+        """Elements of the linear layers' weights, or of the factors that represent one."""
+        return {name: form.elements(**asked) for name, (form, asked) in self.forms.items()}
 
-    @property
-    def ranks(self) -> dict[str, int]:
-        """Of the layers that are low-rank factors."""
-        found, known = self.config.low_rank, len(self.prefix)
-        return {name[known:]: found[name] for name in found if name.startswith(self.prefix)}
+    @cached_property
+    def between(self) -> dict[str, int]:
+        """Elements a position that lie between the factors of a layer."""
+        return {name: form.between(**asked) for name, (form, asked) in self.forms.items()}
 
     @property
     def casts(self) -> int:
@@ -233,8 +253,8 @@ class DecoderBlock(DecoderPart):
     def again(self) -> int:
         """FLOPs of running it again: down to down_proj's input, the last thing that was kept."""
         last = self.linears["mlp.down_proj"] if self.trained else 0
-        if self.trained and (rank := self.ranks.get("mlp.down_proj")):
-            last = rank * self.config.width  # what is kept last lies between the two factors
+        if self.trained and (between := self.between["mlp.down_proj"]):
+            last = between * self.config.width  # what is kept last lies between the two factors
         return self.forward - 2 * self.shape.positions * last
 
     @property
@@ -288,14 +308,19 @@ class Head(DecoderPart):
         waits = self.trained and (self.config.tied_embeddings or not self.accumulates)
         return 4 * self.table if waits else 0
 
-    def gradients_to_come(self, first: DecoderBlock) -> int:
-        """Bytes of all gradients that are not there yet when the first block's are made."""
+    def gradients_to_come(self, blocks: Sequence[DecoderBlock]) -> int:
+        """Bytes of the gradients that are not there yet when the last of these blocks' are made.
+
+        Args:
+            blocks: the first ones of the decoder.
+        """
         tied = self.config.tied_embeddings
         if not self.trained:
             return 0
         if self.accumulates:
             return -self.gradient_held
-        return 4 * sum(first.linears.values()) + (0 if tied else 4 * self.table)
+        elements = sum(sum(block.linears.values()) for block in blocks)
+        return 4 * elements + (0 if tied else 4 * self.table)
 
     @property
     def embedding_work(self) -> int:
@@ -317,16 +342,19 @@ class Head(DecoderPart):
 
 
 def held(config: ModelConfig, item_bytes: int) -> dict[str, StoredRows]:
-    """Of each parameter of the dense decoder, the tensors that represent it in this one.
+    """Of each parameter in the decoder's file, the tensors that represent it in the decoder.
 
     Each is given by how many rows it has, by which ranks shard it, and the bytes of a row; those
     that are no codes have `item_bytes` an element.
     """
-    form = linear_form(config.linear)
 
     def tensors(name: str, shape: tuple[int, ...]) -> StoredRows:
-        if name.endswith("_proj.weight"):
-            return form.rows(shape[1], shape[0], item_bytes)
+        layer, _, leaf = name.rpartition(".")
+        if layer.endswith("_proj") and leaf == "weight":
+            planned = config.forms.of(layer)
+            form = linear_form(planned.name)
+            if not form.trains:
+                return form.rows(shape[1], shape[0], item_bytes, **planned.arguments)
         return ((shape[0], math.prod(shape[1:]) * item_bytes),)
 
     return {name: tensors(name, shape) for name, shape in config.parameter_shapes().items()}
@@ -345,16 +373,15 @@ def parts(
     Raises:
         InputError: weights are to be trained that take no gradients.
     """
-    if adapted is None and not linear_form(config.linear).trains:
-        raise InputError(
-            "weights in this form are not trained; add an adapter, or take the form dense",
-            field="linear",
-            value=config.linear,
-        )
+    if adapted is None:
+        for name in {form.name for form in config.forms.forms()}:
+            if not linear_form(name).trains:
+                problem = "weights in this form are not trained; add an adapter, or take the form "
+                raise InputError(f"{problem}dense", field="linear", value=name)
     embedding = "model.embed_tokens"
     flows = adapted is None or embedding in adapted.sites
     blocks = []
     for layer in range(config.layers):
-        blocks.append(DecoderBlock(config, shape, adapted, f"model.layers.{layer}.", flows))
+        blocks.append(DecoderBlock(config, shape, adapted, f"model.layers.{layer}.", flows, layer))
         flows = blocks[-1].flows_on
     return blocks, Head(config, shape, adapted, "lm_head", flows)

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.core.errors import InputError
+from modicum.core.layers.form_layer import FormLayer
 from modicum.core.layers.linear_forms import frozen_linears, own_rows, write_weight
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.layers.recomputing import recomputed
 from modicum.core.random import normal_
 from modicum.core.ranks.sharding import elements_before, own_part
-from modicum.linears import LowRankLinear
 from modicum.models.config import ModelConfig
 from modicum.models.mixers import MIXERS
 from modicum.models.mlps import MLPS
@@ -56,12 +56,12 @@ class RMSNorm(nn.Module):
 class Block(nn.Module):
     """One layer: x + mixer(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.width, config.norm_epsilon)
-        self.self_attn = _chosen(MIXERS, "mixer", config.mixer)(config)
+        self.self_attn = _chosen(MIXERS, "mixer", config.mixer)(config, layer)
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_epsilon)
-        self.mlp = _chosen(MLPS, "mlp", config.mlp)(config)
+        self.mlp = _chosen(MLPS, "mlp", config.mlp)(config, layer)
 
     def forward(self, x: Tensor, state: Any, sequence: Sequence) -> tuple[Tensor, Any]:
         """Map x [B, T, width] and the mixer's state to the next ones."""
@@ -76,7 +76,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocabulary_size, config.width)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_epsilon)
 
 
@@ -104,10 +104,6 @@ class Llama(nn.Module):
         self.lm_head: nn.Linear | None = None
         if not config.tied_embeddings:
             self.lm_head = nn.Linear(config.width, config.vocabulary_size, bias=False)
-        for name, rank in config.low_rank.items():
-            known = cast(nn.Linear, self.get_submodule(name))
-            sizes = known.in_features, known.out_features, known.bias is not None
-            self.set_submodule(name, LowRankLinear(*sizes, rank=rank))
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -197,12 +193,18 @@ class Llama(nn.Module):
         std is `initializer_range`, and that over sqrt(2 * layers) for the projections that add to
         the residual stream (GPT-2's rule, Radford et al. 2019, section 2.3). A rank that holds a
         part of a parameter fills that part, with the values that it has in the full one. Layers of
-        a frozen form hold what becomes of the weight that a dense layer would have.
+        a frozen form hold what becomes of the weight that a dense layer would have; those of
+        another form that trains draw their tensors so that the weight is as large on average.
 
         Raises:
             ValueError: the model is still on the meta device.
         """
         frozen = frozen_linears(self)
+        formed = {
+            name: module
+            for name, module in self.named_modules()
+            if isinstance(module, FormLayer) and module.trains
+        }
         for name, parameter in self.named_parameters():
             if parameter.is_meta:
                 raise ValueError(f"{name} has no memory yet; call to_empty(device=...) first")
@@ -212,7 +214,7 @@ class Llama(nn.Module):
                 part.fill_(1.0)
             elif leaf == "bias":
                 part.zero_()
-            elif path not in frozen:
+            elif path not in frozen and path not in formed:
                 self._draw(part, name, seed, elements_before(parameter))
         for path, layer in frozen.items():
             rows, before = own_rows(layer)
@@ -221,17 +223,19 @@ class Llama(nn.Module):
             weight = torch.empty(rows, columns, dtype=torch.float32, device=device)
             self._draw(weight, f"{path}.weight", seed, before * columns)
             write_weight(layer, weight)
+        for path, layer in formed.items():
+            layer.initialise(std=self._std(path), seed=seed, name=path)
         return self
 
     def _draw(self, part: Tensor, name: str, seed: int, before: int) -> None:
         """Fill the part of a weight that follows its first `before` elements."""
-        std = self.config.initializer_range
-        layer = name.rpartition(".")[0]
-        if layer.endswith(("o_proj", "down_proj")):
-            std /= math.sqrt(2 * self.config.layers)
-        if rank := self.config.low_rank.get(layer):
-            std = math.sqrt(std / math.sqrt(rank))  # of a factor, so that the product has std
+        std = self._std(name.rpartition(".")[0])
         normal_(part, seed=seed, name=name, std=std, offset=before)
+
+    def _std(self, layer: str) -> float:
+        """Of the entries of a layer's weight when the model is new."""
+        adds = layer.endswith(("o_proj", "down_proj"))
+        return self.config.initializer_range / (math.sqrt(2 * self.config.layers) if adds else 1)
 
 
 def create(

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modicum.linears import make_linear
 from modicum.models.config import ModelConfig
+from modicum.models.projections import projection
 from modicum.models.rope import Sequence, rotate
 
 
@@ -22,7 +22,7 @@ class SequenceMixer(nn.Module, ABC):
     """
 
     @abstractmethod
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
 
     @abstractmethod
@@ -65,16 +65,14 @@ class Attention(SequenceMixer):
     Source: GQA, Ainslie et al., arXiv 2305.13245.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
         self.heads, self.kv_heads = config.heads, config.kv_heads
         self.head_width = config.head_width
-        queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
-        form, width, bias = config.linear, config.width, config.attention_bias
-        self.q_proj = make_linear(form, width, queries, bias)
-        self.k_proj = make_linear(form, width, keys, bias)
-        self.v_proj = make_linear(form, width, keys, bias)
-        self.o_proj = make_linear(form, queries, width, config.output_bias)
+        self.q_proj = projection(config, layer, "self_attn.q_proj")
+        self.k_proj = projection(config, layer, "self_attn.k_proj")
+        self.v_proj = projection(config, layer, "self_attn.v_proj")
+        self.o_proj = projection(config, layer, "self_attn.o_proj")
 
     def new_state(
         self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype

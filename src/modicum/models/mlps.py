@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modicum.linears import make_linear
 from modicum.models.config import ModelConfig
+from modicum.models.projections import projection
 
 
 class SwiGLU(nn.Module):
@@ -15,12 +15,11 @@ class SwiGLU(nn.Module):
     Source: GLU Variants Improve Transformer, Shazeer, arXiv 2002.05202.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        form, bias = config.linear, config.mlp_bias
-        self.gate_proj = make_linear(form, config.width, config.mlp_width, bias)
-        self.up_proj = make_linear(form, config.width, config.mlp_width, bias)
-        self.down_proj = make_linear(form, config.mlp_width, config.width, bias)
+        self.gate_proj = projection(config, layer, "mlp.gate_proj")
+        self.up_proj = projection(config, layer, "mlp.up_proj")
+        self.down_proj = projection(config, layer, "mlp.down_proj")
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., width] to the same shape."""

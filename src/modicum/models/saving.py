@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.files import publish_folder, write_json
+from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
 from modicum.models.config import ModelConfig
 from modicum.models.huggingface import CONFIG, INDEX, WEIGHTS
 
@@ -40,16 +41,20 @@ def save(
         shard_bytes: a larger model is split into files of about this size.
         write: of a model that is sharded over ranks every rank calls this, so that its tensors can
             be gathered, one after the other, and one rank writes.
-        dense: false keeps layers that are low-rank factors as they are: a folder as small as the
-            model, which modicum alone reads.
+        dense: false keeps layers of a form that trains, such as low-rank factors, as they are: a
+            folder as small as the model, which modicum alone reads.
 
     Raises:
         InputError: the disk is full or cannot be written.
     """
-    target, config = Path(folder), replace(model.config, low_rank={} if dense else ranks_of(model))
+    from modicum.core.layers.linear_forms import forms_of
+
+    target = Path(folder)
+    found = FormPlan() if dense else forms_of(model)
+    config = replace(model.config, forms=model.config.forms.dense().with_forms(found.layers))
     if not write:
         for name in config.parameter_shapes():
-            _dense_tensor(model, name)
+            _tensor(model, config, name)
         return target
     with publish_folder(target) as temporary:
         dtype = _write_weights(model, config, temporary, shard_bytes)
@@ -62,13 +67,6 @@ def save(
         for file in files:
             shutil.copyfile(file, temporary / Path(file).name)
     return target
-
-
-def ranks_of(model: torch.nn.Module) -> dict[str, int]:
-    """The ranks of the layers that are held as low-rank factors, by their names."""
-    from modicum.linears import LowRankLinear
-
-    return {name: m.rank for name, m in model.named_modules() if isinstance(m, LowRankLinear)}
 
 
 def _write_weights(model: Llama, config: ModelConfig, folder: Path, shard_bytes: int) -> str:
@@ -89,7 +87,7 @@ def _write_weights(model: Llama, config: ModelConfig, folder: Path, shard_bytes:
     for number, shard in enumerate(shards, start=1):
         several = len(shards) > 1
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if several else WEIGHTS
-        tensors = {name: _dense_tensor(model, name).contiguous() for name in shard}
+        tensors = {name: _tensor(model, config, name).contiguous() for name in shard}
         save_file(tensors, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(shard, file)
     if len(shards) > 1:
@@ -98,14 +96,15 @@ def _write_weights(model: Llama, config: ModelConfig, folder: Path, shard_bytes:
     return str(dtype).removeprefix("torch.")
 
 
-def _dense_tensor(model: Llama, name: str) -> torch.Tensor:
-    """The full parameter of this Hugging Face name; of a projection, the dense weight it holds."""
+def _tensor(model: Llama, config: ModelConfig, name: str) -> torch.Tensor:
+    """The full parameter of this name in the file; the weight it holds, if that is to be dense."""
     from modicum.core.layers.linear_forms import form_of
     from modicum.core.ranks.sharding import whole
 
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
-    form = form_of(module) if leaf == "weight" else None
+    dense = leaf == "weight" and config.forms.of(path) == DENSE_FORM
+    form = form_of(module) if dense else None
     if form is None:
         return whole(module.get_parameter(leaf).detach())
     weight = whole(form.to_dense(module).detach())

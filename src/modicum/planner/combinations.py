@@ -28,6 +28,7 @@ NEEDS: dict[str, dict[str, Any]] = {
         "task": {"method": "images", "images": 96, "held_out": 16, "widths": [6, 6]}
     },
     "frees_gradient_in_backward": {"training": {"clip_norm": None}},
+    "quantized_base": {**_TRAINED, "adapter": {"method": "lora", "rank": 2}},
 }
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"parallel": {"strategy": "ddp"}},
@@ -39,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bf16": {"training": {"precision": "bf16"}},
     "recompute": {"training": {"recompute": "blocks"}},
     "compile": {"training": {"compile": "blocks"}},
-    "quantized": {"model": {"linear": "nf4"}},
+    "quantized": {"linear": {"method": "nf4"}},
 }
 COLUMNS = {
     "alone": "in ten lines of anybody's script",
@@ -111,6 +112,9 @@ def refusal(row: Row, column: str) -> InputError | None:
         tried = [(STRATEGIES[column], RANKS)]
     elif "crosses_wire" not in row.traits:
         tried.insert(0, ({}, 1))
+    own = slot_of(row.record)
+    if own in SETTINGS.get(column, {}):
+        return InputError(f"{row.name}: it stands in the section {own} itself", field=own)
     refused: InputError | None = None
     for strategy, ranks in tried:
         try:

@@ -31,7 +31,7 @@ from modicum.recipe.sections import (
 from modicum.recipe.slots import DEFAULTS, SLOTS, filled, find_in, spelled
 
 # What the model section may say of a model that comes from a path.
-_OF_A_PATH = ("path", "linear")
+_OF_A_PATH = ("path",)
 
 
 class Recipe(Section):
@@ -51,6 +51,8 @@ class Recipe(Section):
     the sections `model` and `data`, which are of no use to other tasks."""
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
+    linear: dict[str, Any] | None = None
+    """The form that linear layers take: a method of the room `linears`; null: dense ones."""
     adapter: dict[str, Any] | None = None
     """A method of the room `adapters` and its fields; null trains every weight."""
     compress: dict[str, Any] | None = None
@@ -160,10 +162,6 @@ class Recipe(Section):
             for slot, record in self.methods().items()
         ]
         asked["run_without_convolutions"] = not any("has_convolutions" in p.traits for p in parts)
-        if self.model.linear != "dense":
-            parts.append(
-                TraitHolder(f"model.linear {self.model.linear}", frozenset({"quantized_base"}))
-            )
         run = frozenset(more) | {trait for trait, is_so in asked.items() if is_so}
         return [*parts, TraitHolder("the rest of the recipe", run)]
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from modicum.core.contracts.method import PositiveFloat, PositiveInt, Probability, Seed, Strings
+from modicum.core.errors import InputError
 from modicum.core.units import BYTES_FORMAT, DURATION_FORMAT, Every, parse_bytes
 
 ByteSize = Annotated[
@@ -66,8 +67,17 @@ class ModelSection(Section):
     """The sequence mixer, by name."""
     mlp: Literal["swiglu"] = "swiglu"
     """The MLP, by name."""
-    linear: Literal["dense", "nf4", "int8"] = "dense"
-    """The form of the linear layers, by name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _linear_has_a_section(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "linear" in values:
+            name = values["linear"]
+            problem = (
+                f"has a section of its own; write `linear: {{method: {name}}}` next to `model`"
+            )
+            raise InputError(problem, field="model.linear", value=name)
+        return values
 
 
 class DataSection(Section):

@@ -14,6 +14,7 @@ from modicum.core.errors import InputError
 # its methods whose `info` names no other.
 SLOTS: dict[str, str] = {
     "task": "tasks",
+    "linear": "linears",
     "adapter": "adapters",
     "optimizer": "optim",
     "transform": "optim",

@@ -11,14 +11,15 @@ import torch
 
 from modicum.adapters import AttachedAdapter, base_model_of, load
 from modicum.core.errors import InputError
-from modicum.core.files import read_text
+from modicum.core.layers.form_plan import FormPlan
 from modicum.core.machine import pick_device
 from modicum.core.weight_digests import BASE_WEIGHTS, changed_weights
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface
 from modicum.models.generate import generate
 from modicum.models.llama import Llama
-from modicum.recipe_yaml import parse
+from modicum.recipe_yaml import load as load_recipe
+from modicum.tasks.text import formed
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -125,7 +126,7 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
             "the adapter's base model is not there any more", file=folder / "adapter", value=base
         )
     _check_base(folder / "adapter" / BASE_WEIGHTS, Path(base))
-    model = huggingface.load(base, device=where, linear=_linear_form(folder / "recipe.yaml"))
+    model = huggingface.load(base, device=where, linear=_forms(folder / "recipe.yaml", base))
     adapter = load(model, folder / "adapter")
     return Conversation(model.eval(), Tokenizer.load(folder / "tokenizer"), adapter)
 
@@ -146,9 +147,9 @@ def _check_base(file: Path, base: Path) -> None:
         )
 
 
-def _linear_form(recipe: Path) -> str:
-    """The form in which a run held its base weights."""
+def _forms(recipe: Path, base: str) -> FormPlan:
+    """The forms in which a run held its base weights."""
+    config = huggingface.read_config(base)
     if not recipe.is_file():
-        return "dense"
-    values, _ = parse(read_text(recipe), recipe)
-    return str(values.get("model", {}).get("linear", "dense"))
+        return config.forms
+    return formed(load_recipe(recipe), config, ["linear"]).forms

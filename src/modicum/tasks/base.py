@@ -132,7 +132,7 @@ class Task(ABC, Generic[M, B, I]):
             InputError: with the recipe's field, or the file and line at fault.
         """
 
-    def dense(self, config: Any) -> Any:
+    def uncompressed(self, config: Any, inputs: I) -> Any:
         """The shape of the model before it was compressed."""
         return config
 

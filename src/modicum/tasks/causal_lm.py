@@ -14,6 +14,8 @@ from torch import Tensor
 from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.contracts.surgery import Surgery
 from modicum.core.errors import InputError
+from modicum.core.layers.form_plan import LayerForm
+from modicum.core.layers.linear_forms import forms_of
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.progress import StageProgress
 from modicum.core.random import derive_seed
@@ -49,30 +51,32 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         """Check paths, headers and the data's first 1,000 rows."""
         return text.look(recipe)
 
-    def dense(self, config: ModelConfig) -> ModelConfig:
-        """The decoder with dense layers."""
-        return replace(config, low_rank={})
+    def uncompressed(self, config: ModelConfig, inputs: TextInputs) -> ModelConfig:
+        """The decoder with its layers as the folder holds them."""
+        return replace(config, forms=inputs.forms)
 
     def reshaped(self, config: ModelConfig, surgery: Surgery) -> ModelConfig:
-        """The decoder whose low-rank layers have the surgery's ranks (argument `rank`)."""
+        """The decoder whose layers' forms have the surgery's arguments (`rank` of low_rank)."""
+        changed = {}
         for name, arguments in surgery.layers.items():
-            known = name in config.low_rank and arguments.keys() == {"rank"}
-            if not known or not isinstance(arguments["rank"], int):
+            form = config.forms.of(name)
+            if not arguments or not arguments.keys() <= form.arguments.keys():
                 raise InputError(
-                    "low-rank layers alone change in a run, and of them the rank",
+                    f"this layer's form, {form.name}, has no such arguments",
                     field=f"surgery.{name}",
                     value=dict(arguments),
-                    candidates=config.low_rank,
+                    allowed=", ".join(form.arguments) or "none",
+                    candidates=config.forms.layers,
                     word=name,
                 )
-        ranks = {name: arguments["rank"] for name, arguments in surgery.layers.items()}
-        return replace(config, low_rank=config.low_rank | ranks)
+            changed[name] = LayerForm(form.name, {**form.arguments, **arguments})
+        return replace(config, forms=config.forms.with_forms(changed))
 
     def reconfigured(self, inputs: TextInputs, recipe: Recipe) -> ModelConfig:
         """The configuration of the model that a changed recipe would have."""
         if inputs.model_folder is not None:
-            return text.compressed(recipe, replace(inputs.config, linear=recipe.model.linear))
-        config = text.new_config(recipe)
+            return text.formed(recipe, replace(inputs.config, forms=inputs.forms))
+        config = text.formed(recipe, text.new_config(recipe))
         if inputs.tokenizer is not None:
             config = replace(config, vocabulary_size=inputs.config.vocabulary_size)
         return config
@@ -153,7 +157,7 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         small = replace(
             config,
             layers=1,
-            low_rank={n: rank for n, rank in config.low_rank.items() if n.startswith(first)},
+            forms=config.forms.within([first]),
             vocabulary_size=_TRIAL_VOCABULARY,
             bos_token_id=None,
             eos_token_id=None,
@@ -202,14 +206,14 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         return found
 
     def export(self, model: Llama, data: Data[Batch], folder: Path, *, write: bool = True) -> None:
-        """Write a Hugging Face folder; of low-rank layers the products."""
+        """Write a Hugging Face folder; of other forms the dense weights."""
         saving.save(model, folder, files=data.files, write=write)
 
     def export_small(
         self, model: Llama, data: Data[Batch], folder: Path, *, write: bool = True
     ) -> bool:
-        """Write a folder of the model as it is, if it has low-rank layers."""
-        small = bool(saving.ranks_of(model))
+        """Write a folder of the model as it is, if it has layers of another form that train."""
+        small = bool(forms_of(model).layers)
         if small:
             saving.save(model, folder, files=data.files, write=write, dense=False)
         return small

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modicum.compress.base import Compressor
 from modicum.core.errors import InputError
 from modicum.core.files import file_digest
+from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.meta import on_meta
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
@@ -17,6 +19,7 @@ from modicum.data.sampler import Sampler
 from modicum.data.sources import Inspection, Source, inspect, open_source
 from modicum.data.store import Prepared, prepare
 from modicum.data.tokenizer import Tokenizer
+from modicum.linears.base import LinearMethod
 from modicum.models import huggingface
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
@@ -28,7 +31,8 @@ from modicum.tasks.base import Data, Inputs
 class TextInputs(Inputs):
     """A recipe's model and text, looked at but not read in full.
 
-    `tokenizer` is None where one is to be trained on the data.
+    `tokenizer` is None where one is to be trained on the data; `forms` are those in which the
+    folder holds the layers, before the recipe's.
     """
 
     config: ModelConfig
@@ -36,6 +40,7 @@ class TextInputs(Inputs):
     source: Source
     validation_source: Source | None
     inspection: Inspection
+    forms: FormPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +83,13 @@ def look(recipe: Recipe) -> TextInputs:
             raise error.located(field=field) from None
         if folder is None:
             config = replace(config, vocabulary_size=tokenizer.vocabulary_size)
-    config = compressed(recipe, replace(config, linear=recipe.model.linear))
+    forms, config = config.forms, formed(recipe, config)
     source, validation = sources(recipe)
     inspection = _inspected(source, "data.path")
     if validation is not None:
         _inspected(validation, "data.validation_path")
     told = source.describe()
-    return TextInputs(config, folder, told, tokenizer, source, validation, inspection)
+    return TextInputs(config, folder, told, tokenizer, source, validation, inspection, forms)
 
 
 def _inspected(source: Source, field: str) -> Inspection:
@@ -94,22 +99,31 @@ def _inspected(source: Source, field: str) -> Inspection:
         raise error.located(field=field) from None
 
 
-def compressed(recipe: Recipe, config: ModelConfig) -> ModelConfig:
-    """The shape of the model after the recipe's compressor, by arithmetic.
+def formed(
+    recipe: Recipe, config: ModelConfig, slots: Iterable[str] = ("linear", "compress")
+) -> ModelConfig:
+    """The shape of the model with the forms that the recipe gives its layers, by arithmetic.
+
+    Layers that the model's files hold in a form of their own keep it.
+
+    Args:
+        slots: the sections of the recipe that give layers a form.
 
     Raises:
         InputError: nothing would become smaller, or a target names no layer.
     """
-    method = recipe.method("compress")
-    if method is None:
-        return config
-    assert isinstance(method, Compressor)
-    with on_meta():
-        model = Llama(config)
-    try:
-        return replace(config, low_rank=method.ranks(model))
-    except InputError as error:
-        raise error.within("compress") from None
+    for slot in slots:
+        method = recipe.method(slot)
+        if method is None:
+            continue
+        assert isinstance(method, (LinearMethod, Compressor))
+        with on_meta():
+            model = Llama(config)
+        try:
+            config = replace(config, forms=method.plan(model, config.forms))
+        except InputError as error:
+            raise error.within(slot) from None
+    return config
 
 
 def sources(recipe: Recipe) -> tuple[Source, Source | None]:
@@ -147,7 +161,6 @@ def new_config(recipe: Recipe) -> ModelConfig:
         tied_embeddings=model.tied_embeddings,
         mixer=model.mixer,
         mlp=model.mlp,
-        linear=model.linear,
     )
 
 

@@ -48,7 +48,7 @@ def _compress(
     ranks: Ranks,
     progress: StageProgress,
 ) -> None:
-    config = plan.task.dense(plan.task.config(plan.inputs, data))
+    config = plan.task.uncompressed(plan.task.config(plan.inputs, data), plan.inputs)
     with on_meta():
         model = plan.task.model(config)
     materialise(model, torch.device(plan.device))

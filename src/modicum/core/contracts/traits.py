@@ -37,6 +37,7 @@ TRAITS = {
     "quantized_base": "holds the base weight in few bits, frozen",
     "changes_shapes": "changes shapes of weights between two updates",
     "keeps_own_shapes": "keeps state of parameters in other shapes than they have",
+    "holds_trained_forms": "holds weights in another form than as a matrix, and trains them",
     "needs_global_norm_first": "needs the norm of all gradients before the first update",
     "exact_resume": "an interrupted run continues to the bit",
     "compiles": "works under torch.compile",
@@ -164,12 +165,27 @@ RULES = (
     TraitRule(
         "needs_trained_base",
         "quantized_base",
-        "it begins with full-precision weights; set model.linear to dense",
+        "it begins with full-precision weights; leave the section linear out",
+    ),
+    TraitRule(
+        "needs_trained_base",
+        "holds_trained_forms",
+        "it begins with dense weights; leave the section linear out",
+    ),
+    TraitRule(
+        "has_convolutions",
+        "quantized_base",
+        "its model has no layers that take another form; leave the section linear out",
+    ),
+    TraitRule(
+        "has_convolutions",
+        "holds_trained_forms",
+        "its model has no layers that take another form; leave the section linear out",
     ),
     TraitRule(
         "quantized_base",
         "run_trains_base",
-        "a quantized weight is not trained; add an adapter, or set model.linear to dense",
+        "a quantized weight is not trained; add an adapter, or leave linear out",
     ),
     TraitRule(
         "needs_convolutions",

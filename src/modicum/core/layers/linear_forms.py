@@ -1,4 +1,4 @@
-"""Linear forms: what may replace an `nn.Linear`, chosen by name.
+"""Linear forms: what may replace an `nn.Linear`, chosen by name, with arguments of its own.
 
 A form knows how its layers are made, which dense weight a layer represents, and how another dense
 weight is put into it. Adapters, compression, files and merging go through `full_weight` and
@@ -7,38 +7,48 @@ weight is put into it. Adapters, compression, files and merging go through `full
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from modicum.core.contracts.catalog import built_in, of_package
 from modicum.core.errors import InputError
+from modicum.core.layers.form_layer import FormLayer, StoredRows, TensorShapes
+from modicum.core.layers.form_plan import DENSE_FORM, FormPlan, LayerForm
 from modicum.core.layers.meta import on_meta
 from modicum.core.ranks.sharding import own_part
 
-# Of each tensor of a layer: how many rows it has, and the bytes of one.
-StoredRows = tuple[tuple[int, int], ...]
+
+def _dense_shapes(in_features: int, out_features: int) -> TensorShapes:
+    return {"weight": (out_features, in_features)}
 
 
-def _dense_rows(in_features: int, out_features: int, item_bytes: int) -> StoredRows:
-    return ((out_features, in_features * item_bytes),)
-
-
-def _no_workspace(in_features: int, out_features: int, item_bytes: int) -> int:
+def _nothing(in_features: int, out_features: int, item_bytes: int = 0) -> int:
     return 0
+
+
+def _as_shaped(in_features: int, out_features: int, item_bytes: int) -> None:
+    return None
+
+
+def _no_arguments(layer: Any) -> dict[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True)
 class LinearForm:
     """One way to hold the map y = x W^T + b, W of shape [out_features, in_features].
 
+    Arguments of a form (`rank`) are keywords of all that is made or said by shape.
+
     Args:
         name: what a recipe and `make_linear` call it.
         make: `make(in_features, out_features, bias, device=, dtype=)`, an uninitialised layer.
-        from_dense: the layer that represents a given weight and bias.
+        from_dense: `from_dense(weight, bias)`, the layer that represents a given weight and bias.
         to_dense: the full weight [out_features, in_features] that a layer represents; of a layer
             that is sharded over ranks a DTensor, sharded alike.
         kind: the class of its layers.
@@ -46,39 +56,89 @@ class LinearForm:
             that is sharded over ranks each rank gives its own rows. None: the form cannot.
         exact: whether `write` and `to_dense` give back what was written, to the layer's dtype.
         trains: whether the weight takes gradients. One that does not learns through adapters only.
-        rows: `rows(in_features, out_features, item_bytes)`, for each tensor that represents the
-            weight how many rows it has and the bytes of one; dense weights have `item_bytes` an
-            element.
+        shapes: `shapes(in_features, out_features)`, of the tensors that a file holds of the
+            weight, by their names: those of the layer where it trains, else the dense weight.
+        stored: `stored(in_features, out_features, item_bytes)`, for each tensor how many rows it
+            has and the bytes of one, where those are not what `shapes` says; else None.
         workspace: `workspace(in_features, out_features, item_bytes)`, the bytes that a layer takes
             for as long as its product is computed; products have `item_bytes` an element.
+        between: `between(in_features, out_features)`, the elements a position that are kept between
+            a layer's products for the backward pass.
+        arguments: of a layer, those that make another one like it.
     """
 
     name: str
     make: Callable[..., nn.Module]
-    from_dense: Callable[[Tensor, Tensor | None], nn.Module]
+    from_dense: Callable[..., nn.Module]
     to_dense: Callable[[Any], Tensor]
     kind: type[nn.Module] = nn.Linear
     write: Callable[[Any, Tensor], None] | None = None
     exact: bool = True
     trains: bool = True
-    rows: Callable[[int, int, int], StoredRows] = _dense_rows
-    workspace: Callable[[int, int, int], int] = _no_workspace
+    shapes: Callable[..., TensorShapes] = _dense_shapes
+    stored: Callable[..., StoredRows | None] = _as_shaped
+    workspace: Callable[..., int] = _nothing
+    between: Callable[..., int] = _nothing
+    arguments: Callable[[Any], Mapping[str, Any]] = _no_arguments
+
+    @classmethod
+    def of_layers(cls, name: str, kind: type[FormLayer]) -> LinearForm:
+        """The form whose layers are of a class."""
+        return cls(
+            name,
+            kind,
+            kind.from_dense,
+            kind.to_dense,
+            kind,
+            None if kind.write is FormLayer.write else kind.write,
+            exact=kind.exact,
+            trains=kind.trains,
+            shapes=kind.shapes,
+            stored=kind.stored,
+            workspace=kind.workspace,
+            between=kind.between,
+            arguments=kind.arguments,
+        )
+
+    def rows(
+        self, in_features: int, out_features: int, item_bytes: int, **arguments: Any
+    ) -> StoredRows:
+        """For each tensor that represents the weight how many rows it has, and the bytes of one.
+
+        Those that are no codes have `item_bytes` an element.
+        """
+        stored = self.stored(in_features, out_features, item_bytes, **arguments)
+        if stored is not None:
+            return stored
+        shapes = self.shapes(in_features, out_features, **arguments).values()
+        return tuple((shape[0], math.prod(shape[1:]) * item_bytes) for shape in shapes)
+
+    def elements(self, in_features: int, out_features: int, **arguments: Any) -> int:
+        """Elements of the weight that products are computed with, or of the factors of one."""
+        shapes = self.shapes(in_features, out_features, **arguments).values()
+        return sum(math.prod(shape) for shape in shapes)
 
     def weight_bytes(
-        self, in_features: int, out_features: int, bias: bool = False, item_bytes: int = 4
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        item_bytes: int = 4,
+        **arguments: Any,
     ) -> int:
         """Bytes of a layer's parameters, those that are no codes with `item_bytes` an element.
 
         >>> DENSE.weight_bytes(6, 4, bias=True)
         112
         """
-        held = sum(rows * each for rows, each in self.rows(in_features, out_features, item_bytes))
+        tensors = self.rows(in_features, out_features, item_bytes, **arguments)
+        held = sum(rows * each for rows, each in tensors)
         return held + bias * out_features * item_bytes
 
     @torch.no_grad()
-    def round_trip(self, weight: Tensor) -> Tensor:
+    def round_trip(self, weight: Tensor, **arguments: Any) -> Tensor:
         """What becomes of a weight [out_features, in_features] in this form: a dense one again."""
-        return self.to_dense(self.from_dense(weight, None)).detach()
+        return self.to_dense(self.from_dense(weight, None, **arguments)).detach()
 
 
 FORMS: dict[str, LinearForm] = {}
@@ -91,33 +151,34 @@ def register(form: LinearForm) -> LinearForm:
 
 
 def linear_form(name: str) -> LinearForm:
-    """The form of that name.
+    """The form of that name; those of a plugin are there once its file was imported.
 
     Raises:
         InputError: no form has that name.
     """
+    if name not in FORMS and (record := built_in(name)) and record.room == "linears":
+        record.load()  # which registers it
     if name not in FORMS:
-        importlib.import_module("modicum.linears")  # which registers those of the room
-    if name not in FORMS:
+        known = {*FORMS, *(record.name for record in of_package("modicum.linears"))}
         raise InputError(
-            "no linear form has this name",
+            "no linear form has this name; that of a plugin needs the plugin in the recipe",
             field="linear",
             value=name,
-            allowed=", ".join(sorted(FORMS)),
-            candidates=FORMS,
+            allowed=", ".join(sorted(known)),
+            candidates=known,
         )
     return FORMS[name]
 
 
 def make_linear(
-    form: str,
+    form: str | LayerForm,
     in_features: int,
     out_features: int,
     bias: bool,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """An uninitialised layer from `in_features` to `out_features` in the form of that name.
+    """An uninitialised layer from `in_features` to `out_features` in a form, or that of a name.
 
     Raises:
         InputError: no form has that name.
@@ -125,7 +186,9 @@ def make_linear(
     >>> make_linear("dense", 4, 2, bias=False)
     Linear(in_features=4, out_features=2, bias=False)
     """
-    return linear_form(form).make(in_features, out_features, bias, device=device, dtype=dtype)
+    form = LayerForm(form) if isinstance(form, str) else form
+    make = linear_form(form.name).make
+    return make(in_features, out_features, bias, device=device, dtype=dtype, **form.arguments)
 
 
 def _from_dense(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
@@ -149,7 +212,7 @@ def _write(linear: nn.Linear, weight: Tensor) -> None:
 
 
 # The dense form is `torch.nn.Linear` itself, so all that knows `nn.Linear` knows it too.
-DENSE = register(LinearForm("dense", nn.Linear, _from_dense, _to_dense, write=_write))
+DENSE = register(LinearForm(DENSE_FORM.name, nn.Linear, _from_dense, _to_dense, write=_write))
 
 
 def form_of(module: nn.Module) -> LinearForm | None:
@@ -198,6 +261,35 @@ def frozen_linears(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if (form := form_of(module)) is not None and not form.trains
     }
+
+
+def forms_of(model: nn.Module) -> FormPlan:
+    """The plan of forms that a model has: its layers that train and are not dense."""
+    found = {
+        name: LayerForm(form.name, dict(form.arguments(module)))
+        for name, module in model.named_modules()
+        if (form := form_of(module)) is not None and form.trains and form is not DENSE
+    }
+    return FormPlan(layers=found)
+
+
+@torch.no_grad()
+def fit_weight(module: nn.Module, weight: Tensor) -> None:
+    """Put into a layer what its form makes of a dense weight [out_features, in_features].
+
+    Every rank gives the full weight; of a layer that is sharded each keeps its own rows.
+
+    Raises:
+        InputError: the module is no linear layer.
+    """
+    form = form_of(module)
+    if form is None:
+        raise InputError("no linear form is known for this layer", value=type(module).__name__)
+    made = dict(form.from_dense(weight, None, **form.arguments(module)).named_parameters())
+    for name, parameter in module.named_parameters(recurse=False):
+        if name in made:
+            part, before = own_part(parameter)
+            part.copy_(made[name][before : before + part.shape[0]])
 
 
 def own_rows(module: nn.Module) -> tuple[int, int]:

@@ -22,9 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.compress.base import Compressor
-from modicum.compress.dense_layers import DenseLayer
+from modicum.compress.low_rank_base import LowRankCompressor
 from modicum.core.contracts.method import Info
 from modicum.core.layers.calibration import Calibration
+from modicum.core.layers.dense_layers import DenseLayer
 from modicum.core.random import derive_seed
 from modicum.models import create
 from modicum.proofs.base import ProofRun
@@ -35,7 +36,7 @@ from modicum.proofs.optim.text_bench import CLIP, SCHEDULE, Text, TextSize
 LabelledBatch = tuple[Tensor, Tensor]
 
 
-class PlainSVD(Compressor):
+class PlainSVD(LowRankCompressor):
     """The truncated SVD of the weight itself: the baseline."""
 
     info = Info("plain_svd", "Truncated SVD", "compress", "", "")
@@ -48,7 +49,7 @@ class PlainSVD(Compressor):
         return None
 
 
-class OutputSVD(Compressor):
+class OutputSVD(LowRankCompressor):
     """LoRD's projection on the principal directions of a layer's outputs: it needs no gradients.
 
     Source: Kaushal et al., arXiv 2309.14021.

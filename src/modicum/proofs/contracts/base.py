@@ -26,6 +26,7 @@ BATTERIES = {
     "adapters": "modicum.proofs.contracts.adapters",
     "comm": "modicum.proofs.contracts.comm",
     "compress": "modicum.proofs.contracts.compress",
+    "linears": "modicum.proofs.contracts.linears",
     "memory": "modicum.proofs.contracts.memory",
     "optim": "modicum.proofs.contracts.optim",
 }

@@ -79,7 +79,7 @@ def draw(seed: int, number: int) -> Case:
     chance = random.Random(f"{seed}/{number}")
     known = rooms()
     images = chance.random() < IMAGES_SHARE
-    there = [name for name in [*sorted(known), "linears"] if (name in _OF_IMAGES) or not images]
+    there = [name for name in sorted(known) if (name in _OF_IMAGES) or not images]
     if not images:
         there.remove("memory")
     chosen = chance.sample(there, chance.randint(1, min(MOST_ROOMS, len(there))))
@@ -87,8 +87,6 @@ def draw(seed: int, number: int) -> Case:
         chosen[chosen.index("linears")] = "adapters"
     recipe: dict[str, Any] = {}
     for room in chosen:
-        if room == "linears":
-            continue
         record = chance.choice(sorted(known[room], key=lambda record: record.name))
         slot = slot_of(record)
         assert slot is not None
@@ -126,8 +124,6 @@ def _text(chosen: list[str], chance: random.Random) -> dict[str, Any]:
     asks = {"adapters", "compress", "linears"} & set(chosen)
     trained = chance.random() < (SENSIBLE if asks else 1 - SENSIBLE)
     model = {"path": "{base}"} if trained else dict(NEW)
-    if "linears" in chosen:
-        model["linear"] = chance.choice(["nf4", "int8"])
     return {"model": model, "data": dict(TEXT)}
 
 

@@ -16,6 +16,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.models import convnet, huggingface
 from modicum.planner import Plan, plan
 from modicum.recipe import Recipe
+from modicum.tasks.text import formed
 from modicum.trainer.evaluate import evaluate
 
 # What a row has that depends on the clock, the machine or the process.
@@ -97,6 +98,7 @@ def exported(made: Plan, run: Path) -> nn.Module:
     folder = adapters.base_model_of(run / "adapter")
     assert folder is not None
     dtype = torch.bfloat16 if half else torch.float32
-    model = huggingface.load(folder, dtype=dtype, linear=recipe.model.linear)
+    forms = formed(recipe, huggingface.read_config(folder), ["linear"]).forms
+    model = huggingface.load(folder, dtype=dtype, linear=forms)
     adapters.load(model, run / "adapter")
     return model

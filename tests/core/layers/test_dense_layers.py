@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.compress.dense_layers import DenseLayer, all_layers, choose
 from modicum.core.errors import InputError
+from modicum.core.layers.dense_layers import DenseLayer, all_layers, choose
 from modicum.core.layers.meta import on_meta
 
 

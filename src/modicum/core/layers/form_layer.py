@@ -1,0 +1,139 @@
+"""The base of the layers that hold a linear map in a form of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from modicum.core.random import normal_
+from modicum.core.ranks.sharding import elements_before, own_part
+
+# Of each tensor of a layer: how many rows it has, and the bytes of one.
+StoredRows = tuple[tuple[int, int], ...]
+# Of each tensor of a layer, by its name, the shape.
+TensorShapes = Mapping[str, tuple[int, ...]]
+
+
+class FormLayer(nn.Module):
+    """y = x W^T + b, where W [out, in] is held in another form than as a matrix.
+
+    A form says which tensors it has (`shapes`), how it computes (`forward`), which weight that is
+    (`to_dense`), and how a weight comes into it (`fitted`). Its arguments are keywords of
+    `__init__`, `shapes`, `workspace` and `between`, and `arguments` gives them back. Without more,
+    the base makes its tensors, trained and with a row for what `dim` 0 counts, and draws them.
+
+    Attributes:
+        trains: whether its tensors take gradients.
+        exact: whether `write` and `to_dense` give back any weight, to the layer's dtype.
+        bias: [out], or None.
+    """
+
+    trains: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
+    in_features: int
+    out_features: int
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        for name, shape in self.shapes(in_features, out_features, **arguments).items():
+            empty = torch.empty(shape, device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(empty))
+        offset = torch.empty(out_features, device=device, dtype=dtype) if bias else None
+        self.register_parameter("bias", None if offset is None else nn.Parameter(offset))
+
+    @classmethod
+    def shapes(cls, in_features: int, out_features: int, **arguments: Any) -> TensorShapes:
+        """Of the tensors that a file holds of the weight: the layer's own, by their names."""
+        raise NotImplementedError(f"{cls.__name__} does not say what shapes its tensors have")
+
+    @classmethod
+    def stored(
+        cls, in_features: int, out_features: int, item_bytes: int, **arguments: Any
+    ) -> StoredRows | None:
+        """Rows of each tensor and the bytes of one, where those are not what `shapes` says."""
+        return None
+
+    @classmethod
+    def workspace(
+        cls, in_features: int, out_features: int, item_bytes: int, **arguments: Any
+    ) -> int:
+        """Bytes that a layer takes for as long as its product is computed."""
+        return 0
+
+    @classmethod
+    def between(cls, in_features: int, out_features: int, **arguments: Any) -> int:
+        """Elements a position that are kept between a layer's products."""
+        return 0
+
+    def arguments(self) -> dict[str, Any]:
+        """Those that make another layer like this one."""
+        return {}
+
+    @classmethod
+    def from_dense(cls, weight: Tensor, bias: Tensor | None = None, **arguments: Any) -> Self:
+        """The layer that represents `weight` [out, in], as far as the form can.
+
+        `bias` [out] is not copied.
+        """
+        outs, ins = weight.shape
+        layer = cls(ins, outs, False, weight.device, weight.dtype, **arguments)
+        with torch.no_grad():
+            for name, value in layer.fitted(weight).items():
+                layer.get_parameter(name).copy_(value)
+        layer.register_parameter("bias", None if bias is None else nn.Parameter(bias))
+        return layer
+
+    def fitted(self, weight: Tensor) -> Mapping[str, Tensor]:
+        """The tensors of this layer that represent `weight` best."""
+        raise NotImplementedError(f"{type(self).__name__} is made of no dense weight")
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs [..., in] to [..., out]."""
+        raise NotImplementedError
+
+    def to_dense(self) -> Tensor:
+        """The weight [out, in] that the tensors represent; where they are sharded, sharded too."""
+        raise NotImplementedError(f"{type(self).__name__} does not say which weight it represents")
+
+    def write(self, weight: Tensor) -> None:
+        """Put another weight into the layer; a form that defines this can hold any."""
+        raise NotImplementedError(f"{type(self).__name__} does not hold any weight")
+
+    def initialise(self, *, std: float, seed: int, name: str) -> None:
+        """Draw all tensors but the bias, so that W is on average as large as with entries of `std`.
+
+        A function of seed, the layer's name and the place in the tensor, whoever holds it.
+        """
+        dense = self.in_features * self.out_features
+        own = {n: p for n, p in self.named_parameters(recurse=False) if n != "bias"}
+        each = std * math.sqrt(dense / sum(p.numel() for p in own.values()))
+        self.draw(own, std=each, seed=seed, name=name)
+
+    def draw(
+        self, tensors: Mapping[str, nn.Parameter], *, std: float, seed: int, name: str
+    ) -> None:
+        """Fill this rank's part of each of these with normal numbers."""
+        for leaf, parameter in tensors.items():
+            before = elements_before(parameter)
+            part = own_part(parameter)[0]
+            normal_(part, seed=seed, name=f"{name}.{leaf}", std=std, offset=before)
+
+    def extra_repr(self) -> str:
+        """The sizes, as `nn.Linear` shows them."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        more = "".join(f", {name}={value}" for name, value in self.arguments().items())
+        return f"{sizes}{more}, bias={self.bias is not None}"

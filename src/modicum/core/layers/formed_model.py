@@ -1,0 +1,142 @@
+"""A model whose dense layers take other forms: the runtime that puts them in, and out again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from modicum.core.contracts.parameters import describe_parameter, metadata
+from modicum.core.errors import InputError
+from modicum.core.layers.dense_layers import DenseLayer, all_layers, untied
+from modicum.core.layers.form_plan import FormPlan
+from modicum.core.layers.linear_forms import full_weight, linear_form, make_linear
+from modicum.core.layers.meta import materialise
+from modicum.core.ranks.sharding import whole
+
+
+class FormedModel:
+    """The handle to a model and the forms in it, as a plan of forms names them by layer.
+
+    Attributes:
+        plan: the forms of the layers that take one, by full name.
+        layers: those layers, as they were.
+
+    Raises:
+        InputError: a layer is not there, is not dense, or has a tied weight.
+    """
+
+    def __init__(self, model: nn.Module, plan: FormPlan) -> None:
+        self.model, self.plan = model, plan
+        there = all_layers(model)
+        for name in plan.layers:
+            if name not in there:
+                problem = "the model has no dense linear layer of this name"
+                raise InputError(problem, value=name, candidates=there)
+        chosen = untied(model, [there[name] for name in plan.layers])
+        self.layers = {layer.name: layer for layer in chosen}
+        self._dense: dict[str, nn.Module] = {}
+
+    def wrap(self) -> None:
+        """Put the forms in, their numbers undefined: to load numbers into, or on meta."""
+        for name in self.layers:
+            self._replace(name)
+
+    @torch.no_grad()
+    def convert(self) -> None:
+        """Put each weight into its form, layer by layer; make optimizers afterwards.
+
+        Raises:
+            InputError: the weights have no memory, or another form already.
+        """
+        for name in self.layers:
+            weight = self._weight(name)
+            form = linear_form(self.plan.of(name).name)
+            made = form.from_dense(weight, None, **self.plan.of(name).arguments)
+            self._put_in(name, made)
+
+    def _weight(self, name: str) -> Tensor:
+        """The weight [out, in] of a layer that is dense still."""
+        if name in self._dense:
+            raise InputError("this layer has another form already", value=name)
+        stored = self.model.get_submodule(name).get_parameter("weight").detach()
+        if stored.is_meta:
+            raise InputError("this needs the trained weights, and this model has no memory")
+        return stored.T if self.layers[name].transposed else stored
+
+    def _replace(self, name: str) -> nn.Module:
+        """Replace a dense layer by a form of undefined numbers."""
+        if name in self._dense:
+            raise InputError("this layer has another form already", value=name)
+        layer, weight = self.layers[name], self.model.get_submodule(name).get_parameter("weight")
+        sizes = layer.in_features, layer.out_features
+        made = make_linear(self.plan.of(name), *sizes, False, weight.device, weight.dtype)
+        return self._put_in(name, made)
+
+    def _put_in(self, name: str, form: nn.Module) -> nn.Module:
+        """Replace a dense layer by this one, which gets its bias."""
+        layer, dense = self.layers[name], self.model.get_submodule(name)
+        weight, bias = dense.get_parameter("weight"), dense._parameters["bias"]
+        form.train(dense.training)
+        if linear_form(self.plan.of(name).name).trains:
+            form.requires_grad_(weight.requires_grad)
+            for tensor in form.parameters():
+                describe_parameter(tensor, metadata(weight))
+        form.register_parameter("bias", bias)
+        dense._parameters["bias"] = None
+        self._dense[name] = dense.to("meta")
+        self._put(layer, form)
+        return form
+
+    def _put(self, layer: DenseLayer, module: nn.Module) -> None:
+        for name in layer.names:
+            self.model.set_submodule(name, module)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Put dense layers back with the weights that the forms represent; biases stay as they are.
+
+        For files that know dense layers alone. Weights that are sharded over ranks are gathered.
+        """
+        for name, layer in self.layers.items():
+            form = self.model.get_submodule(name)
+            weight = whole(full_weight(form))
+            dense = copy.deepcopy(self._dense.pop(name)).train(form.training)
+            materialise(dense, weight.device)
+            parameter = dense.get_parameter("weight")
+            parameter.copy_(weight.T if layer.transposed else weight)
+            own = [each for each, _ in form.named_parameters(recurse=False) if each != "bias"]
+            parameter.requires_grad_(any(form.get_parameter(each).requires_grad for each in own))
+            dense._parameters["bias"] = form._parameters.get("bias")
+            self._put(layer, dense)
+
+    # State
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The layers' tensors by name, such as `name.up`, and their biases."""
+        return {
+            f"{name}.{key}": parameter.detach()
+            for name in self.layers
+            for key, parameter in self.model.get_submodule(name).named_parameters(recurse=False)
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Put numbers back into a model that was wrapped.
+
+        Raises:
+            InputError: names or shapes are others than this model's.
+        """
+        own = self.state_dict()
+        shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+        given = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        if shapes != given:
+            different = sorted(name for name, _ in shapes.items() ^ given.items())[:3]
+            raise InputError(f"these are not this model's layers; they differ in {different}")
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+
+    def close(self) -> None:
+        """Forget how the dense layers looked; the forms stay."""
+        self._dense.clear()

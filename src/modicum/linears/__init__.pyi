@@ -1,0 +1,21 @@
+# Written by scripts/stubs.py.
+from modicum.core.exports import Exports
+from modicum.core.layers.form_layer import FormLayer as FormLayer
+from modicum.core.layers.form_plan import FormPlan as FormPlan
+from modicum.core.layers.formed_model import FormedModel as FormedModel
+from modicum.core.layers.linear_forms import LinearForm as LinearForm
+from modicum.core.layers.linear_forms import full_weight as full_weight
+from modicum.core.layers.linear_forms import linear_form as linear_form
+from modicum.core.layers.linear_forms import make_linear as make_linear
+from modicum.core.layers.linear_forms import write_weight as write_weight
+from modicum.linears.base import LinearMethod as LinearMethod
+from modicum.linears.dense import Dense as Dense
+from modicum.linears.int8 import Int8 as Int8
+from modicum.linears.int8 import Int8Linear as Int8Linear
+from modicum.linears.low_rank import LowRank as LowRank
+from modicum.linears.low_rank import LowRankLinear as LowRankLinear
+from modicum.linears.low_rank import rank_surgery as rank_surgery
+from modicum.linears.nf4 import NF4 as NF4
+from modicum.linears.nf4 import NF4Linear as NF4Linear
+
+EXPORTS: Exports

@@ -1,0 +1,85 @@
+"""What all linear forms share: which layers take them, and how a model gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from modicum.core.contracts.method import Context, Method, Names, Strings
+from modicum.core.layers.dense_layers import choose
+from modicum.core.layers.form_layer import FormLayer
+from modicum.core.layers.form_plan import FormPlan, LayerForm
+from modicum.core.layers.formed_model import FormedModel
+from modicum.core.layers.linear_forms import LinearForm, register
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class LinearMethod(Method):
+    """The fields and services of every form that replaces `nn.Linear`.
+
+    A method names the class of its layers, `layer`, which is then known as the form of the method's
+    name wherever plans of forms are read. Its own fields are arguments of the layers; where those
+    depend on the shape, `arguments` says so.
+
+    Args:
+        targets: layers by full name, last name (`q_proj`), pattern, or `all-linear`, which leaves
+            out the output head.
+        exclude: of those, the ones that stay dense.
+    """
+
+    layer: ClassVar[type[FormLayer]]
+
+    targets: Names = ("all-linear",)
+    exclude: Strings = ()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if "layer" in cls.__dict__:
+            register(LinearForm.of_layers(cls.info.name, cls.layer))
+
+    def arguments(self, in_features: int, out_features: int) -> Mapping[str, Any] | None:
+        """What a layer of this shape is made with; None where one stays dense."""
+        return {
+            name: getattr(self, name) for name in type(self).model_fields if name not in _OF_PLANS
+        }
+
+    def plan(self, model: nn.Module, within: FormPlan | None = None) -> FormPlan:
+        """Which layers of a model, which may be without memory, take the form.
+
+        Args:
+            within: the plan that this one extends.
+
+        Raises:
+            InputError: a target matches no dense layer, or one whose weight is used elsewhere too.
+        """
+        planned = {
+            layer.name: LayerForm(self.info.name, dict(arguments))
+            for layer in choose(model, self.targets, self.exclude)
+            if (arguments := self.arguments(layer.in_features, layer.out_features)) is not None
+        }
+        return (within or FormPlan()).with_forms(planned)
+
+    def bind(self, context: Context) -> FormedModel:
+        """The handle to the context's model, of which nothing is changed yet.
+
+        Raises:
+            InputError: as `plan`.
+        """
+        return FormedModel(context.model, self.plan(context.model))
+
+    def wrap(self, model: nn.Module) -> FormedModel:
+        """Put the forms in without numbers: for a model on meta, or one to load numbers into."""
+        formed = self.bind(Context(model))
+        formed.wrap()
+        return formed
+
+    def convert(self, model: nn.Module) -> FormedModel:
+        """Put the weights of a model that has memory into the form, as near as it can hold them."""
+        formed = self.bind(Context(model))
+        formed.convert()
+        return formed
+
+
+_OF_PLANS = ("targets", "exclude")  # say which layers, not how

@@ -1,0 +1,73 @@
+"""Forms that train, in runs: a plugin's and low-rank factors, alone, on two ranks, interrupted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pool import Pool
+from tests.trainer.test_ranks import DDP, FSDP, column, outcome, recipe_of, trains
+
+from modicum.core.ranks.ranks import Ranks
+from modicum.models import read_config
+
+PLUGIN = Path(__file__).parents[1] / "contracts" / "plugins" / "block_diagonal.py"
+FORMS: dict[str, dict[str, Any]] = {
+    "block_diagonal": {"method": "block_diagonal", "blocks": 2, "exclude": ["o_proj"]},
+    "low_rank": {"method": "low_rank", "share": 0.6},
+}
+
+
+def values(data: Path, name: str, **sections: Any) -> dict[str, Any]:
+    training = {"steps": 12, "schedule": "constant", "learning_rate": 1e-2}
+    made = recipe_of(data, training=training, linear=FORMS[name], **sections)
+    return made | {"plugins": [str(PLUGIN)]}
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def alone(
+    request: pytest.FixtureRequest, questions: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    assert trains(Ranks(), values(questions, request.param), folder) == "done"
+    return folder
+
+
+def name_of(run: Path) -> str:
+    return run.parent.name.rstrip("0123456789")
+
+
+@pytest.mark.dear
+def test_the_loss_falls_and_the_small_export_holds_the_plan(alone: Path) -> None:
+    losses = column(alone, "loss", "evaluations")
+    assert losses[-1] < losses[0] - 0.1
+    peak = json.loads((alone / "run.json").read_text())["peak_bytes"]
+    assert peak["predicted"] == pytest.approx(peak["measured"], rel=0.15)
+    forms = read_config(alone / "compressed").forms.layers
+    assert {form.name for form in forms.values()} == {name_of(alone)}
+    assert read_config(alone / "model").forms.plain
+
+
+@pytest.mark.dear
+def test_killed_they_resume_to_the_bit(alone: Path, questions: Path, tmp_path: Path) -> None:
+    made = values(questions, name_of(alone))
+    assert trains(Ranks(), made, tmp_path / "run", (0, 7)).startswith("4: stopped")
+    assert trains(Ranks(), made, tmp_path / "run") == "done"
+    assert outcome(tmp_path / "run") == outcome(alone)
+
+
+@pytest.mark.dear
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallel", [DDP, FSDP], ids=["ddp", "fsdp"])
+def test_on_two_ranks_they_make_the_same_updates_and_resume(
+    pool: Pool, alone: Path, questions: Path, tmp_path: Path, parallel: dict[str, Any]
+) -> None:
+    made = values(questions, name_of(alone), parallel=parallel)
+    assert pool.run(trains, made, tmp_path / "run", ranks=2) == ["done"] * 2
+    assert column(tmp_path / "run", "loss") == pytest.approx(column(alone, "loss"), rel=1e-3)
+    stopped = pool.run(trains, made, tmp_path / "stopped", (0, 7), ranks=2)
+    assert all(said.startswith("4: ") for said in stopped)
+    assert pool.run(trains, made, tmp_path / "stopped", ranks=2) == ["done"] * 2
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "run")
