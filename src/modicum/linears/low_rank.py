@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from modicum.core.contracts.method import Info, PositiveInt
+from modicum.core.contracts.method import Against, Info, PositiveInt
 from modicum.core.contracts.surgery import RowMap, Surgery
 from modicum.core.layers.factorize import decompose, share_rank
 from modicum.core.layers.form_layer import FormLayer, TensorShapes
@@ -149,6 +149,8 @@ class LowRank(LinearMethod):
         claim="a fraction of the weights suffices: factors train to nearly the dense model's loss",
         traits=("holds_trained_forms", "mergeable", "exact_resume", "compiles"),
         evidence="against paper",
+        claim_verdict="holds",
+        against=Against("better", "a narrower dense decoder"),
         tiny={"share": 0.6},
     )
     layer = LowRankLinear

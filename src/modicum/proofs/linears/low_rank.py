@@ -44,7 +44,7 @@ class FormedSize(TextSize):
             return replace(config, forms=self.form.plan(Llama(config)))
 
 
-QUICK = FormedSize(width=64, layers=2, mlp_width=172, tokens=64, rows=8, steps=200)
+QUICK = FormedSize(width=64, layers=2, mlp_width=172, tokens=64, rows=8, steps=450)
 FULL = FormedSize(width=128, layers=2, mlp_width=344, tokens=64, rows=8, steps=1000)
 # Dense decoders with at least the parameters of the factored ones.
 NARROW = replace(QUICK, width=46, mlp_width=136)
