@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pool import Pool
 from tests.trainer.test_ranks import DDP, FSDP, column, outcome, recipe_of, trains
+from torch import nn
 
+from modicum.core.contracts.run_hooks import ExtraLoss, RunHook
 from modicum.core.ranks.ranks import Ranks
+from modicum.linears import LowRank
 from modicum.models import read_config
 
 PLUGIN = Path(__file__).parents[1] / "contracts" / "plugins" / "block_diagonal.py"
@@ -56,6 +60,27 @@ def test_killed_they_resume_to_the_bit(alone: Path, questions: Path, tmp_path: P
     assert trains(Ranks(), made, tmp_path / "run", (0, 7)).startswith("4: stopped")
     assert trains(Ranks(), made, tmp_path / "run") == "done"
     assert outcome(tmp_path / "run") == outcome(alone)
+
+
+class Small(RunHook):
+    """A term of the factors' sizes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.factors = [p for name, p in model.named_parameters() if name.endswith(".up")]
+
+    def extra_loss(self) -> ExtraLoss:
+        return ExtraLoss(torch.stack([p.square().sum() for p in self.factors]).sum())
+
+
+@pytest.mark.dear
+def test_a_form_may_take_part_by_hooks(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LowRank, "run_hook", lambda self, bound: Small(bound))
+    assert trains(Ranks(), values(questions, "low_rank"), tmp_path / "run") == "done"
+    terms = column(tmp_path / "run", "extra_loss")
+    assert len(terms) == 12
+    assert terms[-1] < terms[0]
 
 
 @pytest.mark.dear

@@ -147,7 +147,9 @@ def add_hooks(
         InputError: a method may change shapes and its traits do not say so.
     """
     recipe, seed, ranks = plan.recipe, plan.recipe.training.seed, strategy.ranks
-    bound: dict[str, Any] = {"adapter": adapter, "comm": strategy, "optimizer": program.optimizer}
+    # A linear form and a compressor have done their work; what they left is in the model.
+    bound: dict[str, Any] = {slot: model for slot in ("linear", "compress") if recipe.method(slot)}
+    bound |= {"adapter": adapter, "comm": strategy, "optimizer": program.optimizer}
     if (transform := recipe.method("transform")) is not None:
         assert isinstance(transform, GradientTransform)
         trained = dict(strategy.trained(model))
@@ -158,7 +160,8 @@ def add_hooks(
         bound["memory"] = policy.bind(ActivationContext(model, seed, ranks))
     for slot, one in bound.items():
         method = recipe.method(slot)
-        program.hooks.add(slot, one if method is None else method.run_hook(one))
+        hook = one if method is None else method.run_hook(one)
+        program.hooks.add(slot, None if hook is model else hook)
     says_so = any("changes_shapes" in part.traits for part in recipe.parts())
     if program.hooks.may_change_shapes and not says_so:
         problem = "a method here has a hook `surgery`, and none has the trait changes_shapes"
