@@ -46,7 +46,7 @@ from modicum.proofs.optim.text_bench import loss as loss_of
 
 BETAS = (0.9, 0.999)
 QUICK = TextSize(width=128, layers=1, mlp_width=344, tokens=32, rows=8, steps=150)
-FULL = TextSize(width=128, layers=2, mlp_width=344, tokens=64, rows=8, steps=1000)
+FULL = TextSize(width=128, layers=2, mlp_width=344, tokens=64, rows=8, steps=900)
 # The best of each lies inside these, or inside what was tried beyond the quick ones.
 QUICK_RATES = {"GaLore": (2e-2, 4e-2), "AdamW": (1e-3,), "a quarter": (1e-2, 2e-2)}
 FULL_RATES = {
