@@ -14,13 +14,11 @@ from modicum.core.contracts.catalog import catalog
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(modicum.__file__).parent
-# Where a value makes its runtime object, and a listener one that needs another package: what
-# imports upwards there is imported when it is called.
+# Where a value makes its runtime object: what imports upwards there is imported when it is called.
 UPWARDS = {
     ("modicum.adapters.base", "modicum.adapters.attached_adapter"),
     ("modicum.compress.base", "modicum.compress.compressed_model"),
     ("modicum.memory.base", "modicum.memory.activations"),
-    ("modicum.cli.live", "modicum.cli.live_line"),
 }
 # The one file that names what torch calls private, and the private names that all of PyTorch's
 # users rely on.

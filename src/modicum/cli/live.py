@@ -10,17 +10,15 @@ import json
 import os
 import sys
 import time
-from contextlib import suppress
-from types import TracebackType
 from typing import Literal, TextIO
 
 from modicum.cli import live_words as words
+from modicum.cli.live_events import SETUP, EventListener
 from modicum.cli.live_words import EventRecord, Gauge
 from modicum.cli.tables import plain, plan_tables, plan_title
 from modicum.report.numbers import finite
 
 Mode = Literal["auto", "live", "lines", "json", "quiet"]
-SETUP = ("reading data", "training tokenizer", "tokenizing", "building", "exporting")
 
 
 def listener(mode: Mode = "auto", stream: TextIO | None = None) -> EventListener:
@@ -58,62 +56,6 @@ def can_rewrite(stream: TextIO) -> bool:
     watched = os.environ.get("CI", "").lower() in ("", "0", "false")
     letters = (getattr(stream, "encoding", None) or "").lower().startswith("utf")
     return terminal and watched and letters and not dumb
-
-
-class EventListener:
-    """Hears events: `event["event"]` names the method that takes it, others pass unheard."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream: TextIO | None = stream
-
-    def __call__(self, event: EventRecord) -> None:
-        """Take one event of the trainer's."""
-        if self._stream is None:
-            return
-        take = getattr(self, f"on_{event.get('event')}", None)
-        if take is None:
-            return
-        try:
-            take(event)
-        except (OSError, ValueError):
-            self._fall_silent()
-        except (LookupError, TypeError):
-            pass  # an event that lacks something is not worth a run
-
-    def close(self) -> None:
-        """Leave the stream as it was found; calling it again does nothing."""
-
-    def __enter__(self) -> EventListener:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def say(self, text: str) -> None:
-        """Write one line, in what letters the stream has."""
-        stream = self._stream
-        if stream is None:
-            return
-        try:
-            stream.write(text + "\n")
-        except UnicodeEncodeError as error:
-            stream.write(text.encode(error.encoding, "replace").decode(error.encoding) + "\n")
-        stream.flush()
-
-    def _fall_silent(self) -> None:
-        """Nobody reads any more: write nothing from now on, and let the exit be quiet too."""
-        stream, self._stream = self._stream, None
-        if stream is sys.stdout:
-            # Python flushes standard output when it ends, and would complain of the broken pipe.
-            with suppress(OSError, ValueError):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, stream.fileno())
-                os.close(nowhere)
 
 
 class Quiet(EventListener):

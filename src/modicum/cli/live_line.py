@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from modicum.cli import live_words as words
-from modicum.cli.live import SETUP, EventListener
+from modicum.cli.live_events import SETUP, EventListener
 from modicum.cli.live_words import EventRecord, Gauge
 from modicum.cli.tables import plan_tables, plan_title, rich_table
 from modicum.report.numbers import number, quantity

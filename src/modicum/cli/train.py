@@ -147,7 +147,8 @@ def _run(recipe: Recipe, asked: Asked, here: RankPlace, restart: bool) -> None:
     Args:
         restart: whether a run that is there makes room; not so for ranks that were started again.
     """
-    from modicum.cli.live import EventListener, listener
+    from modicum.cli.live import listener
+    from modicum.cli.live_events import EventListener
     from modicum.core.machine import pick_device
     from modicum.core.ranks.ranks import joined
     from modicum.trainer import continued, train
