@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from modicum.compress import files
 from modicum.compress.base import Compressor, FittedLayer
@@ -17,7 +17,10 @@ from modicum.core.layers.calibration import Calibration
 from modicum.core.layers.form_plan import FormPlan, LayerForm
 from modicum.core.layers.formed_model import FormedModel
 from modicum.core.progress import CountProgress
-from modicum.core.ranks.ranks import Ranks, peer_errors
+from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.turns import by_turns
+
+_ERRORS = "errors"  # next to a fitted layer's tensors: what is lost, and what there was
 
 
 @dataclass(frozen=True)
@@ -116,14 +119,15 @@ class CompressedModel(FormedModel):
             InputError: the weights have no memory or other forms already, or the calibration lacks
                 a layer.
         """
-        ranks = ranks or Ranks()
-        names, rows = list(self.layers), []
-        for start in range(0, len(names), ranks.size):
-            together = names[start : start + ranks.size]
-            mine = together[ranks.rank] if ranks.rank < len(together) else None
-            made = None if mine is None else self._fitted(mine, calibration, cache)
-            for owner, name in enumerate(together):
-                rows.append(self._fill(name, made if name == mine else None, owner, ranks))
+        ranks, names, rows = ranks or Ranks(), list(self.layers), []
+
+        def make(name: str, _: None) -> dict[str, Tensor]:
+            made = self._fitted(name, calibration, cache)
+            errors = torch.tensor([made.error, made.total], dtype=torch.float64)
+            return {key: t.cpu().double() for key, t in made.tensors.items()} | {_ERRORS: errors}
+
+        for name, tensors in by_turns(names, make, ranks):
+            rows.append(self._fill(name, tensors))
             if progress is not None:
                 progress(len(rows), len(names))
         self.report = CompressionReport(tuple(rows))
@@ -137,23 +141,13 @@ class CompressedModel(FormedModel):
         return self.method.fitted(self.layers[name], weight, form, calibration, cache)
 
     @torch.no_grad()
-    def _fill(self, name: str, made: FittedLayer | None, owner: int, ranks: Ranks) -> LayerReport:
+    def _fill(self, name: str, made: Mapping[str, Tensor]) -> LayerReport:
         """Replace a layer by the form that one rank fitted."""
         form, layer = self._replace(name), self.layers[name]
         own = {key: p for key, p in form.named_parameters(recurse=False) if key != "bias"}
-        sizes = [tensor.numel() for tensor in own.values()]
-        flat = torch.empty(sum(sizes) + 2, dtype=torch.float64)
-        if made is not None:
-            errors = torch.tensor([made.error, made.total], dtype=torch.float64)
-            parts = [made.tensors[key].cpu().double().flatten() for key in own]
-            torch.cat([*parts, errors], out=flat)
-        if not ranks.alone:
-            with peer_errors():
-                dist.broadcast(flat, owner)
-        *parts, errors = flat.split([*sizes, 2])
-        for tensor, part in zip(own.values(), parts, strict=True):
-            tensor.copy_(part.view(tensor.shape))
-        error, total = errors.tolist()
+        for key, tensor in own.items():
+            tensor.copy_(made[key])
+        error, total = made[_ERRORS].tolist()
         before = layer.elements * next(iter(own.values())).element_size()
         after = sum(tensor.nbytes for tensor in own.values())
         return LayerReport(name, self.plan.of(name), before, after, error, total)
