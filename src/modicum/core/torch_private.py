@@ -119,7 +119,7 @@ def operators_shown(
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Shown(TorchDispatchMode):
-        def __torch_dispatch__(  # type: ignore[override]
+        def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
             return see(func, args, kwargs or {})

@@ -148,6 +148,8 @@ def by_head(trail: Trail | None, heads: int, width: int, token_dim: int) -> tupl
     for layer in trail.layers:
         labels = layer.labels
         first = labels.narrow(token_dim, 0, 1)
+        if labels.ndim == 4:
+            first = first[:1]
         if not bool((labels == first).all()):
             return ()
         found.append(Labels(first.reshape(-1, heads, width)[0].contiguous(), layer.operators))

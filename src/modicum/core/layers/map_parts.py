@@ -60,7 +60,9 @@ def fitted(tensor: str, dim: int, places: Tensor) -> MappedSlice | None:
     first = places[(0,) * places.ndim]
     strides = []
     for axis, size in enumerate(places.shape):
-        second = places[tuple(int(axis == other) for other in range(places.ndim))] if size > 1 else 0
+        second = (
+            places[tuple(int(axis == other) for other in range(places.ndim))] if size > 1 else 0
+        )
         strides.append(int(second - first) if size > 1 else 0)
     found = MappedSlice(tensor, dim, int(first), tuple(places.shape), tuple(strides))
     return found if torch.equal(found.places(), places) else None
@@ -93,7 +95,7 @@ class Units:
     within: int = 0
     order_matters: str = ""
     needed: str = ""
-    checked: bool = False
+    checked: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "within", self.within or self.count)
@@ -168,7 +170,8 @@ class MappedMlp:
     """Up, or gate and up, an activation, and down; each gives slices of weights and biases.
 
     Args:
-        gate: the slices whose result goes through the activation, where another multiplies it.
+        gate: the slices whose result goes through the activation, where another multiplies it; of
+            stacked experts those that come first, as names such as `gate_up_proj` say.
         experts: how many experts there are, in dimension 0 of every tensor; 0 where it is no
             mixture of experts.
         activation: the operators between up and down but sums and products; of experts unknown.
