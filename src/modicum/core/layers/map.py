@@ -35,8 +35,8 @@ from modicum.core.layers.map_trace import trace
 
 __all__ = [
     "MappedAttention", "MappedBlock", "MappedConvolution", "MappedMlp", "MappedNorm",
-    "MappedSlice", "MappedTable", "ModelMap", "RotaryPairs", "Units", "find_map", "map_of",
-    "permute", "remove", "silence",
+    "MappedSlice", "MappedTable", "ModelMap", "RotaryPairs", "Units", "example_of", "find_map",
+    "map_of", "permute", "remove", "silence",
 ]  # fmt: skip
 
 
@@ -105,14 +105,15 @@ def example_of(model: nn.Module) -> Any:
     >>> example_of(nn.Sequential(nn.Embedding(5, 2))).shape
     torch.Size([1, 4])
     """
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    weight = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    device, like = weight.device, {"device": weight.device, "dtype": weight.dtype}
     config = getattr(model, "config", None)
     reads = getattr(model, "main_input_name", None)
     tokens = torch.arange(2, 6, device=device)[None]
     if reads == "pixel_values":
         size = getattr(config, "image_size", None) or 64
         sides = (size, size) if isinstance(size, int) else tuple(size)
-        return {reads: torch.ones(1, getattr(config, "num_channels", 3), *sides, device=device)}
+        return {reads: torch.ones(1, getattr(config, "num_channels", 3), *sides, **like)}
     if reads == "input_ids":
         vocabulary = int(getattr(config, "vocab_size", 6))
         example = {reads: tokens % vocabulary}
@@ -125,9 +126,9 @@ def example_of(model: nn.Module) -> Any:
             return tokens % module.num_embeddings
         if isinstance(module, nn.Conv2d):
             side = getattr(config, "size", 32)
-            return torch.ones(1, module.in_channels, side, side, device=device)
+            return torch.ones(1, module.in_channels, side, side, **like)
         if isinstance(module, nn.Linear):
-            return torch.ones(1, module.in_features, device=device, dtype=module.weight.dtype)
+            return torch.ones(1, module.in_features, **like)
     raise InputError(
         "gives no example of its input, so its map cannot be found; call `find_map` with one",
         value=type(model).__name__,

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from modicum.core.layers.linear_forms import form_of
 from modicum.core.layers.map_calls import Trace
 from modicum.core.layers.map_check import LARGEST_COPY, Calls, Scaled, signature, tried
 from modicum.core.layers.map_experts import StackedExperts, experts_of
@@ -254,6 +255,8 @@ class MapFinder:
             if name in products:
                 lost = products[name].lost
                 why = lost or "a linear layer that is no part of an attention or an MLP"
+            elif (form := form_of(self.model.get_submodule(path))) and not form.trains:
+                why = f"its weight is held as {form.name}"
             elif name in tables:
                 why = f"{_leaf(name)} is not added to the residual stream"
             elif path in self.trace.called:

@@ -32,7 +32,8 @@ def norm_of(
     if kind == "unknown":
         kept = "what it computes is not known"
     return MappedNorm(
-        call.module, kind, full[weight or ""], full[bias or ""], offset, readers, kept
+        call.module, kind, full[weight or ""], full[bias or ""], offset, readers, kept,
+        _writer(trace, call),
     )  # fmt: skip
 
 
@@ -60,12 +61,23 @@ def _readers(
         if call.given is not None and trace.origins.sole(call.given[0].labels) is origin
     ]
     if origin.operators:
-        kept = f"it is used by {', '.join(sorted(origin.operators))} too"
+        kept = f"{', '.join(sorted(origin.operators))} uses it too"
     if origin in trace.made:
         kept = "the model gives it"
     if not readers and not kept:
         kept = "no linear layer reads it"
     return tuple(dict.fromkeys(readers)), kept
+
+
+def _writer(trace: Trace, call: NormCall) -> str | None:
+    """The weight that makes what a norm reads, where that is of no other use."""
+    before = call.before
+    if before is None or before.operators != {"a norm"} or before in trace.made:
+        return None
+    for product in trace.products:
+        if any(trace.origins.sole(x.labels) is before for x in product.given or ()):
+            return None
+    return next((p.weight for p in trace.products if p.origin is before), None)
 
 
 @torch.no_grad()

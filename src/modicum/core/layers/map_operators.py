@@ -83,10 +83,10 @@ class LabelledTensors:
         self._trails[id(tensor)] = tensor, trail
 
     def _use(self, trails: list[Trail], operator: str) -> None:
-        """Note for the origins in order which operator changed or mixed what they gave."""
+        """Note for each origin which operator is the first to change or mix what it gave."""
         for trail in trails:
             for layer in trail.layers:
-                if (origin := self.origins.sole(layer.labels)) is not None:
+                if not layer.operators and (origin := self.origins.sole(layer.labels)) is not None:
                     origin.operators.add(operator)
 
     def _lose(self, trails: list[Trail], what: str, out: Any) -> None:

@@ -128,6 +128,8 @@ class MappedNorm:
         offset: what is added to the weight before it scales: 1 in Gemma, else 0.
         readers: the tensors of the linear layers that read what it gives, as it is.
         kept: why scale and bias cannot be folded into the readers, or "".
+        writer: the weight of the layer that makes what is normalised, if nothing else uses that:
+            a batch norm with fixed statistics, or a scale, can be folded into it.
     """
 
     name: str
@@ -137,6 +139,7 @@ class MappedNorm:
     offset: int = 0
     readers: tuple[str, ...] = ()
     kept: str = ""
+    writer: str | None = None
 
 
 @dataclass(frozen=True)

@@ -77,26 +77,7 @@ class LabelledProducts(LabelledTensors):
         left, right = args[1:3] if added else args[:2]
         bias = args[0] if added else args[2] if len(args) > 2 else None
         if id(right) in self._weights and id(left) not in self._weights:
-            weight = self._weights[id(right)][1]
-            sides = (1, 0) if name == "linear" else (0, 1)
-            axes = [_varying(weight, axis) for axis in sides] if right.ndim == 2 else [None, None]
-            trail = self.trail(left)
-            if axes[0] is None or axes[1] is None:
-                self._lose([trail] if trail else [], f"a product with a view of {weight.name}", out)
-                return
-            (in_dim, in_places), (out_dim, out_places) = axes[0], axes[1]
-            origin = self.origins.new("linear", weight.name, out.shape[-1])
-            given = layers_along(trail, left.ndim - 1)
-            if trail is not None and not plain(given):
-                self._use([trail], "a product")
-            lost = trail.lost if trail is not None else "its input was not followed"
-            found = Product(
-                origin, weight.name, out_dim, out_places, in_dim, in_places, given, lost
-            )
-            if id(bias) in self._weights:
-                found.bias = self._weights[id(bias)][1].name
-            self.found.products.append(found)
-            self._set(out, Trail((Labels(laid(origin, out.shape, out.ndim - 1)),)))
+            self._weighed(name, left, right, bias, out)
             return
         one, other = self.trail(left), self.trail(right)
         if one is not None and one.scores is not None and other is not None and out.ndim == 3:
@@ -114,6 +95,34 @@ class LabelledProducts(LabelledTensors):
             self._set(out, Trail(scores=scores))
         else:
             self._lose([t for t in (one, other) if t is not None], f"the operator {name}", out)
+
+    def _weighed(self, name: str, left: Any, right: Any, bias: Any, out: Tensor) -> None:
+        """A product with a parameter, or a view of one."""
+        weight = self._weights[id(right)][1]
+        sides = (1, 0) if name == "linear" else (0, 1)
+        axes = [_varying(weight, axis) for axis in sides] if right.ndim == 2 else [None, None]
+        trail, added = self.trail(left), self.trail(bias)
+        if axes[0] is None or axes[1] is None:
+            self._lose([trail] if trail else [], f"a product with a view of {weight.name}", out)
+            return
+        (in_dim, in_places), (out_dim, out_places) = axes[0], axes[1]
+        origin = self.origins.new("linear", weight.name, out.shape[-1])
+        given = layers_along(trail, left.ndim - 1)
+        if trail is not None and not plain(given):
+            self._use([trail], "a product")
+        lost = trail.lost if trail is not None else "its input was not followed"
+        found = Product(origin, weight.name, out_dim, out_places, in_dim, in_places, given, lost)
+        self.found.products.append(found)
+        self._set(out, Trail((Labels(laid(origin, out.shape, out.ndim - 1)),)))
+        if id(bias) in self._weights:
+            found.bias = self._weights[id(bias)][1].name
+        elif added is not None:
+            # What is added is another layer's output, not a bias.
+            base = self.origins.aligned(added, bias.ndim)
+            if base is None or base[0].size != origin.size:
+                self._lose([added], f"what {weight.name} is added to", out)
+            else:
+                self._summed([base[0], origin], [added], name, out.ndim - 1, out)
 
     def _heads(self, tensor: Tensor, heads: int) -> tuple[Labels, ...]:
         return by_head(self.trail(tensor), heads, tensor.shape[-1], 2) if tensor.ndim == 4 else ()
