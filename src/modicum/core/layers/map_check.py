@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -202,4 +202,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         return type(value)(_cast(item, dtype) for item in value)
     if isinstance(value, dict):
         return {key: _cast(item, dtype) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _cast(getattr(value, f.name), dtype)
+                                 for f in fields(value) if f.init})  # fmt: skip
     return value
