@@ -144,7 +144,7 @@ def convnet_map(widths: tuple[int, ...], groups: int) -> ModelMap:
         units = Units("channels", "", count, makers, readers, needed=only)
         channels.append(units)
         convolutions.append(MappedConvolution(f"{name}.conv", norm, place))
-        norms = ()
+        norms: tuple[MappedNorm, ...] = ()
         if norm:
             norms = (MappedNorm(norm, "group", f"{norm}.weight", f"{norm}.bias",
                                 kept="relu uses it too", writer=made[0]),)  # fmt: skip

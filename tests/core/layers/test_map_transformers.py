@@ -128,7 +128,7 @@ def made(kind: str, sizes: dict[str, Any]) -> nn.Module:
         change = normal_(torch.empty_like(parameter), seed=0, name=name, std=0.1)
         with torch.no_grad():
             parameter += change
-    if kind in ("MixtralForCausalLM", "Llama4ForCausalLM"):
+    if kind in ("MixtralForCausalLM", "Llama4ForCausalLM", "GptOssForCausalLM"):
         # The grouped kernel, which is the default, has no float64.
         found.set_experts_implementation("eager")  # type: ignore[operator]
     return found

@@ -106,14 +106,14 @@ def example_of(model: nn.Module) -> Any:
     torch.Size([1, 4])
     """
     weight = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    device, like = weight.device, {"device": weight.device, "dtype": weight.dtype}
+    device = weight.device
     config = getattr(model, "config", None)
     reads = getattr(model, "main_input_name", None)
     tokens = torch.arange(2, 6, device=device)[None]
     if reads == "pixel_values":
         size = getattr(config, "image_size", None) or 64
         sides = (size, size) if isinstance(size, int) else tuple(size)
-        return {reads: torch.ones(1, getattr(config, "num_channels", 3), *sides, **like)}
+        return {reads: weight.new_ones(1, getattr(config, "num_channels", 3), *sides)}
     if reads == "input_ids":
         vocabulary = int(getattr(config, "vocab_size", 6))
         example = {reads: tokens % vocabulary}
@@ -126,9 +126,9 @@ def example_of(model: nn.Module) -> Any:
             return tokens % module.num_embeddings
         if isinstance(module, nn.Conv2d):
             side = getattr(config, "size", 32)
-            return torch.ones(1, module.in_channels, side, side, **like)
+            return weight.new_ones(1, module.in_channels, side, side)
         if isinstance(module, nn.Linear):
-            return torch.ones(1, module.in_features, **like)
+            return weight.new_ones(1, module.in_features)
     raise InputError(
         "gives no example of its input, so its map cannot be found; call `find_map` with one",
         value=type(model).__name__,

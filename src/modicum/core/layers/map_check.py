@@ -31,7 +31,7 @@ _WRONG = "exchanging its units changed what {} computes"
 _ORDER = "each has a part of its own in what is computed around it, as position slopes of heads are"
 
 
-class Calls:
+class KeptCalls:
     """What modules were called with, once, for those that are asked for."""
 
     def __init__(self, model: nn.Module, names: Iterable[str], run: Callable[[], Any]) -> None:
@@ -93,7 +93,7 @@ def signature(units: Units) -> tuple[Any, ...]:
     return units.kind, re.sub(r"\d+", "#", units.name), units.count, units.within, pieces
 
 
-def tried(calls: Calls, units: Units, scaled: Scaled = ()) -> Units | str:
+def tried(calls: KeptCalls, units: Units, scaled: Scaled = ()) -> Units | str:
     """The units with what was found out about them, or why the claim is wrong.
 
     Args:
@@ -126,7 +126,7 @@ def tried(calls: Calls, units: Units, scaled: Scaled = ()) -> Units | str:
 Scaled = tuple[tuple[tuple[MappedSlice, ...], tuple[MappedSlice, ...]], ...]
 
 
-def _scales(calls: Calls, units: Units, scaled: Scaled, before: Tensor) -> bool:
+def _scales(calls: KeptCalls, units: Units, scaled: Scaled, before: Tensor) -> bool:
     """Whether units times numbers in one slice, and divided by them in its partner, change nothing.
 
     Only the first dimension of the slices' grids is scaled alike: a group of heads.
@@ -147,7 +147,7 @@ def _scales(calls: Calls, units: Units, scaled: Scaled, before: Tensor) -> bool:
     return _close(before, calls.output(module, units.name))
 
 
-def _why_needed(calls: Calls, units: Units, inner: Units) -> str:
+def _why_needed(calls: KeptCalls, units: Units, inner: Units) -> str:
     if units.within < 2:
         return "each is the only one of its kind there"
     # Half of them: kernels of mixtures of experts want sizes that are multiples of a power of two.

@@ -11,7 +11,7 @@ from torch import nn
 
 from modicum.core.layers.linear_forms import form_of
 from modicum.core.layers.map_calls import Trace
-from modicum.core.layers.map_check import LARGEST_COPY, Calls, Scaled, signature, tried
+from modicum.core.layers.map_check import LARGEST_COPY, KeptCalls, Scaled, signature, tried
 from modicum.core.layers.map_experts import StackedExperts, experts_of
 from modicum.core.layers.map_labels import Origin
 from modicum.core.layers.map_norms import norm_of
@@ -49,7 +49,7 @@ class MapFinder:
         attentions, mlps = self._attentions(), self._mlps()
         parts: list[Units] = [x.heads for x in attentions] + [x.neurons for x in mlps]
         parts += [claim.mlp.neurons for found in claims.values() for claim in found]
-        self.calls = Calls(self.model, {"", *(units.name for units in parts)}, self.run)
+        self.calls = KeptCalls(self.model, {"", *(units.name for units in parts)}, self.run)
         kept_attentions = [a for x in attentions if (a := self._tried_attention(x)) is not None]
         kept_mlps = [m for x in mlps if (m := self._tried_mlp(x)) is not None]
         for module, found in claims.items():

@@ -100,12 +100,12 @@ class LabelledProducts(LabelledTensors):
         """A product with a parameter, or a view of one."""
         weight = self._weights[id(right)][1]
         sides = (1, 0) if name == "linear" else (0, 1)
-        axes = [_varying(weight, axis) for axis in sides] if right.ndim == 2 else [None, None]
+        axes = _axes(weight) if right.ndim == 2 else None
         trail, added = self.trail(left), self.trail(bias)
-        if axes[0] is None or axes[1] is None:
+        if axes is None:
             self._lose([trail] if trail else [], f"a product with a view of {weight.name}", out)
             return
-        (in_dim, in_places), (out_dim, out_places) = axes[0], axes[1]
+        (in_dim, in_places), (out_dim, out_places) = (axes[side] for side in sides)
         origin = self.origins.new("linear", weight.name, out.shape[-1])
         given = layers_along(trail, left.ndim - 1)
         if trail is not None and not plain(given):
@@ -164,14 +164,22 @@ class LabelledProducts(LabelledTensors):
         self._set(out, Trail((Labels(laid(origin, out.shape, 1)),)))
 
 
-def _varying(weight: WeightView, axis: int) -> tuple[int, Tensor] | None:
-    """Along which dimension of its parameter an axis of a matrix runs, and through which places."""
-    found = []
-    for dim, places in enumerate(weight.places):
-        row = along(places, axis)
-        if row is not None and (len(row) > 1 and not bool((row == row[0]).all())):
-            found.append((dim, row))
-    return found[0] if len(found) == 1 else None
+def _axes(weight: WeightView) -> list[tuple[int, Tensor]] | None:
+    """Along which dimension of its parameter each axis of a matrix runs, through which places."""
+    found: list[dict[int, Tensor]] = [{}, {}]
+    for axis, rows in enumerate(found):
+        for dim, places in enumerate(weight.places):
+            row = along(places, axis)
+            if row is not None and not bool((row == row[0]).all()):
+                rows[dim] = row
+    for one, other in (found, found[::-1]):
+        if not one and len(other) == 1 and len(weight.places) == 2:
+            # An axis of one place runs along the dimension that the other axis leaves.
+            (dim,) = {0, 1} - set(other)
+            one[dim] = weight.places[dim].flatten()[:1]
+    if any(len(rows) != 1 for rows in found):
+        return None
+    return [next(iter(rows.items())) for rows in found]
 
 
 def plain(given: tuple[Labels, ...] | None) -> bool:
