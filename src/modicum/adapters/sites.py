@@ -12,6 +12,7 @@ from torch import nn
 
 from modicum.core.errors import InputError
 from modicum.core.layers import targets as targeting
+from modicum.core.layers.layer_sites import transposed_sizes, weight_users
 from modicum.core.layers.linear_forms import form_of
 from modicum.core.layers.plain_layers import plain_type, why_not_plain
 
@@ -91,10 +92,10 @@ def _site_of(model: nn.Module, name: str, module: nn.Module) -> Site | str | Non
         why = why_not_plain(model, name, like)
         rows, width = module.num_embeddings, module.embedding_dim
         return why or Site(name, "embedding", rows, width, True, _dtype(module))
-    if kind == "Conv1D" and isinstance(getattr(module, "nf", None), int):
-        rows, width = module.get_parameter("weight").shape
+    sides = transposed_sizes(module, plain_type(module))
+    if sides is not None:
         why = why_not_plain(model, name, plain_type(module))
-        return why or Site(name, "linear", rows, width, True, _dtype(module))
+        return why or Site(name, "linear", *sides, True, _dtype(module))
     form = form_of(module)
     if form is None:
         return None
@@ -197,13 +198,10 @@ def _refusal(name: str, why: str) -> InputError:
 
 
 def _refuse_shared(model: nn.Module, sites: Iterable[Site]) -> None:
-    users: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        for weight in _weights(module):
-            users.setdefault(id(weight), []).append(name)
+    users = weight_users(model)
     for site in sites:
         own = _weights(model.get_submodule(site.name))
-        others = [name for weight in own for name in users[id(weight)] if name != site.name]
+        others = [n for weight in own for n, _ in users[id(weight)] if n != site.name]
         if others:
             raise InputError(
                 f"its weight is shared with {others[0]}, so an adapter would change one use and a "

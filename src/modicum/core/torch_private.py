@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import functools
 import locale
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,6 +106,25 @@ def transforms_run() -> bool:
     from torch.autograd import forward_ad
 
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def operators_shown(
+    see: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+) -> AbstractContextManager[Any]:
+    """A context in which each operator that runs is given to `see`, from `_python_dispatch`.
+
+    Args:
+        see: called with the operator, its arguments and keywords; gives what the operator gives.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Shown(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            return see(func, args, kwargs or {})
+
+    return Shown()
 
 
 def default_store() -> Store:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from modicum.core.contracts.run_hooks import PassKind, RunHook
 from modicum.core.errors import InputError
+from modicum.core.layers.layer_sites import convolutions_of
 from modicum.core.layers.saved_tensors import Need, SavedTensors, Shares
 from modicum.core.layers.torch_calls import Call
 from modicum.core.ranks.ranks import Ranks
@@ -39,11 +40,7 @@ class Activations(RunHook):
 
     def __init__(self, policy: ActivationPolicy, model: nn.Module, ranks: Ranks) -> None:
         self.policy, self.model, self.ranks = policy, model, ranks
-        self.layers = [
-            BoundedConvolution(name, module)
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-        ]
+        self.layers = [BoundedConvolution(name, module) for name, module in convolutions_of(model)]
         if not self.layers:
             raise InputError("it compresses what convolutions keep, and this model has none")
         self.step = 0

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, publish_folder, read_json, write_json
+from modicum.core.layers.map import ModelMap
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.layers.recomputing import recomputed
 from modicum.core.random import normal_
 from modicum.core.ranks.sharding import elements_before, own_part, whole
+from modicum.models.layer_maps import convnet_map
 from modicum.models.safetensors_file import read_entries
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -155,6 +157,11 @@ class ConvNet(nn.Module):
             again = self.recompute and torch.is_grad_enabled()
             x = recomputed(block, x) if again else block(x)
         return self.head(x.mean((2, 3)))
+
+    def layer_map(self) -> ModelMap:
+        """The map of this model."""
+        config = self.config
+        return convnet_map(config.widths, config.groups if config.norm == "group" else 0)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> ConvNet:

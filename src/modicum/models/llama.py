@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from modicum.core.errors import InputError
 from modicum.core.layers.form_layer import FormLayer
-from modicum.core.layers.linear_forms import frozen_linears, own_rows, write_weight
+from modicum.core.layers.linear_forms import form_of, frozen_linears, own_rows, write_weight
+from modicum.core.layers.map import ModelMap, find_map
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.layers.recomputing import recomputed
 from modicum.core.random import normal_
 from modicum.core.ranks.sharding import elements_before, own_part
 from modicum.models.config import ModelConfig
+from modicum.models.layer_maps import llama_map
 from modicum.models.mixers import MIXERS
 from modicum.models.mlps import MLPS
 from modicum.models.rope import Sequence, describe
@@ -167,6 +169,12 @@ class Llama(nn.Module):
     def weights_read(self) -> tuple[str, ...]:
         """Layers whose weight is used without calling them: embeddings that make the logits too."""
         return ("model.embed_tokens",) if self.lm_head is None else ()
+
+    def layer_map(self) -> ModelMap:
+        """The map of this model: of dense layers by its configuration, of others found."""
+        dense = {type(m) for m in self.modules() if form_of(m) is not None} <= {nn.Linear}
+        known = (self.config.mixer, self.config.mlp) == ("attention", "swiglu")
+        return llama_map(self.config) if dense and known else find_map(self)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states [..., width] to logits [..., vocabulary]."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from modicum.core.errors import InputError
 from modicum.core.layers import targets as targeting
+from modicum.core.layers.layer_sites import transposed_sizes, weight_users
 from modicum.core.layers.plain_layers import why_not_plain
 
 
@@ -46,10 +47,8 @@ def layer_of(name: str, module: nn.Module, names: tuple[str, ...] = ()) -> Dense
     """
     if type(module) is nn.Linear:
         return DenseLayer(name, module.in_features, module.out_features, False, names)
-    if type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int):
-        rows, columns = module.get_parameter("weight").shape
-        return DenseLayer(name, rows, columns, True, names)
-    return None
+    sizes = transposed_sizes(module)
+    return None if sizes is None else DenseLayer(name, *sizes, True, names)
 
 
 def all_layers(model: nn.Module) -> dict[str, DenseLayer]:
@@ -108,12 +107,10 @@ def untied(model: nn.Module, layers: list[DenseLayer]) -> list[DenseLayer]:
     Raises:
         InputError: one does.
     """
-    users: dict[int, int] = {}
-    for module in model.modules():
-        if isinstance(weight := module._parameters.get("weight"), Tensor):
-            users[id(weight)] = users.get(id(weight), 0) + 1
+    users = weight_users(model)
     for layer in layers:
-        if users[id(model.get_submodule(layer.name).weight)] > 1:
+        weight = model.get_submodule(layer.name).get_parameter("weight")
+        if len({id(module) for _, module in users[id(weight)]}) > 1:
             raise InputError(
                 "its weight is used by another layer too; untie the weights, or exclude this layer",
                 field="targets",

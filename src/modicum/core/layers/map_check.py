@@ -1,0 +1,208 @@
+"""What a map says of units, tried on a copy of the module around them.
+
+The copy has random weights in float64, so that no zero of a fresh model makes a wrong claim pass.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modicum.core.errors import ModicumError
+from modicum.core.layers.map_calls import tensors
+from modicum.core.layers.map_edits import exchange, remove, silence, tensor_of, within_module
+from modicum.core.layers.map_parts import MappedSlice, Units
+from modicum.core.random import normal_, uniform_
+
+# Modules may round to float32 inside. What is wrong differs by far more.
+_CLOSE = 1e-4
+LARGEST_COPY = 1 << 27
+"""Elements of a model above which its stream and channels are not tried on a copy of all of it."""
+
+_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, ModicumError)
+_WRONG = "exchanging its units changed what {} computes"
+_ORDER = "each has a part of its own in what is computed around it, as position slopes of heads are"
+
+
+class KeptCalls:
+    """What modules were called with, once, for those that are asked for."""
+
+    def __init__(self, model: nn.Module, names: Iterable[str], run: Callable[[], Any]) -> None:
+        self.model = model
+        self.dtype = torch.float64
+        self._kept: dict[str, tuple[Any, Any]] = {}
+        wanted = set(names)
+        handles = [
+            model.get_submodule(name).register_forward_pre_hook(
+                partial(self._note, name), with_kwargs=True
+            )
+            for name in wanted
+        ]
+        try:
+            with torch.no_grad():
+                run()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _note(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._kept.setdefault(name, _cast((args, kwargs), torch.float64))
+
+    def copy_of(self, name: str) -> nn.Module:
+        """A copy of the module `name` with random weights in `dtype`, on the CPU."""
+        module = self.model.get_submodule(name)
+        if any(t.is_meta for t in module.parameters()):
+            module = copy.deepcopy(module).to_empty(device="cpu")
+        else:
+            module = copy.deepcopy(module).cpu()
+        module = module.to(self.dtype)
+        for path, parameter in module.named_parameters():
+            _fill(parameter, path)
+        for path, buffer in module.named_buffers():
+            if path.endswith("running_mean"):
+                normal_(buffer, seed=0, name=path, std=1.0)
+            elif path.endswith("running_var"):
+                uniform_(buffer, 0.5, 2.0, seed=0, name=path)
+        return module
+
+    @torch.no_grad()
+    def output(self, module: nn.Module, name: str) -> Tensor:
+        """What a copy of the module `name` gives for what that was called with."""
+        args, kwargs = _cast(self._kept[name], self.dtype)
+        return next(t for t in tensors(module(*args, **kwargs)) if t.is_floating_point())
+
+    def has(self, name: str) -> bool:
+        """Whether the module was called."""
+        return name in self._kept
+
+
+def signature(units: Units) -> tuple[Any, ...]:
+    """What units of blocks of the same kind have in common: the slices, without block numbers."""
+
+    def general(piece: MappedSlice) -> MappedSlice:
+        return replace(piece, tensor=re.sub(r"\d+", "#", piece.tensor))
+
+    pieces = tuple(general(piece) for piece in units.slices)
+    return units.kind, re.sub(r"\d+", "#", units.name), units.count, units.within, pieces
+
+
+def tried(calls: KeptCalls, units: Units, scaled: Scaled = ()) -> Units | str:
+    """The units with what was found out about them, or why the claim is wrong.
+
+    Args:
+        scaled: slices whose rows can be scaled against each other's unit by unit, which holds
+            also where units have an order: pairs of slices that multiply each other.
+    """
+    if not calls.has(units.name):
+        return "the module around it was not called"
+    inner = within_module(units, units.name)
+    for calls.dtype in (torch.float64, torch.float32):  # some kernels have no float64
+        try:
+            module = calls.copy_of(units.name)
+            before = calls.output(module, units.name)
+            break
+        except _FAILURES as error:
+            problem = str(error).splitlines()[0][:120]
+    else:
+        return f"a copy of {units.name} could not be run: {problem}"
+    if not units.order_matters:
+        exchange(module, inner, _order(units))
+        after = calls.output(module, units.name)
+        if not _close(before, after):
+            if not scaled or not _scales(calls, units, scaled, before):
+                return _WRONG.format(units.name or "the model")
+            units = replace(units, order_matters=_ORDER)
+    needed = units.needed or _why_needed(calls, units, inner)
+    return replace(units, needed=needed, checked=True)
+
+
+Scaled = tuple[tuple[tuple[MappedSlice, ...], tuple[MappedSlice, ...]], ...]
+
+
+def _scales(calls: KeptCalls, units: Units, scaled: Scaled, before: Tensor) -> bool:
+    """Whether units times numbers in one slice, and divided by them in its partner, change nothing.
+
+    Only the first dimension of the slices' grids is scaled alike: a group of heads.
+    """
+    module = calls.copy_of(units.name)
+    prefix = f"{units.name}." if units.name else ""
+    for one, other in scaled:
+        factors = 1.5 + torch.arange(one[0].shape[0], dtype=torch.float64) / one[0].shape[0]
+        for pieces, times in ((one, factors), (other, 1 / factors)):
+            for piece in pieces:
+                tensor = tensor_of(module, piece.tensor.removeprefix(prefix))
+                scale = torch.ones(tensor.shape[piece.dim], dtype=torch.float64)
+                places = piece.places().reshape(len(times), -1)
+                scale[places] = times[:, None].expand(places.shape)
+                shape = [-1 if d == piece.dim else 1 for d in range(tensor.ndim)]
+                with torch.no_grad():
+                    tensor.mul_(scale.reshape(shape))
+    return _close(before, calls.output(module, units.name))
+
+
+def _why_needed(calls: KeptCalls, units: Units, inner: Units) -> str:
+    if units.within < 2:
+        return "each is the only one of its kind there"
+    # Half of them: kernels of mixtures of experts want sizes that are multiples of a power of two.
+    runs = range(0, units.count, units.within)
+    which = [start + place for start in runs for place in range(units.within // 2)]
+    zeroed = calls.copy_of(units.name)
+    silence(zeroed, inner, which)
+    smaller = calls.copy_of(units.name)
+    try:
+        remove(smaller, inner, which)
+        after = calls.output(smaller, units.name)
+    except _FAILURES as error:
+        return f"without some the forward pass fails: {str(error).splitlines()[0][:120]}"
+    if not _close(calls.output(zeroed, units.name), after):
+        return "without some the others are computed in another way"
+    return ""
+
+
+def _order(units: Units) -> Tensor:
+    """Each run of units that may be exchanged, turned by one and its first two swapped."""
+    run = torch.arange(units.within).roll(1)
+    if units.within > 2:
+        run[[0, 1]] = run[[1, 0]]
+    return torch.cat([run + start for start in range(0, units.count, units.within)])
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or not bool(one.isfinite().all()):
+        return False
+    return float((one - other).abs().max()) <= _CLOSE * float(one.abs().max())
+
+
+def _fill(parameter: nn.Parameter, name: str) -> None:
+    with torch.no_grad():
+        if parameter.ndim < 2:
+            around = 0.0 if "bias" in name.rpartition(".")[2] else 1.0
+            normal_(parameter, seed=0, name=name, std=0.3).add_(around)
+        else:
+            width = parameter[0].numel() if parameter.ndim != 3 else parameter.shape[-1]
+            normal_(parameter, seed=0, name=name, std=width**-0.5)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Copies of tensors on the CPU, floating ones in `dtype`; of a meta tensor random ones."""
+    if isinstance(value, Tensor):
+        if value.is_meta:
+            new = torch.zeros(value.shape, dtype=value.dtype, device="cpu")
+            value = normal_(new, seed=0, name="input", std=1.0) if new.is_floating_point() else new
+        value = value.detach().cpu().clone()
+        return value.to(dtype) if value.is_floating_point() else value
+    if type(value) in (list, tuple):
+        return type(value)(_cast(item, dtype) for item in value)
+    if isinstance(value, dict):
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _cast(getattr(value, f.name), dtype)
+                                 for f in fields(value) if f.init})  # fmt: skip
+    return value
