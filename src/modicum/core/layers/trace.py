@@ -13,108 +13,32 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from modicum.core.machine.kernels import Convolution, product_scratch
+from modicum.core.layers.trace_moves import (
+    OUTSIDE,
+    Gradient,
+    Pass,
+    Release,
+    TracedPart,
+    TracedPass,
+    change,
+    flops_of,
+    ordered,
+    scratch_of,
+)
 from modicum.core.torch_private import fake_tensors, running_operations, storage_address
 
-OUTSIDE = ""
-"""The name of a part that is in no block."""
-_PRODUCTS = ("mm", "addmm")
-_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+RowsGiven = Callable[[str, tuple[int, ...]], int]
+"""Says how many rows an operation gives, by its name and the shape of what it reads."""
 _DATA_DECIDES = ("nonzero", "_local_scalar_dense")
 _COPIES = ("new_empty_strided", "clone")
+_GROUPED = "_grouped_mm"
 _DEVICE = torch.ops.prim.device.default
-Pass = Literal["forward", "backward"]
-
-
-class Product(NamedTuple):
-    """One of a linear layer's three products in bf16: of so many features in and out."""
-
-    made: Literal["forward", "inputs", "weight"]
-    inputs: int
-    outputs: int
-
-    def scratch(self, rows: int) -> int:
-        """Bytes on this machine, with this process's threads."""
-        found = product_scratch(rows, self.inputs, self.outputs, half=True)
-        return int(getattr(found, self.made))
-
-
-class Convolved(NamedTuple):
-    """A convolution, or the gradients that are wanted of input, weight and bias."""
-
-    call: Convolution
-    wanted: tuple[bool, ...] = ()
-
-    def scratch(self, rows: int) -> int:
-        """Bytes on this machine, with this process's threads."""
-        return self.call.scratch(rows, self.wanted)
-
-
-class Scratch(NamedTuple):
-    """What a kernel works in while it runs."""
-
-    kernel: Product | Convolved
-    rows: int
-
-    @property
-    def bytes(self) -> int:
-        """On this machine."""
-        return self.kernel.scratch(self.rows)
-
-
-class Gradient(NamedTuple):
-    """A parameter's gradient is there; added to one that is there already, it ends here.
-
-    Attributes:
-        bytes: of the gradient.
-        copied: whether the last move was its copy, which is not made where gradients add up.
-    """
-
-    bytes: int
-    copied: bool
-
-
-class Release(NamedTuple):
-    """A storage ends.
-
-    Attributes:
-        bytes: of it.
-        block: in whose part it was made, or `OUTSIDE`.
-        number: how many storages were made before it.
-    """
-
-    bytes: int
-    block: str
-    number: int = 0
-
-
-Move = int | Release | Scratch | Gradient
-"""Bytes of a storage that comes; one that goes; or something about a moment."""
-
-
-@dataclass
-class TracedPart:
-    """What happens from one border of blocks to the next.
-
-    Attributes:
-        block: the name of the block that ran; `OUTSIDE` for what no block holds.
-        during: the pass, forward or backward.
-        moves: in order.
-        flops: of matrix products, an attention's counted as PyTorch's counter does in its
-            plain form.
-    """
-
-    block: str
-    during: Pass
-    moves: list[Move] = field(default_factory=list)
-    flops: int = 0
 
 
 class ByteTrace:
@@ -128,7 +52,7 @@ class ByteTrace:
     [[4000, Release(bytes=4000, block='', number=0)]]
     """
 
-    def __init__(self, rows: Callable[[str, tuple[int, ...]], int] | None = None) -> None:
+    def __init__(self, rows: RowsGiven | None = None) -> None:
         self._next = TracedPart(OUTSIDE, "forward")
         self.parts = [self._next]
         self._live: dict[int, weakref.ref[Any]] = {}
@@ -168,7 +92,7 @@ class ByteTrace:
             return operation(*args)
         if self._next is not self.parts[-1]:
             self.parts.append(self._next)
-        made = self._guessed(operation, args) if self._rows else None
+        made = self._replaced(operation, args)
         if made is None:
             made = operation(*args, **kwargs)
         part = self.parts[-1]
@@ -184,14 +108,20 @@ class ByteTrace:
                     self._made += 1
                     self._live[address] = weakref.ref(storage, end)
                     self._last = operation.overloadpacket.__name__
-        if (scratch := _scratch(operation, args)) is not None:
+        if (scratch := scratch_of(operation, args)) is not None:
             part.moves.append(scratch)
-        part.flops += _flops(operation, args, kwargs, made)
+        part.flops += flops_of(operation, args, kwargs, made)
         return made
 
-    def _guessed(self, operation: Any, args: tuple[Any, ...]) -> Any:
-        """What an operation gives whose result the data decides; None: no data decides."""
+    def _replaced(self, operation: Any, args: tuple[Any, ...]) -> Any:
+        """What an operation gives that fake tensors cannot run; None: they can."""
         name = operation.overloadpacket.__name__
+        if name == _GROUPED and args[0].dtype != torch.bfloat16:  # of which only CPUs have a kernel
+            left, right, groups = args[0], args[1], args[2]
+            sizes: tuple[int, ...] = (left.shape[-2], right.shape[-1])
+            if left.dim() == right.dim():
+                sizes = (groups.shape[0] if left.dim() == 2 else left.shape[0], *sizes)
+            return left.new_empty(sizes)
         if self._rows is None or name not in _DATA_DECIDES:
             return None
         shape = tuple(args[0].shape)
@@ -212,64 +142,6 @@ class ByteTrace:
         self.parts[-1].moves.append(Gradient(size, self._last in _COPIES))
 
 
-def _scratch(operation: Any, args: tuple[Any, ...]) -> Scratch | None:
-    """What the kernel of an operation on the CPU works in, where that is known to be much."""
-    name = operation.overloadpacket.__name__
-    if name in _PRODUCTS:
-        left, right = args[-2:] if name == "mm" else args[1:3]
-        if left.dtype == torch.bfloat16 and left.device.type == "cpu":
-            return _product(left, right)
-    elif name == "convolution" and args[0].device.type == "cpu" and not args[6]:
-        return _convolved(args[0], args[1], args[3:])
-    elif name == "convolution_backward" and args[1].device.type == "cpu" and not args[7]:
-        return _convolved(args[1], args[2], args[4:], wanted=tuple(args[10]))
-    return None
-
-
-def _product(left: Tensor, right: Tensor) -> Scratch:
-    rows, inner = left.shape
-    columns: int = right.shape[1]
-    if left.stride(0) == 1 and inner > 1 and not left.is_contiguous():
-        return Scratch(Product("weight", columns, rows), inner)  # gradient^T x
-    if right.stride(0) == 1 and not right.is_contiguous():
-        return Scratch(Product("forward", inner, columns), rows)  # x W^T
-    return Scratch(Product("inputs", columns, inner), rows)  # gradient W
-
-
-def _convolved(
-    images: Tensor, weight: Tensor, how: tuple[Any, ...], wanted: tuple[bool, ...] = ()
-) -> Scratch | None:
-    sides, kernel = tuple(images.shape[2:]), tuple(weight.shape[2:])
-    stride, padding, dilation = ((*each,) for each in how[:3])
-    half = images.dtype == torch.bfloat16
-    if not 1 <= len(sides) <= 3 or not (half or images.dtype == torch.float32):
-        return None
-    call = Convolution(
-        images.shape[1], weight.shape[0], sides, kernel, stride, padding, dilation, how[5], half
-    )
-    return Scratch(Convolved(call, wanted), images.shape[0])
-
-
-def _flops(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> int:
-    packet = operation.overloadpacket
-    if packet.__name__ == _ATTENTION:
-        return int(sdpa_flop_count(*(tensor.shape for tensor in args[:3])))
-    if packet.__name__ == f"{_ATTENTION}_backward":  # four products where forward has two
-        return 2 * int(sdpa_flop_count(*(tensor.shape for tensor in args[1:4])))
-    if packet.__name__ == "addmm_":  # the counter knows the form that is not in place
-        return 2 * args[1].numel() * args[2].shape[1]
-    formula = flop_registry.get(packet)
-    return int(formula(*args, **kwargs, out_val=made)) if formula else 0
-
-
-@dataclass(frozen=True)
-class TracedPass:
-    """One batch's way through a model: the bytes of the batch itself, and the parts in order."""
-
-    batch_bytes: int
-    parts: tuple[TracedPart, ...]
-
-
 def trace_pass(
     model: nn.Module,
     lists: Iterable[Mapping[str, nn.Module]],
@@ -278,7 +150,7 @@ def trace_pass(
     *,
     device: torch.device | str = "cpu",
     backward: bool = True,
-    rows: Callable[[str, tuple[int, ...]], int] | None = None,
+    rows: RowsGiven | None = None,
 ) -> TracedPass:
     """Run `loss(model, batch())` and its backward pass on tensors without memory.
 
@@ -305,7 +177,7 @@ def trace_pass(
         with trace.following(), torch.device(device):
             trace.known([*model.parameters(), *model.buffers()])
             made = batch()
-            size = sum(_change(move) for move in trace.parts[0].moves)
+            size = sum(change(move) for move in trace.parts[0].moves)
             trace.parts[0].moves.clear()
             with torch.set_grad_enabled(backward):
                 for each in lists:
@@ -317,7 +189,7 @@ def trace_pass(
                             parameter.register_post_accumulate_grad_hook(trace.arrived)
                     trace.begin(OUTSIDE, "backward")
                     total.backward()
-            parts = tuple(replace(part, moves=_ordered(part.moves)) for part in trace.parts)
+            parts = tuple(replace(part, moves=ordered(part.moves)) for part in trace.parts)
     return TracedPass(size, parts)
 
 
@@ -388,32 +260,6 @@ def _when_differentiated(values: Any, then: Callable[[Tensor], None]) -> None:
         if tensor.requires_grad and not tensor.is_leaf:
             tensor.register_hook(then)
             return
-
-
-def _ordered(moves: list[Move]) -> list[Move]:
-    """The moves, with storages that end at once in the order in which they were made.
-
-    Autocast lets go of its copies in the order of their addresses.
-    """
-    found: list[Move] = []
-    ends: list[Release] = []
-    for move in moves:
-        if isinstance(move, Release):
-            ends.append(move)
-            continue
-        found += [*sorted(ends, key=_number), move]
-        ends = []
-    return found + sorted(ends, key=_number)
-
-
-def _number(end: Release) -> int:
-    return end.number
-
-
-def _change(move: Move) -> int:
-    if isinstance(move, int):
-        return move
-    return -move.bytes if isinstance(move, Release) else 0
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
