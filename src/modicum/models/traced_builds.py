@@ -56,8 +56,13 @@ def decoder(
 
     def loss(model: Llama, batch: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
         with _autocast(device, half):
-            scores = model(batch[0], batch[2]).flatten(0, 1).float()
-            return F.cross_entropy(scores, batch[1].flatten(), ignore_index=-100, reduction="sum")
+            logits = model(batch[0], batch[2])  # held until the loss is there, as a run does
+            return F.cross_entropy(
+                logits.flatten(0, 1).float(),
+                batch[1].flatten(),
+                ignore_index=-100,
+                reduction="sum",
+            )
 
     dtype = "bfloat16" if half else "float32"
     return TracedModel(model, batch, loss, blocks=model.blocks, device=device, dtype=dtype)
