@@ -26,8 +26,8 @@ from modicum.models.block_kinds import block_lists, shortened
 from modicum.models.traced_moves import PassMoves, PlayedPart, played
 
 _GENERATOR_BYTES = 5056  # the state of torch's generator, which a recomputed block restores
-Batch = Callable[[int], Any]
-Loss = Callable[[Any, Any], Tensor]
+MakesBatch = Callable[[int], Any]
+SumOfLosses = Callable[[Any, Any], Tensor]
 
 
 class TracedLedgers(ABC):
@@ -111,8 +111,8 @@ class TracedModel(TracedLedgers):
     def __init__(
         self,
         model: nn.Module,
-        batch: Batch,
-        loss: Loss,
+        batch: MakesBatch,
+        loss: SumOfLosses,
         *,
         blocks: Iterable[nn.Module] = (),
         device: torch.device | str = "cpu",
@@ -223,8 +223,8 @@ def experts_of(model: nn.Module) -> tuple[int, int] | None:
 
 def traced_ledger(
     model: nn.Module,
-    batch: Batch,
-    loss: Loss,
+    batch: MakesBatch,
+    loss: SumOfLosses,
     sequences: int,
     *,
     micro_batches: int = 1,

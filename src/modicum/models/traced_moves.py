@@ -149,7 +149,7 @@ class PlayedPass:
     flops: tuple[int, int]
 
 
-class Run(NamedTuple):
+class PlayedRun(NamedTuple):
     """Bytes that a part leaves, and at most has, beyond what is there when it begins."""
 
     net: int
@@ -204,7 +204,7 @@ def played(parts: list[PlayedPart], *, accumulated: bool = False) -> PlayedPass:
     )  # fmt: skip
 
 
-def _run(part: TracedPart, count: int, counts: dict[str, int], *, accumulated: bool) -> Run:
+def _run(part: TracedPart, count: int, counts: dict[str, int], *, accumulated: bool) -> PlayedRun:
     """Play a part `count` times.
 
     What outside of blocks ends of a block's ends for all blocks that this one counts for; what a
@@ -233,7 +233,7 @@ def _run(part: TracedPart, count: int, counts: dict[str, int], *, accumulated: b
 
     end, peak = play(True)
     if count == 1:
-        return Run(end, peak)
+        return PlayedRun(end, peak)
     net, first = play(False)
     before = (count - 1) * net
-    return Run(before + end, max(first, before - net + first, before + peak))
+    return PlayedRun(before + end, max(first, before - net + first, before + peak))
