@@ -216,27 +216,32 @@ def plan(size: str) -> dict[str, Any]:
         root, *blocks = (Group(tuple(shapes)) for shapes in parts.values())
         return GatheredGroups(root, tuple(blocks), Layout(shards=RANKS))
 
-    def seconds(of: Callable[[], object]) -> float:
-        began = time.perf_counter()
+    def seconds(of: Callable[[], object]) -> dict[str, float]:
+        """Of the clock, and of processors, which a busy machine hardly changes."""
+        began, spent = time.perf_counter(), sum(os.times()[:4])
         of()
-        return time.perf_counter() - began
+        return {"clock": time.perf_counter() - began, "processors": sum(os.times()[:4]) - spent}
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         # What kernels take as scratch is this machine's, and measured once for all plans.
-        request.here().ledger(1)
+        planned(StoredLedgers(request))
+        first = seconds(lambda: planned(request.here()))
         with TensorMeter("cpu") as meter:
             here = seconds(lambda: planned(request.here()))
+        request.file.unlink()
         apart = seconds(lambda: planned(StoredLedgers(request)))
         warm = seconds(lambda: planned(StoredLedgers(request)))
     return {
         "size": size,
         "ranks": RANKS if size == "70B" else 1,
+        "seconds_here_first": first,  # with the modules that fake tensors load
         "seconds_here": here,
         "seconds_by_another_process": apart,
         "seconds_warm": warm,
         "allocated_bytes": meter.peak,
         "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0],
     }
 
 

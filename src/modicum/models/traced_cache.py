@@ -31,6 +31,7 @@ from modicum.models.traced_moves import PassMoves
 _FORMAT = 1
 _LIMIT_SECONDS = 600
 _PACKAGES = ("core", "linears", "adapters", "models", "tasks")
+_USUAL = ([False, True, 0], [False, False, 0], [True, True, 0])
 _LIBRARIES = ("torch", "transformers")
 _START = (
     "import json, sys; given = json.loads(sys.argv[1]); "
@@ -123,9 +124,9 @@ class StoredLedgers(TracedLedgers):
         known = _read(file)
         if name in known and _usable(known[name]):
             return cast(dict[str, Any], known[name])
-        wanted = [[recompute, backward, sequences]]
-        if not known:  # the evaluation's is always asked for next
-            wanted += [[False, False, 0]]
+        wanted: list[list[Any]] = [[recompute, backward, sequences]]
+        if not known:  # others are asked for next, and to start a process takes longest
+            wanted += [each for each in _USUAL if each != wanted[0]]
         made = _traced_apart(self._request, wanted)
         with suppress(OSError, InputError):  # traced again next time, then
             file.parent.mkdir(parents=True, exist_ok=True)
