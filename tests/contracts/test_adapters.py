@@ -31,7 +31,7 @@ def test_a_broken_plugin_is_found_wanting_and_told_why() -> None:
     (record,) = read_file(PLUGINS / "broken.py")
     results = {result.name: result for result in run_battery(record, cheap_only=True)}
     wanting = {name for name, result in results.items() if not result.passed}
-    assert wanting >= {"merged_equals_unmerged", "parameters_and_bytes", "work", "dropout"}
+    assert wanting >= {"merged_equals_unmerged", "parameters_and_bytes", "work", "dropout", "trace"}
     assert "merged model computes something else" in results["merged_equals_unmerged"].message
     assert "PyTorch counts" in results["work"].message
     assert results["starts_as_the_base"].passed

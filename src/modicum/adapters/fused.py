@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.adapters.adapted_layer import AdaptedLayer
-from modicum.core.torch_private import transforms_run
+from modicum.core.torch_private import is_plain_parameter, transforms_run
 
 
 class _FrozenLinearPlusLowRank(torch.autograd.Function):
@@ -69,7 +69,7 @@ def fusible(base: Callable[[Tensor], Tensor], inputs: Tensor, a: Tensor) -> nn.L
         return None
     if layer.plain_type.forward is not nn.Linear.forward or layer.patched is not None:
         return None
-    if type(layer.weight) is not nn.Parameter or layer.weight.requires_grad:
+    if not is_plain_parameter(layer.weight) or layer.weight.requires_grad:
         return None
     bias: Tensor | None = layer.bias
     if bias is not None and bias.requires_grad:

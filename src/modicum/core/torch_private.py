@@ -101,6 +101,43 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
 # Which part of torch runs
 
 
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Tensors that are made in here have shapes, strides, a device, and no memory.
+
+    By `FakeTensorMode`; real tensors that meet them are taken for fake ones.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def is_plain_parameter(tensor: object) -> bool:
+    """Whether it is a parameter of PyTorch's own class, real or fake, and of no library's."""
+    fake = type(tensor).__module__ == "torch._subclasses.fake_tensor"
+    return type(tensor) is nn.Parameter or (fake and isinstance(tensor, nn.Parameter))
+
+
+@contextmanager
+def running_operations(run: Callable[..., Any]) -> Iterator[None]:
+    """Have every operation of ATen in here run by `run(operation, arguments, keywords)`.
+
+    It sees what autograd and autocast have made of a program, backward passes too, and calls the
+    operation itself. By `TorchDispatchMode`.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Running(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return run(func, args, kwargs or {})
+
+    with Running():
+        yield
+
+
 def transforms_run() -> bool:
     """Whether one of `torch.func`'s transforms, or forward-mode differentiation, is at work."""
     from torch.autograd import forward_ad

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from modicum.core.contracts.method import Against, Info
+from modicum.core.layers.dense_layers import all_layers
+from modicum.core.layers.form_plan import FormPlan
 from modicum.linears.base import LinearMethod
 
 
@@ -31,3 +35,7 @@ class Dense(LinearMethod):
         evidence="verified against code",
         against=Against("baseline"),
     )
+
+    def plan(self, model: nn.Module, within: FormPlan | None = None) -> FormPlan:
+        # Of a model that was compressed, no layer may be dense any more.
+        return super().plan(model, within) if all_layers(model) else within or FormPlan()

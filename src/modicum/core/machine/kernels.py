@@ -8,7 +8,8 @@ rows, once a machine.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +53,42 @@ def convolution_bytes(
         a + (b - a) * (rows - first) // first for a, b in zip(one, two, strict=True)
     )
     return forward, backward
+
+
+class Convolution(NamedTuple):
+    """A convolution of any kind over one to three dimensions; sides are the input's."""
+
+    inputs: int
+    outputs: int
+    sides: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    half: bool
+
+    def scratch(self, rows: int, wanted: tuple[bool, ...] = ()) -> int:
+        """Bytes that it works in beyond what goes in and what comes out, with so many rows.
+
+        Args:
+            rows: of the input.
+            wanted: which gradients are computed, of input, weight and bias; none: it runs forward.
+
+        >>> sides, one, none = (8, 8), (1, 1), (0, 0)
+        >>> patches = Convolution(3, 4, sides, (4, 4), (4, 4), none, one, 1, False)
+        >>> patches.scratch(2) >= 0
+        True
+        """
+        if rows <= _ROWS:
+            return self._tried(rows, wanted)
+        each = self.inputs * math.prod(self.sides) * (2 if self.half else 4)
+        first = max(2, min(_ROWS, _MOST_BYTES // (4 * each)))
+        one, two = self._tried(first, wanted), self._tried(2 * first, wanted)
+        return one + (two - one) * (rows - first) // first
+
+    def _tried(self, rows: int, wanted: tuple[bool, ...]) -> int:
+        return _scratch_of(self, rows, wanted, torch.get_num_threads())
 
 
 class ProductScratch(NamedTuple):
@@ -117,6 +154,30 @@ def _multiplied(rows: int, inputs: int, outputs: int, threads: int) -> ProductSc
         return found
 
     return ProductScratch(*remembered(f"product {rows} {inputs} {outputs}", measure))
+
+
+@functools.cache
+def _scratch_of(call: Convolution, rows: int, wanted: tuple[bool, ...], threads: int) -> int:
+    def measure() -> list[int]:
+        dtype = torch.bfloat16 if call.half else torch.float32
+        weights = (call.outputs, call.inputs // call.groups, *call.kernel)
+        sizes = ((rows, call.inputs, *call.sides), weights, (call.outputs,))
+        given = [torch.ones(size, dtype=dtype) for size in sizes]
+        run: Any = (F.conv1d, F.conv2d, F.conv3d)[len(call.sides) - 1]
+        how = (call.stride, call.padding, call.dilation, call.groups)
+        for tensor, takes in zip(given, wanted, strict=False):
+            tensor.requires_grad_(takes)
+        with torch.set_grad_enabled(any(wanted)):
+            with TensorMeter("cpu") as meter:
+                results = [run(*given, *how)]
+            if any(wanted):
+                gradient = torch.ones_like(results[0])
+                takers = [tensor for tensor in given if tensor.requires_grad]
+                with TensorMeter("cpu") as meter:
+                    results = list(torch.autograd.grad(results[0], takers, gradient))
+        return [max(0, (meter.peak or 0) - sum(tensor.nbytes for tensor in results))]
+
+    return remembered(f"scratch {rows} {tuple(call)} {wanted}", measure)[0]
 
 
 def _convolution(*arguments: int) -> tuple[int, int]:

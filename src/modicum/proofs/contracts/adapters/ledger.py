@@ -48,7 +48,7 @@ def check_parameters_and_bytes(subject: AdapterSubject) -> None:
         for module in (adapter.shared, *(layer for _, layer in adapter.layers()))
         for tensor in (*module.parameters(), *module.buffers())
     ]
-    said, found = _ledger(adapter).bytes("weight"), tensor_bytes(kept)
+    said, found = adapter_ledger(adapter).bytes("weight"), tensor_bytes(kept)
     assert said == found, f"the ledger says {said} bytes of weights, there are {found}"
 
 
@@ -58,7 +58,7 @@ def check_work(subject: AdapterSubject) -> None:
     base = _flops(llama(), frozen=True)
     model = llama()
     adapter = attached(subject, model)
-    adapted, said = _flops(model), _ledger(adapter)
+    adapted, said = _flops(model), adapter_ledger(adapter)
     for phase, counted, before in zip(("forward", "backward"), adapted, base, strict=True):
         extra, predicted = counted - before, said.flops(phase)
         assert extra == predicted, (
@@ -74,7 +74,7 @@ def check_activations(subject: AdapterSubject) -> None:
         model = create(DEEP, seed=0)
         full = _saved(model)
         adapter = attached(subject, model, dropout=dropout)
-        predicted = _saved_said(adapter) - _saved_said(None)
+        predicted = saved_said(adapter) - saved_said(None)
         measured = _saved(model) - full
         assert abs(measured - predicted) <= 0.05 * full, (
             f"with dropout {dropout} the ledger says {predicted:+} bytes against full training's "
@@ -82,7 +82,8 @@ def check_activations(subject: AdapterSubject) -> None:
         )
 
 
-def _ledger(adapter: AttachedAdapter) -> Ledger:
+def adapter_ledger(adapter: AttachedAdapter) -> Ledger:
+    """What an adapter says that it spends, all its sites together."""
     method, sites = adapter.method, list(adapter.sites.values())
     each = [method.ledger(AdapterQuery(site, SHAPE)) for site in sites]
     return Ledger.sum([*each, method.shared_ledger(sites)])
@@ -95,7 +96,7 @@ def _flops(model: Llama, *, frozen: bool = False) -> tuple[int, int]:
     """
     if frozen:
         model.requires_grad_(False)
-    hook = model.model.embed_tokens.register_forward_hook(_needs_gradient)
+    hook = model.model.embed_tokens.register_forward_hook(needs_gradient)
     counted = []
     with sdpa_kernel(SDPBackend.MATH):
         # The counter knows `addmm` and not its in-place form, which does the same work.
@@ -114,7 +115,8 @@ def _product_in_place(_: Any, left: Sequence[int], right: Sequence[int], **__: A
     return 2 * left[0] * left[1] * right[1]
 
 
-def _needs_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def needs_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    """A hook behind which gradients flow."""
     if not output.requires_grad:
         output.requires_grad_()
 
@@ -126,7 +128,7 @@ def _saved(model: Llama) -> int:
     return saved.total
 
 
-def _saved_said(adapter: AttachedAdapter | None) -> int:
+def saved_said(adapter: AttachedAdapter | None) -> int:
     """The same by arithmetic: of full training, or of the frozen model with an adapter."""
     adapted = None
     if adapter is not None:
