@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,12 @@ def test_lu_gives_the_weight_back_in_its_order(shape: tuple[int, int], tmp_path:
             assert lower.abs().max() <= 1
 
 
+def _forbidden(*_: object) -> None:
+    raise PermissionError
+
+
 def test_a_damaged_file_is_made_anew_and_a_place_that_cannot_be_written_costs_nothing(
-    weight: Tensor, tmp_path: Path
+    weight: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with bases_kept_in(tmp_path / "model"):
         expected = kept_svd(weight, 4)
@@ -66,6 +71,12 @@ def test_a_damaged_file_is_made_anew_and_a_place_that_cannot_be_written_costs_no
         file.write_bytes(file.read_bytes()[:100])
         assert equal(kept_svd(weight, 4), expected)
         file.unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "exists", _forbidden)
+        patched.setattr(shutil, "disk_usage", _forbidden)
+        with bases_kept_in(tmp_path / "nobody" / "model"):
+            assert equal(kept_svd(weight, 4), expected)
+    assert not (tmp_path / "nobody").exists()
     (tmp_path / "file").write_text("no folder")
     with bases_kept_in(tmp_path / "file" / "model"):
         assert equal(kept_svd(weight, 4), expected)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -79,8 +80,7 @@ def bases_kept_in(folder: str | Path | None, *, most: int | None = None) -> Iter
     if folder is not None:
         path = Path(folder)
         if most is None:
-            there = next(one for one in (path, *path.absolute().parents) if one.exists())
-            most = int(_SHARE_OF_FREE * shutil.disk_usage(there).free)
+            most = _share_of_free(path)
         kept = _Kept(path, most)
     token = _kept.set(kept)
     try:
@@ -148,7 +148,8 @@ def _made_once(
         with safe_open(file, framework="pt", device=str(matrix.device)) as opened:
             found = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
         if serves(found):
-            file.touch()
+            with suppress(OSError):  # others may read what they may not change
+                file.touch()
             return found
     made = {key: value.contiguous() for key, value in make().items()}
     with suppress(OSError, InputError):  # a full disk costs time, and nothing else
@@ -156,6 +157,16 @@ def _made_once(
             with publish_file(file) as temporary:
                 save_file(made, temporary)
     return made
+
+
+def _share_of_free(path: Path) -> int:
+    """The bytes that may be taken where a folder is or will be; none where nobody may look."""
+    # Unlike a path's own `exists`, this is false where a folder above may not be entered.
+    above = (one for one in (path, *path.absolute().parents) if os.path.exists(one))
+    try:
+        return int(_SHARE_OF_FREE * shutil.disk_usage(next(above)).free)
+    except OSError:
+        return 0
 
 
 def _made_room(kept: _Kept, size: int) -> bool:
