@@ -41,7 +41,7 @@ class MapFinder:
         self.reader = Reader(model, found)
         self.unknown: dict[str, str] = {}
         self.used: set[str] = set()
-        self.verdicts: dict[Any, Units | str] = {}
+        self.verdicts: dict[Any, tuple[str, Units | str]] = {}
 
     def map(self) -> ModelMap:
         """The map of the model."""
@@ -109,10 +109,10 @@ class MapFinder:
         around = self.model.get_submodule(units.name).named_parameters()
         key = signature(units), tuple((name, parameter.shape) for name, parameter in around)
         if key not in self.verdicts:
-            self.verdicts[key] = tried(self.calls, units, scaled)
-        found = self.verdicts[key]
+            self.verdicts[key] = units.name, tried(self.calls, units, scaled)
+        name, found = self.verdicts[key]
         if isinstance(found, str):
-            return found
+            return found.replace(name, units.name) if name else found
         return replace(
             units, order_matters=found.order_matters, needed=found.needed, checked=found.checked
         )
