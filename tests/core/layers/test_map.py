@@ -200,7 +200,7 @@ def test_one_block_that_differs_is_found_among_those_that_are_alike() -> None:
     found = map_of(model)
     assert [len(block.attentions) for block in found.blocks] == [1, 1, 1, 1, 1, 0, 1, 1, 1]
     assert [block.index for block in found.blocks] == list(range(9))
-    assert {name.split(".")[2] for name in found.unknown} == {"5"}
+    assert {name.split(".")[2] for name in found.unknown if "layers" in name} == {"5"}
     assert "model.layers.5" in found.unknown["model.layers.5.self_attn"]
 
 
