@@ -54,8 +54,8 @@ def test_every_public_name_is_there_and_listed() -> None:
     assert set(modicum.__all__) <= set(dir(modicum))
     for name in modicum.__all__:
         assert getattr(modicum, name) is not None
+    from modicum.notebook import train
     from modicum.planner import plan
-    from modicum.trainer import train
 
     assert modicum.plan is plan
     assert modicum.train is train
