@@ -14,7 +14,7 @@ import pytest
 
 COMMANDS = (
     "train", "plan", "init", "schema", "methods", "prove", "check", "report", "chat", "merge",
-    "demo", "drill", "promises", "bench", "checkpoint",
+    "demo", "doctor", "drill", "promises", "completion", "bench", "checkpoint",
 )  # fmt: skip
 
 

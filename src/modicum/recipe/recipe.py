@@ -26,6 +26,7 @@ from modicum.recipe.sections import (
     ParallelSection,
     SamplesSection,
     Section,
+    TrackingSection,
     TrainingSection,
 )
 from modicum.recipe.slots import DEFAULTS, SLOTS, filled, find_in, spelled
@@ -70,6 +71,7 @@ class Recipe(Section):
     samples: SamplesSection = SamplesSection()
     checkpoint: CheckpointSection = CheckpointSection()
     parallel: ParallelSection = ParallelSection()
+    tracking: TrackingSection = TrackingSection()
     budget: BudgetSection = BudgetSection()
     plugins: Strings = ()
     """Python files that define methods of your own."""
@@ -212,6 +214,14 @@ class Recipe(Section):
                 f"larger than training.batch_size ({training.batch_size})",
                 field="training.micro_batch_size",
                 value=micro,
+            )
+        shapes = any("changes_shapes" in part.traits for part in self.parts())
+        if self.evaluation.keep_best and shapes:
+            raise InputError(
+                "a method of this recipe changes shapes on the way, and weights of earlier shapes "
+                "cannot be exported at the end; leave it out",
+                field="evaluation.keep_best",
+                value=True,
             )
         if self.parallel.shard is not None and self.parallel.strategy in ("ddp", "zero"):
             raise InputError(
