@@ -28,7 +28,7 @@ def answer(shell: str, words: str, **more: str) -> list[str]:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ended.stderr == ""
-    return ended.stdout.splitlines()
+    return ended.stdout.split() if shell == "bash" else ended.stdout.splitlines()
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -101,11 +101,6 @@ def test_what_nothing_could_decide_is_refused(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_shapes_that_change_have_no_best_weights() -> None:
-    optimizer = {"method": "adamw"}
-    assert Recipe(optimizer=optimizer, evaluation={"keep_best": True}).evaluation.keep_best
-
-
 @pytest.fixture(scope="module")
 def stopped(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that stopped early, and was not interrupted."""

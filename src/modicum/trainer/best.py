@@ -66,8 +66,7 @@ def check_asked(plan: Plan, data: Data[Any]) -> None:
         return
     field = "evaluation.keep_best" if asked.keep_best else "evaluation.patience"
     if data.validation is None:
-        problem = "needs validation data: set data.validation_fraction or data.validation_path"
-        raise InputError(problem, field=field)
+        raise InputError("needs validation data, and there is none", field=field)
     if asked.metric not in plan.task.metrics:
         raise InputError(
             "this task has no such metric",
