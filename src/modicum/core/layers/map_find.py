@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from modicum.core.layers.block_kinds import outermost_lists
 from modicum.core.layers.linear_forms import form_of
 from modicum.core.layers.map_calls import Trace
 from modicum.core.layers.map_check import LARGEST_COPY, KeptCalls, Scaled, signature, tried
@@ -266,15 +266,15 @@ class MapFinder:
             self.unknown.setdefault(path or name, why)
 
     def _blocks(self) -> list[str]:
-        """The outermost modules in lists of modules, if they were called and have children."""
-        found: dict[str, None] = {}
-        for name in self.trace.called:
-            match = re.match(r"(.*?(?:^|\.)\d+)(?:\.|$)", name)
-            if match is None or match[1] not in self.reader.called:
-                continue
-            if any(True for _ in self.model.get_submodule(match[1]).children()):
-                found[match[1]] = None
-        return list(found)
+        """The blocks of the model's lists, in the order in which they were called."""
+        lists = outermost_lists(self.model)
+        blocks = {
+            f"{name}.{own}".lstrip("."): block
+            for name, each in lists.items()
+            for own, block in each.named_children()
+        }
+        found = (name for name in self.trace.called if name in blocks)
+        return [name for name in dict.fromkeys(found) if any(True for _ in blocks[name].children())]
 
 
 def _in(name: str, block: str) -> bool:
