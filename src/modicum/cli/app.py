@@ -15,7 +15,9 @@ from modicum.cli.commands.bench import bench
 from modicum.cli.commands.chat import chat
 from modicum.cli.commands.check import check
 from modicum.cli.commands.checkpoint import checkpoint
+from modicum.cli.commands.completion import completion
 from modicum.cli.commands.demo import demo
+from modicum.cli.commands.doctor import doctor
 from modicum.cli.commands.drill import drill
 from modicum.cli.commands.init import init
 from modicum.cli.commands.merge import merge
@@ -26,6 +28,7 @@ from modicum.cli.commands.prove import prove
 from modicum.cli.commands.report import report
 from modicum.cli.commands.schema import schema
 from modicum.cli.commands.train import train
+from modicum.cli.completion import begin_if_asked
 from modicum.core.errors import Interrupted
 
 # In the order of `modicum --help`; groups come last there.
@@ -41,8 +44,10 @@ COMMANDS = (
     chat,
     merge,
     demo,
+    doctor,
     drill,
     promises,
+    completion,
 )
 GROUPS = (bench, checkpoint)
 
@@ -91,6 +96,7 @@ def _main(
     """Options of `modicum` itself."""
 
 
+begin_if_asked()
 for command in COMMANDS:
     app.command()(command)
 for group in GROUPS:

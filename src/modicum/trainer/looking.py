@@ -28,7 +28,9 @@ def evaluate_now(session: Session) -> None:
         )
     program.strategy.rest(session.model)
     session.evaluated.add(session.step)
-    row = {"step": session.step, **result}
+    # The seconds are each rank's own; what is decided by a row must be the same on all.
+    row = session.ranks.broadcast({"step": session.step, **result})
+    session.evaluations.append(row)
     session.folder.append(EVALUATIONS, row)
     session.record.evaluated(row)
     session.emit("evaluation", **row)

@@ -22,6 +22,7 @@ from modicum.core.units import Every
 from modicum.planner import Plan
 from modicum.recipe import Recipe
 from modicum.trainer.accounts import revise_by_shares, revise_plan, start_meter, stop_meter
+from modicum.trainer.best import has_stalled, keep_if_best, note_best, take_best
 from modicum.trainer.exporting import export
 from modicum.trainer.folder import PLAN, RunFolder
 from modicum.trainer.looking import evaluate_now, write_samples
@@ -31,6 +32,7 @@ from modicum.trainer.session import Session
 from modicum.trainer.setup import begin
 from modicum.trainer.stop import StopRequested, StopSignals
 from modicum.trainer.surgery import operate_if_asked
+from modicum.trainer.tracking import followed, package
 
 # The plan is revised once the speed is known.
 REVISED_AFTER = 5
@@ -71,6 +73,8 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(peer_errors())
         signals = stack.enter_context(StopSignals())
+        for kind in plan.recipe.tracking.to:
+            package(kind)
         same_setup(plan.recipe, ranks)
         same_model(plan.inputs.model_folder, ranks)
         stack.enter_context(folder.locked())
@@ -92,10 +96,13 @@ def train(
                 written = folder.rows(PLAN)
                 if not written or plan.revision > written[-1]["revision"]:
                     folder.append(PLAN, plan.row())
-                listener({"event": "plan", **plan.row()})
-                session = begin(plan, folder, listener, signals, record, ranks)
-                run(session)
-                outputs = export(session)
+                kinds = plan.recipe.tracking.to if ranks.first else ()
+                with followed(plan.recipe, folder.path, listener, kinds) as heard:
+                    heard({"event": "plan", **plan.row()})
+                    session = begin(plan, folder, heard, signals, record, ranks)
+                    run(session)
+                    take_best(session)
+                    outputs = export(session)
         except StopRequested as stop:
             record.interrupted()
             raise Interrupted(
@@ -144,7 +151,10 @@ def _run(session: Session) -> None:
         )
         if update.evaluate:
             evaluate_now(session)
+            keep_if_best(session)
             last_evaluation = time.monotonic()
+        if has_stalled(session):
+            break
         if update.save:
             session.save()
             last_save = time.monotonic()
@@ -156,6 +166,8 @@ def _run(session: Session) -> None:
             revise_plan(session, f"speed measured over {REVISED_AFTER} steps")
         operate_if_asked(session)
     evaluate_now(session)
+    keep_if_best(session)
+    note_best(session)
     write_samples(session)
     session.save()
     session.settle()

@@ -41,8 +41,9 @@ class Update:
 class Session:
     """The things of a run, and the things done with them; `step` updates are done so far.
 
-    `evaluated` and `sampled` are the steps that there are rows of, `saved` that of the newest
-    checkpoint: rank 0 sent them to all, who else would see its files at different times. `stalled`
+    `evaluations` are the rows of these, `evaluated` and `sampled` the steps that there are rows of,
+    `saved` that of the newest checkpoint: rank 0 sent them to all, who else would see its files at
+    different times. `stalled`
     is how long that checkpoint kept training waiting, in seconds. `updated` is whether any update
     of this run was not skipped. The meter is on up to the update `metered_until`.
     """
@@ -59,6 +60,7 @@ class Session:
     meter: TensorMeter
     step: int = 0
     saved: int | None = None
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
     evaluated: set[int] = field(default_factory=set)
     sampled: set[int] = field(default_factory=set)
     skipped_in_a_row: int = 0

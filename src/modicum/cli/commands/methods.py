@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
+from modicum.cli.completion import room_names
 from modicum.cli.options import JsonOption, PluginOption
 from modicum.core.errors import InputError
 
 
 def methods(
-    room: Annotated[str | None, typer.Option(help="Only the methods of one room.")] = None,
+    room: Annotated[
+        str | None,
+        typer.Option(help="Only the methods of one room.", autocompletion=room_names),
+    ] = None,
     plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:

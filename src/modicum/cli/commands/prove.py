@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from modicum.cli.completion import method_names
 from modicum.cli.options import JsonOption, PluginOption
 from modicum.cli.places import check_folder
 
 
 def prove(
-    name: Annotated[str, typer.Argument(metavar="METHOD", help="Its name.")],
+    name: Annotated[
+        str, typer.Argument(metavar="METHOD", help="Its name.", autocompletion=method_names)
+    ],
     null: Annotated[
         bool, typer.Option("--null", help="Put the baseline in its place: what stood must fall.")
     ] = False,
