@@ -116,13 +116,17 @@ def train(
 def plan(
     recipe: RecipeArgument,
     set_: SetOption = None,
+    traced: Annotated[
+        bool, typer.Option("--traced", help="Trace the model: --set budget.ledger=traced.")
+    ] = False,
     as_json: JsonOption = False,
     ranks: RanksOption = None,
 ) -> None:
     """Show what a recipe would cost, without running it."""
     from modicum.cli import train as run
 
-    run.show_plan(run.Asked(recipe, tuple(set_ or ()), as_json=as_json, ranks=ranks), None)
+    overrides = (*(set_ or ()), *(["budget.ledger=traced"] if traced else []))
+    run.show_plan(run.Asked(recipe, overrides, as_json=as_json, ranks=ranks), None)
 
 
 @app.command()

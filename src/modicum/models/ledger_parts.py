@@ -167,11 +167,25 @@ class DecoderBlock(DecoderPart):
         return each * self.shape.positions + self.adapters
 
     @property
+    def input_apart(self) -> int:
+        """Bytes of its input where that is kept next to what the block saves when it runs again."""
+        own = self.flows and self.shape.residual_bytes == 4  # its norm saves this very tensor
+        return 0 if own else self.stream
+
+    @property
+    def run_again(self) -> int:
+        """Bytes that running it again adds to its input, weights' copies among them."""
+        return self.saved + self.casts + self.input_apart - self.stream
+
+    @property
     def inner(self) -> int:
         """Bytes of what the forward pass holds at a time when nothing is kept."""
+        # The block's input, that with attention's output added, and its norm; and that output.
+        mixed = self.config.width * self.shape.compute_bytes * self.shape.positions
         # Both factors and their product; or both factors as the second one is made.
-        workspace = self.workspace(max(each.forward for each in self.products))
-        return 2 * self.stream + max(3 * self.factor, 2 * self.factor + workspace)
+        cast = mixed if self.half else 0  # of what the second one is made of
+        workspace = cast + self.workspace(max(each.forward for each in self.products))
+        return 3 * self.stream + mixed + max(3 * self.factor, 2 * self.factor + workspace)
 
     @property
     def work(self) -> int:
