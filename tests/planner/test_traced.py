@@ -95,9 +95,7 @@ def test_images_are_planned_by_traces_too() -> None:
     config = task_of(recipe).look(recipe).config
     found, traced = both(recipe, config, Choice(32, 1, recompute=False))
     assert traced.flops == found.flops
-    for phase in ("forward", "loss", "step"):
-        expected = found.ledger.by_phase()[phase]
-        assert traced.ledger.by_phase()[phase] == pytest.approx(expected, rel=0.01), phase
+    assert traced.peak_bytes == pytest.approx(found.peak_bytes, rel=0.01)
 
 
 def test_a_task_without_arithmetic_is_traced(asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,20 @@ class Model:
             for site, each in self._adapter_ledgers.items()
             for _ in range(self.structure.kinds[site])
         ]
-        return [*rest, adapter.shared_ledger(self.structure.sites)]
+        return [*rest, adapter.shared_ledger(self.structure.sites), self._run_again]
+
+    @property
+    def _run_again(self) -> Ledger:
+        """The work of adapters in blocks that run again in the backward pass."""
+        blocks = tuple(self.config.block_prefixes()) if self.recompute else ()
+        again = [
+            replace(work, phase="backward")
+            for site in self.structure.sites
+            if f"{site.name}.".startswith(blocks)
+            for work in self._adapter_ledgers[replace(site, name="")].work
+            if work.phase == "forward"
+        ]
+        return Ledger.of(*again)
 
     def slack(self) -> int:
         """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""

@@ -207,4 +207,4 @@ class BudgetSection(Section):
     torch: as tight with any PyTorch on any machine. null: no limit."""
     ledger: Literal["auto", "traced"] = "auto"
     """How a plan knows what the model spends. traced: a block of each kind is run on tensors
-    without memory. auto: by the arithmetic of the model's author where there is one, else traced."""
+    without memory. auto: by the arithmetic of the author where there is one, else traced."""

@@ -43,6 +43,8 @@ def trace_request(
     """
     asked = recipe.model_dump(mode="json", include=set(_SECTIONS), exclude_unset=True)
     asked["training"] = {"seed": recipe.training.seed, "precision": recipe.training.precision}
+    if recipe.model.path is not None:  # adapters go with trained models alone
+        asked["model"] = {"path": recipe.model.path}
     row = replace(row, sequences=1, micro_batches=1)
     return TraceRequest(
         f"{__name__}:traced_model",
