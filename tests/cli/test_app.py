@@ -356,6 +356,16 @@ def test_a_merged_model_computes_what_the_adapter_does(
         one_message(again)
 
 
+@pytest.mark.dear
+def test_a_plan_by_a_trace_has_the_same_figures(modicum: Any, runs: Any) -> None:
+    known = modicum("plan", runs.recipe, "--json")
+    traced = modicum("plan", runs.recipe, "--traced", "--json")
+    expected, found = (json.loads(each.out)["prediction"] for each in (known, traced))
+    assert (expected["ledger"], found["ledger"]) == ("arithmetic", "traced")
+    assert found["peak_bytes"] == pytest.approx(expected["peak_bytes"], rel=0.01)
+    assert "by a trace of the model" in modicum("plan", runs.recipe, "--traced").out
+
+
 def test_a_merge_into_bf16_says_how_much_was_rounded(
     modicum: Any, runs: Any, tmp_path: Path
 ) -> None:

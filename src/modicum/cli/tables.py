@@ -82,7 +82,8 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         costs.append(("parameters", f"{trainable:,}", f"trained, of {total:,}" if frozen else ""))
     if tensors is not None:
         of = " of each rank" if ranks is not None and ranks > 1 else ""
-        costs.append(("tensors", format_bytes(tensors), f"at the peak{of}"))
+        by = ", by a trace of the model" if prediction.get("ledger") == "traced" else ""
+        costs.append(("tensors", format_bytes(tensors), f"at the peak{of}{by}"))
     limit = "no budget was set" if budget is None else f"the budget is {format_bytes(budget)}"
     if base is not None:
         rest = "" if budget is None else f"; {format_bytes(budget - base)} of the budget are left"

@@ -149,6 +149,7 @@ class Plan:
                 "process_range": None if least_most is None else list(least_most),
                 "process_base": self.process_base if self.device == "cpu" else None,
                 "budget_bytes": self.budget,
+                "ledger": "traced" if self.prediction.traced else "arithmetic",
                 "table": ledger.table(),
                 "by_phase": ledger.by_phase(),
                 "wire_bytes": self.prediction.wire_bytes,
@@ -205,7 +206,7 @@ class Plan:
         """The plan with these choices, and what they cost."""
         rows = tuple(rows)
         choice = told(self.recipe, rows, self.ranks)
-        prediction = predict(self.recipe, self.inputs.config, choice)
+        prediction = predict(self.recipe, self.inputs.config, choice, self.device)
         return replace(self, prediction=prediction, choices=rows)
 
     def reshaped(self, surgery: Surgery) -> Plan:
@@ -278,7 +279,7 @@ def plan(
     inputs = task.look(recipe)
     device = _device(recipe, keep if replay is None else replay)
     machine, record, room = _agreed(recipe, device, live, count)
-    predictor = Predictor()
+    predictor = Predictor(device.type)
     if replay is not None:
         prediction = predictor(recipe, inputs.config, told(recipe, replay, count))
         return Plan(

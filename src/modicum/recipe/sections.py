@@ -232,3 +232,6 @@ class BudgetSection(Section):
     tensors: ByteSize | None = None
     """Bytes on the accelerator, or on a CPU those that the process may hold beyond Python and
     torch: as tight with any PyTorch on any machine. null: no limit."""
+    ledger: Literal["auto", "traced"] = "auto"
+    """How a plan knows what the model spends. traced: a block of each kind is run on tensors
+    without memory. auto: by the arithmetic of the author where there is one, else traced."""
