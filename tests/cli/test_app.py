@@ -14,7 +14,7 @@ import pytest
 
 COMMANDS = (
     "train", "plan", "init", "schema", "methods", "prove", "check", "report", "chat", "merge",
-    "demo", "drill", "promises", "bench", "checkpoint",
+    "demo", "doctor", "drill", "promises", "completion", "bench", "checkpoint",
 )  # fmt: skip
 
 
@@ -523,7 +523,7 @@ def test_a_budget_of_tensors_is_planned_beside_what_python_and_torch_hold(
     least, most = prediction["process_range"]
     assert prediction["process_base"] < least <= prediction["process_bytes"] <= most
     told = modicum("plan", runs.recipe, "--set", "budget.tensors=500MB").out
-    assert "before the first tensor; 500 MB of the budget are left" in told
+    assert "before the first tensor; 500 MB of the budget are left" in " ".join(told.split())
     refused = modicum("plan", runs.recipe, "--set", "budget.tensors=10kB")
     assert refused.code == 3
     assert "does not fit budget.tensors (10 kB)" in refused.err

@@ -36,6 +36,7 @@ from modicum.planner.choose import (
 )
 from modicum.planner.predict import Prediction, Predictor, predict
 from modicum.planner.remedies import Remedy, more_ranks, remedies
+from modicum.planner.shown import plan_html
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, Inputs, task_of
 
@@ -163,6 +164,9 @@ class Plan:
             "device": self.device,
             "data": self.inputs.described,
         }
+
+    def _repr_html_(self) -> str:
+        return plan_html(self.row())
 
     def replaying(self, rows: Sequence[Mapping[str, Any]]) -> Plan:
         """This plan as the continuation of a run that has `rows` of plans.
