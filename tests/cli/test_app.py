@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 COMMANDS = (
-    "train", "plan", "init", "schema", "methods", "prove", "check", "report", "chat", "merge",
-    "demo", "drill", "promises", "bench", "checkpoint",
+    "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "chat",
+    "merge", "demo", "drill", "promises", "bench", "checkpoint",
 )  # fmt: skip
 
 

@@ -126,6 +126,24 @@ def plan(
 
 
 @app.command()
+def data(
+    recipe: RecipeArgument,
+    set_: SetOption = None,
+    rows: Annotated[
+        int | None, typer.Option(min=0, help="Rows to show; 3, or all of them with --json.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON for each row.")
+    ] = False,
+) -> None:
+    """Show the rows that a recipe trains on."""
+    from modicum.cli.data import show
+
+    count = rows if rows is not None else 0 if as_json else 3
+    show(recipe, tuple(set_ or ()), rows=count, as_json=as_json)
+
+
+@app.command()
 def init(
     model: Annotated[
         str | None, typer.Option(help="A model folder; without it, a new one.")
