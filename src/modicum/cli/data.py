@@ -23,11 +23,11 @@ _GREEN, _PLAIN = "\033[32m", "\033[0m"
 _BEGIN, _END = "⟦", "⟧"  # around what is trained, where there are no colours
 
 
-def show(recipe: str, overrides: Sequence[str], *, rows: int, as_json: bool) -> None:
+def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bool) -> None:
     """Prepare a recipe's data in a temporary folder and print rows and facts.
 
     Args:
-        rows: how many are printed; with `as_json` 0 means all.
+        rows: how many are printed; None: all.
 
     Raises:
         InputError: something about recipe or data is wrong, or the task is not of text.
@@ -45,7 +45,8 @@ def show(recipe: str, overrides: Sequence[str], *, rows: int, as_json: bool) -> 
         inputs = task.look(asked)
         with tempfile.TemporaryDirectory(prefix="modicum-data-") as folder:
             data = prepared(asked, inputs, Path(folder), lambda *_: None, Ranks())
-            count = len(data.train) if as_json and not rows else min(rows, len(data.train))
+            every = len(data.train)
+            count = every if rows is None else min(rows, every)
             for index in range(count):
                 view = view_of(data.train, index)
                 if as_json:
