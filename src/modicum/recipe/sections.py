@@ -91,16 +91,29 @@ class DataSection(Section):
     it has none, its text files."""
     exclude: Strings = ()
     """Of those, the files to leave out."""
+    format: Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"] = "auto"
+    """What the rows of a JSONL file look like; auto: by the columns of the first row, or text where
+    columns are named."""
     column: str = "text"
-    """The column of a JSONL file that holds the text to learn."""
+    """The column that holds the text to learn, of rows of the format text."""
     prompt_column: str | None = None
     """A column that holds what comes before the text and is not learned."""
+    chat_template: str | None = None
+    """A file with the Jinja template that writes conversations; null means the model's own."""
+    train_on: Literal["all", "last"] = "all"
+    """Of a conversation, which turns of the assistant are learned."""
     validation_path: str | None = None
     """Data to evaluate on, read like `path`; null means a part of `path`'s documents."""
     validation_fraction: Probability = 0.05
     """That part of the documents; 0 for no evaluation."""
     sequence_length: Annotated[int, Field(ge=2)] = 256
-    """Tokens in a row; documents are packed into rows and split at their ends."""
+    """Tokens in a row. The lines of a JSONL file are examples, each in one piece and several to a
+    row; text files are continuous, and split wherever a row ends."""
+    too_long: Literal["truncate", "split", "drop", "refuse"] = "truncate"
+    """What becomes of an example that is longer than a row. truncate: tokens at the front of its
+    prompt are left out, and the example is dropped where its answer alone fills a row; what has no
+    prompt is split. split: it goes over several rows, the later ones without its prompt. drop: it
+    is left out. refuse: the run does not begin. The plan and the report count them."""
     boundaries: bool = True
     """Whether attention stops at the documents' boundaries within a row."""
     tokenizer: str | None = None
@@ -112,8 +125,10 @@ class DataSection(Section):
 class TrainingSection(Section):
     """How long, how fast, how much at a time."""
 
-    steps: PositiveInt = 1000
-    """Updates of the weights."""
+    steps: PositiveInt | None = 1000
+    """Updates of the weights; null where `epochs` says how long."""
+    epochs: PositiveFloat | None = None
+    """How often the rows are gone through, instead of `steps`; 0.5 for half of them."""
     learning_rate: PositiveFloat = 1e-3
     """The peak of the schedule."""
     batch_size: PositiveInt = 32
@@ -143,6 +158,13 @@ class TrainingSection(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where it is there."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_leave_no_default_of_steps(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("epochs") is not None:
+            return {"steps": None, **values}
+        return values
+
 
 class EvaluationSection(Section):
     """Loss on data that is not trained on; before the first step and after the last in any case."""
@@ -151,6 +173,18 @@ class EvaluationSection(Section):
     """Steps, or a duration."""
     rows: PositiveInt = 64
     """At most so many rows of the validation data."""
+    metric: str = "loss"
+    """What `keep_best` and `patience` go by: a metric of the task (`loss`; of images `accuracy`
+    too). The evaluation before training does not count."""
+    better: Literal["auto", "lower", "higher"] = "auto"
+    """Which values of it are better; auto knows `loss` and `accuracy`."""
+    keep_best: bool = False
+    """Whether the checkpoint of the best evaluation is kept, next to the newest, and its weights
+    are what the run exports."""
+    patience: PositiveInt | None = None
+    """Stop after so many evaluations in a row of which none was better; null: never early."""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """By how much a value must be better for `patience` to count it."""
 
 
 class SamplesSection(Section):
@@ -175,6 +209,21 @@ class CheckpointSection(Section):
     asynchronous: bool | Auto = "auto"
     """Whether the state is copied in memory and written while training continues; auto: where the
     copy fits into the budget."""
+
+
+class TrackingSection(Section):
+    """Where a run can be followed next to its own files; nothing of it changes what is computed.
+
+    `metrics.jsonl` and `evaluations.jsonl` are written in any case.
+    """
+
+    to: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], Field(strict=False)] = ()
+    """Trackers: tensorboard (files in the run folder), wandb, mlflow. Each needs the extra of its
+    name."""
+    project: str = "modicum"
+    """The project of W&B, or experiment of MLflow, that runs are filed under."""
+    name: str | None = None
+    """The run's name there; null means that of the run folder."""
 
 
 class ParallelSection(Section):
@@ -205,3 +254,6 @@ class BudgetSection(Section):
     tensors: ByteSize | None = None
     """Bytes on the accelerator, or on a CPU those that the process may hold beyond Python and
     torch: as tight with any PyTorch on any machine. null: no limit."""
+    ledger: Literal["auto", "traced"] = "auto"
+    """How a plan knows what the model spends. traced: a block of each kind is run on tensors
+    without memory. auto: by the arithmetic of the author where there is one, else traced."""

@@ -31,8 +31,9 @@ BASE = "base"  # the model that a run began with, where it made that itself
 PREPARED = "prepared"  # what its adapter found out from data before the first update
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
 # In the order in which a run is removed: while its record is there, the others are no stranger's.
-_FOLDERS = ("model", "adapter", "compressed", "checkpoints", "data", "tokenizer", BASE, PREPARED)
-_FILES = ("report.html", PLAN, METRICS, EVALUATIONS, SAMPLES, RECIPE, RUN)
+_OUTPUTS = ("model", "adapter", "compressed")
+_FOLDERS = (*_OUTPUTS, "checkpoints", "data", "tokenizer", BASE, PREPARED, "tensorboard", "wandb")
+_FILES = ("report.html", "tracking.json", PLAN, METRICS, EVALUATIONS, SAMPLES, RECIPE, RUN)
 _NUMBER = (int, float)
 _ROWS: dict[str, Types] = {
     PLAN: {"revision": int, "why": str, "choices": list},
@@ -47,7 +48,7 @@ _RECORD: Types = {
 }
 _PEAKS: Types = dict.fromkeys(("measured", "process"), (*_NUMBER, type(None)))
 # What may be another at each start of a run: nothing of it changes what is computed.
-_OF_A_START = ("parallel.", "checkpoint.asynchronous:")
+_OF_A_START = ("parallel.", "checkpoint.asynchronous:", "tracking.")
 
 
 class RunFolder:
@@ -142,7 +143,7 @@ class RunFolder:
                 count = (self.path / name).read_bytes().count(b"\n")
                 held.append(f"{name} ({count} line{'s' if count != 1 else ''})")
         steps = sorted(path.name for path in self.path.glob("checkpoints/step-*"))
-        outputs = [f"{name}/" for name in _FOLDERS[:3] if (self.path / name).exists()]
+        outputs = [f"{name}/" for name in _OUTPUTS if (self.path / name).exists()]
         return [*held, *steps, *outputs]
 
     def refuse_strangers(self) -> None:
@@ -185,7 +186,7 @@ class RunFolder:
         write_text(self.path / RECIPE, dump(recipe))
 
     def check_same(self, recipe: Recipe) -> bool:
-        """Whether `recipe` continues this run; True when it extends it by more steps.
+        """Whether `recipe` continues this run; True when it extends it by more steps or epochs.
 
         Raises:
             InputError: it is another recipe, with the differences.
@@ -194,13 +195,15 @@ class RunFolder:
         changes = _changes(old, new)
         if not changes:
             return False
-        before, after = old["training"]["steps"], new["training"]["steps"]
-        if len(changes) == 1 and changes[0].startswith("training.steps:") and after > before:
-            return True
+        for length in ("steps", "epochs"):
+            before, after = old["training"].get(length), new["training"][length]
+            alone = len(changes) == 1 and changes[0].startswith(f"training.{length}:")
+            if alone and before and after and after > before:
+                return True
         raise InputError(
             "this run was begun with another recipe; to resume, give that one (only training.steps "
-            "may grow), to start a new run from its state give --out a new folder and --fork this "
-            "one. Changed: " + "; ".join(changes),
+            "or training.epochs may grow), to start a new run from its state give --out a new "
+            "folder and --fork this one. Changed: " + "; ".join(changes),
             file=self.path,
         )
 
