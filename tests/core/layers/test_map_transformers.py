@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from modicum.core.errors import InputError
 from modicum.core.layers import map as layer_map
+from modicum.core.layers import map_check
 from modicum.core.layers.block_kinds import outermost_lists
 from modicum.core.layers.map import (
     ModelMap,
@@ -351,6 +352,18 @@ def test_experts_move_with_their_routers_rows_and_cannot_be_removed() -> None:
     torch.testing.assert_close(output(model), before, rtol=0, atol=1e-6)
     silence(model, units, [0, 1, 2])
     assert (output(model) - before).abs().max() > 1e-4
+
+
+def test_a_part_that_is_too_large_to_be_tried_is_named_and_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(map_check, "_LARGEST_PART", 3000)
+    found = mapped("MixtralForCausalLM", **CASES["mixtral"].sizes)
+    assert not found.all_mlps()
+    assert all(attention.heads.checked for attention in found.all_attentions())
+    assert "too large" in found.unknown["model.layers.1.mlp.experts"]
+    # How the experts lie in their tensors is not known, and they read the stream.
+    assert found.stream is None
 
 
 @pytest.mark.dear
