@@ -12,7 +12,7 @@ VARIABLE = "_MODICUM_COMPLETE"
 
 def script(shell: str) -> str:
     """The script that teaches a shell (bash, zsh, fish) to complete `modicum`."""
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     made: str = get_completion_script(prog_name="modicum", complete_var=VARIABLE, shell=shell)
     return made
@@ -21,7 +21,7 @@ def script(shell: str) -> str:
 def begin_if_asked() -> None:
     """Let typer answer where a shell's script calls this process; costs nothing elsewhere."""
     if VARIABLE in os.environ:
-        from typer.completion import completion_init
+        from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
 
