@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 COMMANDS = (
-    "train", "plan", "init", "schema", "methods", "prove", "check", "report", "chat", "merge",
-    "demo", "doctor", "drill", "promises", "completion", "bench", "checkpoint",
+    "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "chat",
+    "merge", "demo", "doctor", "drill", "promises", "completion", "bench", "checkpoint",
 )  # fmt: skip
 
 
@@ -354,6 +354,16 @@ def test_a_merged_model_computes_what_the_adapter_does(
         again = modicum("merge", run, "--out", where)
         assert again.code == 2
         one_message(again)
+
+
+@pytest.mark.dear
+def test_a_plan_by_a_trace_has_the_same_figures(modicum: Any, runs: Any) -> None:
+    known = modicum("plan", runs.recipe, "--json")
+    traced = modicum("plan", runs.recipe, "--traced", "--json")
+    expected, found = (json.loads(each.out)["prediction"] for each in (known, traced))
+    assert (expected["ledger"], found["ledger"]) == ("arithmetic", "traced")
+    assert found["peak_bytes"] == pytest.approx(expected["peak_bytes"], rel=0.01)
+    assert "by a trace of the model" in modicum("plan", runs.recipe, "--traced").out
 
 
 def test_a_merge_into_bf16_says_how_much_was_rounded(

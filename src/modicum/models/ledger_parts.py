@@ -167,11 +167,25 @@ class DecoderBlock(DecoderPart):
         return each * self.shape.positions + self.adapters
 
     @property
+    def input_apart(self) -> int:
+        """Bytes of its input where that is kept next to what the block saves when it runs again."""
+        own = self.flows and self.shape.residual_bytes == 4  # its norm saves this very tensor
+        return 0 if own else self.stream
+
+    @property
+    def run_again(self) -> int:
+        """Bytes that running it again adds to its input, weights' copies among them."""
+        return self.saved + self.casts + self.input_apart - self.stream
+
+    @property
     def inner(self) -> int:
         """Bytes of what the forward pass holds at a time when nothing is kept."""
+        # The block's input, that with attention's output added, and its norm; and that output.
+        mixed = self.config.width * self.shape.compute_bytes * self.shape.positions
         # Both factors and their product; or both factors as the second one is made.
-        workspace = self.workspace(max(each.forward for each in self.products))
-        return 2 * self.stream + max(3 * self.factor, 2 * self.factor + workspace)
+        cast = mixed if self.half else 0  # of what the second one is made of
+        workspace = cast + self.workspace(max(each.forward for each in self.products))
+        return 3 * self.stream + mixed + max(3 * self.factor, 2 * self.factor + workspace)
 
     @property
     def work(self) -> int:
@@ -180,10 +194,31 @@ class DecoderBlock(DecoderPart):
             return 0
         # down_proj's input is given free as its gradient comes; then come those of both factors.
         made = 3 - self.inputs("mlp.down_proj")
-        scratch = max(each.weight for each in self.products)
-        undone = made * self.factor + self.gradient_of(self.linears["mlp.down_proj"], scratch)
         workspace = self.workspace(max(each.inputs for each in self.products))
-        return self.stream + max(undone, (made - 1) * self.factor + workspace)
+        return self.stream + max(
+            made * self.factor + self._down_held,
+            (made - 1) * self.factor + workspace,
+            self._down_made if self.trained else 0,
+        )
+
+    @property
+    def _down_held(self) -> int:
+        """Bytes that down_proj's weight leaves: its gradient comes, and its bf16 copy goes."""
+        if not self.trained:
+            return 0
+        waits = 4 if self.shape.micro_batches == 1 else 0  # else it was added to the one before
+        return (waits - 2 * self.half) * self.linears["mlp.down_proj"]
+
+    @property
+    def _down_made(self) -> int:
+        """Bytes that down_proj's own backward pass works in: its gradients, and scratch."""
+        elements, (_, down) = self.linears["mlp.down_proj"], self.products
+        if not self.half:
+            return 4 * elements + self.factor
+        # In bf16 it begins with a copy of its output's gradient, and ends with one of its own.
+        copy = self.config.width * self.shape.compute_bytes * self.shape.positions
+        scratch = max(down.weight, self.factor + down.inputs)
+        return max(copy + 2 * elements + scratch, 4 * elements)
 
     @property
     def factor(self) -> int:
@@ -251,8 +286,10 @@ class DecoderBlock(DecoderPart):
 
     @property
     def again(self) -> int:
-        """FLOPs of running it again: down to down_proj's input, the last thing that was kept."""
-        last = self.linears["mlp.down_proj"] if self.trained else 0
+        """FLOPs of running it again: down to the last thing that was kept, down_proj's input."""
+        # An adapter of its own keeps something when the product is made.
+        adapted = not self.trained and self.learns("mlp.down_proj")
+        last = 0 if adapted else self.linears["mlp.down_proj"]
         if self.trained and (between := self.between["mlp.down_proj"]):
             last = between * self.config.width  # what is kept last lies between the two factors
         return self.forward - 2 * self.shape.positions * last

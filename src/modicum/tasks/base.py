@@ -87,6 +87,7 @@ class Data(Generic[B]):
     Args:
         identity: what a run that resumes must find again (JSON).
         files: what goes next to the exported weights, such as a tokenizer's files.
+        counts: of what is trained; `rows`, and what else the task counts (JSON).
     """
 
     train: Rows[B]
@@ -94,6 +95,7 @@ class Data(Generic[B]):
     sampler: Sampler
     identity: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
+    counts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,13 @@ class Task(ABC, Generic[M, B, I]):
             InputError: with the recipe's field, or the file and line at fault.
         """
 
+    def survey(self, recipe: Recipe, inputs: I) -> Mapping[str, Any]:
+        """What is known of the data's `counts` before it is prepared, and whether it is `exact`.
+
+        Empty where nothing is; such a task goes by `training.steps` alone.
+        """
+        return {}
+
     def uncompressed(self, config: Any, inputs: I) -> Any:
         """The shape of the model before it was compressed."""
         return config
@@ -156,7 +165,6 @@ class Task(ABC, Generic[M, B, I]):
     def row(self, recipe: Recipe) -> ModelQuery:
         """The shape of one row; the planner sets how many there are and in how many bytes."""
 
-    @abstractmethod
     def ledger(
         self,
         config: Any,
@@ -165,13 +173,30 @@ class Task(ABC, Generic[M, B, I]):
         adapted: Any = None,
         recompute: bool = False,
         shares: Shares | None = None,
-    ) -> Ledger:
+    ) -> Ledger | None:
         """What the model spends at the shape of a micro-batch, gradients that stay not counted.
+
+        By arithmetic, which answers at once. None: nobody has written it down, and plans trace the
+        model on `example`.
 
         Args:
             adapted: what adapters keep for the backward pass.
             shares: what a policy on saved activations leaves of them.
         """
+        return None
+
+    def example(self, config: Any, shape: ModelQuery) -> B:
+        """A batch of this shape, with whatever values: what a trace runs.
+
+        Raises:
+            InputError: the task gives none.
+        """
+        raise InputError(
+            f"the task {self.name!r} gives no example of a batch, so its model cannot be traced; "
+            "define `example(config, shape)`",
+            field="task.method",
+            value=self.name,
+        )
 
     def slack(
         self, config: Any, shape: ModelQuery, *, adapted: Any = None, recompute: bool = False

@@ -28,6 +28,7 @@ from modicum.core.random import normal_, uniform_
 _CLOSE = 1e-4
 LARGEST_COPY = 1 << 27
 """Elements of a model above which its stream and channels are not tried on a copy of all of it."""
+_LARGEST_PART = 1 << 30  # elements of a module above which nothing is tried on a copy of it
 _LARGEST_DOUBLE = 1 << 24  # elements of a module above which its copy is in float32
 
 FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ModicumError)
@@ -83,8 +84,11 @@ class KeptCalls:
 
     def dtypes_of(self, name: str) -> list[torch.dtype]:
         """Those in which a copy of the module `name` is tried: some kernels have no float64."""
-        elements = sum(p.numel() for p in self.model.get_submodule(name).parameters())
-        return [torch.float64, torch.float32][elements > _LARGEST_DOUBLE :]
+        return [torch.float64, torch.float32][self.elements_of(name) > _LARGEST_DOUBLE :]
+
+    def elements_of(self, name: str) -> int:
+        """Of all parameters of the module `name`."""
+        return sum(p.numel() for p in self.model.get_submodule(name).parameters())
 
     @torch.no_grad()
     def output(self, module: nn.Module, name: str) -> Tensor:
@@ -116,6 +120,8 @@ def tried(calls: KeptCalls, units: Units, scaled: Scaled = ()) -> Units | str:
     """
     if not calls.has(units.name):
         return "the module around it was not called"
+    if calls.elements_of(units.name) > _LARGEST_PART:
+        return "the module around it is too large to try this on a copy"
     inner = within_module(units, units.name)
     for dtype in calls.dtypes_of(units.name):
         calls.dtype = dtype

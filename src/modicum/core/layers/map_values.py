@@ -57,8 +57,9 @@ def _run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     valued |= onto is not None and torch.device(onto).type != "meta"
     kept = {name: value for name, value in kwargs.items() if name != "device"}
     out = operator(*_each(args, _on_meta), **_each(kept, _on_meta))
-    if operator._schema.is_mutable and isinstance(args[0], Tensor):
-        return args[0]
+    name = str(operator.overloadpacket)
+    if name.endswith("_") and not name.endswith("__"):
+        return args[0]  # which it changes in place
     return _each(out, _valued) if valued else out
 
 
