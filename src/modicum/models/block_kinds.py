@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from modicum.core.layers.plain_layers import plain_type
+from modicum.core.layers.wiring import BlockWires
 
 _PREFIX = 8  # blocks at a list's begin that may stay, so that each has the number that it had
 _NUMBERS = ("idx", "index", "layer_id", "layer_number")
@@ -150,5 +151,9 @@ def _settings(layer: nn.Module) -> tuple[Any, ...]:
     return tuple(
         (name, value)
         for name, value in sorted(vars(layer).items())
-        if type(value) in _PLAIN and not name.startswith("_") and not name.endswith(_NUMBERS)
+        if _is_plain(value) and not name.startswith("_") and not name.endswith(_NUMBERS)
     )
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN or isinstance(value, BlockWires)

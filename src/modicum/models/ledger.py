@@ -45,15 +45,15 @@ def ledger(
     blocks, head = parts(config, shape, adapted)
     again = {block.prefix for block in blocks if recompute and block.saved}
     kept = [
-        block.stream + _GENERATOR_BYTES if block.prefix in again else block.saved
+        block.entered + _GENERATOR_BYTES if block.prefix in again else block.saved
         for block in blocks
     ]
     copies = [0 if block.prefix in again else block.casts for block in blocks]
     first, last = next((b for b in blocks if b.saved), blocks[-1]), blocks[-1]
-    live = first.saved + first.casts + (first.stream if recompute else 0)
+    live = first.saved_alone + first.casts + (first.entered if recompute else 0)
     logits, inner, masks = head.logits, max(block.inner for block in blocks), _mask_bytes(shape)
     # While a wider block runs forward, what it and those after it keep is not there yet.
-    wider = [n for n, block in enumerate(blocks) if block.mlp_width > last.mlp_width]
+    wider = [n for n, block in enumerate(blocks) if block.larger(last)]
     running = max([last.inner - last.saved, *(blocks[n].inner - sum(kept[n:]) for n in wider)])
     computed = logits * shape.compute_bytes // 4
     scoring = max(
@@ -68,17 +68,17 @@ def ledger(
         + head.gradient_held
         - head.saved
         - head.casts
-        + (last.saved + last.casts if recompute else 0),
+        + (last.saved_alone + last.casts if recompute else 0),
     ]
     undoing = [live + first.work - head.gradients_to_come([first])]
     # A wider block is undone when those before it have kept what they keep, and no gradients.
     undoing += [
         sum(kept[:n] + copies[:n])
-        + (block.saved + block.casts + block.work)
-        + (block.stream if block.prefix in again else 0)
+        + (block.saved_alone + block.casts + block.work)
+        + (block.entered if block.prefix in again else 0)
         - head.gradients_to_come(blocks[: n + 1])
         for n, block in enumerate(blocks)
-        if block.mlp_width > first.mlp_width
+        if block.larger(first)
     ]
     at_end = max([*undoing, head.embedding_work, 0])
     return Ledger.of(
@@ -114,7 +114,7 @@ def slack(
     last = blocks[-1]
     there = last.work + head.gradient_held - head.saved - head.casts
     if recompute:
-        there += last.saved + last.casts
+        there += last.saved_alone + last.casts
     whole = ledger(config, shape, adapted=adapted, recompute=recompute)
     return whole.bytes("workspace", "loss") - max(there, 0)
 

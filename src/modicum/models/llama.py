@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar, cast, overload
 
 import torch
@@ -20,6 +20,7 @@ from modicum.core.layers.linear_forms import form_of, frozen_linears, own_rows, 
 from modicum.core.layers.map import ModelMap, find_map
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.layers.recomputing import recomputed
+from modicum.core.layers.wiring import BlockWires, Wires
 from modicum.core.random import normal_
 from modicum.core.ranks.sharding import elements_before, own_part
 from modicum.models.config import ModelConfig
@@ -29,6 +30,7 @@ from modicum.models.mlps import MLPS
 from modicum.models.rope import Sequence, describe
 
 Chosen = TypeVar("Chosen")
+Stream = Tensor | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -56,20 +58,48 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: x + mixer(norm(x)), then x + mlp(norm(x))."""
+    """One layer: x + mixer(norm(x)), then x + mlp(norm(x)).
+
+    Attributes:
+        wires: None, or how several streams run through it where branches leave others out.
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.wires = config.wires()[layer]
         self.input_layernorm = RMSNorm(config.width, config.norm_epsilon)
         self.self_attn = _chosen(MIXERS, "mixer", config.mixer)(config, layer)
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_epsilon)
         self.mlp = _chosen(MLPS, "mlp", config.mlp)(config, layer)
 
-    def forward(self, x: Tensor, state: Any, sequence: Sequence) -> tuple[Tensor, Any]:
-        """Map x [B, T, width] and the mixer's state to the next ones."""
+    def forward(self, x: Stream, state: Any, sequence: Sequence) -> tuple[Stream, Any]:
+        """Map x [B, T, width], or several such streams, and the mixer's state to the next ones."""
+        if self.wires is not None:
+            return self._wired(x, state, sequence, self.wires)
+        assert isinstance(x, Tensor)
         mixed, state = self.self_attn(self.input_layernorm(x), state, sequence)
         x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x)), state
+
+    def widths(self) -> dict[str, int | None]:
+        """The widths that its layers have, by field of `BlockPlan`; None: they have none such."""
+        heads = {name: getattr(self.self_attn, name, None) for name in ("heads", "kv_heads")}
+        down = getattr(self.mlp, "down_proj", None)
+        return {**heads, "mlp_width": getattr(down, "in_features", None)}
+
+    def _wired(
+        self, x: Stream, state: Any, sequence: Sequence, wires: BlockWires
+    ) -> tuple[Stream, Any]:
+        streams = (x,) if isinstance(x, Tensor) else x
+        mixed, state = self.self_attn(self.input_layernorm(streams[0]), state, sequence)
+        streams = _passed(streams, mixed, wires.mixer)
+        streams = _passed(streams, self.mlp(self.post_attention_layernorm(streams[0])), wires.mlp)
+        return streams if len(streams) > 1 else streams[0], state
+
+
+def _passed(streams: tuple[Tensor, ...], added: Tensor, wires: Wires) -> tuple[Tensor, ...]:
+    """The streams behind a branch that adds to some of those before it."""
+    return tuple(streams[place] + added if adds else streams[place] for place, adds in wires)
 
 
 class Decoder(nn.Module):
@@ -175,6 +205,13 @@ class Llama(nn.Module):
         dense = {type(m) for m in self.modules() if form_of(m) is not None} <= {nn.Linear}
         known = (self.config.mixer, self.config.mlp) == ("attention", "swiglu")
         return llama_map(self.config) if dense and known else find_map(self)
+
+    def units_removed(self) -> None:
+        """State the blocks' widths in the configuration, after units of some were removed."""
+        plan = self.config.forms
+        for prefix, block in zip(self.config.block_prefixes(), self.blocks, strict=True):
+            plan = plan.with_block(prefix.removesuffix("."), **cast(Block, block).widths())
+        self.config = replace(self.config, forms=plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states [..., width] to logits [..., vocabulary]."""
