@@ -57,7 +57,7 @@ PLANS = {
     "shallow by two": shallow(2),
     "shallow": shallow(BLOCKS),
     "parallel": parallel(),
-    "late ladder": ladder().with_block(block(0), mlp_skips=()).with_block(block(1), mixer_skips=()),
+    "late ladder": ladder().with_block(block(0), mlp_skips=()),
 }
 
 
@@ -90,10 +90,16 @@ class Branches:
         return self.model.logits(self.model.model.norm(x))
 
 
-def of_ladder(b: Branches) -> Tensor:
-    """The two-stream form of arXiv 2501.06589: p behind attention, q behind the MLP."""
+def of_ladder(b: Branches, first: int = 0) -> Tensor:
+    """The two-stream form of arXiv 2501.06589: p behind attention, q behind the MLP.
+
+    Blocks before the first one are ordinary, and hand both over.
+    """
     p = q = b.start
-    for n in range(BLOCKS):
+    for n in range(first):
+        p = q + b.mixer(n, q)
+        q = p + b.mlp(n, p)
+    for n in range(first, BLOCKS):
         a = q + b.mixer(n, p)
         p, q = a, a + b.mlp(n, q)
     return q
@@ -121,6 +127,7 @@ def of_parallel(b: Branches) -> Tensor:
 
 EQUATIONS = {
     "ladder": of_ladder,
+    "late ladder": lambda b: of_ladder(b, 1),
     "shallow by two": lambda b: of_shallow(b, 2),
     "shallow": lambda b: of_shallow(b, BLOCKS),
     "parallel": of_parallel,
@@ -188,10 +195,10 @@ def test_tokens_one_by_one_give_what_all_at_once_do(plan: FormPlan, first: int) 
 
 def test_without_a_wiring_blocks_run_as_they_always_did() -> None:
     assert all(each.wires is None for each in create(small(), 0).blocks)
-    model = lively(small(layers=BLOCKS, forms=PLANS["late ladder"]))
+    model = create(small(layers=BLOCKS, forms=PLANS["late ladder"]), 0)
     kinds = [each.wires is None for each in model.blocks]
     assert kinds == [False] * BLOCKS  # the first one keeps what the second one's mixer reads
-    model = lively(small(layers=BLOCKS, forms=FormPlan().with_block(block(3), mlp_skips=[1])))
+    model = create(small(layers=BLOCKS, forms=FormPlan().with_block(block(3), mlp_skips=[1])), 0)
     assert [each.wires is None for each in model.blocks] == [True, True, True, False]
 
 
@@ -203,9 +210,7 @@ def gradients(model: Llama, ids: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.dear
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-def test_compiled_blocks_compute_the_same(
-    recompute: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_blocks_compute_the_same(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from modicum.trainer import compiled_blocks
 
     torch.compiler.reset()

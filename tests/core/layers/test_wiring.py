@@ -35,7 +35,9 @@ def test_each_branch_reads_the_start_and_the_branches_that_it_does_not_leave_out
     wires = [way for block in block_wires(skips) for way in (block.mixer, block.mlp)]
     live: list[tuple[int, ...]] = [()]
     for branch, way in enumerate(wires):
-        skipped = {branch - back for first, last in skips[branch] for back in range(first, last + 1)}
+        skipped = {
+            branch - back for first, last in skips[branch] for back in range(first, last + 1)
+        }
         assert live[0] == tuple(n for n in range(branch) if n not in skipped)
         assert {place for place, _ in way} <= set(range(len(live)))
         live = [live[place] + (branch,) * adds for place, adds in way]

@@ -237,7 +237,7 @@ def _bordered(trace: ByteTrace, blocks: Mapping[str, nn.Module]) -> Iterator[Non
         def leaves(module: nn.Module, args: Any, output: Any) -> None:
             if trace.during == "backward":
                 return
-            _when_all_differentiated(_streams(args, output), lambda: trace.begin(name, "backward"))
+            _when_undone(output, lambda: trace.begin(name, "backward"))
             if name == last:
                 trace.begin(OUTSIDE, "forward")
 
@@ -254,34 +254,30 @@ def _bordered(trace: ByteTrace, blocks: Mapping[str, nn.Module]) -> Iterator[Non
             handle.remove()
 
 
+def _when_undone(output: Any, then: Callable[[], None]) -> None:
+    """Call `then` when a block's own backward pass begins.
+
+    Of several streams the gradient of what the block made last is there first.
+    """
+    several = isinstance(output, tuple) and isinstance(output[0], tuple)
+    begun = False
+
+    def begins(_: Tensor) -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            then()
+
+    for stream in output[0] if several else [output]:
+        _when_differentiated(stream, begins)
+
+
 def _when_differentiated(values: Any, then: Callable[[Tensor], None]) -> None:
     """Call `then` when the gradient of the first of these tensors that takes one is there."""
     for tensor in tensors_in(values):
         if tensor.requires_grad and not tensor.is_leaf:
             tensor.register_hook(then)
             return
-
-
-def _streams(args: Any, output: Any) -> list[Tensor]:
-    """What a block gives of a stream: a tensor, or those of several that it does not pass on."""
-    if not isinstance(output, tuple) or not isinstance(output[0], tuple):
-        return [t for t in tensors_in(output) if t.requires_grad and not t.is_leaf][:1]
-    passed = {id(tensor) for tensor in tensors_in(args)}
-    return [t for t in output[0] if t.requires_grad and not t.is_leaf and id(t) not in passed]
-
-
-def _when_all_differentiated(tensors: list[Tensor], then: Callable[[], None]) -> None:
-    """Call `then` when the gradients of all these are there."""
-    missing = len(tensors)
-
-    def there(_: Tensor) -> None:
-        nonlocal missing
-        missing -= 1
-        if not missing:
-            then()
-
-    for tensor in tensors:
-        tensor.register_hook(there)
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
