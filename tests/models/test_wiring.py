@@ -208,27 +208,6 @@ def gradients(model: Llama, ids: Tensor) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.dear
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-def test_compiled_blocks_compute_the_same(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from modicum.trainer import compiled_blocks
-
-    torch.compiler.reset()
-    compile_ = torch.compile
-    eager = lambda function, **more: compile_(function, backend="aot_eager", **more)  # noqa: E731
-    monkeypatch.setattr(torch, "compile", eager)
-    compiled_blocks._function.cache_clear()
-    model = doubled(PLANS["ladder"]).train()
-    expected = {name: each.clone() for name, each in gradients(model, tokens()).items()}
-    model.zero_grad()
-    model.recompute = recompute
-    compiled_blocks.compile_blocks(model)
-    for name, found in gradients(model, tokens()).items():
-        assert torch.allclose(found, expected[name], atol=1e-10), name
-    compiled_blocks._function.cache_clear()
-    torch.compiler.reset()
-
-
 def sharded(ranks: Ranks, name: str, recompute: bool) -> list[dict[str, Tensor]]:
     """Gradients of two passes of a decoder that is sharded over the ranks."""
     strategy = Sharded(ranks, Layout.of(ranks.size, ranks.size), True)
