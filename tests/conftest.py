@@ -120,6 +120,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def in_sample(item: pytest.Item, seed: str) -> bool:
     """Whether a test is in the sample: all that is fast, and a share of what is dear."""
+    if item.get_closest_marker("committed"):
+        return True
     one_in = SAMPLE if item.get_closest_marker("dear") else 1.0
     if method_of(item) is not None:
         one_in *= max(1.0, len(catalog()) / METHODS)
@@ -128,6 +130,8 @@ def in_sample(item: pytest.Item, seed: str) -> bool:
 
 def is_reached(item: pytest.Item, reached: Reached, in_the_sample: bool) -> bool:
     """Whether a change reaches a test."""
+    if item.get_closest_marker("committed"):
+        return True
     if reached.holds(item.path.relative_to(ROOT).as_posix()):
         battery = method_of(item) if "contracts" in item.path.parts else None
         return battery is None or battery in reached.methods or in_the_sample

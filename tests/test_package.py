@@ -54,8 +54,8 @@ def test_every_public_name_is_there_and_listed() -> None:
     assert set(modicum.__all__) <= set(dir(modicum))
     for name in modicum.__all__:
         assert getattr(modicum, name) is not None
+    from modicum.notebook import train
     from modicum.planner import plan
-    from modicum.trainer import train
 
     assert modicum.plan is plan
     assert modicum.train is train
@@ -122,7 +122,10 @@ PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "```python" i
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_python_in_the_documentation_runs(page: Path) -> None:
+def test_python_in_the_documentation_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # pages may write files
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     exec(compile("\n".join(blocks), page.name, "exec"), {})
 

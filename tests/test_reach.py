@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,30 @@ def test_what_cannot_be_told_apart_reaches_everything(checkout: Checkout) -> Non
     words = checkout.reached(["README.md"], METHODS)
     assert words.holds("tests/test_words.py")
     assert not words.everything
+
+
+def test_what_is_committed_is_in_every_sample() -> None:
+    file = "tests/proofs/test_base.py"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n0",
+        "-q",
+        "--collect-only",
+        "-m",
+        "committed",
+        file,
+    ]
+    listed = [
+        subprocess.run(command + sample, capture_output=True, text=True, check=True).stdout
+        for sample in ([], ["--sample-dear=seed"])
+    ]
+    everything, sample = (
+        set(re.findall(rf"^{file}::.*$", found, re.MULTILINE)) for found in listed
+    )
+    assert sample == everything
+    assert len(everything) > 2
 
 
 def test_only_a_clean_checkout_is_noted_as_green(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ SIZE = "write a number and a unit: 8GB (10^9 bytes), 8GiB (2^30 bytes), 512MB, 7
 EVERY = "write a number of steps, or a number and a unit: 30s, 10m, 2h, 1d"
 SECTIONS = (
     "adapter, budget, checkpoint, comm, compress, data, evaluation, linear, memory, model, "
-    "optimizer, parallel, plugins, samples, task, training, transform"
+    "optimizer, parallel, plugins, samples, task, tracking, training, transform"
 )
 ADAPTERS = ", ".join(sorted(methods_for("adapter")))
 LORA = "model:\n  path: base\nadapter:\n  method: lora\n"

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from modicum import parallel as parallel
     from modicum import serve as serve
     from modicum import tasks as tasks
+    from modicum.notebook import TrainedRun as TrainedRun
+    from modicum.notebook import train as train
     from modicum.planner import Plan as Plan
     from modicum.planner import plan as plan
     from modicum.recipe import Recipe as Recipe
-    from modicum.trainer import train as train
 
 __version__ = "0.1.0"
 
@@ -33,7 +34,8 @@ _HOMES = {
     "Plan": "modicum.planner",
     "Recipe": "modicum.recipe",
     "plan": "modicum.planner",
-    "train": "modicum.trainer",
+    "TrainedRun": "modicum.notebook",
+    "train": "modicum.notebook",
 }
 _ROOMS = (
     "adapters",
@@ -53,6 +55,7 @@ _ROOMS = (
 __all__ = [
     "Plan",
     "Recipe",
+    "TrainedRun",
     "__version__",
     "adapters",
     "checkpoint",

@@ -14,7 +14,7 @@ import pytest
 
 COMMANDS = (
     "train", "plan", "init", "schema", "methods", "prove", "check", "report", "chat", "merge",
-    "demo", "drill", "promises", "bench", "checkpoint",
+    "demo", "doctor", "drill", "promises", "completion", "bench", "checkpoint",
 )  # fmt: skip
 
 
@@ -356,6 +356,16 @@ def test_a_merged_model_computes_what_the_adapter_does(
         one_message(again)
 
 
+@pytest.mark.dear
+def test_a_plan_by_a_trace_has_the_same_figures(modicum: Any, runs: Any) -> None:
+    known = modicum("plan", runs.recipe, "--json")
+    traced = modicum("plan", runs.recipe, "--traced", "--json")
+    expected, found = (json.loads(each.out)["prediction"] for each in (known, traced))
+    assert (expected["ledger"], found["ledger"]) == ("arithmetic", "traced")
+    assert found["peak_bytes"] == pytest.approx(expected["peak_bytes"], rel=0.01)
+    assert "by a trace of the model" in modicum("plan", runs.recipe, "--traced").out
+
+
 def test_a_merge_into_bf16_says_how_much_was_rounded(
     modicum: Any, runs: Any, tmp_path: Path
 ) -> None:
@@ -513,7 +523,7 @@ def test_a_budget_of_tensors_is_planned_beside_what_python_and_torch_hold(
     least, most = prediction["process_range"]
     assert prediction["process_base"] < least <= prediction["process_bytes"] <= most
     told = modicum("plan", runs.recipe, "--set", "budget.tensors=500MB").out
-    assert "before the first tensor; 500 MB of the budget are left" in told
+    assert "before the first tensor; 500 MB of the budget are left" in " ".join(told.split())
     refused = modicum("plan", runs.recipe, "--set", "budget.tensors=10kB")
     assert refused.code == 3
     assert "does not fit budget.tensors (10 kB)" in refused.err

@@ -10,7 +10,10 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from modicum.cli.plain_tables import columns, plain
 from modicum.cli.tables import plan_tables, print_methods, print_plan, print_proof, table
 
 
@@ -148,3 +151,41 @@ def test_a_plain_table_imports_neither_rich_nor_torch() -> None:
     )
     assert done.stderr == ""
     assert done.returncode == 0
+
+
+# 80 columns
+
+
+def test_what_is_piped_fits_80_columns_and_loses_no_word() -> None:
+    why = "keeps the budget, since " + "each of many words counts " * 6
+    rows = [("training.micro_batch_size", 4, why), ("b", 12, "short"), ("漢字" * 30, 1, "x" * 99)]
+    shown = text(table, ("choice", "value", "why"), rows)
+    assert max(map(columns, shown.splitlines())) <= 80
+    joined = " ".join(shown.split())
+    for word in why.split():
+        assert word in joined
+    assert shown.replace("\n", "").replace(" ", "").count("x") == 99
+    assert shown.count("漢") == 30
+    first = [line.split()[0] for line in shown.splitlines() if line[:1].strip()]
+    assert first[:4] == ["choice", "-" * len(first[1]), "training.micro_batch_size", "b"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.text("ab 漢", max_size=99), st.text("xyz ", max_size=99), st.integers(0)),
+        max_size=4,
+    )
+)
+def test_any_table_fits_and_holds_every_character(rows: list[tuple[str, str, int]]) -> None:
+    cells = [(" ".join(a.split()), " ".join(b.split()), str(min(n, 10**9))) for a, b, n in rows]
+    shown = plain(("one", "two", "n"), cells, (False, False, True))
+    assert max(map(columns, shown.splitlines())) <= 80
+    body = "".join("".join(line.split()) for line in shown.splitlines()[2:])
+    wanted = "".join("".join(cell.split()) for row in cells for cell in row)
+    assert sorted(body) == sorted(wanted)
+
+
+def test_numbers_do_not_wrap_and_many_columns_stay() -> None:
+    headers = [f"column {n}" for n in range(12)]
+    shown = plain(headers, [["9" * 20] * 12], [True] * 12)
+    assert len(shown.splitlines()) == 3

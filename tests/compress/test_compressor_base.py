@@ -11,7 +11,7 @@ from modicum.compress import FWSVD
 from modicum.compress.base import CompressorQuery
 from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.contracts.parameters import ParameterMetadata, describe_parameter, metadata
-from modicum.core.layers.dense_layers import DenseLayer
+from modicum.core.layers.layer_sites import Site
 
 
 def loss(model: nn.Module, x: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def test_factors_have_the_metadata_of_their_weight_and_the_bias_stays() -> None:
 def test_the_plan_keeps_the_share_and_never_adds(
     ins: int, outs: int, share: float, rank: int
 ) -> None:
-    layer = DenseLayer("x", ins, outs)
+    layer = Site("x", "linear", ins, outs)
     by_share, by_rank = FWSVD(share=share), FWSVD(rank=rank)
     for value in (by_share, by_rank):
         planned = value.form_of(layer)

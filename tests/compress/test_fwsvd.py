@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from modicum.compress import FWSVD, Calibration, calibrate
 from modicum.core.errors import InputError
-from modicum.core.layers.dense_layers import DenseLayer
 from modicum.core.layers.factorize import decompose
+from modicum.core.layers.layer_sites import Site
 from modicum.core.layers.linear_forms import full_weight
 
-LAYER = DenseLayer("0", 9, 12)
+LAYER = Site("0", "linear", 9, 12)
 ONLY = {"targets": ("0",), "rank": 3}
 importances = st.lists(st.floats(1e-6, 1e6), min_size=9, max_size=9).map(torch.tensor)
 

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from modicum.compress import FWSVD, Calibration
 from modicum.core.contracts.ledger import Entry, Ledger, Work
-from modicum.core.layers.dense_layers import DenseLayer
+from modicum.core.layers.layer_sites import Site
 from modicum.proofs import run_battery
 
 
 class Careless(FWSVD):
     """A compressor with what the battery must notice."""
 
-    def metric(self, layer: DenseLayer, calibration: Calibration) -> Tensor:
+    def metric(self, layer: Site, calibration: Calibration) -> Tensor:
         noise = torch.rand(layer.in_features)  # another one at each fit
         return super().metric(layer, calibration) * noise
 

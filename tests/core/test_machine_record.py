@@ -217,7 +217,7 @@ def test_a_process_that_cannot_be_started_is_one_error(monkeypatch):
 
 def test_a_probe_that_does_not_end_is_stopped(folder, monkeypatch):
     (folder / "fake_probe.py").write_text("import time; time.sleep(60)")
-    monkeypatch.setattr(record, "_LIMIT_SECONDS", 0.2)
+    monkeypatch.setattr(record, "LIMIT_SECONDS", 0.2)
     with pytest.raises(ProbeFailed, match=r"took over 0\.2 s"):
         machine_record(say=quiet)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tests.models.test_ledger import LORAS, config, predicted
 from torch import Tensor, nn
 
-from modicum.core.contracts.ledger import Ledger, ModelQuery, OptimizerQuery
+from modicum.core.contracts.ledger import PHASES, Ledger, ModelQuery, OptimizerQuery
 from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.layers.meta import on_meta
 from modicum.core.machine.memory import TensorMeter, tensor_bytes
@@ -59,26 +59,21 @@ def both(
     return found + rest, predicted(made, method, at, again) + rest
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("name", CASES)
-def test_the_decoders_arithmetic_is_what_a_trace_finds(name: str) -> None:
-    traced, told = both(*CASES[name], again=False)
-    phases = {"load", "forward", "loss", "backward", "step"}
+def test_the_decoders_arithmetic_is_what_a_trace_finds(name: str, again: bool) -> None:
+    traced, told = both(*CASES[name], again=again)
+    phases = set(PHASES)
     if name == "late":  # the arithmetic takes the block for one all of whose parts learn
         phases.remove("backward")
         assert traced.by_phase()["backward"] < told.by_phase()["backward"] < told.peak()
     for phase in sorted(phases):
         assert traced.by_phase()[phase] == pytest.approx(told.by_phase()[phase], rel=0.01), phase
     assert traced.flops("forward") == told.flops("forward")
-    # The arithmetic of adapters counts the gradient of the first block's input, which takes none.
-    assert traced.flops("backward") == pytest.approx(told.flops("backward"), rel=0.002)
-
-
-@pytest.mark.parametrize("name", ["full", "full, bf16"])
-def test_so_it_is_of_blocks_that_run_again(name: str) -> None:
-    traced, told = both(*CASES[name], again=True)
-    # That of bf16 takes casts for kept in a block that runs again, which autocast lets go of.
-    assert traced.peak() == pytest.approx(told.peak(), rel=0.03 if "bf16" in name else 0.01)
-    assert traced.flops() == told.flops()
+    # The arithmetic of adapters counts the gradient of the first block's input, which takes none,
+    # and not what they compute in blocks that run again: the planner adds that.
+    apart = 0.03 if again and "l" in name[0] else 0.002
+    assert traced.flops("backward") == pytest.approx(told.flops("backward"), rel=apart)
 
 
 def step(model: nn.Module, batch: Any, loss: Any) -> int:
@@ -218,7 +213,7 @@ def test_a_broken_file_is_traced_again(content, tmp_path, monkeypatch) -> None:
         from modicum.models.traced_cache import answer
 
         given = {"build": asked.build, "arguments": asked.arguments, "wanted": wanted}
-        return json.loads(answer(given))
+        return json.loads(answer(given))["passes"]
 
     monkeypatch.setattr("modicum.models.traced_cache._traced_apart", here)
     assert StoredLedgers(request).weights == request.here().weights

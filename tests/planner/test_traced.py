@@ -1,50 +1,150 @@
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum import recipe_yaml
+from modicum.core.contracts.ledger import PHASES
+from modicum.core.errors import InputError
 from modicum.core.ranks.layout import Layout
 from modicum.models.config import ModelConfig
-from modicum.models.traced_builds import decoder
-from modicum.planner.predict import Choice, predict
+from modicum.models.traced_cache import TraceFailed, TraceRequest, answer
+from modicum.planner import plan
+from modicum.planner.predict import Choice, Prediction, predict
 from modicum.recipe import Recipe
+from modicum.tasks import task_of
 from modicum.tasks.causal_lm import CausalLM
 from modicum.tasks.text import new_config
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 
-def traced(
-    task: CausalLM, config: ModelConfig, shape: ModelQuery, *, recompute: bool = False, **_: Any
-) -> Ledger:
-    known = {field.name: getattr(config, field.name) for field in fields(config)}
-    half = shape.compute_bytes == 2
-    model = decoder(known, shape.tokens, half=half, documents=shape.segments)
-    return model.ledger(shape.sequences, micro_batches=shape.micro_batches, recompute=recompute)
+
+@pytest.fixture(autouse=True)
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What would be traced by another process, which takes seconds to start, is traced here."""
+    found: list[str] = []
+
+    def here(request: TraceRequest, wanted: list[Any]) -> Any:
+        found.append(request.build)
+        given = {"build": request.build, "arguments": request.arguments, "wanted": wanted}
+        made = json.loads(answer(json.loads(json.dumps(given))))
+        if "failed" in made:
+            raise TraceFailed(made["failed"])
+        return made["passes"]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("modicum.models.traced_cache._traced_apart", here)
+    return found
+
+
+def small(**sections: dict[str, Any]) -> tuple[Recipe, ModelConfig]:
+    recipe = Recipe(
+        data={"sequence_length": 96},
+        model={"layers": 5, "width": 64, "vocabulary_size": 700},
+        **sections,
+    )
+    return recipe, replace(new_config(recipe), context=96)
+
+
+def both(recipe: Recipe, config: Any, choice: Choice) -> tuple[Prediction, Prediction]:
+    """The prediction by arithmetic and the one by traces."""
+    found = predict(recipe, config, choice)
+    traced = predict(recipe.changed(budget__ledger="traced"), config, choice)
+    assert (found.traced, traced.traced) == (False, True)
+    return found, traced
+
+
+def assert_alike(found: Prediction, traced: Prediction) -> None:
+    expected, by_phase = found.ledger.by_phase(), traced.ledger.by_phase()
+    for phase in PHASES:
+        assert by_phase[phase] == pytest.approx(expected[phase], rel=0.01), phase
+    assert traced.flops == pytest.approx(found.flops, rel=0.002)
+    assert (traced.total, traced.trainable) == (found.total, found.trainable)
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("name", ["demo-pretrain", "demo-adapt"])
+def test_plans_of_the_demos_are_the_same_by_both(name: str, recompute: bool) -> None:
+    shape = recipe_yaml.load(str(RECIPES / "demo-pretrain.yaml"))
+    recipe = recipe_yaml.load(str(RECIPES / f"{name}.yaml"))
+    assert_alike(*both(recipe, new_config(shape), Choice(16, 1, recompute)))
 
 
 @pytest.mark.parametrize(
     "choice",
     [
-        Choice(4, 1, recompute=False),
         Choice(2, 2, recompute=False),
         Choice(4, 1, recompute=False, layout=Layout(replicas=2)),
         Choice(4, 1, recompute=False, layout=Layout(shards=4)),
     ],
-    ids=["alone", "accumulated", "replicated", "sharded"],
+    ids=["accumulated", "replicated", "sharded"],
 )
-def test_a_plan_made_of_traces_is_the_one_made_of_arithmetic(
-    choice: Choice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_made_of_traces_is_the_one_made_of_arithmetic(choice: Choice) -> None:
+    recipe, config = small()
+    found, traced = both(recipe, config, choice)
+    assert traced.peak_bytes == pytest.approx(found.peak_bytes, rel=0.01)
+    assert traced.flops == found.flops
+
+
+def test_images_are_planned_by_traces_too() -> None:
+    recipe = Recipe(task={"method": "images", "widths": [8, 8, 16, 16]})
+    config = task_of(recipe).look(recipe).config
+    found, traced = both(recipe, config, Choice(32, 1, recompute=False))
+    assert traced.flops == found.flops
+    assert traced.peak_bytes == pytest.approx(found.peak_bytes, rel=0.01)
+
+
+def test_a_task_without_arithmetic_is_traced(asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, config = small()
+    known = predict(recipe, config, Choice(4, 1, recompute=False))
+    assert not asked
+    monkeypatch.setattr(CausalLM, "ledger", lambda *_, **__: None)
+    traced = predict(recipe, config, Choice(4, 1, recompute=False))
+    assert traced.traced
+    assert traced.peak_bytes == pytest.approx(known.peak_bytes, rel=0.01)
+
+
+def test_a_plan_traces_once_and_says_so(new, asked, capsys: pytest.CaptureFixture[str]) -> None:
+    made = plan(new(budget={"ledger": "traced", "tensors": "1GB"}))
+    row = made.row()["prediction"]
+    assert row["ledger"] == "traced"
+    assert row["table"]
+    assert len(asked) == 1
+    assert capsys.readouterr().err.count("Tracing") == 1
+    assert plan(new()).row()["prediction"]["ledger"] == "arithmetic"
+
+
+def test_a_model_that_cannot_be_traced_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, config = small(budget={"ledger": "traced"})
+    outputs = CausalLM.outputs
+
+    def reads(task: CausalLM, model: Any, batch: Any) -> Any:
+        logits = outputs(task, model, batch)
+        return logits if logits.sum().item() > 0 else -logits
+
+    monkeypatch.setattr(CausalLM, "outputs", reads)
+    with pytest.raises(InputError, match="data decides what runs") as caught:
+        predict(recipe, config, Choice(4, 1, recompute=False))
+    assert caught.value.field == "budget.ledger"
+    assert "test_traced.py" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(CausalLM, "ledger", lambda *_, **__: None)
+    with pytest.raises(InputError, match="no ledger of its own") as caught:
+        predict(small()[0], config, Choice(4, 1, recompute=False))
+    assert caught.value.field == "task.method"
+
+
+def test_a_policy_on_activations_is_not_guessed() -> None:
     recipe = Recipe(
-        data={"sequence_length": 96},
-        model={"layers": 5, "width": 64, "vocabulary_size": 700},
-        training={"precision": "fp32"},
+        task={"method": "images", "widths": [8, 8]},
+        memory={"method": "comet"},
+        budget={"ledger": "traced"},
     )
-    config = replace(new_config(recipe), context=96)
-    by_arithmetic = predict(recipe, config, choice)
-    monkeypatch.setattr(CausalLM, "ledger", traced)
-    by_trace = predict(recipe, config, choice)
-    assert by_trace.peak_bytes == pytest.approx(by_arithmetic.peak_bytes, rel=0.01)
-    assert by_trace.flops == by_arithmetic.flops
+    config = task_of(recipe).look(recipe).config
+    with pytest.raises(InputError, match="known by arithmetic alone") as caught:
+        predict(recipe, config, Choice(8, 1, recompute=False))
+    assert caught.value.field == "memory.method"

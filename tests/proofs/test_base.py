@@ -305,8 +305,9 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "proofs"
 PROVEN = [record for record in catalog().values() if record.info.claim_verdict != "not shown here"]
 
 
+@pytest.mark.committed
 @pytest.mark.parametrize("record", PROVEN, ids=lambda record: record.name)
-def test_a_method_says_what_its_whole_experiment_said(record: MethodRecord) -> None:
+def test_a_method_says_what_its_full_experiment_said(record: MethodRecord) -> None:
     """Both parts; and what holds, or is better, does not fail at the quick size."""
     info = record.info
     quick, full = (
@@ -326,6 +327,7 @@ def test_a_method_says_what_its_whole_experiment_said(record: MethodRecord) -> N
     assert bool(info.reason) == (not flawless)
 
 
+@pytest.mark.committed
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.name)
 def test_a_committed_verdict_follows_from_its_own_criteria(file: Path) -> None:
     result = json.loads(file.read_text())

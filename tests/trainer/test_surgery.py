@@ -361,6 +361,7 @@ def test_what_was_written_wrong_is_named(
         ({"comm": {"method": "dear"}}, "leave comm out"),
         ({"training": {"compile": "blocks"}}, "set training.compile to none"),
         ({"task": {"method": "images"}, "compress": None, "model": {}}, "no layer of this model"),
+        ({"evaluation": {"keep_best": True}}, "weights of earlier shapes cannot be exported"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(

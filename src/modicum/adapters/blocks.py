@@ -9,6 +9,7 @@ from torch import nn
 
 from modicum.adapters.sites import Site
 from modicum.core.errors import InputError
+from modicum.core.layers.block_kinds import outermost_lists
 from modicum.core.layers.plain_layers import plain_type
 from modicum.core.layers.targets import named
 from modicum.core.layers.wiring import BlockWires
@@ -17,7 +18,7 @@ ALL_BLOCKS = "all-blocks"
 
 
 def block_sites(model: nn.Module) -> list[Site]:
-    """Every block of a model: the modules of its outermost lists of alike modules.
+    """Every block of a model: the modules of its outermost lists, where these are alike.
 
     `in_features` and `out_features` of a block are the width of the residual stream, as the block's
     first norm has it.
@@ -27,16 +28,11 @@ def block_sites(model: nn.Module) -> list[Site]:
     [('0', 4), ('1', 4)]
     """
     sites: list[Site] = []
-    lists = {
-        name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)
-    }
-    for name, module in lists.items():
-        inside = any(name != other and name.startswith(f"{other}.") for other in lists)
-        inside |= "" in lists and name != ""
-        kinds = {plain_type(block) for block in module}
-        if inside or len(kinds) != 1 or not any(True for _ in module.parameters()):
+    for name, module in outermost_lists(model).items():
+        kinds = {plain_type(block) for block in module.children()}
+        if len(kinds) != 1 or not any(True for _ in module.parameters()):
             continue
-        for index, block in enumerate(module):
+        for index, block in module.named_children():
             if (norm := first_norm(block)) is not None:
                 own = f"{name}.{index}".lstrip(".")
                 sites.append(Site(own, "block", norm[1], norm[1], dtype=_dtype(block)))

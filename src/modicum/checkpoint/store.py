@@ -59,6 +59,7 @@ class CheckpointStore:
         self.folder, self.keep = folder, keep
         self.ranks, self.asynchronous = ranks or Ranks(), asynchronous
         self.last: int | None = None
+        self._held: tuple[int | None, ...] = (None,)
         self._nonce: str | None = None
         self._plan: WritePlan | None = None
         self._staging: Staging | None = None
@@ -154,8 +155,18 @@ class CheckpointStore:
 
     def _in_place(self, published: Published) -> None:
         self._published.append(published)
+        if published.step == self._held[-1]:
+            self._held = self._held[-1:]
         for old in self.steps()[: -self.keep]:
-            shutil.rmtree(self.path(old), ignore_errors=True)
+            if old not in self._held:
+                shutil.rmtree(self.path(old), ignore_errors=True)
+
+    def hold(self, step: int | None) -> None:
+        """Let the checkpoint of a step stay next to the newest, whether it is there yet or not.
+
+        The one that was held before goes when this one is in place.
+        """
+        self._held = (self._held[-1], step)
 
     def poll(self) -> list[Published]:
         """The checkpoints that came into place since this was last asked; reported on rank 0 alone.

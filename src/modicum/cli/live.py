@@ -15,7 +15,8 @@ from typing import Literal, TextIO
 from modicum.cli import live_words as words
 from modicum.cli.live_events import SETUP, EventListener
 from modicum.cli.live_words import EventRecord, Gauge
-from modicum.cli.tables import plain, plan_tables, plan_title
+from modicum.cli.plain_tables import plain
+from modicum.cli.tables import plan_tables, plan_title
 from modicum.report.numbers import finite
 
 Mode = Literal["auto", "live", "lines", "json", "quiet"]
@@ -153,6 +154,10 @@ class Lines(Quiet):
 
     def on_surgery(self, event: EventRecord) -> None:
         """Shapes changed."""
+        self.say(words.message(event))
+
+    def on_stopping(self, event: EventRecord) -> None:
+        """The run stops early."""
         self.say(words.message(event))
 
     def on_finished(self, event: EventRecord) -> None:

@@ -117,6 +117,10 @@ class LiveLine(EventListener):
         """Say it above the line."""
         self.console.print(Text(words.message(event), "yellow"))
 
+    def on_stopping(self, event: EventRecord) -> None:
+        """Say it above the line."""
+        self.console.print(Text(words.message(event), "yellow"))
+
     def on_warning(self, event: EventRecord) -> None:
         """Say it above the line."""
         self.console.print(Text.assemble(("warning: ", "yellow bold"), str(event.get("message"))))

@@ -1,4 +1,4 @@
-"""Tables on standard output: rich's on a terminal, aligned plain text everywhere else.
+"""Tables on standard output: rich's on a terminal, aligned plain text of 80 columns elsewhere.
 
 rich is imported for a terminal only: `modicum methods | grep` must answer at once.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
+from modicum.cli.plain_tables import plain
 from modicum.core.units import format_bytes, format_duration
 from modicum.report.numbers import finite, number, quantity
 
@@ -26,8 +26,8 @@ def table(
 ) -> None:
     """Print rows under headers; a column of nothing but numbers is aligned to the right.
 
-    Cells are shown by `str`, None as nothing. On a terminal long cells wrap; elsewhere a row is a
-    line, so that `grep` and `cut` see full rows.
+    Cells are shown by `str`, None as nothing. Long cells wrap: on a terminal at its width,
+    elsewhere at 80 columns. What reads figures should ask for `--json`.
     """
     stream = stream or sys.stdout
     cells = [[_cell(value) for value in row] for row in rows]
@@ -36,26 +36,6 @@ def table(
         _rich(headers, cells, right, title, stream)
     else:
         stream.write(plain(headers, cells, right, title))
-
-
-def plain(
-    headers: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    right: Sequence[bool],
-    title: str | None = None,
-) -> str:
-    """The table as text: two spaces between columns, a rule under the headers."""
-    lines = [list(headers), *(list(row) for row in cells)]
-    widths = [max(_width(line[i]) for line in lines if i < len(line)) for i in range(len(headers))]
-    lines.insert(1, ["-" * width for width in widths])
-    text = [title] if title else []
-    for line in lines:
-        padded = []
-        for cell, width, to_right in zip(line, widths, right, strict=False):
-            space = " " * (width - _width(cell))
-            padded.append(space + cell if to_right else cell + space)
-        text.append("  ".join(padded).rstrip())
-    return "\n".join(text) + "\n"
 
 
 def print_methods(
@@ -102,7 +82,8 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         costs.append(("parameters", f"{trainable:,}", f"trained, of {total:,}" if frozen else ""))
     if tensors is not None:
         of = " of each rank" if ranks is not None and ranks > 1 else ""
-        costs.append(("tensors", format_bytes(tensors), f"at the peak{of}"))
+        by = ", by a trace of the model" if prediction.get("ledger") == "traced" else ""
+        costs.append(("tensors", format_bytes(tensors), f"at the peak{of}{by}"))
     limit = "no budget was set" if budget is None else f"the budget is {format_bytes(budget)}"
     if base is not None:
         rest = "" if budget is None else f"; {format_bytes(budget - base)} of the budget are left"
@@ -225,16 +206,6 @@ def _numeric(column: Sequence[str]) -> bool:
     """Whether all cells with something in them are numbers, with or without a unit."""
     filled = [cell for cell in column if cell]
     return bool(filled) and all(cell.lstrip("-−+")[:1].isdigit() for cell in filled)
-
-
-def _width(text: str) -> int:
-    """Columns of a terminal that `text` takes: wide East Asian characters take two."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in text
-    )
 
 
 def _rich(

@@ -17,8 +17,9 @@ from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.contracts.method import Context, Method, Names, PositiveInt, Strings
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration, Loss, Mask, calibrate
-from modicum.core.layers.dense_layers import DenseLayer, choose
+from modicum.core.layers.dense_layers import choose
 from modicum.core.layers.form_plan import FormPlan, LayerForm
+from modicum.core.layers.layer_sites import Site
 from modicum.core.progress import CountProgress
 from modicum.core.ranks.ranks import Ranks
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class CompressorQuery:
     """What a compressor's ledger is asked at: a layer and the shape of a micro-batch."""
 
-    layer: DenseLayer
+    layer: Site
     shape: ModelQuery
 
 
@@ -71,13 +72,13 @@ class Compressor(Method):
         """What a calibration must note of each layer, by the names of `core.layers.statistics`."""
 
     @abstractmethod
-    def form_of(self, layer: DenseLayer) -> LayerForm | None:
+    def form_of(self, layer: Site) -> LayerForm | None:
         """The form that a layer takes, by arithmetic alone; None where it stays dense."""
 
     @abstractmethod
     def fitted(
         self,
-        layer: DenseLayer,
+        layer: Site,
         weight: Tensor,
         form: LayerForm,
         calibration: Calibration,
@@ -163,5 +164,5 @@ class Compressor(Method):
         return compressed
 
     @abstractmethod
-    def trained(self, layer: DenseLayer) -> int:
+    def trained(self, layer: Site) -> int:
         """Elements of the layer's weight in its new form, the bias aside."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from modicum.compress.low_rank_base import LowRankCompressor
 from modicum.core.contracts.method import Against, Info, NonNegativeFloat
 from modicum.core.layers.calibration import Calibration
-from modicum.core.layers.dense_layers import DenseLayer
+from modicum.core.layers.layer_sites import Site
 
 
 class FWSVD(LowRankCompressor):
@@ -75,7 +75,7 @@ class FWSVD(LowRankCompressor):
     def statistics(self) -> tuple[str, ...]:
         return ("fisher",) if self.fisher == "examples" else ("token_fisher",)
 
-    def metric(self, layer: DenseLayer, calibration: Calibration) -> Tensor:
+    def metric(self, layer: Site, calibration: Calibration) -> Tensor:
         importance = calibration.mean(self.statistics[0], layer.name)
         mean = importance.mean()
         # A layer in which the loss has no interest at all is one in which nothing is preferred.

@@ -16,9 +16,9 @@ from modicum.compress.base import Compressor, CompressorQuery, FittedLayer
 from modicum.core.contracts.ledger import Entry, Ledger, Phase, Work
 from modicum.core.contracts.method import PositiveInt
 from modicum.core.layers.calibration import Calibration
-from modicum.core.layers.dense_layers import DenseLayer
 from modicum.core.layers.factorize import decomposed, share_rank
 from modicum.core.layers.form_plan import LayerForm
+from modicum.core.layers.layer_sites import Site
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,22 +42,22 @@ class LowRankCompressor(Compressor):
     multiple: PositiveInt = 1
 
     @abstractmethod
-    def metric(self, layer: DenseLayer, calibration: Calibration) -> Tensor | None:
+    def metric(self, layer: Site, calibration: Calibration) -> Tensor | None:
         """Where a layer's factors must be near its weight: see `factorize.decompose`."""
 
-    def rank_of(self, layer: DenseLayer) -> int | None:
+    def rank_of(self, layer: Site) -> int | None:
         """The rank of a layer's factors; None where they would save nothing."""
         ins, outs = layer.in_features, layer.out_features
         rank = self.rank or share_rank(ins, outs, self.share, self.multiple)
         return rank if rank * (ins + outs) < layer.elements else None
 
-    def form_of(self, layer: DenseLayer) -> LayerForm | None:
+    def form_of(self, layer: Site) -> LayerForm | None:
         rank = self.rank_of(layer)
         return None if rank is None else LayerForm("low_rank", {"rank": rank})
 
     def fitted(
         self,
-        layer: DenseLayer,
+        layer: Site,
         weight: Tensor,
         form: LayerForm,
         calibration: Calibration,
@@ -68,7 +68,7 @@ class LowRankCompressor(Compressor):
         factors = {"down": down, "up": up}
         return FittedLayer(factors, basis.error(int(rank["rank"])), basis.error(0))
 
-    def trained(self, layer: DenseLayer) -> int:
+    def trained(self, layer: Site) -> int:
         """Elements of the layer's weight in its new form, the bias aside."""
         rank = self.rank_of(layer)
         return layer.elements if rank is None else rank * (layer.in_features + layer.out_features)

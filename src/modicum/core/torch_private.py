@@ -113,6 +113,18 @@ def fake_tensors() -> Iterator[None]:
         yield
 
 
+def data_decided(error: BaseException) -> str | None:
+    """The operation whose result fake tensors do not know, where that was the error."""
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+    )
+
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return str(error.func)
+    return None
+
+
 def is_plain_parameter(tensor: object) -> bool:
     """Whether it is a parameter of PyTorch's own class, real or fake, and of no library's."""
     fake = type(tensor).__module__ == "torch._subclasses.fake_tensor"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from modicum.core.contracts.run_hooks import PassKind, RunHook
 from modicum.core.errors import InputError
-from modicum.core.layers.layer_sites import convolutions_of
+from modicum.core.layers.layer_sites import survey
 from modicum.core.layers.saved_tensors import Need, SavedTensors, Shares
 from modicum.core.layers.torch_calls import Call
 from modicum.core.ranks.ranks import Ranks
@@ -40,7 +40,8 @@ class Activations(RunHook):
 
     def __init__(self, policy: ActivationPolicy, model: nn.Module, ranks: Ranks) -> None:
         self.policy, self.model, self.ranks = policy, model, ranks
-        self.layers = [BoundedConvolution(name, module) for name, module in convolutions_of(model)]
+        sites = survey(model, ["convolution"]).every.values()
+        self.layers = [BoundedConvolution(site, model.get_submodule(site.name)) for site in sites]
         if not self.layers:
             raise InputError("it compresses what convolutions keep, and this model has none")
         self.step = 0

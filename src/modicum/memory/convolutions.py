@@ -1,4 +1,4 @@
-"""A convolution as a policy on its stored input sees it: a bound, and sums over one update."""
+"""What a policy has at a convolution: a bound on its stored input, and sums over one update."""
 
 from __future__ import annotations
 
@@ -10,22 +10,29 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.errors import InputError
+from modicum.core.layers.layer_sites import Site
 from modicum.core.ranks.sharding import own_part
 from modicum.memory.base import Seen
 
 
 class BoundedConvolution:
-    """A convolution: its bound, and what is summed up in an update that is measured."""
+    """The bound of a convolution, and what is summed up in an update that is measured.
 
-    def __init__(self, name: str, module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> None:
-        self.name, self.module = name, module
+    Args:
+        site: the convolution.
+        module: the layer itself.
+    """
+
+    def __init__(self, site: Site, module: nn.Module) -> None:
+        assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        self.site, self.name, self.module = site, site.name, module
         self.bound = 0.0
         self.seen: Seen | None = None
         self.clear()
 
     def clear(self) -> None:
         """Forget the sums."""
-        self.squares = torch.zeros(self.module.out_channels, dtype=torch.float64)
+        self.squares = torch.zeros(self.site.out_features, dtype=torch.float64)
         self.nonzero = self.elements = self.count = 0
         self.magnitude = self.largest = 0.0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from modicum.core.contracts.catalog import built_in
 from modicum.core.errors import InputError
 from modicum.core.layers.block_plan import BlockPlan, Skips, check_heads
 from modicum.core.layers.form_plan import DENSE_FORM, Argument, FormPlan, LayerForm
-from modicum.core.layers.wiring import BlockWires, SkipsTooFar, block_wires, streams
+from modicum.core.layers.wiring import BlockWires, block_wires
+from modicum.models.block_checks import checked_blocks
 from modicum.models.rope_config import rope_from_hf, rope_to_hf
 
 MODEL_TYPES = ("llama", "mistral", "qwen2")
@@ -133,32 +134,8 @@ class ModelConfig:
                 raise InputError(problem, field=field, candidates=known, word=name)
             _check_arguments(form.name, tuple(form.arguments.items()))
         _check_arguments(self.forms.default.name, tuple(self.forms.default.arguments.items()))
-        self._check_blocks()
-
-    def _check_blocks(self) -> None:
-        """Check what blocks have of their own, and leave out what is the model's."""
-        if not self.forms.blocks:
-            return
-        known = [prefix.removesuffix(".") for prefix in self.block_prefixes()]
-        own = {}
-        for name, block in self.forms.blocks.items():
-            if name not in known:
-                problem = "gives blocks of the model what is theirs, and this names none"
-                field = f"forms.blocks.{name}"
-                raise InputError(problem, field=field, candidates=known, word=name)
-            same = {each: None for each, n in block.widths.items() if n == getattr(self, each)}
-            own[name] = replace(block, **same)
-        object.__setattr__(self, "forms", self.forms.with_blocks(own))
-        for layer, name in enumerate(known):
-            try:
-                check_heads(self.heads_of(layer), self.kv_heads_of(layer))
-            except InputError as error:
-                raise error.within(f"forms.blocks.{name}") from None
-        try:
-            streams(self.skips())
-        except SkipsTooFar as error:
-            block, branch = known[error.branch // 2], ("mixer", "mlp")[error.branch % 2]
-            raise error.located(field=f"forms.blocks.{block}.{branch}_skips") from None
+        if self.forms.blocks:
+            object.__setattr__(self, "forms", checked_blocks(self))
 
     @property
     def output_bias(self) -> bool:

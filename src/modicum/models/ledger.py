@@ -21,7 +21,7 @@ __all__ = ["AdapterActivations", "held", "ledger", "slack", "weight_bytes"]
 
 _SAVED: tuple[Phase, ...] = ("forward", "loss")
 _GENERATOR_BYTES = 5056  # the state of torch's generator, which a recomputed block restores
-_RUNNING: tuple[Phase, ...] = ("evaluation", "forward", "loss", "backward")
+_RUNNING: tuple[Phase, ...] = ("forward", "loss", "backward")
 
 
 def ledger(
@@ -50,16 +50,21 @@ def ledger(
     ]
     copies = [0 if block.prefix in again else block.casts for block in blocks]
     first, last = next((b for b in blocks if b.saved), blocks[-1]), blocks[-1]
-    live = first.saved_alone + first.casts + (first.entered if recompute else 0)
+    live = first.rerun if recompute else first.saved + first.casts
     logits, inner, masks = head.logits, max(block.inner for block in blocks), _mask_bytes(shape)
     # While a wider block runs forward, what it and those after it keep is not there yet.
     wider = [n for n, block in enumerate(blocks) if block.larger(last)]
-    running = max([last.inner - last.saved, *(blocks[n].inner - sum(kept[n:]) for n in wider)])
+    # Of a block that runs again only the input is there, and nothing of the head yet.
+    there = kept[-1] + head.saved if last.prefix in again else last.saved
+    running = max([last.inner - there, *(blocks[n].inner - sum(kept[n:]) for n in wider)])
     computed = logits * shape.compute_bytes // 4
     scoring = max(
         2 * logits + (computed if computed < logits else 0), computed + head.product.forward
     )
-    building = masks + 2 * masks // shape.compute_bytes  # a second mask, and its two booleans
+    # Where nothing is kept, positions and masks are gone when tokens are scored.
+    places = masks + _rotary_bytes(config, shape)
+    building = 2 * masks // shape.compute_bytes + masks  # two booleans, and a second mask
+    passing = places + max(inner, first.stream + building)
     at_loss = [
         3 * logits,  # the logits' logarithms, their gradient and the gradient before the softmax
         logits + last.stream + head.gradient_made,
@@ -68,14 +73,14 @@ def ledger(
         + head.gradient_held
         - head.saved
         - head.casts
-        + (last.saved_alone + last.casts if recompute else 0),
+        + (last.run_again if recompute else 0),
     ]
     undoing = [live + first.work - head.gradients_to_come([first])]
     # A wider block is undone when those before it have kept what they keep, and no gradients.
     undoing += [
         sum(kept[:n] + copies[:n])
-        + (block.saved_alone + block.casts + block.work)
-        + (block.entered if block.prefix in again else 0)
+        + (block.rerun if block.prefix in again else block.saved + block.casts)
+        + block.work
         - head.gradients_to_come(blocks[: n + 1])
         for n, block in enumerate(blocks)
         if block.larger(first)
@@ -85,7 +90,7 @@ def ledger(
         Entry("weight", weight_bytes(config, shape.weight_bytes), what="model"),
         Entry("activation", sum(kept) + head.saved, _SAVED, "activations"),
         Entry("activation", min(live, at_end), ("backward",), "activations of one block"),
-        Entry("workspace", max(scoring, inner, building), ("evaluation",), "logits"),
+        Entry("workspace", max(scoring, passing), ("evaluation",), "logits"),
         Entry("workspace", max(scoring, running, 0), ("forward",), "logits"),
         Entry("workspace", max(*at_loss, 0), ("loss",), "logits and gradients"),
         Entry("workspace", max(at_end - live, 0), ("backward",), "gradients of a block"),
@@ -96,7 +101,7 @@ def ledger(
             "weights in bf16",
         ),
         Entry("workspace", sum(copies) + head.casts, ("loss",), "weights in bf16"),
-        Entry("buffer", masks + _rotary_bytes(config, shape), _RUNNING, "positions, masks"),
+        Entry("buffer", places, _RUNNING, "positions, masks"),
         Entry("buffer", _batch_bytes(shape), ALWAYS, "tokens"),
         *_work(blocks, head, recompute),
     )
@@ -114,7 +119,7 @@ def slack(
     last = blocks[-1]
     there = last.work + head.gradient_held - head.saved - head.casts
     if recompute:
-        there += last.saved_alone + last.casts
+        there += last.run_again
     whole = ledger(config, shape, adapted=adapted, recompute=recompute)
     return whole.bytes("workspace", "loss") - max(there, 0)
 

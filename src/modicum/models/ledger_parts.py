@@ -112,7 +112,9 @@ class DecoderBlock(DecoderPart):
         twin: whether its MLP reads the stream that its mixer does.
         shared: how many of its branches read a stream that a block before reads too.
         entering: streams that come in and into no block before.
-        more: streams next to one, at most.
+        saves_entering: of the streams that come in, those that its norms keep.
+        held: streams there while its MLP runs.
+        flowing: streams whose gradients are there, at most.
     """
 
     layer: int
@@ -120,7 +122,9 @@ class DecoderBlock(DecoderPart):
     twin: bool = False
     shared: int = 0
     entering: int = 1
-    more: int = 0
+    saves_entering: int = 1
+    held: int = 2
+    flowing: int = 1
 
     @property
     def mlp_width(self) -> int:
@@ -211,11 +215,27 @@ class DecoderBlock(DecoderPart):
         return each * self.shape.positions + self.adapters
 
     @property
+    def rerun(self) -> int:
+        """Bytes that are there when it has run again, beyond the inputs of blocks before it."""
+        # Its norms save some of the very tensors that came in.
+        same = self.saves_entering if self.shape.residual_bytes == 4 else 0
+        return self.saved_alone + self.casts + self.entered - same * self.stream
+
+    @property
+    def run_again(self) -> int:
+        """Bytes that running it again adds to its input, weights' copies among them."""
+        return self.rerun - self.entered
+
+    @property
     def inner(self) -> int:
         """Bytes of what the forward pass holds at a time when nothing is kept."""
+        # The block's input, that with attention's output added, and its norm; and that output.
+        mixed = self.config.width * self.shape.compute_bytes * self.shape.positions
         # Both factors and their product; or both factors as the second one is made.
-        workspace = self.workspace(max(each.forward for each in self.products))
-        return (2 + self.more) * self.stream + max(3 * self.factor, 2 * self.factor + workspace)
+        cast = mixed if self.half else 0  # of what the second one is made of
+        workspace = cast + self.workspace(max(each.forward for each in self.products))
+        streams = (1 + self.held) * self.stream
+        return streams + mixed + max(3 * self.factor, 2 * self.factor + workspace)
 
     @property
     def work(self) -> int:
@@ -224,10 +244,31 @@ class DecoderBlock(DecoderPart):
             return 0
         # down_proj's input is given free as its gradient comes; then come those of both factors.
         made = 3 - self.inputs("mlp.down_proj")
-        scratch = max(each.weight for each in self.products)
-        undone = made * self.factor + self.gradient_of(self.linears["mlp.down_proj"], scratch)
         workspace = self.workspace(max(each.inputs for each in self.products))
-        return (1 + self.more) * self.stream + max(undone, (made - 1) * self.factor + workspace)
+        return self.flowing * self.stream + max(
+            made * self.factor + self._down_held,
+            (made - 1) * self.factor + workspace,
+            self._down_made if self.trained else 0,
+        )
+
+    @property
+    def _down_held(self) -> int:
+        """Bytes that down_proj's weight leaves: its gradient comes, and its bf16 copy goes."""
+        if not self.trained:
+            return 0
+        waits = 4 if self.shape.micro_batches == 1 else 0  # else it was added to the one before
+        return (waits - 2 * self.half) * self.linears["mlp.down_proj"]
+
+    @property
+    def _down_made(self) -> int:
+        """Bytes that down_proj's own backward pass works in: its gradients, and scratch."""
+        elements, (_, down) = self.linears["mlp.down_proj"], self.products
+        if not self.half:
+            return 4 * elements + self.factor
+        # In bf16 it begins with a copy of its output's gradient, and ends with one of its own.
+        copy = self.config.width * self.shape.compute_bytes * self.shape.positions
+        scratch = max(down.weight, self.factor + down.inputs)
+        return max(copy + 2 * elements + scratch, 4 * elements)
 
     @property
     def factor(self) -> int:
@@ -438,12 +479,14 @@ def parts(
             layer,
             twin=mixer == mlp,
             entering=len({*places[0]} - entered),
-            more=max(map(len, places)) - 1,
+            held=len({*places[0], *places[1]}),
+            flowing=max(map(len, places)),
         )
         takes |= block.mixed << 2 * layer
         block = replace(block, mlp_flows=starts or bool(mlp & takes))
         takes |= block.added << 2 * layer + 1
         kept = {each for each, kept in ((mixer, block.flows), (mlp, block.reaches_mlp)) if kept}
-        blocks.append(replace(block, shared=len(kept & read)))
+        came = len(kept & {*places[0]})
+        blocks.append(replace(block, shared=len(kept & read), saves_entering=came))
         read, entered = read | kept, entered | {*places[0]}
     return blocks, Head(config, shape, adapted, "lm_head", starts or bool(takes))

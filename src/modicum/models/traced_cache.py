@@ -8,14 +8,13 @@ a trace is true on every machine.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -24,24 +23,21 @@ from typing import Any, cast
 
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.files import read_json, user_cache, write_json
+from modicum.core.layers.trace_failure import why_not
 from modicum.core.layers.trace_moves import Move, TracedPart, TracedPass, move_of, plain
+from modicum.core.machine.child_process import ChildFailed, answer_of
 from modicum.models.traced_ledger import TracedLedgers, TracedModel
 from modicum.models.traced_moves import PassMoves
 
 _FORMAT = 1
-_LIMIT_SECONDS = 600
 _PACKAGES = ("core", "linears", "adapters", "models", "tasks")
 _USUAL = ([False, True, 0], [False, False, 0], [True, True, 0])
 _LIBRARIES = ("torch", "transformers")
-_START = (
-    "import json, sys; given = json.loads(sys.argv[1]); "
-    "sys.path += [path for path in given['paths'] if path not in sys.path]; "
-    "from modicum.models.traced_cache import answer; print(answer(given))"
-)
+_PROGRAM = "from modicum.models.traced_cache import answer; print(answer(given))"
 
 
 class TraceFailed(ModicumError):
-    """The process that traces a model failed."""
+    """A model could not be traced, and why."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +89,16 @@ class StoredLedgers(TracedLedgers):
     """The ledgers of a model that was traced elsewhere.
 
     Asked what the traces do not tell, such as of blocks that run again, they have it traced.
+
+    Args:
+        say: called before another process traces, which takes seconds.
+
+    Raises:
+        TraceFailed: the model cannot be built or traced, with the reason.
     """
 
-    def __init__(self, request: TraceRequest) -> None:
-        self._request = request
+    def __init__(self, request: TraceRequest, say: Callable[[], None] = lambda: None) -> None:
+        self._request, self._say = request, say
         self._passes: dict[tuple[bool, bool], PassMoves] = {}
         found = self._of(recompute=False, backward=True)
         self.weights, self.gradients = int(found["weights"]), int(found["gradients"])
@@ -121,24 +123,34 @@ class StoredLedgers(TracedLedgers):
         """What is kept of a kind of pass, traced now where nothing is."""
         name = f"recompute {recompute:d}, backward {backward:d}, sequences {sequences}"
         file = self._request.file
-        known = _read(file)
-        if name in known and _usable(known[name]):
-            return cast(dict[str, Any], known[name])
-        wanted: list[list[Any]] = [[recompute, backward, sequences]]
-        if not known:  # others are asked for next, and to start a process takes longest
-            wanted += [each for each in _USUAL if each != wanted[0]]
-        made = _traced_apart(self._request, wanted)
-        with suppress(OSError, InputError):  # traced again next time, then
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, {"key": self._request.key, "passes": _read(file) | made})
+        if _usable(found := _read(file).get(name)):
+            return cast(dict[str, Any], found)
+        with _turn(file):
+            known = _read(file)  # another process may have had its turn
+            if _usable(found := known.get(name)):
+                return cast(dict[str, Any], found)
+            wanted: list[list[Any]] = [[recompute, backward, sequences]]
+            if not known:  # others are asked for next, and to start a process takes longest
+                wanted += [each for each in _USUAL if each != wanted[0]]
+            self._say()
+            made = _traced_apart(self._request, wanted)
+            with suppress(OSError, InputError):  # traced again next time, then
+                write_json(file, {"key": self._request.key, "passes": known | made})
         return cast(dict[str, Any], made[name])
 
 
 def answer(given: Mapping[str, Any]) -> str:
-    """What a process that traces prints: the passes that are wanted, as a line of JSON."""
-    model = TraceRequest(given["build"], given["arguments"]).here()
+    """What a process that traces prints: the passes that are wanted or why not, as JSON."""
+    try:
+        found = _passes(TraceRequest(given["build"], given["arguments"]).here(), given["wanted"])
+    except Exception as error:  # whatever a user's model says on tensors without memory
+        return json.dumps({"failed": why_not(error)})
+    return json.dumps({"passes": found})
+
+
+def _passes(model: TracedModel, wanted: Sequence[Any]) -> dict[str, Any]:
     found = {}
-    for recompute, backward, sequences in given["wanted"]:
+    for recompute, backward, sequences in wanted:
         moves = model.moves(recompute=recompute, backward=backward)
         name = f"recompute {recompute:d}, backward {backward:d}, sequences {sequences}"
         points = moves.points if not sequences else {sequences: moves.at(sequences)}
@@ -149,36 +161,32 @@ def answer(given: Mapping[str, Any]) -> str:
             "counts": model.counts,
             "points": {number: _plain_pass(each) for number, each in points.items()},
         }
-    return json.dumps(found)
+    return found
 
 
 def _traced_apart(request: TraceRequest, wanted: Sequence[Any]) -> dict[str, Any]:
-    given = {
-        "build": request.build,
-        "arguments": dict(request.arguments),
-        "wanted": wanted,
-        "paths": sys.path,
-    }
-    environment = {n: v for n, v in os.environ.items() if n not in ("RANK", "WORLD_SIZE")}
+    given = {"build": request.build, "arguments": dict(request.arguments), "wanted": wanted}
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _START, json.dumps(given)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_LIMIT_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        raise TraceFailed(f"tracing {request.build} took over {_LIMIT_SECONDS} s") from None
-    except OSError as error:
-        raise TraceFailed(f"no process could be started to trace a model: {error}") from None
-    with suppress(ValueError, IndexError):
-        if done.returncode == 0:
-            return cast(dict[str, Any], json.loads(done.stdout.splitlines()[-1]))
-    last = "\n".join((done.stderr or done.stdout).splitlines()[-5:])
-    raise TraceFailed(f"the model of {request.build} could not be traced:\n{last}")
+        found = answer_of(_PROGRAM, given, work="the process that traces it")
+    except ChildFailed as error:
+        raise TraceFailed(str(error)) from None
+    if "failed" in found:
+        raise TraceFailed(found["failed"])
+    return cast(dict[str, Any], found["passes"])
+
+
+@contextmanager
+def _turn(file: Path) -> Iterator[None]:
+    """Ranks of a run ask at once: one traces, the others wait for it and read."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = open(file.with_suffix(".lock"), "a", encoding="utf-8")  # noqa: SIM115
+    except OSError:  # each for itself, where nothing can be kept
+        yield
+        return
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from modicum.planner.choose import (
 )
 from modicum.planner.predict import Prediction, Predictor, predict
 from modicum.planner.remedies import Remedy, more_ranks, remedies
+from modicum.planner.shown import plan_html
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, Inputs, task_of
 
@@ -148,6 +149,7 @@ class Plan:
                 "process_range": None if least_most is None else list(least_most),
                 "process_base": self.process_base if self.device == "cpu" else None,
                 "budget_bytes": self.budget,
+                "ledger": "traced" if self.prediction.traced else "arithmetic",
                 "table": ledger.table(),
                 "by_phase": ledger.by_phase(),
                 "wire_bytes": self.prediction.wire_bytes,
@@ -162,6 +164,9 @@ class Plan:
             "device": self.device,
             "data": self.inputs.described,
         }
+
+    def _repr_html_(self) -> str:
+        return plan_html(self.row())
 
     def replaying(self, rows: Sequence[Mapping[str, Any]]) -> Plan:
         """This plan as the continuation of a run that has `rows` of plans.
@@ -201,7 +206,7 @@ class Plan:
         """The plan with these choices, and what they cost."""
         rows = tuple(rows)
         choice = told(self.recipe, rows, self.ranks)
-        prediction = predict(self.recipe, self.inputs.config, choice)
+        prediction = predict(self.recipe, self.inputs.config, choice, self.device)
         return replace(self, prediction=prediction, choices=rows)
 
     def reshaped(self, surgery: Surgery) -> Plan:
@@ -274,7 +279,7 @@ def plan(
     inputs = task.look(recipe)
     device = _device(recipe, keep if replay is None else replay)
     machine, record, room = _agreed(recipe, device, live, count)
-    predictor = Predictor()
+    predictor = Predictor(device.type)
     if replay is not None:
         prediction = predictor(recipe, inputs.config, told(recipe, replay, count))
         return Plan(

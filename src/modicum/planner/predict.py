@@ -15,8 +15,10 @@ from modicum.core.layers.meta import on_meta
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.ranks.layout import Layout
 from modicum.memory.base import ActivationPolicy
+from modicum.models.traced_ledger import experts_of
 from modicum.parallel.ledger import staging
 from modicum.planner.sharing import Model, Structure, shared
+from modicum.planner.traced import traces
 from modicum.planner.updates import spent_in_updates
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
@@ -65,6 +67,7 @@ class Prediction:
         total, trainable: elements of the full model and its adapters.
         frozen_bytes: of weights that are read once and never change.
         half: whether matrix products are in bf16.
+        traced: whether the model's part is traced; if not, it is arithmetic.
     """
 
     choice: Choice
@@ -73,6 +76,7 @@ class Prediction:
     trainable: int
     frozen_bytes: int
     half: bool
+    traced: bool = False
 
     @property
     def peak_bytes(self) -> int:
@@ -107,15 +111,20 @@ class Prediction:
         return base + host + round(self.peak_bytes * (1 + kept))
 
 
-def predict(recipe: Recipe, config: Any, choice: Choice) -> Prediction:
+def predict(recipe: Recipe, config: Any, choice: Choice, device: str = "cpu") -> Prediction:
     """What a recipe's update takes under a choice."""
-    return Predictor()(recipe, config, choice)
+    return Predictor(device)(recipe, config, choice)
 
 
 class Predictor:
-    """Predictions for a recipe and variations of it; what they have in common is done once."""
+    """Predictions for a recipe and variations of it; what they have in common is done once.
 
-    def __init__(self) -> None:
+    Args:
+        device: where the run is, cpu or cuda.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
         self._structures: dict[str, tuple[Any, Structure]] = {}
 
     def __call__(self, recipe: Recipe, config: Any, choice: Choice) -> Prediction:
@@ -137,6 +146,10 @@ class Predictor:
         made_by = recipe.methods()["optimizer"].traits(recipe.fields("optimizer"))
         backward = "needs_no_gradients" not in made_by
         model = Model(task, config, structure, shape, choice.recompute, shares, backward)
+        # The arithmetic also refuses what the task does not go with.
+        if model.by_arithmetic() is None or recipe.budget.ledger == "traced":
+            found = traces(recipe, config, shape, self._device, structure.experts)
+            model = replace(model, traces=found)
         parts, ledger = model.parts(choice.layout), model.ledger()
         if choice.layout.ranks > 1:
             ledger = shared(model, ledger, parts, recipe)
@@ -148,7 +161,8 @@ class Predictor:
         if recipe.adapter is not None:
             total += trainable
         frozen = parts.frozen_bytes if recipe.adapter is not None else 0
-        return Prediction(choice, ledger + state, total, trainable, frozen, half)
+        traced = model.traces is not None
+        return Prediction(choice, ledger + state, total, trainable, frozen, half, traced)
 
     def _structure(self, recipe: Recipe, config: Any) -> Structure:
         """What is trained, and the adapter with the layers that its targets name.
@@ -167,15 +181,15 @@ class Predictor:
 def _structure(recipe: Recipe, config: Any) -> Structure:
     with on_meta():
         model = task_of(recipe).model(config)
-        adapter = recipe.method("adapter")
+        adapter, experts = recipe.method("adapter"), experts_of(model)
         if adapter is None:
-            return Structure(trained_shapes(model))
+            return Structure(trained_shapes(model), experts=experts)
         assert isinstance(adapter, Adapter)
         try:
             attached = adapter.bind(Context(model, recipe.training.seed))
         except InputError as error:
             raise error.within("adapter") from None
-    return Structure(trained_shapes(model), adapter, tuple(attached.sites.values()))
+    return Structure(trained_shapes(model), adapter, tuple(attached.sites.values()), experts)
 
 
 def _expected_shares(recipe: Recipe, shape: ModelQuery) -> Shares | None:

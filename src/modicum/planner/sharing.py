@@ -21,17 +21,20 @@ from modicum.core.ranks.layout import Layout
 from modicum.models.ledger import AdapterActivations
 from modicum.parallel import exchange_ledger
 from modicum.parallel.ledger import GatheredGroups, Group, replicated, sharded
+from modicum.planner.traced import Traces
 from modicum.recipe import Recipe
 from modicum.tasks.base import Task
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What of a model is trained, and the adapter with its layers, if any."""
+    """What of a model is trained, its layers of experts, and the adapter with its layers."""
 
     trained: tuple[TrainedParameter, ...]
     adapter: Adapter | None = None
     sites: tuple[Site, ...] = ()
+    experts: tuple[int, int] | None = None
+    """Over how many experts a layer chooses, and how many it chooses."""
 
     @cached_property
     def trainable(self) -> int:
@@ -57,18 +60,28 @@ class Model:
     """What a policy on saved activations leaves of them."""
     backward: bool = True
     """Whether gradients are computed."""
+    traces: Traces | None = None
+    """What takes the place of the task's arithmetic."""
 
     def ledger(self) -> Ledger:
         """What one process spends on the model and its adapters, gradients not counted."""
-        model = self.task.ledger(
+        if self.traces is not None:
+            spent = self.traces.ledger(self.shape, recompute=self.recompute)
+        else:
+            model = self.by_arithmetic()
+            assert model is not None
+            spent = Ledger.sum([model, *self._beside_saved])
+        return spent if self.backward else spent.without_backward()
+
+    def by_arithmetic(self) -> Ledger | None:
+        """The task's own ledger of the model, with what adapters keep in it; None: it has none."""
+        return self.task.ledger(
             self.config,
             self.shape,
             adapted=self.adapted,
             recompute=self.recompute,
             shares=self.shares,
         )
-        spent = Ledger.sum([model, *self._beside_saved])
-        return spent if self.backward else spent.without_backward()
 
     @cached_property
     def _adapter_ledgers(self) -> dict[Site, Ledger]:
@@ -106,10 +119,25 @@ class Model:
             for site, each in self._adapter_ledgers.items()
             for _ in range(self.structure.kinds[site])
         ]
-        return [*rest, adapter.shared_ledger(self.structure.sites)]
+        return [*rest, adapter.shared_ledger(self.structure.sites), self._run_again]
+
+    @property
+    def _run_again(self) -> Ledger:
+        """The work of adapters in blocks that run again in the backward pass."""
+        blocks = tuple(self.config.block_prefixes()) if self.recompute else ()
+        again = [
+            replace(work, phase="backward")
+            for site in self.structure.sites
+            if f"{site.name}.".startswith(blocks)
+            for work in self._adapter_ledgers[replace(site, name="")].work
+            if work.phase == "forward"
+        ]
+        return Ledger.of(*again)
 
     def slack(self) -> int:
         """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
+        if self.traces is not None:
+            return self.traces.slack(self.shape, recompute=self.recompute)
         return self.task.slack(
             self.config, self.shape, adapted=self.adapted, recompute=self.recompute
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from modicum.recipe.recipe import Recipe, assign, differences
+from modicum.recipe.plain_values import assign, differences
+from modicum.recipe.recipe import Recipe
 from modicum.recipe.sections import (
     BudgetSection,
     CheckpointSection,
@@ -12,6 +13,7 @@ from modicum.recipe.sections import (
     ParallelSection,
     SamplesSection,
     Section,
+    TrackingSection,
     TrainingSection,
 )
 from modicum.recipe.slots import SLOTS, methods_for
@@ -27,6 +29,7 @@ __all__ = [
     "Recipe",
     "SamplesSection",
     "Section",
+    "TrackingSection",
     "TrainingSection",
     "assign",
     "differences",

@@ -6,7 +6,7 @@ the paths exist, does the data parse) is checked by `modicum.plan`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from modicum.core.contracts.method import Method, Strings, describe
 from modicum.core.contracts.traits import TraitHolder, clashes
 from modicum.core.errors import InputError
 from modicum.recipe.paths import anchored
+from modicum.recipe.plain_values import assign
 from modicum.recipe.sections import (
     BudgetSection,
     CheckpointSection,
@@ -26,6 +27,7 @@ from modicum.recipe.sections import (
     ParallelSection,
     SamplesSection,
     Section,
+    TrackingSection,
     TrainingSection,
 )
 from modicum.recipe.slots import DEFAULTS, SLOTS, filled, find_in, spelled
@@ -70,6 +72,7 @@ class Recipe(Section):
     samples: SamplesSection = SamplesSection()
     checkpoint: CheckpointSection = CheckpointSection()
     parallel: ParallelSection = ParallelSection()
+    tracking: TrackingSection = TrackingSection()
     budget: BudgetSection = BudgetSection()
     plugins: Strings = ()
     """Python files that define methods of your own."""
@@ -99,6 +102,7 @@ class Recipe(Section):
             record.validate(self.fields(slot), prefix=f"{slot}.")
         self._check_model()
         self._check_training()
+        self._check_evaluation()
         self.refuse_clashes()
         return self
 
@@ -220,6 +224,21 @@ class Recipe(Section):
                 value=self.parallel.shard,
             )
 
+    def _check_evaluation(self) -> None:
+        asked, data = self.evaluation, self.data
+        if not asked.keep_best and asked.patience is None:
+            return
+        field = "evaluation.keep_best" if asked.keep_best else "evaluation.patience"
+        if self.task is None and not data.validation_fraction and data.validation_path is None:
+            problem = "needs validation data: set data.validation_fraction or data.validation_path"
+            raise InputError(problem, field=field)
+        if asked.keep_best and any("changes_shapes" in part.traits for part in self.parts()):
+            raise InputError(
+                "a method of this recipe changes shapes on the way, and weights of earlier shapes "
+                "cannot be exported at the end; leave it out",
+                field=field,
+            )
+
     def plain(self) -> dict[str, Any]:
         """The recipe as plain values, every field spelled out: what YAML and JSON hold.
 
@@ -247,35 +266,6 @@ class Recipe(Section):
         """The recipe with absolute paths; relative ones are of `folder`, or of where we work."""
         values = self.model_dump(mode="json", exclude_unset=True)
         return Recipe(**anchored(values, folder or Path.cwd()))
-
-
-def assign(values: dict[str, Any], path: str, value: Any) -> None:
-    """Set a dotted path in nested dictionaries, making the sections on its way.
-
-    Raises:
-        InputError: the path goes through something that is no section.
-    """
-    *sections, last = path.split(".")
-    place: Any = values
-    for depth, name in enumerate(sections):
-        if place.get(name) is None:
-            place[name] = {}
-        place = place[name]
-        if not isinstance(place, dict):
-            raise InputError("is a value, not a section", field=".".join(sections[: depth + 1]))
-    place[last] = value
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What changed between two plain recipes, one line a field: `training.steps: 10 -> 20`."""
-    lines = []
-    for key in [*old, *(key for key in new if key not in old)]:
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            lines += differences(before, after, f"{prefix}{key}.")
-        elif before != after:
-            lines.append(f"{prefix}{key}: {before!r} -> {after!r}")
-    return lines
 
 
 def _siblings(location: tuple[int | str, ...]) -> list[str]:

@@ -151,6 +151,18 @@ class EvaluationSection(Section):
     """Steps, or a duration."""
     rows: PositiveInt = 64
     """At most so many rows of the validation data."""
+    metric: str = "loss"
+    """What `keep_best` and `patience` go by: a metric of the task (`loss`; of images `accuracy`
+    too). The evaluation before training does not count."""
+    better: Literal["auto", "lower", "higher"] = "auto"
+    """Which values of it are better; auto knows `loss` and `accuracy`."""
+    keep_best: bool = False
+    """Whether the checkpoint of the best evaluation is kept, next to the newest, and its weights
+    are what the run exports."""
+    patience: PositiveInt | None = None
+    """Stop after so many evaluations in a row of which none was better; null: never early."""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """By how much a value must be better for `patience` to count it."""
 
 
 class SamplesSection(Section):
@@ -175,6 +187,21 @@ class CheckpointSection(Section):
     asynchronous: bool | Auto = "auto"
     """Whether the state is copied in memory and written while training continues; auto: where the
     copy fits into the budget."""
+
+
+class TrackingSection(Section):
+    """Where a run can be followed next to its own files; nothing of it changes what is computed.
+
+    `metrics.jsonl` and `evaluations.jsonl` are written in any case.
+    """
+
+    to: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], Field(strict=False)] = ()
+    """Trackers: tensorboard (files in the run folder), wandb, mlflow. Each needs the extra of its
+    name."""
+    project: str = "modicum"
+    """The project of W&B, or experiment of MLflow, that runs are filed under."""
+    name: str | None = None
+    """The run's name there; null means that of the run folder."""
 
 
 class ParallelSection(Section):
@@ -205,3 +232,6 @@ class BudgetSection(Section):
     tensors: ByteSize | None = None
     """Bytes on the accelerator, or on a CPU those that the process may hold beyond Python and
     torch: as tight with any PyTorch on any machine. null: no limit."""
+    ledger: Literal["auto", "traced"] = "auto"
+    """How a plan knows what the model spends. traced: a block of each kind is run on tensors
+    without memory. auto: by the arithmetic of the author where there is one, else traced."""

@@ -156,7 +156,6 @@ class Task(ABC, Generic[M, B, I]):
     def row(self, recipe: Recipe) -> ModelQuery:
         """The shape of one row; the planner sets how many there are and in how many bytes."""
 
-    @abstractmethod
     def ledger(
         self,
         config: Any,
@@ -165,13 +164,30 @@ class Task(ABC, Generic[M, B, I]):
         adapted: Any = None,
         recompute: bool = False,
         shares: Shares | None = None,
-    ) -> Ledger:
+    ) -> Ledger | None:
         """What the model spends at the shape of a micro-batch, gradients that stay not counted.
+
+        By arithmetic, which answers at once. None: nobody has written it down, and plans trace the
+        model on `example`.
 
         Args:
             adapted: what adapters keep for the backward pass.
             shares: what a policy on saved activations leaves of them.
         """
+        return None
+
+    def example(self, config: Any, shape: ModelQuery) -> B:
+        """A batch of this shape, with whatever values: what a trace runs.
+
+        Raises:
+            InputError: the task gives none.
+        """
+        raise InputError(
+            f"the task {self.name!r} gives no example of a batch, so its model cannot be traced; "
+            "define `example(config, shape)`",
+            field="task.method",
+            value=self.name,
+        )
 
     def slack(
         self, config: Any, shape: ModelQuery, *, adapted: Any = None, recompute: bool = False

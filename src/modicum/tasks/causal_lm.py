@@ -97,6 +97,13 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         """What the decoder spends at the shape of a micro-batch; no policy works on text."""
         return model_ledger(config, shape, adapted=adapted, recompute=recompute)
 
+    def example(self, config: ModelConfig, shape: ModelQuery) -> Batch:
+        """Rows of zeros, of documents where the shape has them."""
+        size = (shape.sequences, shape.tokens)
+        ids, labels = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
+        documents = torch.zeros(size, dtype=torch.int32) if shape.segments else None
+        return Batch(ids, labels, documents)
+
     def slack(
         self,
         config: ModelConfig,

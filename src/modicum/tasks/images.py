@@ -150,6 +150,11 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
             )
         return model_ledger(config, shape, recompute=recompute, shares=shares or Shares())
 
+    def example(self, config: ConvNetConfig, shape: ModelQuery) -> ImageBatch:
+        """Images of zeros."""
+        images = torch.zeros(shape.positions, config.channels, config.size, config.size)
+        return ImageBatch(images, torch.zeros(shape.positions, dtype=torch.int64))
+
     def largest_bytes(self, config: ConvNetConfig, shape: ModelQuery) -> int:
         """Of what a convolution makes."""
         return max(

@@ -31,8 +31,9 @@ BASE = "base"  # the model that a run began with, where it made that itself
 PREPARED = "prepared"  # what its adapter found out from data before the first update
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
 # In the order in which a run is removed: while its record is there, the others are no stranger's.
-_FOLDERS = ("model", "adapter", "compressed", "checkpoints", "data", "tokenizer", BASE, PREPARED)
-_FILES = ("report.html", PLAN, METRICS, EVALUATIONS, SAMPLES, RECIPE, RUN)
+_OUTPUTS = ("model", "adapter", "compressed")
+_FOLDERS = (*_OUTPUTS, "checkpoints", "data", "tokenizer", BASE, PREPARED, "tensorboard", "wandb")
+_FILES = ("report.html", "tracking.json", PLAN, METRICS, EVALUATIONS, SAMPLES, RECIPE, RUN)
 _NUMBER = (int, float)
 _ROWS: dict[str, Types] = {
     PLAN: {"revision": int, "why": str, "choices": list},
@@ -47,7 +48,7 @@ _RECORD: Types = {
 }
 _PEAKS: Types = dict.fromkeys(("measured", "process"), (*_NUMBER, type(None)))
 # What may be another at each start of a run: nothing of it changes what is computed.
-_OF_A_START = ("parallel.", "checkpoint.asynchronous:")
+_OF_A_START = ("parallel.", "checkpoint.asynchronous:", "tracking.")
 
 
 class RunFolder:
@@ -142,7 +143,7 @@ class RunFolder:
                 count = (self.path / name).read_bytes().count(b"\n")
                 held.append(f"{name} ({count} line{'s' if count != 1 else ''})")
         steps = sorted(path.name for path in self.path.glob("checkpoints/step-*"))
-        outputs = [f"{name}/" for name in _FOLDERS[:3] if (self.path / name).exists()]
+        outputs = [f"{name}/" for name in _OUTPUTS if (self.path / name).exists()]
         return [*held, *steps, *outputs]
 
     def refuse_strangers(self) -> None:

@@ -21,13 +21,18 @@ from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.units import Every
 from modicum.planner import Plan
 from modicum.recipe import Recipe
+from modicum.trainer.accounts import revise_by_shares, revise_plan, start_meter, stop_meter
+from modicum.trainer.best import has_stalled, keep_if_best, note_best, take_best
+from modicum.trainer.exporting import export
 from modicum.trainer.folder import PLAN, RunFolder
+from modicum.trainer.looking import evaluate_now, write_samples
 from modicum.trainer.rank_agreement import same_model, same_setup
 from modicum.trainer.record import RunRecord
 from modicum.trainer.session import Session
 from modicum.trainer.setup import begin
 from modicum.trainer.stop import StopRequested, StopSignals
 from modicum.trainer.surgery import operate_if_asked
+from modicum.trainer.tracking import followed, package
 
 # The plan is revised once the speed is known.
 REVISED_AFTER = 5
@@ -68,6 +73,8 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(peer_errors())
         signals = stack.enter_context(StopSignals())
+        for kind in plan.recipe.tracking.to:
+            package(kind)
         same_setup(plan.recipe, ranks)
         same_model(plan.inputs.model_folder, ranks)
         stack.enter_context(folder.locked())
@@ -89,10 +96,13 @@ def train(
                 written = folder.rows(PLAN)
                 if not written or plan.revision > written[-1]["revision"]:
                     folder.append(PLAN, plan.row())
-                listener({"event": "plan", **plan.row()})
-                session = begin(plan, folder, listener, signals, record, ranks)
-                run(session)
-                outputs = session.export()
+                kinds = plan.recipe.tracking.to if ranks.first else ()
+                with followed(plan.recipe, folder.path, listener, kinds) as heard:
+                    heard({"event": "plan", **plan.row()})
+                    session = begin(plan, folder, heard, signals, record, ranks)
+                    run(session)
+                    take_best(session)
+                    outputs = export(session)
         except StopRequested as stop:
             record.interrupted()
             raise Interrupted(
@@ -127,12 +137,12 @@ def _run(session: Session) -> None:
     saving = Every.parse(recipe.checkpoint.every)
     evaluating = Every.parse(recipe.evaluation.every)
     if session.step == 0:
-        session.write_samples()
+        write_samples(session)
     if session.step == 0 or evaluating.due(session.step, 0.0):
-        session.evaluate()  # the process before this one may not have come to it
+        evaluate_now(session)  # the process before this one may not have come to it
     last_save = last_evaluation = time.monotonic()
     first = session.step
-    session.start_meter()
+    start_meter(session)
     while session.step < last:
         now, begun = time.monotonic(), session.step > first
         update = session.agree(
@@ -140,20 +150,25 @@ def _run(session: Session) -> None:
             save=begun and saving.due(session.step, now - last_save),
         )
         if update.evaluate:
-            session.evaluate()
+            evaluate_now(session)
+            keep_if_best(session)
             last_evaluation = time.monotonic()
+        if has_stalled(session):
+            break
         if update.save:
             session.save()
             last_save = time.monotonic()
         session.train_one(update)
         if session.step in (session.metered_until, last):
-            session.revise_by_shares()
-            session.stop_meter()
+            revise_by_shares(session)
+            stop_meter(session)
         if session.step - first == REVISED_AFTER:
-            session.revise_plan(f"speed measured over {REVISED_AFTER} steps")
+            revise_plan(session, f"speed measured over {REVISED_AFTER} steps")
         operate_if_asked(session)
-    session.evaluate()
-    session.write_samples()
+    evaluate_now(session)
+    keep_if_best(session)
+    note_best(session)
+    write_samples(session)
     session.save()
     session.settle()
 

@@ -62,6 +62,8 @@ class RunRecord:
             "final": old.get(
                 "final", {"loss": None, "validation_loss": None, "initial_validation_loss": None}
             ),
+            "best": old.get("best"),
+            "stopped_early": old.get("stopped_early"),
             "interruptions": old.get("interruptions", 0),
             "outputs": old.get("outputs", {}),
             "error": None,

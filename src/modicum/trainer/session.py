@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from modicum.adapters import AttachedAdapter
 from modicum.checkpoint import Checkpoint, CheckpointStore
-from modicum.core.contracts.run_hooks import RunHook
 from modicum.core.contracts.state import StateRegistry
 from modicum.core.contracts.step import StepOutcome, StepProgram
 from modicum.core.errors import InputError, Interrupted, Restart
-from modicum.core.files import write_json
-from modicum.core.layers.saved_tensors import Shares
-from modicum.core.machine.memory import TensorMeter, bytes_by_kind, used_bytes
+from modicum.core.machine.memory import TensorMeter, used_bytes
 from modicum.core.progress import Listener
 from modicum.core.ranks.ranks import Ranks
-from modicum.core.weight_digests import BASE_WEIGHTS, weight_digests
 from modicum.data.rank_split import counted, micro_batches
 from modicum.planner import Plan
-from modicum.planner.choose import MEMORY, MICRO, refused, traits_of
+from modicum.planner.choose import MICRO, refused, traits_of
 from modicum.tasks import Data
 from modicum.trainer.assembly import Built
-from modicum.trainer.evaluate import evaluate
-from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, SAMPLES, RunFolder
+from modicum.trainer.folder import METRICS, PLAN, RunFolder
 from modicum.trainer.out_of_memory import halved, ran_out
 from modicum.trainer.record import RunRecord
 from modicum.trainer.schedule import factor
 from modicum.trainer.stop import StopRequested, StopSignals
-
-# The meter of tensor bytes covers this many updates: by then every tensor that a step needs has
-# been there once.
-METERED_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -50,8 +41,9 @@ class Update:
 class Session:
     """The things of a run, and the things done with them; `step` updates are done so far.
 
-    `evaluated` and `sampled` are the steps that there are rows of, `saved` that of the newest
-    checkpoint: rank 0 sent them to all, who else would see its files at different times. `stalled`
+    `evaluations` are the rows of these, `evaluated` and `sampled` the steps that there are rows of,
+    `saved` that of the newest checkpoint: rank 0 sent them to all, who else would see its files at
+    different times. `stalled`
     is how long that checkpoint kept training waiting, in seconds. `updated` is whether any update
     of this run was not skipped. The meter is on up to the update `metered_until`.
     """
@@ -68,6 +60,7 @@ class Session:
     meter: TensorMeter
     step: int = 0
     saved: int | None = None
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
     evaluated: set[int] = field(default_factory=set)
     sampled: set[int] = field(default_factory=set)
     skipped_in_a_row: int = 0
@@ -244,48 +237,6 @@ class Session:
                 "and the weights that it began with, or lower training.learning_rate"
             )
 
-    # Looking at the model
-
-    def evaluate(self) -> None:
-        """Validation loss now, as a row."""
-        data = self.data.validation
-        if data is None or self.step in self.evaluated:
-            return
-        program, recipe = self.step_program, self.plan.recipe
-        program.flush()
-        with program.hooks.evaluation():
-            result = evaluate(
-                self.plan.task,
-                self.model,
-                data,
-                rows=recipe.evaluation.rows,
-                micro_batch_size=self.plan.prediction.choice.micro_batch_size,
-                precision=recipe.training.precision,
-                hooks=program.hooks,
-                ranks=self.ranks,
-                check=self.check,
-            )
-        self.step_program.strategy.rest(self.model)
-        self.evaluated.add(self.step)
-        row = {"step": self.step, **result}
-        self.folder.append(EVALUATIONS, row)
-        self.record.evaluated(row)
-        self.emit("evaluation", **row)
-
-    def write_samples(self) -> None:
-        """What the model writes now, as rows."""
-        if self.step in self.sampled:
-            return
-        self.step_program.flush()
-        with self.step_program.hooks.evaluation():
-            samples = self.plan.task.samples(self.plan.recipe, self.model, self.data, self.ranks)
-        self.step_program.strategy.rest(self.model)
-        self.sampled.add(self.step)
-        rows = [{"step": self.step, **sample} for sample in samples]
-        self.folder.append(SAMPLES, *rows)
-        for row in rows:
-            self.emit("sample", **row)
-
     # State
 
     def save(self) -> None:
@@ -327,74 +278,6 @@ class Session:
         if fork:
             self.save()
             self.settle()
-
-    # Accounts
-
-    def start_meter(self) -> None:
-        """Start the meter, for a few updates, and note what persists while gradients are there."""
-        self.meter.start(sum(bytes_by_kind(self.model, self.step_program.state()).values()))
-        self.step_program.hooks.add("meter", _NotesKinds(self))
-        self.metered_until = self.step + METERED_STEPS
-
-    def stop_meter(self) -> None:
-        """Record the meter's peak, if it is on and an update was done."""
-        if self.meter.running:
-            self.record.metered(round(self.ranks.max(self.meter.stop())[0]))
-
-    def revise_by_shares(self) -> None:
-        """A revision with what a policy on saved activations really left of them.
-
-        Data decide that, so the first plan could only expect it.
-        """
-        policy = self.step_program.hooks.named.get("memory")
-        measured: Shares | None = getattr(policy, "measured", None)
-        if measured is None or self.plan.prediction.choice.shares:
-            return
-        seen = asdict(measured)
-        most = self.ranks.max(*seen.values())  # the rank with the most counts
-        found = {name: type(seen[name])(value) for name, value in zip(seen, most, strict=True)}
-        self.plan = self.plan.chosen(MEMORY, found, "measured in the first updates")
-        self.folder.append(PLAN, self.plan.row())
-        self.record.forecast(self.plan.row())
-
-    def revise_plan(self, why: str) -> None:
-        """A revision of the plan, with the speed that was measured."""
-        measured = self.record.recent_positions_per_second(self.plan.tokens_per_update)
-        self.plan = self.plan.revised(why, measured)
-        self.folder.append(PLAN, self.plan.row())
-
-    def export(self) -> dict[str, str]:
-        """The trained weights where others read them: a PEFT folder, or a Hugging Face one."""
-        self.emit("phase", name="exporting", done=0, total=None)
-        self.step_program.flush()
-        if self.adapter is not None:
-            base = str(self.plan.inputs.model_folder)
-            target = self.folder.path / "adapter"
-            self.adapter.save(target, base_model=base, write=self.ranks.first)
-            if self.ranks.first:
-                write_json(target / BASE_WEIGHTS, weight_digests(self.plan.inputs.model_folder))
-            return {"adapter": "adapter/"}
-        target = self.folder.path / "model"
-        task, write = self.plan.task, self.ranks.first
-        task.export(self.model, self.data, target, write=write)
-        outputs = {"model": "model/"}
-        if task.export_small(self.model, self.data, self.folder.path / "compressed", write=write):
-            outputs["compressed"] = "compressed/"
-        return outputs
-
-
-class _NotesKinds(RunHook):
-    """Notes bytes by kind when gradients are there, while the meter runs."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-
-    def before_optimizer(self, step: int) -> None:
-        """Note them."""
-        session = self.session
-        if session.meter.running:
-            kinds = bytes_by_kind(session.model, session.step_program.state())
-            session.record.content["measured_by_kind"] = kinds
 
 
 def _finite(value: float) -> float | None:

@@ -17,6 +17,7 @@ from modicum.core.random import derive_seed
 from modicum.core.ranks.ranks import Ranks
 from modicum.planner import Plan
 from modicum.trainer.assembly import assemble
+from modicum.trainer.best import check_asked, store_best
 from modicum.trainer.build import same_inputs
 from modicum.trainer.compressing import with_base_compressed
 from modicum.trainer.folder import (
@@ -59,6 +60,7 @@ def begin(
         listener({"event": "phase", "name": name, "done": done, "total": total})
 
     data = plan.task.prepare(plan.recipe, plan.inputs, folder.path, progress, ranks)
+    check_asked(plan, data)
     release()
     progress("building", 0, None)
     with signals.at_once():
@@ -157,7 +159,9 @@ def _forget_what_came_after(session: Session) -> None:
         session.store.forget_after(session.step)
         folder.cut_back(session.step)
     evaluations = folder.rows(EVALUATIONS)
-    session.evaluated = {row["step"] for row in ranks.broadcast(evaluations)}
+    session.evaluations = ranks.broadcast(evaluations)
+    session.evaluated = {row["step"] for row in session.evaluations}
+    store_best(session)
     session.sampled = set(ranks.broadcast([row["step"] for row in folder.rows(SAMPLES)]))
     metrics = folder.rows(METRICS)
     session.updated = ranks.broadcast(any(not row.get("skipped") for row in metrics))

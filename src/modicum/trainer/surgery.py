@@ -19,6 +19,7 @@ from modicum.core.errors import InputError
 from modicum.core.machine.memory import release
 from modicum.planner import Plan
 from modicum.recipe import differences
+from modicum.trainer.accounts import start_meter, stop_meter
 from modicum.trainer.assembly import assemble
 from modicum.trainer.folder import PLAN
 from modicum.trainer.held_state import hold, put_back
@@ -65,7 +66,7 @@ def operate(session: Session, surgery: Surgery) -> None:
         InputError: state cannot be moved; nothing was changed.
     """
     trained = _movable(session, surgery)
-    session.stop_meter()
+    stop_meter(session)
     plan = session.plan.operated(surgery, session.step)
     held = hold(session.registry, surgery, session.plan.inputs.config.parameter_shapes())
     row = plan.row() | {"surgery": {"step": session.step, **surgery.as_json()}}
@@ -78,7 +79,7 @@ def operate(session: Session, surgery: Surgery) -> None:
     put_back(session.registry, held)
     session.record.reshaped(plan.row())
     rehearse_again(session)
-    session.start_meter()
+    start_meter(session)
     session.emit("surgery", step=session.step, revision=plan.revision, message=plan.why)
 
 

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.errors import InputError
-from modicum.core.layers.dense_layers import DenseLayer, all_layers, choose
+from modicum.core.layers.dense_layers import all_layers, choose
+from modicum.core.layers.layer_sites import Site
 from modicum.core.layers.meta import on_meta
 
 
@@ -32,8 +33,8 @@ def names(model: nn.Module, *targets: str, exclude: tuple[str, ...] = ()) -> lis
 
 def test_dense_layers_alone_each_once_with_all_its_names() -> None:
     assert all_layers(Blocks()) == {
-        "first.0": DenseLayer("first.0", 6, 6, False, ("first.0", "second.0")),
-        "lm_head": DenseLayer("lm_head", 6, 9, False, ("lm_head",)),
+        "first.0": Site("first.0", "linear", 6, 6, dense=True, names=("first.0", "second.0")),
+        "lm_head": Site("lm_head", "linear", 6, 9, dense=True, names=("lm_head",)),
     }
 
 
@@ -71,7 +72,7 @@ def test_gpt2s_transposed_layers_count() -> None:
     from transformers.pytorch_utils import Conv1D
 
     model = nn.Sequential(Conv1D(8, 3))
-    assert all_layers(model)["0"] == DenseLayer("0", 3, 8, True, ("0",))
+    assert all_layers(model)["0"] == Site("0", "linear", 3, 8, True, dense=True, names=("0",))
     assert torch.Size([3, 8]) == model[0].weight.shape
     assert transformers.__version__
 

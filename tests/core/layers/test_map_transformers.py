@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from modicum.core.errors import InputError
 from modicum.core.layers.map import (
     ModelMap,
     Units,
@@ -34,6 +35,8 @@ NO_MLP = {name: size for name, size in SIZES.items() if name != "intermediate_si
 GROUPS = {"num_key_value_heads": 2}
 OLD: dict[str, Any] = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 20, "n_positions": 8}
 TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+
+MIXTURES = ("Mixtral", "Qwen3Moe", "Llama4", "GptOss")
 
 
 class Case(NamedTuple):
@@ -103,13 +106,16 @@ CASES = {
     ),
     "mixtral": Case(
         "MixtralForCausalLM", SIZES | GROUPS | {"num_local_experts": 3},
-        unknown=("model.layers.0.mlp.gate", "model.layers.1.mlp.gate"),
+    ),
+    "qwen3_moe": Case(
+        "Qwen3MoeForCausalLM",
+        SIZES | GROUPS | {"head_dim": 4, "num_experts": 4, "num_experts_per_tok": 2,
+                          "moe_intermediate_size": 24},
     ),
     "llama4": Case(
         "Llama4ForCausalLM",
         SIZES | GROUPS | {"head_dim": 4, "num_local_experts": 3, "intermediate_size_mlp": 24},
         rotary=("neighbours", 4),
-        unknown=("model.layers.0.feed_forward.router", "model.layers.1.feed_forward.router"),
     ),
 }  # fmt: skip
 
@@ -128,7 +134,7 @@ def made(kind: str, sizes: dict[str, Any]) -> nn.Module:
         change = normal_(torch.empty_like(parameter), seed=0, name=name, std=0.1)
         with torch.no_grad():
             parameter += change
-    if kind in ("MixtralForCausalLM", "Llama4ForCausalLM", "GptOssForCausalLM"):
+    if kind.startswith(MIXTURES):
         # The grouped kernel, which is the default, has no float64.
         found.set_experts_implementation("eager")  # type: ignore[operator]
     return found
@@ -207,7 +213,9 @@ def test_heads_groups_neurons_and_stream_move_together(name: str) -> None:
         assert attention.heads.checked
     attentions, mlps = found.all_attentions(), found.all_mlps()
     neurons = [mlp.neurons for mlp in mlps]
-    check(model, [attention.heads for attention in attentions] + neurons)
+    experts = [mlp.stacked for mlp in mlps if mlp.stacked is not None]
+    assert len(experts) == sum(mlp.experts > 0 for mlp in mlps)
+    check(model, [attention.heads for attention in attentions] + neurons + experts)
     assert found.stream is not None
     check(model, [attention.groups for attention in attentions] + [found.stream])
 
@@ -249,6 +257,22 @@ def test_fused_gates_and_experts_are_found() -> None:
         "model.layers.0.mlp.experts.gate_up_proj", 1,
     )  # fmt: skip
     assert experts.down.dim == 2
+
+
+def test_experts_move_with_their_routers_rows_and_cannot_be_removed() -> None:
+    model = made("MixtralForCausalLM", CASES["mixtral"].sizes)
+    units = find_map(model).blocks[0].mlps[0].stacked
+    assert units is not None
+    assert units.checked
+    moved = {piece.tensor.removeprefix("model.layers.0.mlp.") for piece in units.slices}
+    assert moved == {"experts.gate_up_proj", "experts.down_proj", "gate.weight"}
+    before = output(model)
+    with pytest.raises(InputError, match="give its tokens to other experts"):
+        remove(model, units, [0])
+    permute(model, units, [2, 0, 1])
+    torch.testing.assert_close(output(model), before, rtol=0, atol=1e-6)
+    silence(model, units, [0, 1, 2])
+    assert (output(model) - before).abs().max() > 1e-4
 
 
 @pytest.mark.dear

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from modicum.core.errors import InputError
@@ -61,6 +61,15 @@ class BlockPlan:
     def skips(self) -> tuple[Skips, Skips]:
         """Of its mixer, and of its MLP."""
         return self.mixer_skips, self.mlp_skips
+
+    def without(self, *, heads: int, kv_heads: int, mlp_width: int) -> BlockPlan:
+        """The block without the widths that are these: the model's own."""
+        return replace(
+            self,
+            heads=None if self.heads == heads else self.heads,
+            kv_heads=None if self.kv_heads == kv_heads else self.kv_heads,
+            mlp_width=None if self.mlp_width == mlp_width else self.mlp_width,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The block as plain values, what it shares with the others left out."""

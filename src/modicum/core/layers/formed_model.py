@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from modicum.core.contracts.parameters import describe_parameter, metadata
 from modicum.core.errors import InputError
-from modicum.core.layers.dense_layers import DenseLayer, all_layers, untied
+from modicum.core.layers.dense_layers import all_layers, untied
 from modicum.core.layers.form_plan import FormPlan
+from modicum.core.layers.layer_sites import Site
 from modicum.core.layers.linear_forms import full_weight, linear_form, make_linear
 from modicum.core.layers.meta import materialise
 from modicum.core.ranks.sharding import whole
@@ -90,7 +91,7 @@ class FormedModel:
         self._put(layer, form)
         return form
 
-    def _put(self, layer: DenseLayer, module: nn.Module) -> None:
+    def _put(self, layer: Site, module: nn.Module) -> None:
         for name in layer.names:
             self.model.set_submodule(name, module)
 

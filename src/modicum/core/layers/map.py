@@ -1,8 +1,9 @@
 """One map of a model: its stream, blocks, heads, neurons, norms, channels, tables and ties.
 
-A model may give its own (`layer_map`). Any other is found: one forward pass shows which layer's
-channels come where (`map_trace`), parts are read off that (`map_read`), and each kind of part is
-tried on a copy of the module around it (`map_check`). What does not hold is named as unknown, with
+A model may give its own (`layer_map`). Any other is found: one forward pass of a few blocks of each
+kind (`block_kinds`) shows which layer's channels come where (`map_trace`), parts are read off that
+(`map_read`), and each kind of part is tried on a copy of the module around it (`map_check`). What
+holds is carried to the blocks that are alike (`map_carry`). What does not is named as unknown, with
 the reason, and left alone.
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +20,9 @@ import torch
 from torch import nn
 
 from modicum.core.errors import InputError
+from modicum.core.layers.block_kinds import lists_with_neighbours, shortened
+from modicum.core.layers.map_carry import NotCarried, carried
+from modicum.core.layers.map_check import FAILURES
 from modicum.core.layers.map_edits import permute, remove, silence
 from modicum.core.layers.map_find import MapFinder
 from modicum.core.layers.map_parts import (
@@ -55,10 +61,18 @@ def map_of(model: nn.Module, example: Any = None) -> ModelMap:
 
 
 def find_map(model: nn.Module, example: Any = None) -> ModelMap:
-    """Trace a model, and try what was found on copies of its parts, in float64.
+    """Trace a few blocks of each kind, try what was found on copies of parts, and carry it on.
 
-    Nothing of the model is changed. A model on the meta device can be traced, unless its forward
-    pass looks at values, as a mixture of experts does.
+    Nothing of the model is changed, and no more of it is allocated than the largest attention or
+    MLP once, and all of it where it has at most 2^27 elements. A model on the meta device runs on
+    made-up values.
+
+    What is tried is tried once for blocks that are alike, with random weights at the block's own
+    sizes: in float64, or in float32 above 2^24 elements. Units of the residual stream are tried on
+    the shortened model if it has at most 2^27 elements, else they are read off and `checked` is
+    False. Blocks are alike where their modules, plain values and shapes are; that a block looks at
+    its own number alone is not seen. Where a shortened model cannot run, or blocks have to do with
+    others than those next to them, all blocks are traced.
 
     Args:
         example: what the model is called with: a tensor, a tuple or a dict of keywords, of one row
@@ -73,21 +87,37 @@ def find_map(model: nn.Module, example: Any = None) -> ModelMap:
     >>> mlp.up[0].tensor, mlp.neurons.count, mlp.neurons.checked
     ('0.weight', 8, True)
     """
-    names: dict[int, str] = {}
-    every: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), name)
-        every.setdefault(id(parameter), []).append(name)
-    ties = {group[0]: tuple(group) for group in every.values() if len(group) > 1}
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        run = partial(_call, model, example_of(model) if example is None else example)
-        found = MapFinder(model, trace(model, names, run), run, ties)
-        return found.map()
+        given = example_of(model) if example is None else example
+        lists = [b for b in lists_with_neighbours(model) if len(b.kept) < len(b.like)]
+        if lists:
+            found = None
+            with suppress(NotCarried, *FAILURES), shortened(model, lists):
+                found = carried(_traced(model, given), lists)
+            if found is not None:
+                return replace(found, ties=tuple(_names(model)[1].values()))
+        return _traced(model, given)
     finally:
         for module in training:
             module.training = True
+
+
+def _traced(model: nn.Module, example: Any) -> ModelMap:
+    """The map of a model by tracing all of it."""
+    names, ties = _names(model)
+    run = partial(_call, model, example)
+    return MapFinder(model, trace(model, names, run), run, ties).map()
+
+
+def _names(model: nn.Module) -> tuple[dict[int, str], dict[str, tuple[str, ...]]]:
+    """The first name of each parameter by its id; all names of those that have several."""
+    every: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        every.setdefault(id(parameter), []).append(name)
+    ties = {group[0]: tuple(group) for group in every.values() if len(group) > 1}
+    return {key: group[0] for key, group in every.items()}, ties
 
 
 def _call(model: nn.Module, example: Any) -> Any:
@@ -106,7 +136,8 @@ def example_of(model: nn.Module) -> Any:
     torch.Size([1, 4])
     """
     weight = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    device = weight.device
+    device = torch.device("cpu") if weight.is_meta else weight.device
+    weight = weight.detach().new_empty(0, device=device)
     config = getattr(model, "config", None)
     reads = getattr(model, "main_input_name", None)
     tokens = torch.arange(2, 6, device=device)[None]

@@ -1,6 +1,8 @@
 """What a map says of units, tried on a copy of the module around them.
 
-The copy has random weights in float64, so that no zero of a fresh model makes a wrong claim pass.
+The copy has the module's own sizes and random weights, so that no zero of a fresh model makes a
+wrong claim pass: in float64, or in float32 where it is large, as blocks of billions are. What it is
+called with is what the module got in the forward pass; made up for a model without memory.
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ from modicum.core.errors import ModicumError
 from modicum.core.layers.map_calls import tensors
 from modicum.core.layers.map_edits import exchange, remove, silence, tensor_of, within_module
 from modicum.core.layers.map_parts import MappedSlice, Units
+from modicum.core.layers.map_values import fill, made_up, values_for
 from modicum.core.random import normal_, uniform_
 
 # Modules may round to float32 inside. What is wrong differs by far more.
 _CLOSE = 1e-4
 LARGEST_COPY = 1 << 27
 """Elements of a model above which its stream and channels are not tried on a copy of all of it."""
+_LARGEST_PART = 1 << 30  # elements of a module above which nothing is tried on a copy of it
+_LARGEST_DOUBLE = 1 << 24  # elements of a module above which its copy is in float32
 
-_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, ModicumError)
+FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ModicumError)
 _WRONG = "exchanging its units changed what {} computes"
 _ORDER = "each has a part of its own in what is computed around it, as position slopes of heads are"
 
@@ -46,7 +51,7 @@ class KeptCalls:
             for name in wanted
         ]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), values_for(model):
                 run()
         finally:
             for handle in handles:
@@ -58,11 +63,16 @@ class KeptCalls:
     def copy_of(self, name: str) -> nn.Module:
         """A copy of the module `name` with random weights in `dtype`, on the CPU."""
         module = self.model.get_submodule(name)
-        if any(t.is_meta for t in module.parameters()):
-            module = copy.deepcopy(module).to_empty(device="cpu")
-        else:
-            module = copy.deepcopy(module).cpu()
-        module = module.to(self.dtype)
+        # Parameters are copied without their values, which are drawn.
+        memo: dict[int, Any] = {
+            id(p): nn.Parameter(
+                torch.empty(p.shape, dtype=self.dtype if p.is_floating_point() else p.dtype),
+                requires_grad=False,
+            )
+            for p in module.parameters()
+        }
+        memo |= {id(b): made_up(b) for b in module.buffers() if b.is_meta}
+        module = copy.deepcopy(module, memo).cpu().to(self.dtype)
         for path, parameter in module.named_parameters():
             _fill(parameter, path)
         for path, buffer in module.named_buffers():
@@ -71,6 +81,14 @@ class KeptCalls:
             elif path.endswith("running_var"):
                 uniform_(buffer, 0.5, 2.0, seed=0, name=path)
         return module
+
+    def dtypes_of(self, name: str) -> list[torch.dtype]:
+        """Those in which a copy of the module `name` is tried: some kernels have no float64."""
+        return [torch.float64, torch.float32][self.elements_of(name) > _LARGEST_DOUBLE :]
+
+    def elements_of(self, name: str) -> int:
+        """Of all parameters of the module `name`."""
+        return sum(p.numel() for p in self.model.get_submodule(name).parameters())
 
     @torch.no_grad()
     def output(self, module: nn.Module, name: str) -> Tensor:
@@ -102,13 +120,16 @@ def tried(calls: KeptCalls, units: Units, scaled: Scaled = ()) -> Units | str:
     """
     if not calls.has(units.name):
         return "the module around it was not called"
+    if calls.elements_of(units.name) > _LARGEST_PART:
+        return "the module around it is too large to try this on a copy"
     inner = within_module(units, units.name)
-    for calls.dtype in (torch.float64, torch.float32):  # some kernels have no float64
+    for dtype in calls.dtypes_of(units.name):
+        calls.dtype = dtype
         try:
             module = calls.copy_of(units.name)
             before = calls.output(module, units.name)
             break
-        except _FAILURES as error:
+        except FAILURES as error:
             problem = str(error).splitlines()[0][:120]
     else:
         return f"a copy of {units.name} could not be run: {problem}"
@@ -116,10 +137,12 @@ def tried(calls: KeptCalls, units: Units, scaled: Scaled = ()) -> Units | str:
         exchange(module, inner, _order(units))
         after = calls.output(module, units.name)
         if not _close(before, after):
+            del module
             if not scaled or not _scales(calls, units, scaled, before):
                 return _WRONG.format(units.name or "the model")
+            module = calls.copy_of(units.name)
             units = replace(units, order_matters=_ORDER)
-    needed = units.needed or _why_needed(calls, units, inner)
+    needed = units.needed or _why_needed(calls, units, inner, module)
     return replace(units, needed=needed, checked=True)
 
 
@@ -147,21 +170,21 @@ def _scales(calls: KeptCalls, units: Units, scaled: Scaled, before: Tensor) -> b
     return _close(before, calls.output(module, units.name))
 
 
-def _why_needed(calls: KeptCalls, units: Units, inner: Units) -> str:
+def _why_needed(calls: KeptCalls, units: Units, inner: Units, module: nn.Module) -> str:
+    """Why units cannot be removed, or "", tried on a copy that may be changed."""
     if units.within < 2:
         return "each is the only one of its kind there"
     # Half of them: kernels of mixtures of experts want sizes that are multiples of a power of two.
     runs = range(0, units.count, units.within)
     which = [start + place for start in runs for place in range(units.within // 2)]
-    zeroed = calls.copy_of(units.name)
-    silence(zeroed, inner, which)
-    smaller = calls.copy_of(units.name)
+    silence(module, inner, which)
+    zeroed = calls.output(module, units.name)
     try:
-        remove(smaller, inner, which)
-        after = calls.output(smaller, units.name)
-    except _FAILURES as error:
+        remove(module, inner, which)
+        after = calls.output(module, units.name)
+    except FAILURES as error:
         return f"without some the forward pass fails: {str(error).splitlines()[0][:120]}"
-    if not _close(calls.output(zeroed, units.name), after):
+    if not _close(zeroed, after):
         return "without some the others are computed in another way"
     return ""
 
@@ -187,15 +210,13 @@ def _fill(parameter: nn.Parameter, name: str) -> None:
             normal_(parameter, seed=0, name=name, std=0.3).add_(around)
         else:
             width = parameter[0].numel() if parameter.ndim != 3 else parameter.shape[-1]
-            normal_(parameter, seed=0, name=name, std=width**-0.5)
+            fill(parameter, name, width**-0.5)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     """Copies of tensors on the CPU, floating ones in `dtype`; of a meta tensor random ones."""
     if isinstance(value, Tensor):
-        if value.is_meta:
-            new = torch.zeros(value.shape, dtype=value.dtype, device="cpu")
-            value = normal_(new, seed=0, name="input", std=1.0) if new.is_floating_point() else new
+        value = made_up(value) if value.is_meta else value
         value = value.detach().cpu().clone()
         return value.to(dtype) if value.is_floating_point() else value
     if type(value) in (list, tuple):

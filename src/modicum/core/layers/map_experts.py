@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from modicum.core.layers.map_calls import Product
 from modicum.core.layers.map_parts import MappedMlp, MappedSlice, Units, fitted
 
+_NEEDED = "the router would give its tokens to other experts, which is not as if it were zero"
 _DOWN = ("down", "w2", "output", "wo", "fc2")
 
 
@@ -85,3 +87,41 @@ def _claims(
         made = [MappedSlice(f"{name}.{down}", out_dim, 0, *stream)]
         made += [MappedSlice(f"{name}.{b}", 1, 0, *stream) for b in biases if b.startswith(down)]
         yield StackedExperts(mlp, given, tuple(made))
+
+
+def stacked_units(model: nn.Module, mlp: MappedMlp, products: Iterable[Product]) -> Units | str:
+    """The claim that experts can be exchanged with their router's rows, or why there is none.
+
+    The router is the one linear layer next to the experts that makes a number for each of them.
+    What else has one number for each there, such as a bias that balances them, moves with it.
+    """
+    around = mlp.name.rpartition(".")[0]
+    prefix = f"{around}." if around else ""
+    routers = [
+        p for p in products
+        if p.weight.startswith(prefix) and not p.weight.startswith(f"{mlp.name}.")
+        and p.origin.size == mlp.experts
+    ]  # fmt: skip
+    if len({p.weight for p in routers}) != 1:
+        return "its router is not known: one linear layer next to it with a row for each expert"
+
+    def all_of(tensor: str, dim: int, places: Tensor) -> MappedSlice | None:
+        return fitted(tensor, dim, places[:, None])
+
+    each, router = torch.arange(mlp.experts), routers[0]
+    module = model.get_submodule(around)
+    named = [*module.named_parameters(prefix=around), *module.named_buffers(prefix=around)]
+    own = {name: tensor.shape for name, tensor in named}
+    inside = [name for name in own if name.startswith(f"{mlp.name}.")]
+    numbers = [n for n, shape in own.items() if n not in inside and shape == (mlp.experts,)]
+    rows = all_of(router.weight, router.out_dim, router.out_places)
+    down = mlp.down.tensor
+    readers = [all_of(name, 0, each) for name in inside if name.startswith(down)]
+    makers = [all_of(name, 0, each) for name in inside if not name.startswith(down)]
+    makers += [rows, *(all_of(name, 0, each) for name in numbers)]
+    if rows is None:
+        return f"its places in {router.weight} are no regular grid"
+    return Units(
+        "experts", around, mlp.experts, tuple(s for s in makers if s is not None),
+        tuple(s for s in readers if s is not None), needed=_NEEDED,
+    )  # fmt: skip

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from modicum.core.layers.block_kinds import outermost_lists
 from modicum.core.layers.linear_forms import form_of
 from modicum.core.layers.map_calls import Trace
 from modicum.core.layers.map_check import LARGEST_COPY, KeptCalls, Scaled, signature, tried
-from modicum.core.layers.map_experts import StackedExperts, experts_of
+from modicum.core.layers.map_experts import StackedExperts, experts_of, stacked_units
 from modicum.core.layers.map_labels import Origin
 from modicum.core.layers.map_norms import norm_of
 from modicum.core.layers.map_parts import (
@@ -49,7 +49,8 @@ class MapFinder:
         attentions, mlps = self._attentions(), self._mlps()
         parts: list[Units] = [x.heads for x in attentions] + [x.neurons for x in mlps]
         parts += [claim.mlp.neurons for found in claims.values() for claim in found]
-        self.calls = KeptCalls(self.model, {"", *(units.name for units in parts)}, self.run)
+        around = {"", *(units.name for units in parts), *(_module(name) for name in claims)}
+        self.calls = KeptCalls(self.model, around, self.run)
         kept_attentions = [a for x in attentions if (a := self._tried_attention(x)) is not None]
         kept_mlps = [m for x in mlps if (m := self._tried_mlp(x)) is not None]
         for module, found in claims.items():
@@ -143,9 +144,19 @@ class MapFinder:
             if isinstance(neurons := self._verdict(claim.mlp.neurons), Units):
                 self.used |= {s.tensor for s in (*neurons.slices, *claim.given, *claim.made)}
                 self.reader.experts[module] = claim
-                return [replace(claim.mlp, neurons=neurons)]
+                return [replace(claim.mlp, neurons=neurons, stacked=self._stacked(claim.mlp))]
         self.unknown[module] = "stacked matrices, in no order that is known"
         return []
+
+    def _stacked(self, mlp: MappedMlp) -> Units | None:
+        """The experts as units; None where the router is not known, or it does not hold."""
+        claim = stacked_units(self.model, mlp, self.trace.products)
+        found = claim if isinstance(claim, str) else self._verdict(claim)
+        if isinstance(found, Units):
+            self.used |= {piece.tensor for piece in found.slices}
+            return found
+        self.unknown[f"experts of {mlp.name}"] = found
+        return None
 
     def _stream_root(self) -> int | None:
         """The class of origins that the residual sums of blocks tie; None where there are none."""
@@ -266,15 +277,14 @@ class MapFinder:
             self.unknown.setdefault(path or name, why)
 
     def _blocks(self) -> list[str]:
-        """The outermost modules in lists of modules, if they were called and have children."""
-        found: dict[str, None] = {}
-        for name in self.trace.called:
-            match = re.match(r"(.*?(?:^|\.)\d+)(?:\.|$)", name)
-            if match is None or match[1] not in self.reader.called:
-                continue
-            if any(True for _ in self.model.get_submodule(match[1]).children()):
-                found[match[1]] = None
-        return list(found)
+        """The blocks of the model's lists, in the order in which they were called."""
+        blocks = {
+            f"{name}.{own}".lstrip("."): block
+            for name, each in outermost_lists(self.model).items()
+            for own, block in each.named_children()
+        }
+        found = (name for name in self.trace.called if name in blocks)
+        return [name for name in dict.fromkeys(found) if any(True for _ in blocks[name].children())]
 
 
 def _in(name: str, block: str) -> bool:

@@ -128,6 +128,9 @@ def along(labels: Tensor, dim: int) -> Tensor | None:
     """The labels along one dimension; None where other dimensions differ."""
     moved = labels.movedim(dim, -1)
     row = moved[(0,) * (moved.ndim - 1)]
+    for other in range(moved.ndim - 1):
+        if moved.stride(other) == 0:  # a view that repeats has no need to be compared
+            moved = moved.narrow(other, 0, min(1, moved.shape[other]))
     return row.contiguous() if bool((moved == row).all()) else None
 
 

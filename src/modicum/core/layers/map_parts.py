@@ -75,7 +75,7 @@ class Units:
     Unit u is row u of every slice's places, reshaped to `[count, places of a unit]`.
 
     Args:
-        kind: what a unit is.
+        kind: what a unit is; `experts` are those of a mixture, with their rows of the router.
         name: the smallest module that holds all slices and computes with them; "" is the model.
         count: how many units there are.
         makers: the slices that make what a unit gives, with biases and the norms in between.
@@ -87,7 +87,7 @@ class Units:
         checked: whether exchanging and removing were tried on a copy, in float64.
     """
 
-    kind: Literal["heads", "groups", "neurons", "channels", "stream"]
+    kind: Literal["heads", "groups", "neurons", "experts", "channels", "stream"]
     name: str
     count: int
     makers: tuple[MappedSlice, ...]
@@ -178,6 +178,8 @@ class MappedMlp:
         experts: how many experts there are, in dimension 0 of every tensor; 0 where it is no
             mixture of experts.
         activation: the operators between up and down but sums and products; of experts unknown.
+        stacked: the experts as units, where their router is known: they can be exchanged. They
+            cannot be removed, since the router would give their tokens to others.
     """
 
     name: str
@@ -187,6 +189,7 @@ class MappedMlp:
     neurons: Units
     activation: tuple[str, ...] = ()
     experts: int = 0
+    stacked: Units | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from modicum.core.layers.linear_forms import form_of
 from modicum.core.layers.map_calls import ExpertsCall, NormCall, Trace, tensors
 from modicum.core.layers.map_labels import Labels, Trail, laid, layers_along, mixed
 from modicum.core.layers.map_products import LabelledProducts, plain
+from modicum.core.layers.map_values import values_for
 from modicum.core.torch_private import operators_shown
 
 
@@ -30,7 +31,7 @@ def trace(model: nn.Module, names: Mapping[int, str], run: Callable[[], Any]) ->
         run: calls the model and gives its output.
     """
     follower = _Follower(model, names)
-    with torch.no_grad(), ExitStack() as stack:
+    with torch.no_grad(), values_for(model), ExitStack() as stack:
         for handle in follower.hooks():
             stack.callback(handle.remove)
         with operators_shown(follower.see):

@@ -16,7 +16,7 @@ from modicum.core.errors import InputError
 from modicum.core.layers.block_plan import Skips
 
 Wires = tuple[tuple[int, bool], ...]
-Streams = tuple[int, ...]
+StreamSets = tuple[int, ...]
 
 
 class SkipsTooFar(InputError):
@@ -55,7 +55,7 @@ class BlockWires:
 
 
 @lru_cache(maxsize=16)
-def streams(skips: tuple[Skips, ...]) -> tuple[Streams, ...]:
+def streams(skips: tuple[Skips, ...]) -> tuple[StreamSets, ...]:
     """The streams before each branch and behind the last one, that which is read next first.
 
     A stream is given by the branches that are in it, as the bits of an integer.
@@ -68,7 +68,7 @@ def streams(skips: tuple[Skips, ...]) -> tuple[Streams, ...]:
 
     >>> ladder = ((), ((1, 1),), ((1, 1),), ((1, 1),))  # each leaves out the one directly before
     >>> [[bin(stream) for stream in each] for each in streams(ladder)][2:4]
-    [['0b1', '0b11'], ['0b11', '0b101']]
+    [['0b1', '0b11'], ['0b11', '0b111']]
     """
     read = []
     for branch, ranges in enumerate(skips):
@@ -100,7 +100,7 @@ def block_wires(skips: tuple[Skips, ...]) -> Sequence[BlockWires]:
     ]
 
 
-def _wires(at: Sequence[Streams], branch: int) -> Wires:
+def _wires(at: Sequence[StreamSets], branch: int) -> Wires:
     """Of each stream behind a branch, its place among those before, and whether it is added to."""
     own = 1 << branch
     return tuple((at[branch].index(each & ~own), bool(each & own)) for each in at[branch + 1])

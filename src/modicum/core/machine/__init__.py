@@ -36,7 +36,7 @@ class Machine:
 def this_machine(device: torch.device) -> Machine:
     """Look at this machine, and time a matrix product on `device` (a tenth of a second)."""
     on_gpu = device.type == "cuda"
-    total, available = _memory()
+    total, available = memory_bytes()
     return Machine(
         processor=processor(),
         cores=torch.get_num_threads(),
@@ -72,7 +72,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": str(torch.__version__)}
 
 
-def _memory() -> tuple[int, int]:
+def memory_bytes() -> tuple[int, int]:
     """All there is, and what can be had without swapping, under a container's limit if any."""
     memory = library("psutil", "cli", "a plan").virtual_memory()
     available = memory.available

@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -30,17 +29,15 @@ import torch
 
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.files import regular, user_cache, write_json
+from modicum.core.machine.child_process import LIMIT_SECONDS, ChildFailed, answer_of
 
 # Runs in a process of its own: it trains, and what trains stands far above this file.
 PROBE = "modicum.trainer.probe"
-# As `python -m`, but it finds what this process finds, and nothing of the current folder before it.
-_START = (
-    "import json, runpy, sys; name, device, *paths = json.loads(sys.argv[1]); "
-    "sys.argv[1:] = [device]; "
-    "sys.path += [path for path in paths if path not in sys.path]; "
-    "runpy.run_module(name, run_name='__main__', alter_sys=True)"
+# As `python -m` runs a module.
+_PROGRAM = (
+    "import runpy; sys.argv[1:] = given[1:]; "
+    "runpy.run_module(given[0], run_name='__main__', alter_sys=True)"
 )
-_LIMIT_SECONDS = 600
 _FORMAT = 5
 # What of the environment changes what a process holds, or which kernels run.
 _VARIABLES = (
@@ -133,7 +130,7 @@ def machine_record(
     with _turn(device) as file:
         found = None if again else _read(file)
         if found is None:
-            (say or _tell)("Measuring this machine, once; it takes about half a minute.")
+            (say or tell)("Measuring this machine, once; it takes about half a minute.")
             found = _measured(device)
             _write(file, {"depends_on": json.loads(key), "record": asdict(found)})
     _known[key] = found
@@ -180,7 +177,8 @@ def assume(record: MachineRecord, device: str = "cpu") -> None:
 _known: dict[str, MachineRecord] = {}
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Say a sentence on standard error, before something takes seconds."""
     print(f"modicum: {text}", file=sys.stderr, flush=True)
 
 
@@ -236,30 +234,21 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 
 
 def _measured(device: str) -> MachineRecord:
-    # The threads of this process are the run's, whatever the environment says.
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        environment.pop(name, None)
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _START, json.dumps([PROBE, device, *sys.path])],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_LIMIT_SECONDS,
+        # The threads of this process are the run's, whatever the environment says.
+        found = answer_of(
+            _PROGRAM,
+            [PROBE, device],
+            work=PROBE,
+            limit_seconds=LIMIT_SECONDS,
+            environment={"OMP_NUM_THREADS": str(torch.get_num_threads())},
         )
-    except subprocess.TimeoutExpired:
-        raise ProbeFailed(f"measuring this machine took over {_LIMIT_SECONDS} s") from None
-    except OSError as error:
-        raise ProbeFailed(f"no process could be started to measure this machine: {error}") from None
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-    with suppress(ValueError, KeyError, TypeError, IndexError):
-        if done.returncode == 0:
-            return _record(json.loads(done.stdout.splitlines()[-1]) | {"when": when})
-    last = "\n".join((done.stderr or done.stdout).splitlines()[-5:])
-    raise ProbeFailed(f"this machine could not be measured ({PROBE} failed):\n{last}")
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        return _record(found | {"when": when})
+    except ChildFailed as error:
+        raise ProbeFailed(f"this machine could not be measured: {error}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ProbeFailed(f"this machine could not be measured: {PROBE} said {found}") from None
 
 
 @functools.cache

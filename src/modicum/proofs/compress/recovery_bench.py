@@ -25,7 +25,7 @@ from modicum.compress.base import Compressor
 from modicum.compress.low_rank_base import LowRankCompressor
 from modicum.core.contracts.method import Info
 from modicum.core.layers.calibration import Calibration
-from modicum.core.layers.dense_layers import DenseLayer
+from modicum.core.layers.layer_sites import Site
 from modicum.core.random import derive_seed
 from modicum.models import create
 from modicum.proofs.base import ProofRun
@@ -45,7 +45,7 @@ class PlainSVD(LowRankCompressor):
     def statistics(self) -> tuple[str, ...]:
         return ("fisher",)
 
-    def metric(self, layer: DenseLayer, calibration: Calibration) -> None:
+    def metric(self, layer: Site, calibration: Calibration) -> None:
         return None
 
 
@@ -61,7 +61,7 @@ class OutputSVD(LowRankCompressor):
     def statistics(self) -> tuple[str, ...]:
         return ("moment",)
 
-    def metric(self, layer: DenseLayer, calibration: Calibration) -> Tensor:
+    def metric(self, layer: Site, calibration: Calibration) -> Tensor:
         moment = calibration.mean("moment", layer.name)
         return moment + 1e-6 * moment.diagonal().mean() * torch.eye(len(moment)).to(moment)
 

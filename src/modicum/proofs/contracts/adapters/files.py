@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from modicum.adapters.files import load
 from modicum.core.contracts.catalog import of_value
-from modicum.core.contracts.parameters import optimizer_groups
-from modicum.core.contracts.state import optimizer_state, trained_state
 from modicum.core.errors import InputError
 from modicum.models.llama import Llama
 from modicum.proofs.contracts.adapters.subjects import (
@@ -26,6 +24,7 @@ from modicum.proofs.contracts.adapters.subjects import (
     tokens,
 )
 from modicum.proofs.contracts.base import NotApplicable
+from modicum.proofs.contracts.small_training import SmallTraining, assert_resumes
 
 
 @adapters_check()
@@ -94,42 +93,16 @@ def check_own_file_round_trip(subject: AdapterSubject) -> None:
 @adapters_check(needs=("exact_resume",))
 def check_resumes_to_the_bit(subject: AdapterSubject) -> None:
     """Stopped after two steps and continued in a new model, training ends in the same bits."""
-    whole = _Training(subject)
-    whole.steps(0, 4)
-    begun = _Training(subject)
-    begun.steps(0, 2)
-    saved = {
-        name: {key: value.clone() for key, value in read().items()}
-        for name, (read, _) in begun.state.items()
-    }
-    continued = _Training(subject, seed=11, kept=saved["model"])
-    for name, (_, put) in continued.state.items():
-        put(saved[name])
-    continued.steps(2, 4)
-    one, other = whole.adapter.state_dict(), continued.adapter.state_dict()
-    for name, value in one.items():
-        assert torch.equal(value, other[name]), f"{name} differs after the interruption"
+
+    def start(seed: int = 0, kept: Mapping[str, Tensor] | None = None) -> SmallTraining:
+        model: Llama = llama("meta")
+        adapter = attached(subject, model, seed=seed)
+        model.to_empty(device="cpu").initialise(0)
+        adapter.initialise(kept=kept)
+        return SmallTraining(model, _loss)
+
+    assert_resumes(start, lambda saved: start(11, kept=saved["model"]))
 
 
-class _Training:
-    """A few steps of AdamW on the small decoder, and the state that a checkpoint holds."""
-
-    def __init__(
-        self, subject: AdapterSubject, seed: int = 0, kept: Mapping[str, Tensor] | None = None
-    ) -> None:
-        self.model: Llama = llama("meta")
-        self.adapter = attached(subject, self.model, seed=seed)
-        self.model.to_empty(device="cpu").initialise(0)
-        self.adapter.initialise(kept=kept)
-        groups = optimizer_groups(self.model, learning_rate=1e-2, weight_decay=0.1)
-        self.optimizer = torch.optim.AdamW(groups)
-        self.state = {
-            "model": trained_state(self.model),
-            "optimizer": optimizer_state(self.optimizer),
-        }
-
-    def steps(self, first: int, last: int) -> None:
-        for step in range(first, last):
-            self.model(tokens(length=4 + step)).square().mean().backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+def _loss(model: nn.Module, step: int) -> Tensor:
+    return model(tokens(length=4 + step)).square().mean()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.base import AdapterQuery
-from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.contracts.ledger import Ledger
 from modicum.core.machine.memory import tensor_bytes
 from modicum.models import create
 from modicum.models.ledger import AdapterActivations
@@ -21,17 +19,13 @@ from modicum.models.ledger import ledger as model_ledger
 from modicum.models.llama import Llama
 from modicum.proofs.bench.meters import saved_bytes
 from modicum.proofs.contracts.adapters.subjects import (
-    LLAMA,
     AdapterSubject,
     adapters_check,
     attached,
     llama,
     tokens,
 )
-
-# Deep enough that what is peculiar to the first block does not decide.
-DEEP = replace(LLAMA, layers=4, initializer_range=0.3)
-SHAPE = ModelQuery(sequences=3, tokens=24)
+from modicum.proofs.contracts.traced_change import DEEP, SHAPE, needs_gradient
 
 
 @adapters_check()
@@ -113,12 +107,6 @@ def _flops(model: Llama, *, frozen: bool = False) -> tuple[int, int]:
 
 def _product_in_place(_: Any, left: Sequence[int], right: Sequence[int], **__: Any) -> int:
     return 2 * left[0] * left[1] * right[1]
-
-
-def needs_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    """A hook behind which gradients flow."""
-    if not output.requires_grad:
-        output.requires_grad_()
 
 
 def _saved(model: Llama) -> int:

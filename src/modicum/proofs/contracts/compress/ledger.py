@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 from modicum.compress.base import CompressorQuery
 from modicum.compress.compressed_model import CompressedModel
-from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.contracts.ledger import Ledger
 from modicum.core.machine.memory import tensor_bytes
 from modicum.models import create
 from modicum.models.llama import Llama
 from modicum.proofs.contracts.adapters.ledger import _flops, _saved
-from modicum.proofs.contracts.adapters.subjects import LLAMA
 from modicum.proofs.contracts.compress.subjects import (
     CompressSubject,
     compress_check,
@@ -20,10 +18,7 @@ from modicum.proofs.contracts.compress.subjects import (
     llama,
     small,
 )
-
-# Deep enough that what is peculiar to the first block does not decide.
-DEEP = replace(LLAMA, layers=4, initializer_range=0.3)
-SHAPE = ModelQuery(sequences=3, tokens=24)
+from modicum.proofs.contracts.traced_change import DEEP, SHAPE, Change, traced
 
 
 @compress_check()
@@ -69,6 +64,15 @@ def check_activations(subject: CompressSubject) -> None:
         f"the ledger says {predicted:+} bytes against the dense model's {full}, autograd saves "
         f"{measured:+}"
     )
+
+
+@compress_check()
+def check_trace(subject: CompressSubject) -> None:
+    """Traced, the compressed model differs from the dense one as the ledger says, within 5 %."""
+    dense = Change.of(traced(create(DEEP, seed=0)))
+    handle = compressed(small(subject), create(DEEP, seed=0))
+    found = Change.of(traced(cast(Llama, handle.model))).since(dense)
+    found.assert_said(Change.of(_ledger(handle)), dense.kept)
 
 
 def _ledger(handle: CompressedModel) -> Ledger:

@@ -7,9 +7,6 @@ import tempfile
 import torch
 from torch import nn
 
-from modicum.compress.compressed_model import CompressedModel
-from modicum.core.contracts.parameters import optimizer_groups
-from modicum.core.contracts.state import optimizer_state, trained_state
 from modicum.proofs.contracts.base import NotApplicable
 from modicum.proofs.contracts.compress.subjects import (
     CompressSubject,
@@ -21,6 +18,7 @@ from modicum.proofs.contracts.compress.subjects import (
     small,
     tokens,
 )
+from modicum.proofs.contracts.small_training import SmallTraining, assert_resumes
 from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
 
 
@@ -48,21 +46,10 @@ def check_resumes_to_the_bit(subject: CompressSubject) -> None:
     """Stopped after two steps and continued in a wrapped model, training ends in the same bits."""
     if "exact_resume" not in subject.info.traits:
         raise NotApplicable("the method does not claim `exact_resume`")
-    whole = _Training(compressed(small(subject)))
-    whole.steps(0, 4)
-    begun = _Training(compressed(small(subject)))
-    begun.steps(0, 2)
-    saved = {
-        name: {key: value.clone() for key, value in read().items()}
-        for name, (read, _) in begun.state.items()
-    }
-    continued = _Training(small(subject).wrap(llama(initializer_range=0.1)))
-    for name, (_, put) in continued.state.items():
-        put(saved[name])
-    continued.steps(2, 4)
-    one, other = (dict(each.model.named_parameters()) for each in (whole, continued))
-    for name, value in one.items():
-        assert torch.equal(value, other[name]), f"{name} differs after the interruption"
+    assert_resumes(
+        lambda: SmallTraining(compressed(small(subject)).model, _loss),
+        lambda saved: SmallTraining(small(subject).wrap(llama(initializer_range=0.1)).model, _loss),
+    )
 
 
 @compress_check()
@@ -100,20 +87,5 @@ def check_trains_under_transformers(subject: CompressSubject) -> None:
     assert gap < 1e-4, f"the saved model's logits differ by {gap:.3g}"
 
 
-class _Training:
-    """A few steps of AdamW on the small decoder, and the state that a checkpoint holds."""
-
-    def __init__(self, handle: CompressedModel) -> None:
-        self.model = handle.model
-        groups = optimizer_groups(self.model, learning_rate=1e-2, weight_decay=0.1)
-        self.optimizer = torch.optim.AdamW(groups)
-        self.state = {
-            "model": trained_state(self.model),
-            "optimizer": optimizer_state(self.optimizer),
-        }
-
-    def steps(self, first: int, last: int) -> None:
-        for step in range(first, last):
-            next_token(self.model, tokens(length=4 + step)).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+def _loss(model: nn.Module, step: int) -> torch.Tensor:
+    return next_token(model, tokens(length=4 + step))

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.layers.linear_forms import frozen_linears
 from modicum.core.machine.memory import tensor_bytes
+from modicum.models.config import ModelConfig
 from modicum.models.ledger import AdapterActivations, held, ledger
 from modicum.models.llama import create
 from modicum.proofs.contracts.adapters.ledger import _flops, _saved
@@ -22,8 +22,7 @@ from modicum.proofs.contracts.linears.subjects import (
     linears_check,
     small,
 )
-
-SHAPE = ModelQuery(sequences=3, tokens=24)
+from modicum.proofs.contracts.traced_change import DEEP, SHAPE, Change, traced
 
 
 @linears_check()
@@ -89,3 +88,22 @@ def check_activations(subject: LinearSubject) -> None:
     assert abs(measured - predicted) <= 0.05 * measured, (
         f"the ledger says {predicted} bytes, autograd saves {measured}"
     )
+
+
+@linears_check()
+def check_trace(subject: LinearSubject) -> None:
+    """Traced, a decoder in the form differs from a dense one as the ledger says, within 5 %."""
+    config = decoder_config(small(subject), layers=DEEP.layers)
+    # Of frozen weights, what is there when gradients flow through all blocks.
+    frozen = AdapterActivations({"model.embed_tokens": 0})
+    adapted = None if form_of_value(small(subject)).trains else frozen
+
+    def traced_change(made: ModelConfig) -> Change:
+        model = create(made, 0)
+        model.requires_grad_(adapted is None)
+        return Change.of(traced(model, flows=adapted is not None))
+
+    said = Change.of(ledger(config, SHAPE, adapted=adapted))
+    dense = Change.of(ledger(DEEP, SHAPE, adapted=adapted))
+    before = traced_change(DEEP)
+    traced_change(config).since(before).assert_said(said.since(dense), before.kept)

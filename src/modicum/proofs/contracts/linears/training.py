@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from modicum.adapters.lora import LoRA
-from modicum.core.contracts.parameters import optimizer_groups
-from modicum.core.contracts.state import optimizer_state, trained_state
 from modicum.core.layers.linear_forms import full_weight
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks.layout import Layout
@@ -30,6 +28,7 @@ from modicum.proofs.contracts.linears.subjects import (
     small,
     tokens,
 )
+from modicum.proofs.contracts.small_training import SmallTraining, assert_resumes
 from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
 
 
@@ -64,21 +63,10 @@ def check_resumes_to_the_bit(subject: LinearSubject) -> None:
         raise NotApplicable("the method does not claim `exact_resume`")
     if not form_of_value(value).trains:
         raise NotApplicable("weights in this form are not trained")
-    full = _Training(decoder(value))
-    full.steps(0, 4)
-    begun = _Training(decoder(value))
-    begun.steps(0, 2)
-    saved = {
-        name: {key: tensor.clone() for key, tensor in read().items()}
-        for name, (read, _) in begun.state.items()
-    }
-    continued = _Training(decoder(value, seed=1))
-    for name, (_, put) in continued.state.items():
-        put(saved[name])
-    continued.steps(2, 4)
-    other = dict(continued.model.named_parameters())
-    for name, tensor in full.model.named_parameters():
-        assert torch.equal(tensor, other[name]), f"{name} differs after the interruption"
+    assert_resumes(
+        lambda: SmallTraining(decoder(value), _loss),
+        lambda saved: SmallTraining(decoder(value, seed=1), _loss),
+    )
 
 
 @linears_check(dear=True)
@@ -165,20 +153,5 @@ def _sum(weight: Tensor) -> list[float]:
     return [weight.double().sum().item(), weight.double().square().sum().item()]
 
 
-class _Training:
-    """A few steps of AdamW on a small decoder, and the state that a checkpoint holds."""
-
-    def __init__(self, model: Llama) -> None:
-        self.model = model
-        groups = optimizer_groups(self.model, learning_rate=1e-2, weight_decay=0.1)
-        self.optimizer = torch.optim.AdamW(groups)
-        self.state = {
-            "model": trained_state(self.model),
-            "optimizer": optimizer_state(self.optimizer),
-        }
-
-    def steps(self, first: int, last: int) -> None:
-        for step in range(first, last):
-            next_token(self.model, tokens(length=4 + step)).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+def _loss(model: nn.Module, step: int) -> Tensor:
+    return next_token(model, tokens(length=4 + step))

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from modicum.core.contracts.method import Method
 from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import optimizer_groups
-from modicum.core.contracts.state import optimizer_state, trained_state
 from modicum.core.random import normal_
 from modicum.models import ModelConfig, create
 from modicum.models.llama import Llama
 from modicum.proofs.contracts.base import check
+from modicum.proofs.contracts.small_training import SmallTraining
 
 OptimizerSubject = type[OptimizerMethod] | OptimizerMethod
 
@@ -76,44 +76,16 @@ def bound(value: OptimizerMethod, model: nn.Module) -> torch.optim.Optimizer:
     return value.bind(optimizer_groups(model, learning_rate=RATE, weight_decay=decay))
 
 
-class TrainedOptimizer:
-    """A model, its optimizer, and what a checkpoint of the two holds."""
+class TrainedOptimizer(SmallTraining):
+    """A model and the method's optimizer in training."""
 
     def __init__(self, value: OptimizerMethod, model: nn.Module | None = None) -> None:
-        self.model = llama() if model is None else model
-        self.optimizer = bound(value, self.model)
-        self.state = {
-            "model": trained_state(self.model),
-            "optimizer": optimizer_state(self.optimizer),
-        }
-
-    def backward(self, step: int) -> float:
-        """The gradients of step number `step`, and its loss."""
-        found = loss(self.model, tokens(seed=step))
-        found.backward()
-        return found.item()
-
-    def steps(self, first: int, last: int) -> list[float]:
-        """Train from one step to another; the losses."""
-        losses = []
-        for step in range(first, last):
-            losses.append(self.backward(step))
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return losses
-
-    def read(self) -> dict[str, dict[str, Any]]:
-        """A copy of all state."""
-        return {name: _copied(read()) for name, (read, _) in self.state.items()}
-
-    def write(self, saved: dict[str, dict[str, Any]]) -> None:
-        """Put all state back."""
-        for name, (_, put) in self.state.items():
-            put(saved[name])
+        model = llama() if model is None else model
+        super().__init__(model, _loss_of_step, bound(value, model))
 
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+def _loss_of_step(model: nn.Module, step: int) -> Tensor:
+    return loss(model, tokens(seed=step))
 
 
 def assert_equal(one: nn.Module, other: nn.Module, what: str) -> None:

@@ -1,0 +1,1 @@
+"""The commands, a file each; `modicum.cli.app` registers them."""

@@ -1,0 +1,36 @@
+"""`modicum chat`: a run's model writes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from modicum.cli.options import RunArgument
+from modicum.core.contracts.method import LARGEST_SEED
+from modicum.core.errors import InputError
+
+
+def chat(
+    run: RunArgument,
+    prompt: Annotated[
+        str | None, typer.Option(help="Continue this text and end; else ask for text.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 for the likeliest.")] = 0.7,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=LARGEST_SEED, help="The same seed writes the same.")
+    ] = None,
+    base: Annotated[bool, typer.Option("--base", help="Without the run's adapter.")] = False,
+) -> None:
+    """Let a run's model write."""
+    from modicum.cli.chat import converse
+    from modicum.serve import load_run
+
+    conversation = load_run(run)
+    if base:
+        if conversation.adapter is None:
+            raise InputError("this run has no adapter to leave out", file=run, field="--base")
+        conversation.adapter.deactivate()
+    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    converse(conversation, prompt, options)

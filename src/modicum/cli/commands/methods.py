@@ -1,0 +1,31 @@
+"""`modicum methods`: the catalog."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from modicum.cli.completion import room_names
+from modicum.cli.options import JsonOption, PluginOption
+from modicum.core.errors import InputError
+
+
+def methods(
+    room: Annotated[
+        str | None,
+        typer.Option(help="Only the methods of one room.", autocompletion=room_names),
+    ] = None,
+    plugin: PluginOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List every method, with the honest state it is in."""
+    from modicum.cli.tables import print_methods
+    from modicum.core.contracts.catalog import ROOMS, catalog
+
+    if room is not None and room not in ROOMS:
+        raise InputError(
+            "unknown room", field="--room", value=room, allowed=", ".join(ROOMS), candidates=ROOMS
+        )
+    records = [r for r in catalog(plugin or ()).values() if room is None or r.room == room]
+    print_methods([record.as_json() for record in records], as_json)

@@ -1,0 +1,43 @@
+"""`modicum prove`: a method's claim, measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modicum.cli.completion import method_names
+from modicum.cli.options import JsonOption, PluginOption
+from modicum.cli.places import check_folder
+
+
+def prove(
+    name: Annotated[
+        str, typer.Argument(metavar="METHOD", help="Its name.", autocompletion=method_names)
+    ],
+    null: Annotated[
+        bool, typer.Option("--null", help="Put the baseline in its place: what stood must fall.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="The full experiment; takes long.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Train baselines again that another proof has trained.")
+    ] = False,
+    plugin: PluginOption = None,
+    save: Annotated[Path | None, typer.Option(help="A folder for the result, as JSON.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a method's claim against its baseline, here and now."""
+    from modicum import proofs
+    from modicum.cli.live import listener
+    from modicum.cli.tables import print_proof
+
+    if save is not None:
+        check_folder(save, "--save")
+    with listener("quiet" if as_json else "auto") as tell:
+        proof = proofs.prove(
+            name, null=null, full=full, fresh=fresh, plugins=plugin or (), listener=tell
+        )
+    if save is not None:
+        proofs.write(proof, save)
+    print_proof(proof.as_json(), as_json=as_json)

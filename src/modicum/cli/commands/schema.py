@@ -1,0 +1,11 @@
+"""`modicum schema`: what a recipe may hold, as JSON schema."""
+
+from __future__ import annotations
+
+
+def schema() -> None:
+    """Print the recipe's JSON schema, for editors."""
+    from modicum.cli.tables import print_json
+    from modicum.recipe_yaml import json_schema
+
+    print_json(json_schema())

@@ -1,0 +1,30 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+ProgressStyle = Literal["auto", "live", "lines", "json", "quiet"]
+RecipeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A recipe file, or the name of one that ships with modicum."
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field; may be given again."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+RanksOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Share the work between N processes on this machine."),
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+PluginOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILE", help="A Python file with methods of your own."),
+]

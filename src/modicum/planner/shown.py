@@ -1,0 +1,27 @@
+"""A plan as a notebook shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from modicum.core.html import html_table
+from modicum.core.units import format_bytes, format_duration
+
+
+def plan_html(row: Mapping[str, Any]) -> str:
+    """A row of `plan.jsonl` as two tables: what was chosen and why, what it will cost."""
+    choices = [(each["field"], each["value"], each["why"]) for each in row["choices"]]
+    prediction, parameters = row["prediction"], row["parameters"]
+    process, budget = prediction["process_bytes"], prediction["budget_bytes"]
+    limit = "no budget was set" if budget is None else f"the budget is {format_bytes(budget)}"
+    trained, total = parameters["trainable"], parameters["total"]
+    costs = [
+        ("parameters", f"{trained:,}", f"trained, of {total:,}"),
+        ("tensors", format_bytes(prediction["peak_bytes"]), "at the peak"),
+        ("speed", f"{prediction['tokens_per_second']:,.0f} tokens/s", ""),
+        ("time", format_duration(prediction["seconds"]), f"on {row['ranks']} × {row['device']}"),
+    ]
+    costs.insert(2, ("process", "" if process is None else format_bytes(process), limit))
+    chosen = html_table("Plan", ("choice", "value", "why"), choices) if choices else ""
+    return chosen + html_table("Cost", ("cost", "predicted", ""), costs)

@@ -1,0 +1,96 @@
+"""The planner's other ledger of a model: traced, where no arithmetic is known or a recipe asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.errors import InputError
+from modicum.core.machine.record import tell
+from modicum.models.traced_cache import StoredLedgers, TraceFailed
+from modicum.models.traced_ledger import TracedLedgers
+from modicum.recipe import Recipe
+from modicum.tasks.traced import trace_request
+
+_WHAT = "Tracing a block of each kind of the model, once; it takes some seconds."
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What traces tell of a model: one, or where data decides the one with the most rows too.
+
+    It answers what the planner asks of a task: `ledger` and `slack`, adapters included.
+    """
+
+    each: Sequence[TracedLedgers]
+
+    def ledger(self, shape: ModelQuery, *, recompute: bool = False) -> Ledger:
+        """What model and adapters spend; where data decides, the most."""
+        return max((ledger for _, ledger in self._asked(shape, recompute)), key=Ledger.peak)
+
+    def slack(self, shape: ModelQuery, *, recompute: bool = False) -> int:
+        """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
+        worst, _ = max(self._asked(shape, recompute), key=lambda pair: pair[1].peak())
+        return worst.slack(shape.sequences, recompute=recompute)
+
+    def _asked(self, shape: ModelQuery, recompute: bool) -> list[tuple[TracedLedgers, Ledger]]:
+        rows, updates = shape.sequences, shape.micro_batches
+        return [
+            (one, one.ledger(rows, micro_batches=updates, recompute=recompute)) for one in self.each
+        ]
+
+
+def traces(
+    recipe: Recipe, config: Any, shape: ModelQuery, device: str, experts: tuple[int, int] | None
+) -> Traces:
+    """The traces of a recipe's model, from the user's cache or made now by another process.
+
+    Args:
+        config: of the task's model.
+        shape: of a micro-batch; how many sequences and micro-batches there are does not matter.
+        experts: over how many of them a layer chooses, and how many it chooses.
+
+    Raises:
+        InputError: the model cannot be traced, or not all that the recipe does to it.
+    """
+    if recipe.memory is not None:
+        raise InputError(
+            "what a policy leaves of saved activations is known by arithmetic alone, not by a "
+            "trace; leave the policy out, or budget.ledger where the task has its arithmetic",
+            field="memory.method",
+            value=recipe.memory["method"],
+        )
+    numbers: tuple[int | None, ...] = experts or (None,)
+    return Traces([_stored(recipe, config, shape, device, number) for number in numbers])
+
+
+_known: dict[Path, StoredLedgers] = {}
+
+
+def _stored(
+    recipe: Recipe, config: Any, shape: ModelQuery, device: str, experts: int | None
+) -> StoredLedgers:
+    """The traces of one request; those that this process has read it does not read again."""
+    asked = recipe.budget.ledger
+    try:
+        request = trace_request(recipe, config, shape, device, experts)
+        file = request.file
+        if file not in _known:
+            _known[file] = StoredLedgers(request, say=lambda: tell(_WHAT))
+        return _known[file]
+    except TraceFailed as error:
+        problem = f"the model cannot be traced: {error}"
+    except InputError as error:
+        problem = f"the model cannot be traced: {error.problem}"
+    if asked == "traced":
+        raise InputError(
+            problem, field="budget.ledger", value=asked, allowed="auto, where the task has its own"
+        )
+    raise InputError(
+        f"{problem}; its task has no ledger of its own, so no plan can be made",
+        field="task.method",
+        value=(recipe.task or {}).get("method"),
+    )

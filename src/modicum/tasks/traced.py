@@ -1,0 +1,112 @@
+"""The model of a recipe's task, as a process that traces builds it from plain values."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modicum.adapters.base import Adapter
+from modicum.core.contracts.ledger import ModelQuery
+from modicum.core.contracts.step import autocast
+from modicum.core.layers.meta import on_meta
+from modicum.core.plain_values import as_plain, from_plain
+from modicum.models.traced_cache import TraceRequest
+from modicum.models.traced_ledger import EvenRows, TracedModel
+from modicum.recipe import Recipe
+from modicum.tasks import task_of
+
+# What of a recipe a trace depends on.
+_SECTIONS = ("task", "adapter", "plugins")
+
+
+def trace_request(
+    recipe: Recipe, config: Any, row: ModelQuery, device: str, experts: int | None = None
+) -> TraceRequest:
+    """What another process traces for a recipe.
+
+    Args:
+        config: of the task's model.
+        row: the shape of one row, and in how many bytes it is computed.
+        device: where the run is.
+        experts: over how many experts of a layer rows are spread, where data decides.
+
+    Raises:
+        InputError: the configuration is not made of plain values.
+    """
+    asked = recipe.model_dump(mode="json", include=set(_SECTIONS), exclude_unset=True)
+    asked["training"] = {"seed": recipe.training.seed, "precision": recipe.training.precision}
+    if recipe.model.path is not None:  # adapters go with trained models alone
+        asked["model"] = {"path": recipe.model.path}
+    row = replace(row, sequences=1, micro_batches=1)
+    return TraceRequest(
+        f"{__name__}:traced_model",
+        {
+            "recipe": asked,
+            "config": as_plain(config),
+            "row": asdict(row),
+            "device": device,
+            "experts": experts,
+            "files": _digests(recipe),
+        },
+    )
+
+
+def traced_model(
+    recipe: Mapping[str, Any],
+    config: Any,
+    row: Mapping[str, Any],
+    device: str,
+    experts: int | None,
+    files: Mapping[str, str],
+) -> TracedModel:
+    """The model of such a request, without memory, its adapter attached.
+
+    Args:
+        recipe, config, row, device, experts: as `trace_request` wrote them.
+        files: unread; they tell one trace from another.
+    """
+    asked, query = Recipe(**recipe), ModelQuery(**row)
+    task, precision = task_of(asked), asked.training.precision
+    known, half = from_plain(config), precision == "bf16"
+    adapter = asked.method("adapter")
+    with on_meta(torch.bfloat16 if half and adapter is not None else torch.float32):
+        model = task.model(known)
+        if adapter is not None:
+            assert isinstance(adapter, Adapter)
+            adapter.attach(model, seed=asked.training.seed)
+    place = torch.device(device)
+
+    def batch(rows: int) -> Any:
+        return task.example(known, replace(query, sequences=rows))
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        with autocast(place, precision):
+            return task.loss_sum(model, batch)
+
+    return TracedModel(
+        model,
+        batch,
+        loss,
+        blocks=model.blocks,
+        device=device,
+        dtype="bfloat16" if half else "float32",
+        rows=None if experts is None else EvenRows(experts),
+    )
+
+
+def _digests(recipe: Recipe) -> dict[str, str]:
+    """Digests of the files that task and adapter are written in."""
+    found = {}
+    for value in (task_of(recipe), recipe.method("adapter")):
+        with suppress(TypeError, OSError):
+            file = Path(inspect.getfile(type(value)))
+            found[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return found

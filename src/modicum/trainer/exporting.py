@@ -1,0 +1,29 @@
+"""What a run gives: the trained weights in files that others read."""
+
+from __future__ import annotations
+
+from modicum.core.files import write_json
+from modicum.core.weight_digests import BASE_WEIGHTS, weight_digests
+from modicum.trainer.session import Session
+
+
+def export(session: Session) -> dict[str, str]:
+    """The trained weights where others read them: a PEFT folder, or a Hugging Face one."""
+    session.emit("phase", name="exporting", done=0, total=None)
+    session.step_program.flush()
+    if session.adapter is not None:
+        base = str(session.plan.inputs.model_folder)
+        target = session.folder.path / "adapter"
+        session.adapter.save(target, base_model=base, write=session.ranks.first)
+        if session.ranks.first:
+            write_json(target / BASE_WEIGHTS, weight_digests(session.plan.inputs.model_folder))
+        return {"adapter": "adapter/"}
+    target = session.folder.path / "model"
+    task, write = session.plan.task, session.ranks.first
+    task.export(session.model, session.data, target, write=write)
+    outputs = {"model": "model/"}
+    if task.export_small(
+        session.model, session.data, session.folder.path / "compressed", write=write
+    ):
+        outputs["compressed"] = "compressed/"
+    return outputs
