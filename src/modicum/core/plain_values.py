@@ -60,6 +60,6 @@ def from_plain(raw: Any) -> Any:
     kind: Any = importlib.import_module(module)
     for part in name.split("."):
         kind = getattr(kind, part)
-    if not is_dataclass(kind):
+    if not (isinstance(kind, type) and is_dataclass(kind)):
         raise InputError("is no dataclass", value=raw[_CLASS])
     return kind(**{key: from_plain(each) for key, each in raw.items() if key != _CLASS})

@@ -336,8 +336,10 @@ class DecoderBlock(DecoderPart):
 
     @property
     def again(self) -> int:
-        """FLOPs of running it again: down to down_proj's input, the last thing that was kept."""
-        last = self.linears["mlp.down_proj"] if self.trained else 0
+        """FLOPs of running it again: down to the last thing that was kept, down_proj's input."""
+        # An adapter of its own keeps something when the product is made.
+        adapted = not self.trained and self.learns("mlp.down_proj")
+        last = 0 if adapted else self.linears["mlp.down_proj"]
         if self.trained and (between := self.between["mlp.down_proj"]):
             last = between * self.config.width  # what is kept last lies between the two factors
         return self.forward - 2 * self.shape.positions * last

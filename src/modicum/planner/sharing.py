@@ -61,7 +61,7 @@ class Model:
     backward: bool = True
     """Whether gradients are computed."""
     traces: Traces | None = None
-    """What takes the place of the task's arithmetic."""
+    """What is asked instead of the task's arithmetic."""
 
     def ledger(self) -> Ledger:
         """What one process spends on the model and its adapters, gradients not counted."""
