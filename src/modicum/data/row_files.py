@@ -8,13 +8,13 @@ from typing import Literal, get_args
 
 from modicum.data.csv_rows import csv_rows
 from modicum.data.json_list import json_rows
-from modicum.data.json_rows import Row, json_lines
+from modicum.data.json_rows import DataRow, json_lines
 
 RowKind = Literal["jsonl", "json", "csv", "tsv"]
 ROW_KINDS: tuple[RowKind, ...] = get_args(RowKind)
 
 
-def rows_of(path: Path, kind: RowKind) -> Iterator[Row]:
+def rows_of(path: Path, kind: RowKind) -> Iterator[DataRow]:
     """The rows of a file, read as they are asked for.
 
     Raises:
