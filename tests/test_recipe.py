@@ -40,9 +40,9 @@ MISTAKES = [
     ),
     (
         "# \n\ndata:\n  path: x\n  colum: y\n",
-        ":5: data.colum: unknown key; allowed: boundaries, column, exclude, include, limit, path, "
-        "prompt_column, sequence_length, tokenizer, validation_fraction, validation_path. "
-        "Did you mean 'column'?",
+        ":5: data.colum: unknown key; allowed: boundaries, chat_template, column, exclude, format, "
+        "include, limit, path, prompt_column, sequence_length, tokenizer, too_long, train_on, "
+        "validation_fraction, validation_path. Did you mean 'column'?",
     ),
     (
         LORA + "  rnak: 3\n",
@@ -56,7 +56,17 @@ MISTAKES = [
     ("training:\n  steps: 1e3\n", ":2: training.steps: expected an integer (found: 1000.0)"),
     ("training:\n  steps: 1_0\n", ":2: training.steps: expected an integer (found: '1_0')"),
     ("training:\n  steps: true\n", ":2: training.steps: expected an integer (found: True)"),
-    ("training:\n  steps:\n", ":2: training.steps: expected an integer (found: None)"),
+    (
+        "training:\n  steps:\n",
+        ":2: training.steps: says nothing of how long to train (found: None); "
+        "allowed: a number of updates, or training.epochs instead",
+    ),
+    (
+        "training:\n  steps: 3\n  epochs: 2\n",
+        ":3: training.epochs: the length of the run is given twice; keep training.steps or "
+        "training.epochs, and set the other to null (found: 2.0)",
+    ),
+    ("training:\n  epochs: 0\n", ":2: training.epochs: too small (found: 0); allowed: above 0.0"),
     (
         "training:\n  learning_rate: fast\n",
         ":2: training.learning_rate: expected a number (found: 'fast')",

@@ -23,16 +23,27 @@ def write_store() -> Callable[..., TokenStore]:
     """Documents are (ids, length of the prompt); they lie in the file in another order."""
 
     def write(
-        folder: Path, documents: Sequence[tuple[list[int], int]], token_bytes: int = 2
+        folder: Path,
+        documents: Sequence[tuple[list[int], int]],
+        token_bytes: int = 2,
+        *,
+        examples: bool = False,
+        begin: int = 0,
     ) -> TokenStore:
-        tokens, places = array("H" if token_bytes == 2 else "I"), {}
-        for number, (ids, _) in reversed(list(enumerate(documents))):
+        tokens, places, flags = array("H" if token_bytes == 2 else "I"), {}, b""
+        for number, (ids, prompt) in reversed(list(enumerate(documents))):
             places[number] = len(tokens)
             tokens.extend(ids)
+            free = max(prompt, 1)
+            flags += bytes(free) + b"\1" * (len(ids) - free)
         index = array("q")
         for number, (ids, prompt) in enumerate(documents):
-            index.extend((places[number], len(ids), prompt))
-        store = TokenStore(folder, "train", len(documents), len(tokens), token_bytes)
+            index.extend((places[number], len(ids), prompt, len(ids) - max(prompt, 1)))
+        store = TokenStore(
+            folder, "train", len(documents), len(tokens), token_bytes, examples, begin
+        )
+        if examples:
+            store.trained_file.write_bytes(flags)
         store.tokens_file.write_bytes(tokens.tobytes())
         store.index_file.write_bytes(index.tobytes())
         return store

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from modicum.core.errors import InputError
 from modicum.data.readers import read_jsonl, read_python, read_text
+from modicum.data.row_formats import RowFormat
 
 
 def test_a_text_file_is_one_document(tmp_path):
@@ -63,7 +64,7 @@ def test_rows_are_read_with_their_prompts(tmp_path):
     file = tmp_path / "a.jsonl"
     rows = [{"q": "2+2?", "a": "4"}, {"q": "é", "a": "😀", "more": [1]}]
     file.write_text("\n\n".join(json.dumps(row) for row in rows))
-    documents = list(read_jsonl(file, "a.jsonl", "a", "q"))
+    documents = list(read_jsonl(file, "a.jsonl", RowFormat(column="a", prompt_column="q").document))
     assert [(d.prompt, d.text, d.origin) for d in documents] == [
         ("2+2?", "4", "a.jsonl:1"),
         ("é", "😀", "a.jsonl:3"),
@@ -88,21 +89,21 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     file = tmp_path / "a.jsonl"
     file.write_text(f'{{"text": "fine"}}\n{line}\n')
     with pytest.raises(InputError, match=message):
-        list(read_jsonl(file, "a.jsonl", "text", None))
+        list(read_jsonl(file, "a.jsonl", RowFormat().document))
 
 
 def test_a_line_that_is_not_utf8_is_named(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"text": "fine"}\n{"text": "caf\xe9"}\n')
     with pytest.raises(InputError, match=r":2: byte 0xe9 at offset 30 is not UTF-8"):
-        list(read_jsonl(file, "a.jsonl", "text", None))
+        list(read_jsonl(file, "a.jsonl", RowFormat().document))
 
 
 def test_one_json_value_over_many_lines_is_recognised(tmp_path):
     file = tmp_path / "a.json"
     file.write_text(json.dumps([{"text": "x"}], indent=1))
     with pytest.raises(InputError, match=r":1: .* write one object a line"):
-        list(read_jsonl(file, "a.json", "text", None))
+        list(read_jsonl(file, "a.json", RowFormat().document))
 
 
 def test_a_file_that_has_gone_is_an_input_error(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from modicum.core.errors import InputError
 from modicum.data import Source, TokenStore, open_source, prepare
-from modicum.data.store import _draw
+from modicum.data.store import held_out
 
 
 def rows_file(folder: Path, count: int = 30, name: str = "rows.jsonl") -> Path:
@@ -28,8 +28,15 @@ def rows(folder: Path, count: int = 30, name: str = "rows.jsonl") -> Source:
 def contents(store: TokenStore) -> list[tuple[list[int], int]]:
     tokens = array("H" if store.token_bytes == 2 else "I", store.tokens_file.read_bytes())
     index = array("q", store.index_file.read_bytes())
-    triples = [index[i : i + 3] for i in range(0, len(index), 3)]
-    return [(tokens[first : first + length].tolist(), prompt) for first, length, prompt in triples]
+    documents = [index[i : i + 4] for i in range(0, len(index), 4)]
+    flags = store.trained_file.read_bytes()
+    for first, length, prompt, trained in documents:
+        free = max(prompt, 1)
+        assert flags[first : first + length] == bytes(free) + b"\1" * (length - free)
+        assert trained == length - free
+    return [
+        (tokens[first : first + length].tolist(), prompt) for first, length, prompt, _ in documents
+    ]
 
 
 @pytest.mark.parametrize("vocabulary", [300, 70_000])
@@ -98,7 +105,8 @@ def test_a_cache_that_was_cut_or_altered_is_made_again(tokenizer, tmp_path):
 
     first = again()
     whole = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert set(whole) == {"tokens.bin", "train.bin", "validation.bin", "manifest.json"}
+    sides = {"train.bin", "validation.bin"}
+    assert set(whole) == {"tokens.bin", "trained.bin", "manifest.json"} | sides
     for name, good in whole.items():
         for bad in (None, good[:-2], b"", bytes([good[0] ^ 1]) + good[1:]):
             if bad is None:
@@ -190,7 +198,7 @@ def test_validation_documents_are_drawn_by_number_and_seed(tokenizer, tmp_path):
 
 
 def test_the_draw_of_a_document_does_not_depend_on_how_many_there_are():
-    few, many = _draw(100, 0.1, 7), _draw(5000, 0.1, 7)
+    few, many = held_out(100, 0.1, 7), held_out(5000, 0.1, 7)
     assert many[:100] == few
     assert 430 < sum(many) < 570
 
@@ -198,9 +206,9 @@ def test_the_draw_of_a_document_does_not_depend_on_how_many_there_are():
 @pytest.mark.parametrize("documents", [2, 3, 10])
 def test_each_side_gets_at_least_one_document(documents):
     for seed in range(20):
-        assert sum(_draw(documents, 1e-9, seed)) == 1
-        assert sum(_draw(documents, 1.0, seed)) == documents - 1
-    assert len({bytes(_draw(10, 1e-9, seed)) for seed in range(20)}) > 5
+        assert sum(held_out(documents, 1e-9, seed)) == 1
+        assert sum(held_out(documents, 1.0, seed)) == documents - 1
+    assert len({bytes(held_out(10, 1e-9, seed)) for seed in range(20)}) > 5
 
 
 def test_one_document_cannot_be_split(tokenizer, tmp_path):
@@ -236,3 +244,24 @@ def test_a_token_beyond_the_model_is_named_with_its_origin(tokenizer, tmp_path):
     assert f"token {worst} ({token!r}) in rows.jsonl:1, " in str(caught.value)
     assert f"vocabulary ends at {worst - 1};" in str(caught.value)
     assert not (tmp_path / "cache").exists()
+
+
+def test_an_example_that_is_too_long_is_refused_by_its_line(tokenizer, tmp_path):
+    source = rows(tmp_path)
+    lengths = [
+        len(tokenizer.encode(each.prompt or "") + tokenizer.encode(each.text)) + 1
+        for each in source.documents()
+    ]
+    longest = max(lengths)
+    first = lengths.index(longest) + 1
+    with pytest.raises(InputError, match=rf"rows\.jsonl:{first} has {longest} tokens.*too_long"):
+        prepare(source, tokenizer, tmp_path / "a", model_vocabulary=300, longest=longest - 1)
+    prepare(source, tokenizer, tmp_path / "b", model_vocabulary=300, longest=longest)
+
+
+def test_continuous_text_has_no_flags_and_no_longest(tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_text("def area(width): return width\n" * 9)
+    source = open_source(tmp_path / "a.txt")
+    prepared = prepare(source, tokenizer, tmp_path / "a", model_vocabulary=300, longest=5)
+    assert not prepared.train.examples
+    assert not prepared.train.trained_file.exists()

@@ -76,7 +76,7 @@ def test_it_shows_the_numbers_of_run_json(make_run: MakeRun) -> None:
     assert f"{run['final']['validation_loss']:.4f} nats per token" in text
     assert "from 3.9871 before training" in text
     assert "7,432 tokens/s" in text
-    assert "983 k tokens in 240 steps" in text
+    assert "983 k tokens trained in 240 steps" in text
     assert "594 k of 30.1 M parameters trained (2.0 %)" in text
     assert "lora (rank 8) of runs/demo-train/model on unseen/" in text
     assert "Budget kept , 87 % used" in text

@@ -12,7 +12,7 @@ from tests.trainer.conftest import full, lora, losses, outcome, rows, run
 
 import modicum
 from modicum.core.errors import InputError
-from modicum.data.packing import Packed
+from modicum.data.packed_examples import PackedExamples
 from modicum.data.sampler import Sampler
 from modicum.data.sources import open_source
 from modicum.data.store import prepare
@@ -21,7 +21,7 @@ from modicum.models.huggingface import load
 from modicum.tasks import CausalLM
 
 
-def plain_loop(model, data: Packed, steps: int, rate: float) -> list[float]:
+def plain_loop(model, data: PackedExamples, steps: int, rate: float) -> list[float]:
     """Ten lines of PyTorch that anybody would write."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -38,13 +38,13 @@ def plain_loop(model, data: Packed, steps: int, rate: float) -> list[float]:
     return found
 
 
-def packed(dataset: Path, folder: Path, tmp_path: Path) -> Packed:
+def packed(dataset: Path, folder: Path, tmp_path: Path) -> PackedExamples:
     tokenizer = Tokenizer.load(folder / "tokenizer")
     source = open_source(dataset)
     prepared = prepare(
         source, tokenizer, tmp_path / "d", model_vocabulary=300, validation_fraction=0.1
     )
-    return Packed(prepared.train, 32)
+    return PackedExamples(prepared.train, 32)
 
 
 def test_losses_are_those_of_a_plain_loop(dataset, finished, tmp_path):
@@ -130,14 +130,18 @@ def test_adapting_in_bf16_keeps_the_base_in_it_and_learns(dataset, finished, tmp
     assert 8 * trained <= content["measured_by_kind"]["optimizer"] <= 8 * trained + 4 * 100
 
 
-def test_the_run_folder_tells_the_run(dataset, finished):
+def test_the_run_folder_tells_the_run(dataset, finished, tmp_path):
     content = json.loads((finished / "run.json").read_text())
     metrics, evaluations = rows(finished), rows(finished, "evaluations.jsonl")
     assert content["status"] == "finished"
     assert content["steps"] == 20
     assert content["tokens"] == sum(row["tokens"] for row in metrics)
     seconds = sum(row["seconds"] for row in metrics)
-    assert content["tokens_per_second"] == pytest.approx(content["tokens"] / seconds)
+    # Speed counts all that is read: 20 updates of 8 rows, as the plan does.
+    assert content["tokens_per_second"] == pytest.approx(20 * 8 * 32 / seconds)
+    assert metrics[3]["tokens_per_second"] == pytest.approx(8 * 32 / metrics[3]["seconds"])
+    assert content["data"]["exact"]
+    assert content["data"]["rows"] == len(packed(dataset, finished, tmp_path))
     assert content["seconds"] > seconds
     assert content["final"] == {
         "loss": metrics[-1]["loss"],

@@ -16,6 +16,7 @@ from modicum.cli.commands.chat import chat
 from modicum.cli.commands.check import check
 from modicum.cli.commands.checkpoint import checkpoint
 from modicum.cli.commands.completion import completion
+from modicum.cli.commands.data import data
 from modicum.cli.commands.demo import demo
 from modicum.cli.commands.doctor import doctor
 from modicum.cli.commands.drill import drill
@@ -35,6 +36,7 @@ from modicum.core.errors import Interrupted
 COMMANDS = (
     train,
     plan,
+    data,
     init,
     schema,
     methods,

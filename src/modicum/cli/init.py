@@ -37,7 +37,7 @@ adapter:                   # leave out to train every weight
 """
 _TRAINING = """\
 training:
-  steps: 500
+  steps: 500               # or epochs: 3
   batch_size: 16           # sequences in an update
   micro_batch_size: auto   # how many of them at a time: the planner's choice
   learning_rate: {rate}

@@ -12,7 +12,8 @@ from typing import Any, TextIO
 
 from modicum.cli.plain_tables import plain
 from modicum.core.units import format_bytes, format_duration
-from modicum.report.numbers import finite, number, quantity
+from modicum.data.fitting import too_long_words
+from modicum.report.numbers import finite, number, percent, quantity
 
 TableRow = Sequence[Any]
 
@@ -94,11 +95,34 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         costs.append(("process", format_bytes(process), between + limit))
     if sent := number(prediction.get("wire_bytes")):
         costs.append(("wire", format_bytes(sent), "sent by each rank in an update"))
+    costs += data_rows(plan)
     if (rate := number(prediction.get("tokens_per_second"))) is not None:
-        costs.append(("speed", quantity(rate, "tokens/s"), ""))
+        costs.append(("speed", quantity(rate, "tokens/s"), "prompts and padding among them"))
     if (seconds := number(prediction.get("seconds"))) is not None:
         costs.append(("time", format_duration(seconds), ""))
     return choices, costs
+
+
+def data_rows(plan: Mapping[str, Any]) -> list[TableRow]:
+    """What a plan says of the data: rows, tokens, steps and epochs, and what is too long."""
+    counts = plan.get("counts") or {}
+    found: list[TableRow] = []
+    rows, documents, trained = (number(counts.get(k)) for k in ("rows", "documents", "trained"))
+    about = "" if counts.get("exact") else "about "
+    if rows is not None:
+        said = []
+        if documents is not None and trained is not None:
+            waste = number(counts.get("waste")) or 0.0
+            said = [f"{documents:,} documents", f"{trained:,} trained tokens"]
+            said += [f"{percent(waste)} of the rows is padding"]
+        found.append(("rows", f"{about}{rows:,}", ", ".join(said)))
+    if (steps := number(plan.get("steps"))) is not None:
+        epochs = number(plan.get("epochs"))
+        of = "" if epochs is None else f"{about}{epochs:.3g} epochs"
+        found.append(("steps", f"{steps:,}", of))
+    if words := too_long_words(counts):
+        found.append(("too long for a row", "", about + words))
+    return found
 
 
 def plan_title(plan: Mapping[str, Any]) -> str:

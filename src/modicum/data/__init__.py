@@ -3,9 +3,11 @@
     source = open_source("notes.jsonl")
     tokenizer = Tokenizer.train((d.text for d in source.documents()), vocabulary_size=4096)
     prepared = prepare(source, tokenizer, Path("cache"), model_vocabulary=4096)
-    rows = Packed(prepared.train, sequence_length=256)
+    rows = PackedExamples(prepared.train, sequence_length=256)
     sampler = Sampler(len(rows), batch_size=16, seed=0)
     batch = rows.batch(sampler.indices(step=0))
+
+Text that is no examples goes into `Packed` rows, end to end.
 
 Nothing here imports torch before a batch is asked for, nor `tokenizers` before a tokenizer is.
 """
@@ -17,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from modicum.data.batch import IGNORED, Batch
+    from modicum.data.fitting import PackingCounts
+    from modicum.data.packed_examples import PackedExamples
     from modicum.data.packing import Packed
     from modicum.data.readers import Document
     from modicum.data.sampler import Sampler
@@ -30,6 +34,8 @@ _HOMES = {
     "IGNORED": "batch",
     "Inspection": "sources",
     "Packed": "packing",
+    "PackedExamples": "packed_examples",
+    "PackingCounts": "fitting",
     "Prepared": "store",
     "Sampler": "sampler",
     "Source": "sources",
@@ -46,6 +52,8 @@ __all__ = [
     "Document",
     "Inspection",
     "Packed",
+    "PackedExamples",
+    "PackingCounts",
     "Prepared",
     "Sampler",
     "Source",

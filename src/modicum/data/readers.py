@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +26,20 @@ class Document:
         prompt: what stands before it and is not trained, or None.
         origin: where it came from, for people: a file's name, with a line if it has several.
         size: bytes of the file that were read for it.
+        spans: of a conversation, the characters [start, end) of the text that are trained; None
+            where all of it is.
     """
 
     text: str
     prompt: str | None
     origin: str
     size: int
+    spans: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def blank(self) -> bool:
+        """Whether there is nothing to train in it: such documents are left out."""
+        return not self.text or self.text.isspace()
 
 
 @contextmanager
@@ -100,24 +108,33 @@ def read_python(path: Path, name: str) -> Iterator[Document]:
         return
 
 
-def read_jsonl(path: Path, name: str, column: str, prompt_column: str | None) -> Iterator[Document]:
-    """One JSON object a line; `column` holds the text, `prompt_column` what stands before it.
+def read_jsonl(
+    path: Path, name: str, document: Callable[[dict[str, object], str, int], Document]
+) -> Iterator[Document]:
+    """One JSON object a line, each made into a document with its origin and size.
 
     Raises:
-        InputError: the file is of another kind; a line is not UTF-8, not JSON, no object, lacks a
-            column, or holds something other than a string there; the line is named, and the columns
-            that are there.
+        InputError: the file is of another kind; a line is not UTF-8, not JSON, no object, or
+            `document` refuses it; the line is named.
+    """
+    for number, row, size in json_rows(path):
+        try:
+            yield document(row, f"{name}:{number}", size)
+        except InputError as error:
+            raise error.located(file=path, line=number) from None
+
+
+def json_rows(path: Path) -> Iterator[tuple[int, dict[str, object], int]]:
+    """The objects of a JSONL file, each with its line's number and bytes; blank lines are none.
+
+    Raises:
+        InputError: the file is of another kind, or a line is not UTF-8, not JSON, or no object.
     """
     offset = 0
     with opened_text(path) as handle:
         for number, raw in enumerate(handle, start=1):
             if raw.strip():
-                row = _parse(path, number, raw, offset)
-                text = _string(path, number, row, column)
-                prompt = None
-                if prompt_column is not None:
-                    prompt = _string(path, number, row, prompt_column)
-                yield Document(text, prompt, f"{name}:{number}", len(raw))
+                yield number, _parse(path, number, raw, offset), len(raw)
             offset += len(raw)
 
 
@@ -140,12 +157,15 @@ def _parse(path: Path, number: int, raw: bytes, offset: int) -> dict[str, object
     return row
 
 
-def _string(path: Path, number: int, row: dict[str, object], column: str) -> str:
+def string_of(row: Mapping[str, object], column: str) -> str:
+    """The string in a column of a row.
+
+    Raises:
+        InputError: there is no such column, or it holds something else; with those that are there.
+    """
     if column not in row:
         raise InputError(
             "the line has no such column",
-            file=path,
-            line=number,
             field=column,
             allowed="the columns that it has: " + (", ".join(map(repr, row)) or "none"),
             candidates=row,
@@ -155,8 +175,6 @@ def _string(path: Path, number: int, row: dict[str, object], column: str) -> str
     if not isinstance(value, str):
         raise InputError(
             f"the column holds {_KINDS[type(value)]}",
-            file=path,
-            line=number,
             field=column,
             value=value,
             allowed="a string",
@@ -166,8 +184,6 @@ def _string(path: Path, number: int, row: dict[str, object], column: str) -> str
     except UnicodeEncodeError as error:
         raise InputError(
             f"character {error.start} is half a surrogate pair, which no text can hold",
-            file=path,
-            line=number,
             field=column,
             value=value[error.start],
         ) from error

@@ -1,8 +1,9 @@
 """The token cache: all of a source as ids on disk, written once, trusted only when complete.
 
 A store folder holds `tokens.bin` (every document's ids, one after the other, each document ended
-by the end-of-text token), one index file a side (`train.bin`, `validation.bin`: int64 triples of a
-document's first place in tokens.bin, its length, and how many of its tokens are prompt), and
+by the end-of-text token), of examples `trained.bin` (a byte a token, 1 where it is trained), one
+index file a side (`train.bin`, `validation.bin`: of each document, as int64, its first place in
+tokens.bin, its length, how many of its tokens are prompt, and how many are trained), and
 `manifest.json` with the digests of these files and of all that they were made from. The folder
 appears by one rename, so a death at any moment leaves the old one, or none. Imports no torch.
 """
@@ -14,6 +15,7 @@ import json
 import sys
 from array import array
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,12 +23,13 @@ from typing import Any, BinaryIO
 from modicum.core.errors import InputError
 from modicum.core.files import file_digest, publish_folder, regular, write_json
 from modicum.core.progress import CountProgress
+from modicum.data.encoding import encode
 from modicum.data.readers import Document
 from modicum.data.sources import Source
 from modicum.data.tokenizer import Tokenizer
 
-_FORMAT = 1
-_TOKENS, _MANIFEST = "tokens.bin", "manifest.json"
+_FORMAT = 2
+_TOKENS, _TRAINED, _MANIFEST = "tokens.bin", "trained.bin", "manifest.json"
 # So much text is tokenized at a time, and at most so many documents: bounds the scratch memory.
 _BATCH_BYTES, _BATCH_DOCUMENTS = 1 << 20, 1024
 
@@ -40,6 +43,9 @@ class TokenStore:
         side: "train" or "validation".
         documents, tokens: how many this side has, end tokens counted.
         token_bytes: 2 or 4, the width of an id in tokens.bin.
+        examples: whether each document is an example, which stays in one piece, not continuous
+            text.
+        begin: how many tokens the tokenizer puts before every document.
     """
 
     folder: Path
@@ -47,6 +53,8 @@ class TokenStore:
     documents: int
     tokens: int
     token_bytes: int
+    examples: bool = False
+    begin: int = 0
 
     @property
     def tokens_file(self) -> Path:
@@ -54,8 +62,13 @@ class TokenStore:
         return self.folder / _TOKENS
 
     @property
+    def trained_file(self) -> Path:
+        """A byte for each token of both sides, 1 where it is trained; where there are examples."""
+        return self.folder / _TRAINED
+
+    @property
     def index_file(self) -> Path:
-        """int64 [documents, 3]: first place in the tokens file, length, prompt's length."""
+        """int64 [documents, 4]: first place in the tokens file, length, prompt, trained."""
         return self.folder / f"{self.side}.bin"
 
 
@@ -80,6 +93,7 @@ def prepare(
     validation_source: Source | None = None,
     validation_fraction: float = 0.0,
     seed: int = 0,
+    longest: int | None = None,
     progress: CountProgress | None = None,
 ) -> Prepared:
     """Tokenize all of `source` into `folder`, or find that this was done before.
@@ -88,9 +102,12 @@ def prepare(
     without one a fraction of the documents, each drawn by (seed, its number) alone; at least one
     document falls on each side. `progress` is called with bytes done and in all.
 
+    Args:
+        longest: an example of more tokens is refused.
+
     Raises:
-        InputError: anything that the source says; a token id that the model has no row for; too
-            few documents to hold one out; a full disk.
+        InputError: anything that the source says; a token id that the model has no row for; an
+            example that is too long; too few documents to hold one out; a full disk.
     """
     drawn = validation_source is None and validation_fraction > 0
     made_from = {
@@ -101,22 +118,29 @@ def prepare(
         "validation_draw": [validation_fraction, seed] if drawn else None,
         "tokenizer": tokenizer.digest,
         "model_vocabulary": model_vocabulary,
+        "longest": longest,
     }
     if (known := _open(folder, made_from)) is not None:
         return known
     sources = [source, *([validation_source] if validation_source else [])]
     total = sum(each.total_bytes for each in sources)
+    examples = {"train": not source.continuous, "validation": not sources[-1].continuous}
     with publish_folder(folder) as temporary:
-        with open(temporary / _TOKENS, "wb") as handle:
-            writer = _Writer(handle, tokenizer, model_vocabulary)
+        with ExitStack() as stack:
+            tokens = stack.enter_context(open(temporary / _TOKENS, "wb"))
+            flags = None
+            if any(examples.values()):
+                flags = stack.enter_context(open(temporary / _TRAINED, "wb"))
+            writer = _Writer(tokens, flags, tokenizer, model_vocabulary)
             ends = []
             for each in sources:
+                writer.longest = None if each.continuous else longest
                 for done in writer.write(each.documents()):
                     if progress is not None:
                         progress(min(done, total), total)
                 ends.append(writer.documents)
         if drawn:
-            validation = _draw(writer.documents, validation_fraction, seed)
+            validation = held_out(writer.documents, validation_fraction, seed)
         else:
             validation = bytearray(ends[0]) + bytearray(b"\1") * (writer.documents - ends[0])
         sides = {"train": 0, **({"validation": 1} if any(validation) else {})}
@@ -124,12 +148,14 @@ def prepare(
             "made_from": made_from,
             "bytes": writer.bytes,
             "token_bytes": writer.token_bytes,
+            "begin": len(tokenizer.begin_ids),
             "sides": {
                 side: writer.write_index(temporary / f"{side}.bin", validation, flag)
+                | {"examples": examples[side]}
                 for side, flag in sides.items()
             },
         }
-        names = [_TOKENS, *(f"{side}.bin" for side in sides)]
+        names = [_TOKENS, *([_TRAINED] if flags else []), *(f"{side}.bin" for side in sides)]
         manifest["files"] = {name: file_digest(temporary / name) for name in names}
         write_json(temporary / _MANIFEST, manifest)
     if progress is not None:
@@ -152,9 +178,11 @@ def _open(folder: Path, made_from: dict[str, Any]) -> Prepared | None:
 
 
 def _prepared(folder: Path, manifest: dict[str, Any], reused: bool) -> Prepared:
-    width = manifest["token_bytes"]
+    width, begin = manifest["token_bytes"], manifest["begin"]
     sides = {
-        name: TokenStore(folder, name, side["documents"], side["tokens"], width)
+        name: TokenStore(
+            folder, name, side["documents"], side["tokens"], width, side["examples"], begin
+        )
         for name, side in manifest["sides"].items()
     }
     return Prepared(
@@ -167,7 +195,7 @@ def _prepared(folder: Path, manifest: dict[str, Any], reused: bool) -> Prepared:
     )
 
 
-def _draw(documents: int, fraction: float, seed: int) -> bytearray:
+def held_out(documents: int, fraction: float, seed: int) -> bytearray:
     """A flag a document: 1 is validation. At least one each way, the likeliest when none fell."""
     if documents < 2:
         raise InputError(
@@ -192,14 +220,17 @@ def _draw(documents: int, fraction: float, seed: int) -> bytearray:
 
 @dataclass
 class _Writer:
-    """Appends documents' ids to a file and remembers where each begins, in 12 bytes a document."""
+    """Appends documents' ids to a file and remembers where each begins, in 16 bytes a document."""
 
     handle: BinaryIO
+    flags: BinaryIO | None
     tokenizer: Tokenizer
     model_vocabulary: int
+    longest: int | None = None
     bytes: int = 0
     lengths: array[int] = field(default_factory=lambda: array("q"))
     prompts: array[int] = field(default_factory=lambda: array("I"))
+    trained: array[int] = field(default_factory=lambda: array("I"))
 
     @property
     def documents(self) -> int:
@@ -225,37 +256,36 @@ class _Writer:
             yield self.bytes
 
     def _append(self, batch: list[Document]) -> None:
-        encode, begin = self.tokenizer.encode_batch, self.tokenizer.begin_ids
-        texts = encode([document.text for document in batch])
-        prompts: list[list[int]] = [[]] * len(batch)
-        if any(document.prompt for document in batch):
-            prompts = encode([document.prompt or "" for document in batch])
-        for document, prompt, text in zip(batch, prompts, texts, strict=True):
-            ids = [*begin, *prompt, *text, self.tokenizer.eos_id]
-            if max(ids) >= self.model_vocabulary:
-                raise self._beyond(document, ids)
-            array("H" if self.token_bytes == 2 else "I", ids).tofile(self.handle)
-            self.lengths.append(len(ids))
-            self.prompts.append(len(begin) + len(prompt))
+        encoded = encode(self.tokenizer, batch, self.model_vocabulary)
+        for document, each in zip(batch, encoded, strict=True):
+            if self.longest is not None and len(each.ids) > self.longest:
+                raise _too_long(document, len(each.ids), self.longest)
+            array("H" if self.token_bytes == 2 else "I", each.ids).tofile(self.handle)
+            if self.flags is not None:
+                self.flags.write(each.flags)
+            self.lengths.append(len(each.ids))
+            self.prompts.append(each.prompt)
+            self.trained.append(each.flags.count(1))
             self.bytes += document.size
 
-    def _beyond(self, document: Document, ids: list[int]) -> InputError:
-        worst = next(token for token in ids if token >= self.model_vocabulary)
-        return InputError(
-            f"the tokenizer gives token {worst} ({self.tokenizer.token(worst)!r}) in "
-            f"{document.origin}, but the model's vocabulary ends at {self.model_vocabulary - 1}; "
-            "use the tokenizer that belongs to the model, or a larger vocabulary",
-            value=worst,
-            allowed=f"token ids below {self.model_vocabulary}",
-        )
-
-    def write_index(self, path: Path, flags: bytearray, flag: int) -> dict[str, int]:
+    def write_index(self, path: Path, flags: bytearray, flag: int) -> dict[str, Any]:
         """Write the index of the documents whose flag is `flag`; its documents and tokens."""
         index, first, documents, tokens = array("q"), 0, 0, 0
-        for mine, length, prompt in zip(flags, self.lengths, self.prompts, strict=True):
+        columns = zip(flags, self.lengths, self.prompts, self.trained, strict=True)
+        for mine, length, prompt, trained in columns:
             if mine == flag:
-                index.extend((first, length, prompt))
+                index.extend((first, length, prompt, trained))
                 documents, tokens = documents + 1, tokens + length
             first += length
         path.write_bytes(index.tobytes())
         return {"documents": documents, "tokens": tokens}
+
+
+def _too_long(document: Document, length: int, longest: int) -> InputError:
+    return InputError(
+        f"the example in {document.origin} has {length} tokens, more than a row holds; raise "
+        "data.sequence_length, or set data.too_long to truncate, split or drop",
+        field="data.too_long",
+        value="refuse",
+        allowed=f"examples of at most {longest} tokens",
+    )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError, nearest
 from modicum.core.files import read_json, read_text, write_text
+from modicum.data.chat_template import ChatTemplate, own_template
 
 if TYPE_CHECKING:
     import tokenizers
@@ -151,6 +152,15 @@ class Tokenizer:
         special = sum(takewhile(bool, encoding.special_tokens_mask))
         return tuple(encoding.ids[:special])
 
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """What writes conversations for the model, if its files have one.
+
+        Raises:
+            InputError: they have several.
+        """
+        return own_template(self.companions)
+
     @property
     def digest(self) -> str:
         """SHA-256, in hexadecimal, of all that decides the ids of a text."""
@@ -171,6 +181,23 @@ class Tokenizer:
         flat = [piece for parts in pieces for piece in parts]
         encoded = iter(self.inner.encode_batch_fast(flat, add_special_tokens=False))
         return [[token for _ in parts for token in next(encoded).ids] for parts in pieces]
+
+    def encode_marked(
+        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[tuple[list[int], bytes]]:
+        """The ids of each text, and for each id a byte: 1 where it has a character of a span.
+
+        Special tokens that a text names are these tokens; nothing is put before it.
+        """
+        found = []
+        encodings = self.inner.encode_batch(list(texts), add_special_tokens=False)
+        for encoding, marked in zip(encodings, spans, strict=True):
+            flags = bytearray(len(encoding.ids))
+            for start, end in marked:
+                for place, (first, last) in enumerate(encoding.offsets):
+                    flags[place] |= first < end and last > start
+            found.append((encoding.ids, bytes(flags)))
+        return found
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are no complete character become U+FFFD."""

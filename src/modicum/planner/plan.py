@@ -6,6 +6,7 @@ arithmetic exact; `choose` says what, and in which order. What else would help i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -53,6 +54,7 @@ class Plan:
         record: what was measured of the machine.
         revision: 1 for the first; a run adds others when it learns more.
         surgeries: what has changed the shapes of `inputs.config`, in order.
+        counts: of the data, `rows` and what else the task counts; `exact` once it is prepared.
     """
 
     recipe: Recipe
@@ -68,6 +70,7 @@ class Plan:
     why: str = "first plan"
     measured_tokens_per_second: float | None = None
     surgeries: tuple[Surgery, ...] = ()
+    counts: Mapping[str, Any] = field(default_factory=dict)
     when: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     @property
@@ -101,8 +104,36 @@ class Plan:
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
+    def steps(self) -> int:
+        """Updates of the run: as asked for, or as many as the epochs have.
+
+        Raises:
+            InputError: epochs are asked for, and the task does not say how many rows it has.
+        """
+        training, rows = self.recipe.training, self.counts.get("rows")
+        if training.steps is not None:
+            return training.steps
+        assert training.epochs is not None
+        if rows is None:
+            raise InputError(
+                "how many rows this task has is not known; give training.steps instead",
+                field="training.epochs",
+                value=training.epochs,
+            )
+        return max(1, math.ceil(training.epochs * rows / training.batch_size))
+
+    @property
+    def epochs(self) -> float | None:
+        """How often the rows are gone through; None where it is not known how many there are."""
+        rows = self.counts.get("rows")
+        return self.steps * self.recipe.training.batch_size / rows if rows else None
+
+    @property
     def tokens_per_update(self) -> int:
-        """Positions in an update; the trained ones are fewer where prompts or ends are not."""
+        """Positions in an update: prompts and padding take as long as what is trained.
+
+        Speed is counted in them, here and in what a run measures.
+        """
         return self.recipe.training.batch_size * self.task.row(self.recipe).positions
 
     @property
@@ -119,7 +150,7 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Of all updates together."""
-        return self.recipe.training.steps * self.tokens_per_update / self.tokens_per_second
+        return self.steps * self.tokens_per_update / self.tokens_per_second
 
     @property
     def ranks(self) -> int:
@@ -161,6 +192,9 @@ class Plan:
                 "trainable": self.prediction.trainable,
             },
             "tokens_per_update": self.tokens_per_update,
+            "steps": self.steps,
+            "epochs": self.epochs,
+            "counts": dict(self.counts),
             "device": self.device,
             "data": self.inputs.described,
         }
@@ -190,6 +224,14 @@ class Plan:
             why = "resumes with other settings of parallel or checkpoint"
         made = self._with([*kept.values(), *choices])
         return replace(made, revision=last["revision"] + 1, why=why)
+
+    def counted(self, counts: Mapping[str, Any]) -> Plan:
+        """This plan, now that the data is prepared and its rows are counted."""
+        return replace(self, counts={**counts, "exact": True})
+
+    def because(self, why: str) -> Plan:
+        """The next revision, for a reason that chooses nothing."""
+        return self._next(why)
 
     def chosen(self, name: str, value: Any, why: str) -> Plan:
         """The next revision, in which a field has a value that the run has found to be right.
@@ -280,17 +322,22 @@ def plan(
     device = _device(recipe, keep if replay is None else replay)
     machine, record, room = _agreed(recipe, device, live, count)
     predictor = Predictor(device.type)
+    # After the room is measured: what this leaves in memory is used again when the run tokenizes.
+    counts = live.broadcast(task.survey(recipe, inputs) if live.first else {})
     if replay is not None:
         prediction = predictor(recipe, inputs.config, told(recipe, replay, count))
         return Plan(
-            recipe, task, inputs, machine, device.type, prediction, tuple(replay), room.base, record
-        )
+            recipe, task, inputs, machine, device.type, prediction, tuple(replay), room.base,
+            record, counts=counts,
+        )  # fmt: skip
     kept = {row["field"]: row for row in keep}
     open_ones = choices(recipe, device.type, count, kept)
     found = first_that_fits(open_ones, recipe, inputs.config, predictor, room)
     if found is None:
         raise _does_not_fit(recipe, task, inputs, predictor, room, count)
-    made = Plan(recipe, task, inputs, machine, device.type, found, (), room.base, record)
+    made = Plan(
+        recipe, task, inputs, machine, device.type, found, (), room.base, record, counts=counts
+    )
     rows = live.broadcast(explained(recipe, found, room, kept, made.seconds))
     return made._with(rows)
 

@@ -1,6 +1,7 @@
 """The paths in a recipe, spelled so that they mean the same in any working directory.
 
-They are the fields named `path`, those whose names end in `_path`, a tokenizer, and plugins.
+They are the fields named `path`, those whose names end in `_path`, a tokenizer, a chat template,
+and plugins.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_OTHERS = {("data", "tokenizer")}
+_OTHERS = {("data", "tokenizer"), ("data", "chat_template")}
 
 
 def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:

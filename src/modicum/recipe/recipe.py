@@ -210,6 +210,20 @@ class Recipe(Section):
 
     def _check_training(self) -> None:
         training = self.training
+        if training.steps is not None and training.epochs is not None:
+            raise InputError(
+                "the length of the run is given twice; keep training.steps or training.epochs, "
+                "and set the other to null",
+                field="training.epochs",
+                value=training.epochs,
+            )
+        if training.steps is None and training.epochs is None:
+            raise InputError(
+                "says nothing of how long to train",
+                field="training.steps",
+                value=None,
+                allowed="a number of updates, or training.epochs instead",
+            )
         micro = training.micro_batch_size
         if isinstance(micro, int) and micro > training.batch_size:
             raise InputError(

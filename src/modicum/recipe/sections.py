@@ -91,16 +91,29 @@ class DataSection(Section):
     it has none, its text files."""
     exclude: Strings = ()
     """Of those, the files to leave out."""
+    format: Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"] = "auto"
+    """What the rows of a JSONL file look like; auto: by the columns of the first row, or text where
+    columns are named."""
     column: str = "text"
-    """The column of a JSONL file that holds the text to learn."""
+    """The column that holds the text to learn, of rows of the format text."""
     prompt_column: str | None = None
     """A column that holds what comes before the text and is not learned."""
+    chat_template: str | None = None
+    """A file with the Jinja template that writes conversations; null means the model's own."""
+    train_on: Literal["all", "last"] = "all"
+    """Of a conversation, which turns of the assistant are learned."""
     validation_path: str | None = None
     """Data to evaluate on, read like `path`; null means a part of `path`'s documents."""
     validation_fraction: Probability = 0.05
     """That part of the documents; 0 for no evaluation."""
     sequence_length: Annotated[int, Field(ge=2)] = 256
-    """Tokens in a row; documents are packed into rows and split at their ends."""
+    """Tokens in a row. The lines of a JSONL file are examples, each in one piece and several to a
+    row; text files are continuous, and split wherever a row ends."""
+    too_long: Literal["truncate", "split", "drop", "refuse"] = "truncate"
+    """What becomes of an example that is longer than a row. truncate: tokens at the front of its
+    prompt are left out, and the example is dropped where its answer alone fills a row; what has no
+    prompt is split. split: it goes over several rows, the later ones without its prompt. drop: it
+    is left out. refuse: the run does not begin. The plan and the report count them."""
     boundaries: bool = True
     """Whether attention stops at the documents' boundaries within a row."""
     tokenizer: str | None = None
@@ -112,8 +125,10 @@ class DataSection(Section):
 class TrainingSection(Section):
     """How long, how fast, how much at a time."""
 
-    steps: PositiveInt = 1000
-    """Updates of the weights."""
+    steps: PositiveInt | None = 1000
+    """Updates of the weights; null where `epochs` says how long."""
+    epochs: PositiveFloat | None = None
+    """How often the rows are gone through, instead of `steps`; 0.5 for half of them."""
     learning_rate: PositiveFloat = 1e-3
     """The peak of the schedule."""
     batch_size: PositiveInt = 32
@@ -142,6 +157,13 @@ class TrainingSection(Section):
     run is long enough to win back the time."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where it is there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_leave_no_default_of_steps(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("epochs") is not None:
+            return {"steps": None, **values}
+        return values
 
 
 class EvaluationSection(Section):

@@ -17,7 +17,8 @@ _ELSEWHERE = ("host", "disk")
 def summary(folder: str | Path) -> dict[str, Any]:
     """What `--json` prints about a run: strict JSON, None where a figure is not known.
 
-    Bytes, seconds, tokens/s, and losses in nats per trained token; a comparison's `difference` is
+    Bytes, seconds, losses in nats per trained token, and tokens/s that are read, prompts and
+    padding among them; `tokens` are those that were trained. A comparison's `difference` is
     measured / predicted - 1.
 
     Raises:
@@ -34,8 +35,8 @@ def facts(run: FolderContents) -> dict[str, Any]:
     spent = _total(metrics, "seconds")
     tokens = _first(record.get("tokens"), _total(metrics, "tokens"))
     rate = number(record.get("tokens_per_second"))
-    if rate is None and spent and (trained := _total(metrics, "tokens")):
-        rate = trained / spent
+    if rate is None and spent and (read := _read(metrics)):
+        rate = read / spent
     peak = _peak_bytes(run)
     parameters = section(record, "parameters") or section(_last(run.plans), "parameters")
     result = {
@@ -48,7 +49,10 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "ended": record.get("ended"),
         "seconds": _first(seconds, spent),
         "steps": _first(record.get("steps"), _last(metrics).get("step")),
-        "steps_planned": number(section(run.recipe, "training").get("steps")),
+        "steps_planned": _first(
+            record.get("steps_planned"), section(run.recipe, "training").get("steps")
+        ),
+        "data": section(record, "data"),
         "steps_skipped": sum(bool(row.get("skipped")) for row in metrics),
         "tokens": tokens,
         "tokens_per_second": rate,
@@ -58,6 +62,8 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "budget_kept": budget_kept(run, peak),
         "plan_revisions": len(run.plans),
         "interruptions": number(record.get("interruptions")),
+        "best": section(record, "best") or None,
+        "stopped_early": number(record.get("stopped_early")),
         "outputs": section(record, "outputs"),
         "notes": run.notes,
     }
@@ -75,6 +81,12 @@ def _last(rows: list[JsonObject]) -> JsonObject:
 def _total(rows: list[JsonObject], name: str) -> float | None:
     values = [known for row in rows if (known := number(row.get(name))) is not None]
     return sum(values) if values else None
+
+
+def _read(rows: list[JsonObject]) -> float:
+    """Tokens that were read in all steps: what the rows' speeds say."""
+    pairs = [(number(row.get("tokens_per_second")), number(row.get("seconds"))) for row in rows]
+    return sum(rate * seconds for rate, seconds in pairs if rate and seconds)
 
 
 def _peak_bytes(run: FolderContents) -> dict[str, Any]:

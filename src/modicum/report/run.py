@@ -10,6 +10,7 @@ from typing import Any
 from modicum.core import files
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
+from modicum.data.fitting import too_long_words
 from modicum.report import facts as told
 from modicum.report import numbers, plots
 from modicum.report.folder import FolderContents, listing, read, section
@@ -80,6 +81,7 @@ def view(run: FolderContents) -> dict[str, Any]:
         "by_kind": sorted(told.kinds_measured(run), key=lambda row: plots.rank(row["kind"])),
         "ledger": listing(prediction, "table"),
         "samples": samples(run.samples),
+        "data_lines": data_lines(result),
         "choices": listing(run.plans[-1], "choices") if run.plans else [],
         "revisions": revisions(run.plans),
         "versions": section(run.run, "versions"),
@@ -137,6 +139,23 @@ def small_figures(
         },
     ]  # fmt: skip
     return [figure for figure in figures if figure["svg"] is not None]
+
+
+def data_lines(result: dict[str, Any]) -> list[str]:
+    """What packing made of the data, in sentences; none where the run does not say."""
+    counts, lines = section(result, "data"), []
+    rows, documents, trained, waste = (
+        numbers.number(counts.get(key)) for key in ("rows", "documents", "trained", "waste")
+    )
+    if rows is not None and documents is not None and trained is not None:
+        lines.append(
+            f"{documents:,} documents make {rows:,} rows with {trained:,} trained tokens; "
+            f"{numbers.percent(waste or 0.0)} of the rows is padding."
+        )
+    known = {key: value for key, value in counts.items() if numbers.number(value) is not None}
+    if words := too_long_words(known):
+        lines.append(f"Longer than a row: {words}.")
+    return lines
 
 
 def subject(recipe: JsonObject) -> dict[str, str]:

@@ -87,6 +87,7 @@ class Data(Generic[B]):
     Args:
         identity: what a run that resumes must find again (JSON).
         files: what goes next to the exported weights, such as a tokenizer's files.
+        counts: of what is trained; `rows`, and what else the task counts (JSON).
     """
 
     train: Rows[B]
@@ -94,6 +95,7 @@ class Data(Generic[B]):
     sampler: Sampler
     identity: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
+    counts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,13 @@ class Task(ABC, Generic[M, B, I]):
         Raises:
             InputError: with the recipe's field, or the file and line at fault.
         """
+
+    def survey(self, recipe: Recipe, inputs: I) -> Mapping[str, Any]:
+        """What is known of the data's `counts` before it is prepared, and whether it is `exact`.
+
+        Empty where nothing is; such a task goes by `training.steps` alone.
+        """
+        return {}
 
     def uncompressed(self, config: Any, inputs: I) -> Any:
         """The shape of the model before it was compressed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from modicum.core.progress import StageProgress
 from modicum.core.random import derive_seed
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
-from modicum.data.packing import Packed
+from modicum.data.text_rows import TextRows
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface, saving
 from modicum.models.config import ModelConfig
@@ -50,6 +50,10 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
     def look(self, recipe: Recipe) -> TextInputs:
         """Check paths, headers and the data's first 1,000 rows."""
         return text.look(recipe)
+
+    def survey(self, recipe: Recipe, inputs: TextInputs) -> Mapping[str, Any]:
+        """Rows, tokens and too long examples: of all data where that is little, else about."""
+        return text.surveyed(recipe, inputs)
 
     def uncompressed(self, config: ModelConfig, inputs: TextInputs) -> ModelConfig:
         """The decoder with its layers as the folder holds them."""
@@ -226,7 +230,7 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         return small
 
 
-def prompts(section: SamplesSection, tokenizer: Tokenizer, data: Packed | None) -> list[str]:
+def prompts(section: SamplesSection, tokenizer: Tokenizer, data: TextRows | None) -> list[str]:
     """The recipe's prompts, else the beginnings of validation rows."""
     if section.prompts:
         return list(section.prompts)

@@ -19,7 +19,7 @@ from modicum.core.layers.saved_tensors import Shares
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import IGNORED
-from modicum.data.images import DIGIT_CLASSES, SIDE, ImageBatch, Images, Textures, digits
+from modicum.data.images import DIGIT_CLASSES, DIGITS, SIDE, ImageBatch, Images, Textures, digits
 from modicum.data.sampler import Sampler
 from modicum.models import convnet
 from modicum.models.convnet import ConvNet, ConvNetConfig
@@ -123,6 +123,12 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         count = "1797" if asked.data == "digits" else str(asked.images + asked.held_out)
         return Inputs(config, folder, f"{count} {asked.data} of {SIDE}x{SIDE} pixels")
 
+    def survey(self, recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
+        """How many images are trained."""
+        asked = self.asked
+        left = DIGITS - asked.held_out if asked.data == "digits" else asked.images
+        return {"rows": max(left, 0), "exact": True}
+
     def row(self, recipe: Recipe) -> ModelQuery:
         """One image; the ledger counts images as sequences of one token."""
         return ModelQuery(1, 1)
@@ -197,7 +203,7 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         sampler = Sampler(len(train), training.batch_size, training.seed)
         what = ("data", "classes", "images", "held_out")
         identity = {"images": self.asked.model_dump(include=set(what)), "seed": training.seed}
-        return Data(train, validation, sampler, identity)
+        return Data(train, validation, sampler, identity, counts={"rows": len(train)})
 
     def trial(self, config: ConvNetConfig, batch: ImageBatch) -> BlockSample[ImageBatch]:
         """A classifier of the first block alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from modicum.compress.base import Compressor
 from modicum.core.errors import InputError
@@ -14,10 +15,13 @@ from modicum.core.layers.meta import on_meta
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
+from modicum.data.packed_examples import PackedExamples
 from modicum.data.packing import Packed
 from modicum.data.sampler import Sampler
-from modicum.data.sources import Inspection, Source, inspect, open_source
-from modicum.data.store import Prepared, prepare
+from modicum.data.sources import Inspection, Source, inspect
+from modicum.data.store import Prepared, TokenStore, prepare
+from modicum.data.survey import survey
+from modicum.data.text_rows import TextRows
 from modicum.data.tokenizer import Tokenizer
 from modicum.linears.base import LinearMethod
 from modicum.models import huggingface
@@ -25,6 +29,7 @@ from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
 from modicum.recipe import Recipe
 from modicum.tasks.base import Data, Inputs
+from modicum.tasks.text_sources import sources
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,8 @@ class TextInputs(Inputs):
 class TextData(Data[Batch]):
     """Tokenized data, packed into rows, and the tokenizer that made it."""
 
-    train: Packed
-    validation: Packed | None
+    train: TextRows
+    validation: TextRows | None
     tokenizer: Tokenizer
 
 
@@ -84,7 +89,7 @@ def look(recipe: Recipe) -> TextInputs:
         if folder is None:
             config = replace(config, vocabulary_size=tokenizer.vocabulary_size)
     forms, config = config.forms, formed(recipe, config)
-    source, validation = sources(recipe)
+    source, validation = sources(recipe, tokenizer)
     inspection = _inspected(source, "data.path")
     if validation is not None:
         _inspected(validation, "data.validation_path")
@@ -126,27 +131,6 @@ def formed(
     return config
 
 
-def sources(recipe: Recipe) -> tuple[Source, Source | None]:
-    """The data that a recipe trains on, and what it evaluates on if that is other data."""
-    data = recipe.data
-
-    def opened(path: str | None, field: str) -> Source:
-        return open_source(
-            path,
-            include=data.include,
-            exclude=data.exclude,
-            column=data.column,
-            prompt_column=data.prompt_column,
-            limit_bytes=data.limit,
-            field=field,
-        )
-
-    validation = None
-    if data.validation_path is not None:
-        validation = opened(data.validation_path, "data.validation_path")
-    return opened(data.path, "data.path"), validation
-
-
 def new_config(recipe: Recipe) -> ModelConfig:
     """The configuration of a new model by the recipe's `model` section."""
     model = recipe.model
@@ -182,11 +166,8 @@ def prepared(
     held = ranks.first_alone(
         lambda: _tokenized(recipe, inputs, tokenizer, folder / "data", progress), check
     )
-    length, boundaries = recipe.data.sequence_length, recipe.data.boundaries
-    train = Packed(held.train, length, boundaries)
-    validation = None
-    if held.validation is not None:
-        validation = Packed(held.validation, length, boundaries)
+    train = packed(recipe, held.train)
+    validation = None if held.validation is None else packed(recipe, held.validation)
     return TextData(
         train=train,
         validation=validation,
@@ -194,7 +175,50 @@ def prepared(
         tokenizer=tokenizer,
         identity={"made_from": file_digest(held.train.folder / "manifest.json")},
         files=tuple(sorted((folder / "tokenizer").glob("*"))),
+        counts=train.counts.as_json(),
     )
+
+
+def packed(recipe: Recipe, store: TokenStore) -> TextRows:
+    """The rows of a store: examples in one piece each, continuous text end to end.
+
+    Raises:
+        InputError: nothing in it is trained.
+    """
+    data = recipe.data
+    if not store.examples:
+        return Packed(store, data.sequence_length, data.boundaries)
+    return PackedExamples(
+        store,
+        data.sequence_length,
+        data.boundaries,
+        too_long=data.too_long,
+        seed=recipe.training.seed,
+    )
+
+
+def surveyed(recipe: Recipe, inputs: TextInputs) -> dict[str, Any]:
+    """What packing will make of the data, and whether that is `exact`.
+
+    Raises:
+        InputError: what is wrong with the data, with file and line.
+    """
+    data = recipe.data
+    drawn = 0.0 if data.validation_path is not None else data.validation_fraction
+    try:
+        found = survey(
+            inputs.source,
+            inputs.tokenizer,
+            vocabulary_size=inputs.config.vocabulary_size,
+            held_out_fraction=drawn,
+            seed=recipe.training.seed,
+            sequence_length=data.sequence_length,
+            boundaries=data.boundaries,
+            too_long=data.too_long,
+        )
+    except InputError as error:
+        raise error.located(field="data.path") from None
+    return {**found.counts.as_json(), "exact": found.exact}
 
 
 def _tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Tokenizer:
@@ -229,7 +253,15 @@ def _tokenized(
             validation_source=inputs.validation_source,
             validation_fraction=recipe.data.validation_fraction,
             seed=recipe.training.seed,
+            longest=_longest(recipe),
             progress=lambda done, total: progress("tokenizing", done, total),
         )
     except InputError as error:
         raise error.located(field="data.path") from None
+
+
+def _longest(recipe: Recipe) -> int | None:
+    """The tokens of the longest example that is not refused; the last one is no input."""
+    if recipe.data.too_long != "refuse":
+        return None
+    return recipe.data.sequence_length + int(recipe.data.boundaries)

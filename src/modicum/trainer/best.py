@@ -105,7 +105,7 @@ def store_best(session: Session) -> None:
 
 def note_best(session: Session) -> None:
     """Write the best evaluation, and an early stop, into the record; say that it came to one."""
-    asked, steps = session.plan.recipe.evaluation, session.plan.recipe.training.steps
+    asked, steps = session.plan.recipe.evaluation, session.plan.steps
     if not asked.keep_best and asked.patience is None:
         return
     best = _best(session)

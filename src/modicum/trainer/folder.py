@@ -186,7 +186,7 @@ class RunFolder:
         write_text(self.path / RECIPE, dump(recipe))
 
     def check_same(self, recipe: Recipe) -> bool:
-        """Whether `recipe` continues this run; True when it extends it by more steps.
+        """Whether `recipe` continues this run; True when it extends it by more steps or epochs.
 
         Raises:
             InputError: it is another recipe, with the differences.
@@ -195,13 +195,15 @@ class RunFolder:
         changes = _changes(old, new)
         if not changes:
             return False
-        before, after = old["training"]["steps"], new["training"]["steps"]
-        if len(changes) == 1 and changes[0].startswith("training.steps:") and after > before:
-            return True
+        for length in ("steps", "epochs"):
+            before, after = old["training"].get(length), new["training"][length]
+            alone = len(changes) == 1 and changes[0].startswith(f"training.{length}:")
+            if alone and before and after and after > before:
+                return True
         raise InputError(
             "this run was begun with another recipe; to resume, give that one (only training.steps "
-            "may grow), to start a new run from its state give --out a new folder and --fork this "
-            "one. Changed: " + "; ".join(changes),
+            "or training.epochs may grow), to start a new run from its state give --out a new "
+            "folder and --fork this one. Changed: " + "; ".join(changes),
             file=self.path,
         )
 

@@ -29,7 +29,7 @@ from modicum.trainer.looking import evaluate_now, write_samples
 from modicum.trainer.rank_agreement import same_model, same_setup
 from modicum.trainer.record import RunRecord
 from modicum.trainer.session import Session
-from modicum.trainer.setup import begin
+from modicum.trainer.setup import begin, more_than
 from modicum.trainer.stop import StopRequested, StopSignals
 from modicum.trainer.surgery import operate_if_asked
 from modicum.trainer.tracking import followed, package
@@ -132,8 +132,7 @@ def run(session: Session) -> None:
 
 
 def _run(session: Session) -> None:
-    recipe = session.plan.recipe
-    last = recipe.training.steps
+    recipe, last = session.plan.recipe, session.plan.steps
     saving = Every.parse(recipe.checkpoint.every)
     evaluating = Every.parse(recipe.evaluation.every)
     if session.step == 0:
@@ -235,9 +234,5 @@ def _check_origin(origin: Path, recipe: Recipe) -> None:
     steps = CheckpointStore(origin / "checkpoints").steps()
     if not steps:
         raise InputError("holds no checkpoint to start from", file=origin, field="--fork")
-    if steps[-1] >= recipe.training.steps:
-        raise InputError(
-            f"the run to fork has done {steps[-1]} steps already; ask for more",
-            field="training.steps",
-            value=recipe.training.steps,
-        )
+    if recipe.training.steps is not None:
+        more_than(steps[-1], recipe.training.steps, "training.steps", recipe.training.steps)

@@ -23,12 +23,13 @@ class RunRecord:
     """The record of a run over all its processes."""
 
     def __init__(self, folder: RunFolder, content: dict[str, Any], plan: Plan) -> None:
-        self._folder, self.content, self._steps = folder, content, plan.recipe.training.steps
+        self._folder, self.content, self._plan = folder, content, plan
         self._begun = time.perf_counter()
         self._seconds_before = float(content["seconds"])
         self._recent: deque[float] = deque(maxlen=20)
         self._step_seconds = 0.0
         self._step_tokens = 0
+        self._steps_done = 0
 
     @classmethod
     def open(cls, folder: RunFolder, plan: Plan, forked_from: str | None = None) -> RunRecord:
@@ -45,6 +46,8 @@ class RunRecord:
             "ended": old.get("ended"),
             "seconds": old.get("seconds", 0.0),
             "steps": old.get("steps", 0),
+            "steps_planned": plan.steps,
+            "data": old.get("data", {}),
             "tokens": old.get("tokens", 0),
             "tokens_per_second": old.get("tokens_per_second", 0.0),
             "peak_bytes": {
@@ -109,15 +112,22 @@ class RunRecord:
         self._recent.append(row["seconds"])
         self._step_seconds += row["seconds"]
         self._step_tokens += row["tokens"]
+        self._steps_done += 1
+        read = self._steps_done * self._plan.tokens_per_update
         self.content |= {
             "steps": row["step"],
             "tokens": self._step_tokens,
-            "tokens_per_second": self._step_tokens / self._step_seconds,
+            "tokens_per_second": read / self._step_seconds,
         }
         self.content["final"]["loss"] = row["loss"]
         # Often enough for who looks on, seldom enough to cost nothing.
         if write and row["step"] % 20 == 1:
             self._write()
+
+    def counted(self, plan: Plan) -> None:
+        """Take in the plan of a run whose data is prepared."""
+        self._plan = plan
+        self.content |= {"steps_planned": plan.steps, "data": dict(plan.counts)}
 
     def evaluated(self, row: dict[str, Any]) -> None:
         """Take in a row of the evaluations."""
@@ -158,7 +168,7 @@ class RunRecord:
         """The time that the remaining steps take at the recent speed."""
         if not self._recent:
             return None
-        return (self._steps - step) * sum(self._recent) / len(self._recent)
+        return (self._plan.steps - step) * sum(self._recent) / len(self._recent)
 
     def recent_positions_per_second(self, positions: int) -> float:
         """Positions per second over the recent steps but the first, which warms up."""

@@ -7,13 +7,13 @@ import math
 from modicum.recipe import TrainingSection
 
 
-def factor(step: int, training: TrainingSection) -> float:
-    """The multiplier on the peak learning rate at `step` (0-based): warm-up, then the decay.
+def factor(step: int, training: TrainingSection, steps: int) -> float:
+    """The multiplier on the peak learning rate at `step` (0-based) of `steps`: warm-up, then decay.
 
     Warm-up rises linearly and reaches 1 at step `warmup_steps`; the decay ends at
     `final_fraction` on the last step.
     """
-    warmup, last = training.warmup_steps, max(training.steps - 1, 1)
+    warmup, last = training.warmup_steps, max(steps - 1, 1)
     if step < warmup:
         return (step + 1) / (warmup + 1)
     if training.schedule == "constant":

@@ -130,7 +130,7 @@ class Session:
     def train_one(self, update: Update) -> StepOutcome:
         """Update number `step + 1`, and its row in the metrics."""
         training, start = self.plan.recipe.training, time.perf_counter()
-        rate = self.step_program.set_rate(factor(self.step, training))
+        rate = self.step_program.set_rate(factor(self.step, training, self.plan.steps))
         outcome = self._try(update)
         self.step += 1
         seconds = time.perf_counter() - start
@@ -141,7 +141,7 @@ class Session:
             "gradient_norm": _finite(outcome.gradient_norm),
             "tokens": outcome.tokens,
             "seconds": seconds,
-            "tokens_per_second": outcome.tokens / seconds,
+            "tokens_per_second": self.plan.tokens_per_update / seconds,
             "bytes": used_bytes(self.plan.device),
         }
         if outcome.extra_loss is not None:
@@ -151,7 +151,7 @@ class Session:
         self.folder.append(METRICS, row)
         self.record.count(row)
         self.emit(
-            "step", **row, steps=training.steps, seconds_left=self.record.seconds_left(self.step)
+            "step", **row, steps=self.plan.steps, seconds_left=self.record.seconds_left(self.step)
         )
         self._guard(outcome)
         epochs = self.data.sampler.epoch_of(self.step)
@@ -230,7 +230,7 @@ class Session:
                 field="training.learning_rate",
                 value=training.learning_rate,
             )
-        if self.step == training.steps and not self.updated:
+        if self.step == self.plan.steps and not self.updated:
             raise InputError(
                 f"nothing was trained: no step of this run, up to step {self.step}, updated "
                 "anything, as each had a loss or a gradient that is not finite; look at the data "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +16,9 @@ from modicum.core.machine.memory import TensorMeter, release
 from modicum.core.progress import Listener
 from modicum.core.random import derive_seed
 from modicum.core.ranks.ranks import Ranks
+from modicum.data.fitting import too_long_words
 from modicum.planner import Plan
+from modicum.tasks import Data
 from modicum.trainer.assembly import assemble
 from modicum.trainer.best import check_asked, store_best
 from modicum.trainer.build import same_inputs
@@ -62,6 +65,12 @@ def begin(
     data = plan.task.prepare(plan.recipe, plan.inputs, folder.path, progress, ranks)
     check_asked(plan, data)
     release()
+    plan = _counted(plan, data, folder, ranks)
+    record.counted(plan)
+    if data.counts.get("truncated") or data.counts.get("dropped"):
+        counts, length = data.counts, plan.recipe.data.sequence_length
+        message = f"of {counts['documents']:,} examples, with rows of {length} tokens: "
+        listener({"event": "warning", "message": message + too_long_words(counts)})
     progress("building", 0, None)
     with signals.at_once():
         plan, decision = with_compile_decided(plan, data, ranks)
@@ -80,6 +89,8 @@ def begin(
 
     origin = ranks.broadcast(record.content["forked_from"])
     found, forked = _newest(store, origin, ranks, warn)
+    if forked and found is not None:
+        more_than(found.step, plan.steps, "training.epochs", plan.recipe.training.epochs)
     torch.manual_seed(_first_seed(plan.recipe.training.seed, ranks))
     inputs = View("inputs", *same_inputs(data, plan.inputs.model_folder))
     plan = with_base_compressed(plan, data, folder.path / BASE, ranks, progress)
@@ -103,6 +114,30 @@ def begin(
     progress("rehearsing the largest batch", 0, None)
     rehearse_run(session)
     return session
+
+
+def _counted(plan: Plan, data: Data[Any], folder: RunFolder, ranks: Ranks) -> Plan:
+    """The plan with the rows that there are; a revision where that is another number of steps."""
+    counted = plan.counted(data.counts)
+    if plan.recipe.training.epochs is None:
+        return counted
+    rows = ranks.broadcast(folder.rows(PLAN))
+    if rows and rows[-1].get("steps") == counted.steps:
+        return counted
+    counted = counted.because(f"the data is prepared: {counted.counts['rows']:,} rows")
+    folder.append(PLAN, counted.row())
+    return counted
+
+
+def more_than(done: int, steps: int, field: str, asked: float | None) -> None:
+    """Refuse to fork a run that has done as many steps as are asked for.
+
+    Raises:
+        InputError: so it has.
+    """
+    if done >= steps:
+        problem = f"the run to fork has done {done} steps already; ask for more"
+        raise InputError(problem, field=field, value=asked)
 
 
 def _newest(

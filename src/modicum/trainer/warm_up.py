@@ -41,7 +41,7 @@ def with_compile_decided(plan: Plan, data: Data[Any], ranks: Ranks) -> tuple[Pla
         decision = Decision(False, refusal.problem)
         return plan.chosen(COMPILE, decision.value, decision.why), decision
     choice, config = plan.prediction.choice, plan.inputs.config
-    passes = len(config.block_prefixes()) * choice.micro_batches * plan.recipe.training.steps
+    passes = len(config.block_prefixes()) * choice.micro_batches * plan.steps
     trial = plan.task.trial(config, data.train.worst(choice.micro_batch_size))
     decision = decide(
         _trial_model(plan, trial.config),

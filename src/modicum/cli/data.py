@@ -1,0 +1,136 @@
+"""`modicum data`: what a recipe would train on, row by row, and what is odd about it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from modicum import recipe_yaml
+from modicum.core.errors import InputError
+from modicum.data.fitting import too_long_words
+from modicum.report.numbers import percent
+
+if TYPE_CHECKING:
+    from modicum.data.tokenizer import Tokenizer
+    from modicum.data.view import DataFacts, RowView
+    from modicum.tasks.text import TextData, TextInputs
+
+_GREEN, _PLAIN = "\033[32m", "\033[0m"
+_BEGIN, _END = "⟦", "⟧"  # around what is trained, where there are no colours
+
+
+def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bool) -> None:
+    """Prepare a recipe's data in a temporary folder and print rows and facts.
+
+    Args:
+        rows: how many are printed; None: all.
+
+    Raises:
+        InputError: something about recipe or data is wrong, or the task is not of text.
+    """
+    from modicum.core.ranks.ranks import Ranks
+    from modicum.data.view import facts_of, view_of
+    from modicum.tasks import CausalLM, task_of
+    from modicum.tasks.text import prepared
+
+    with recipe_yaml.places(recipe, overrides):
+        asked = recipe_yaml.load(recipe, overrides).anchored()
+        task = task_of(asked)
+        if not isinstance(task, CausalLM):
+            raise InputError("only text has rows to look at", field="task.method", value=task.name)
+        inputs = task.look(asked)
+        with tempfile.TemporaryDirectory(prefix="modicum-data-") as folder:
+            data = prepared(asked, inputs, Path(folder), lambda *_: None, Ranks())
+            every = len(data.train)
+            count = every if rows is None else min(rows, every)
+            for index in range(count):
+                view = view_of(data.train, index)
+                if as_json:
+                    _print_line(index, view, data.tokenizer)
+                else:
+                    _print_row(index, view, data.tokenizer, sys.stdout)
+            if not as_json:
+                ends = _ends(data.tokenizer, inputs.model_folder)
+                facts = facts_of(inputs.source, ends, data.train, data.validation)
+                _print_facts(inputs, data, facts, _template_words(inputs, asked))
+
+
+def _print_line(index: int, view: RowView, tokenizer: Tokenizer) -> None:
+    text = tokenizer.decode(view.tokens, skip_special_tokens=False)
+    row = {"row": index, "text": text, "tokens": view.tokens, "trained": view.trained}
+    print(json.dumps(row, ensure_ascii=True))
+
+
+def _print_row(index: int, view: RowView, tokenizer: Tokenizer, stream: TextIO) -> None:
+    begin, end = (_GREEN, _PLAIN) if stream.isatty() else (_BEGIN, _END)
+    stream.write(f"row {index}: {len(view.tokens)} tokens, {sum(view.trained)} trained\n")
+    for tokens, trained in view.parts():
+        text = _printable(tokenizer.decode(tokens, skip_special_tokens=False))
+        stream.write(f"{begin}{text}{end}" if trained else text)
+    stream.write("\n\n")
+
+
+def _printable(text: str) -> str:
+    """The text without what would move a terminal's cursor or change its colours."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "�" for each in text)
+
+
+def _print_facts(
+    inputs: TextInputs, data: TextData, facts: DataFacts, template: str | None
+) -> None:
+    from modicum.cli.tables import table
+
+    counts = data.train.counts
+    lines: list[tuple[str, Any, str]] = [
+        ("data", "", inputs.described),
+        ("documents", f"{counts.documents:,}", _lengths(facts)),
+        ("rows", f"{counts.rows:,}", f"{percent(counts.waste)} of them is padding"),
+        ("trained tokens", f"{counts.trained:,}", ""),
+    ]
+    if words := too_long_words(counts.as_json()):
+        lines.append(("too long for a row", "", words))
+    if template is not None:
+        lines.append(("chat template", "", template))
+    lines.append(("duplicates", f"{facts.duplicates:,}", "the same as an earlier document"))
+    lines.append(("empty", f"{facts.empty:,}", "left out, as nothing is to be learned in them"))
+    if facts.overlap is not None:
+        lines.append(
+            ("overlap", f"{facts.overlap:,}", "documents of the validation that train too")
+        )
+    if facts.unended is not None:
+        lines.append(("without an end", f"{facts.unended:,}", "no end of text is trained in them"))
+    table(("Data", "Count", ""), lines)
+
+
+def _lengths(facts: DataFacts) -> str:
+    return f"{facts.shortest:,} to {facts.longest:,} tokens, the median {facts.median:,}"
+
+
+def _template_words(inputs: TextInputs, recipe: Any) -> str | None:
+    """Which template writes the conversations; None where there are none."""
+    template = inputs.source.rows.template
+    if inputs.source.rows.name not in ("messages", "sharegpt", "alpaca") or template is None:
+        return None
+    own = None if inputs.tokenizer is None else inputs.tokenizer.chat_template
+    if recipe.data.chat_template is None:
+        return "the model's own"
+    if own is None:
+        return "the recipe's; the model has none"
+    same = own.source.strip() == template.source.strip()
+    return "the recipe's, the same as the model's own" if same else "the recipe's, NOT the model's"
+
+
+def _ends(tokenizer: Tokenizer, folder: Path | None) -> frozenset[int]:
+    """The tokens at which generation stops: the end, and those that the model's files name."""
+    from modicum.core.files import read_json
+
+    file = None if folder is None else folder / "generation_config.json"
+    if file is None or not file.is_file():
+        return frozenset([tokenizer.eos_id])
+    listed = read_json(file).get("eos_token_id")
+    more = listed if isinstance(listed, list) else [listed]
+    return frozenset([tokenizer.eos_id, *(each for each in more if isinstance(each, int))])

@@ -1,0 +1,225 @@
+"""A model's chat template: messages to text, and which characters of it are to be learned.
+
+Templates are Jinja, as `transformers` has them, and come with models that strangers made; they run
+in Jinja's sandbox and see plain values only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Literal
+
+from modicum.core.errors import InputError
+
+Message = Mapping[str, Any]
+Span = tuple[int, int]
+TrainOn = Literal["all", "last"]
+# What `{% generation %}` puts around the text that the assistant generates; no message has it.
+_BEGIN, _END = (f"\0{secrets.token_hex(8)}{side}" for side in "<>")
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template with the special tokens that it may name.
+
+    Args:
+        source: the Jinja text.
+        tokens: `bos_token`, `eos_token` and so on.
+
+    >>> template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    >>> asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    >>> template.conversation(asked)
+    ('<user>Hi<assistant>Yes?', [(8, 23)])
+    """
+
+    source: str
+    tokens: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of all that decides what it writes."""
+        text = json.dumps([self.source, dict(self.tokens)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def render(
+        self, messages: Sequence[Message], *, tools: Any = None, generation: bool = False
+    ) -> str:
+        """The text of messages; with `generation`, up to where the assistant begins to answer.
+
+        Raises:
+            InputError: the template does not take these messages; with its own words.
+        """
+        return self._marked(messages, tools, generation).replace(_BEGIN, "").replace(_END, "")
+
+    def conversation(
+        self, messages: Sequence[Message], *, tools: Any = None, train_on: TrainOn = "all"
+    ) -> tuple[str, list[Span]]:
+        """The text of a conversation, and the characters [start, end) that the assistant writes.
+
+        A template with `{% generation %}` says itself which these are. Of any other, a turn is what
+        its message adds to the text, without what stands there when the assistant is asked.
+
+        Raises:
+            InputError: the template does not take these messages, or writes earlier turns in
+                another way when later ones follow.
+        """
+        marked = self._marked(messages, tools, generation=False)
+        if _BEGIN in marked:
+            text, found = _unmarked(marked)
+            return text, found if train_on == "all" else found[-1:]
+        turns = [n for n, message in enumerate(messages) if message.get("role") == "assistant"]
+        if train_on == "last":
+            turns = turns[-1:]
+        spans: list[Span] = []
+        for number in turns:
+            spans.append(self._turn(messages, number, tools, marked, spans[-1][1] if spans else 0))
+        return marked, spans
+
+    def _turn(
+        self, messages: Sequence[Message], number: int, tools: Any, text: str, after: int
+    ) -> Span:
+        """Where the turn of one message stands in the full text, not before place `after`."""
+        through, asked = text, ""
+        if number + 1 < len(messages):
+            through = self.render(messages[: number + 1], tools=tools)
+            if not text.startswith(through):  # some close the last turn alone with an end of text
+                through = through.removesuffix(self.tokens.get("eos_token", ""))
+        if number:
+            asked = self.render(messages[:number], tools=tools, generation=True)
+        # A generation prompt may hold more than the turn begins with, such as an empty thought.
+        start = _shared(asked, text)
+        if not text.startswith(through) or not after <= start < len(through):
+            raise InputError(
+                "the chat template writes an earlier turn in another way when later ones follow, "
+                "so what the assistant would write there is not in the text; train on the last "
+                "turn alone (data.train_on: last), or give a template that has "
+                "{% generation %} around what the assistant writes",
+                field="data.train_on",
+            )
+        return start, len(through)
+
+    def _marked(self, messages: Sequence[Message], tools: Any, generation: bool) -> str:
+        import jinja2
+
+        try:
+            rendered: str = self._compiled.render(
+                messages=json.loads(json.dumps(list(messages))),
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=generation,
+                **self.tokens,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            said = str(error) or type(error).__name__
+            raise InputError(f"the chat template does not take these messages: {said}") from error
+        return rendered
+
+    @cached_property
+    def _compiled(self) -> Any:
+        try:
+            import jinja2
+        except ImportError as error:
+            raise InputError(
+                "jinja2 is not installed, and chat templates need it: pip install modicum[cli]"
+            ) from error
+        try:
+            return _environment().from_string(self.source)
+        except jinja2.TemplateError as error:
+            raise InputError(f"this is no chat template: {error}") from error
+
+
+def own_template(texts: Mapping[str, str]) -> ChatTemplate | None:
+    """The template of a tokenizer, out of the texts of the files next to it; None: it has none.
+
+    Raises:
+        InputError: there are several, and none is called `default`.
+    """
+    configuration = json.loads(texts.get("tokenizer_config.json", "{}"))
+    source = texts.get("chat_template.jinja", configuration.get("chat_template"))
+    if isinstance(source, list):
+        several = {each.get("name"): each.get("template") for each in source}
+        source = several.get("default")
+        if source is None:
+            raise InputError(
+                "the tokenizer has several chat templates and none called 'default'; name a file "
+                "with the one that is meant",
+                field="data.chat_template",
+                allowed=", ".join(map(str, several)),
+            )
+    if not isinstance(source, str):
+        return None
+    return ChatTemplate(source, special_tokens(texts))
+
+
+def special_tokens(texts: Mapping[str, str]) -> dict[str, str]:
+    """`bos_token`, `eos_token` and so on, out of the texts of the files next to a tokenizer."""
+    found = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        for name, value in json.loads(texts.get(file, "{}")).items():
+            word = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(word, str):
+                found[name] = word
+    return found
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts begin with in common."""
+    if other.startswith(one):
+        return len(one)
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _unmarked(marked: str) -> tuple[str, list[Span]]:
+    """The text without its marks, and the spans between them."""
+    text, spans, start = "", [], 0
+    for piece in re.split(f"({re.escape(_BEGIN)}|{re.escape(_END)})", marked):
+        if piece == _BEGIN:
+            start = len(text)
+        elif piece == _END:
+            spans.append((start, len(text)))
+        else:
+            text += piece
+    return text, spans
+
+
+def _environment() -> Any:
+    """Jinja as `transformers` sets it up for templates."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` ... `{% endgeneration %}`: what the assistant writes."""
+
+        tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            call = self.call_method("_around", [])
+            return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+        def _around(self, caller: Any) -> str:
+            return f"{_BEGIN}{caller()}{_END}"
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def as_json(value: Any, **options: Any) -> str:
+        return json.dumps(value, **{"ensure_ascii": False, **options})
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = as_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment

@@ -1,0 +1,155 @@
+"""Which files a source has: one file, those of a folder, those of Python's standard library."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Literal
+
+from modicum.core.errors import InputError, clipped
+from modicum.data.globs import chosen_by, walk
+from modicum.data.kinds import refuse_tables
+from modicum.data.readers import opened_text
+
+JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+TEXT_SUFFIXES: tuple[str, ...] = (
+    ".txt",
+    ".text",
+    ".md",
+    ".rst",
+    ".tex",
+    ".py",
+    ".c",
+    ".h",
+    ".cc",
+    ".cpp",
+    ".hpp",
+)
+TEXT_SUFFIXES += (".cu", ".java", ".js", ".ts", ".go", ".rs", ".rb", ".sh", ".sql", ".html", ".css")
+_UNREADABLE = (".parquet", ".arrow", ".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".pkl", ".pdf")
+# What is no source text of the library: other people's packages, tests and their broken samples,
+# and files that the build of this machine's Python wrote.
+_NOT_LIBRARY: tuple[str, ...] = (
+    "site-packages",
+    "dist-packages",
+    "lib-dynload",
+    "test",
+    "tests",
+    "idle_test",
+)
+_NOT_LIBRARY += ("config-*", "_sysconfigdata*", "sitecustomize.py", "usercustomize.py")
+
+FileKind = Literal["text", "python", "jsonl"]
+Wrong = Callable[..., InputError]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file: where it is, its name in the source (with `/`), how to read it, its bytes."""
+
+    path: Path
+    name: str
+    kind: FileKind
+    size: int
+
+
+def _source_file(path: Path, name: str, kind: FileKind | None = None) -> SourceFile:
+    refuse_tables(path)
+    kind = kind or ("jsonl" if path.suffix.lower() in JSONL_SUFFIXES else "text")
+    return SourceFile(path, name, kind, path.stat().st_size)
+
+
+def one_file(path: Path, wrong: Wrong) -> SourceFile:
+    """The file that `path` names.
+
+    Raises:
+        InputError: files of its kind are not read.
+    """
+    unreadable = path.suffix.lower() in _UNREADABLE
+    if unreadable and path.is_file():
+        with opened_text(path):  # says better what it is, where the first bytes do
+            pass
+    if unreadable or not path.is_file():
+        raise wrong(
+            f"{path.suffix or 'such'} files cannot be read; convert it to text or JSONL",
+            value=str(path),
+            allowed="a folder, a UTF-8 text file, or a .jsonl file",
+        )
+    return _source_file(path, path.name)
+
+
+def folder_files(
+    root: Path, include: Sequence[str], exclude: Sequence[str], wrong: Wrong
+) -> tuple[SourceFile, ...]:
+    """The files of a folder that are meant, in the order of their names.
+
+    Raises:
+        InputError: none is.
+    """
+    there = walk(root)
+    chosen = [pair for pair in there if chosen_by(pair[0], include, exclude)]
+    if not include:
+        lines = [pair for pair in chosen if pair[1].suffix.lower() in JSONL_SUFFIXES[:2]]
+        texts = [pair for pair in chosen if pair[1].suffix.lower() in TEXT_SUFFIXES]
+        chosen = lines or texts
+    if not chosen:
+        wanted = f"matches {', '.join(map(repr, include))}" if include else "is JSONL or text"
+        names = ", ".join(repr(name) for name, _ in there[:3])
+        raise wrong(
+            f"no file in the folder {wanted}"
+            + (f" and escapes {', '.join(map(repr, exclude))}" if exclude else "")
+            + (f"; it has {len(there)} files, such as {names}" if there else "; it is empty"),
+            value=str(root),
+            word=include[0] if include else "",
+            candidates=_names(there),
+        )
+    return tuple(_source_file(path, name) for name, path in chosen)
+
+
+def library_files(
+    include: Sequence[str], exclude: Sequence[str], wrong: Wrong
+) -> tuple[SourceFile, ...]:
+    """Source files of the Python standard library.
+
+    Raises:
+        InputError: the patterns choose none.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    there = [
+        (name, path)
+        for name, path in walk(root, leave_out=_NOT_LIBRARY)
+        if name.endswith(".py") and os.access(path, os.R_OK)
+    ]
+    chosen = [pair for pair in there if chosen_by(pair[0], include, exclude)]
+    if not chosen:
+        raise wrong(
+            f"the Python standard library in {root} has {len(there)} source files, and "
+            f"include {clipped(str(list(include)))} with exclude {clipped(str(list(exclude)))} "
+            "chooses none of them",
+            word=include[0] if include else None,
+            candidates=_names(there),
+        )
+    return tuple(_source_file(path, name, "python") for name, path in chosen)
+
+
+def _names(there: list[tuple[str, Path]]) -> set[str]:
+    """What a glob could have meant: the files, and each folder with all that is in it."""
+    files = {name for name, _ in there}
+    return files | {f"{folder}/**" for name in files for folder in PurePath(name).parents[:-1]}
+
+
+def nothing_there(root: Path, wrong: Wrong) -> InputError:
+    """The refusal of a path that does not exist, with what is next to where it was expected."""
+    missing = root.absolute()
+    while not missing.parent.exists():
+        missing = missing.parent
+    siblings = os.listdir(missing.parent) if missing.parent.is_dir() else []
+    return wrong(
+        "there is no such file or folder",
+        value=str(root),
+        word=missing.name,
+        candidates=siblings,
+    )

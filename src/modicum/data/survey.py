@@ -1,0 +1,116 @@
+"""How many rows and tokens a source will make, counted or estimated before a run prepares it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
+
+from modicum.data.encoding import encode
+from modicum.data.fitting import Example, Fitting, PackingCounts, TooLong
+from modicum.data.readers import Document
+from modicum.data.sources import Source
+from modicum.data.store import held_out
+from modicum.data.tokenizer import Tokenizer
+
+# So much text is looked at: a second or so. Most files of examples are smaller.
+SURVEYED_BYTES = 2_000_000
+# A tokenizer that is still to be trained is guessed by one that is trained on so much.
+TRAINED_ON_BYTES = 500_000
+
+
+@dataclass(frozen=True)
+class DataSurvey:
+    """What packing will make of a source, `exact` where all of it was read as the run will."""
+
+    counts: PackingCounts
+    exact: bool
+
+
+def survey(
+    source: Source,
+    tokenizer: Tokenizer | None,
+    *,
+    vocabulary_size: int,
+    held_out_fraction: float,
+    seed: int,
+    sequence_length: int,
+    boundaries: bool,
+    too_long: TooLong,
+) -> DataSurvey:
+    """Count the rows of the documents that will be trained, of the first two megabytes.
+
+    What follows after these is taken to be like them.
+
+    Args:
+        tokenizer: None where one is to be trained on the data; one of `vocabulary_size` tokens is
+            trained on the first half megabyte then, which finds a little too few tokens.
+        held_out_fraction: of the documents, for validation; drawn by `seed`.
+
+    Raises:
+        InputError: anything that the source says.
+    """
+    documents, complete = _first(source)
+    exact = complete and tokenizer is not None
+    if tokenizer is None:
+        some, size = [], 0
+        for document in documents:
+            size += len(document.text)
+            some.append(document.text)
+            if size > TRAINED_ON_BYTES:
+                break
+        tokenizer = Tokenizer.train(iter(some), vocabulary_size)
+    share = 1.0
+    seen = sum(document.size for document in documents)
+    if held_out_fraction and complete and len(documents) > 1:
+        flags = held_out(len(documents), held_out_fraction, seed)
+        documents = list(compress(documents, (not flag for flag in flags)))
+    elif held_out_fraction:
+        share = 1 - held_out_fraction
+    if not complete:
+        share *= max(1.0, source.total_bytes / max(seen, 1))
+    examples = [each.example for each in encode(tokenizer, documents)]
+    if source.continuous:
+        counts = _continuous(examples, sequence_length)
+    else:
+        fitting = Fitting(sequence_length, boundaries, too_long, len(tokenizer.begin_ids))
+        fitting.fit(enumerate(examples))
+        counts = _fitted(fitting, examples)
+    return DataSurvey(counts if exact else _scaled(counts, share), exact)
+
+
+def _first(source: Source) -> tuple[list[Document], bool]:
+    """The documents of the first two megabytes, and whether those are all."""
+    documents: list[Document] = []
+    size = 0
+    for document in source.documents():
+        if documents and size + document.size > SURVEYED_BYTES:
+            return documents, False
+        documents.append(document)
+        size += document.size
+    return documents, True
+
+
+def _continuous(examples: Sequence[Example], sequence_length: int) -> PackingCounts:
+    tokens = sum(example.length for example in examples)
+    rows = -(-tokens // sequence_length)
+    trained = sum(example.trained for example in examples)
+    return PackingCounts(len(examples), rows, rows * sequence_length, tokens, trained)
+
+
+def _fitted(fitting: Fitting, examples: Sequence[Example]) -> PackingCounts:
+    return PackingCounts(
+        len(examples),
+        fitting.rows,
+        fitting.rows * fitting.sequence_length,
+        fitting.filled,
+        fitting.trained,
+        fitting.truncated,
+        fitting.split,
+        fitting.dropped,
+    )
+
+
+def _scaled(counts: PackingCounts, factor: float) -> PackingCounts:
+    values = {name: round(value * factor) for name, value in vars(counts).items()}
+    return PackingCounts(**values | {"rows": max(values["rows"], int(counts.rows > 0))})

@@ -1,0 +1,108 @@
+"""Rows of text: what packing documents and packing examples have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from modicum.core.errors import InputError
+from modicum.data.batch import Batch
+from modicum.data.fitting import PackingCounts
+from modicum.data.store import TokenStore
+
+
+class TextRows(ABC):
+    """The rows of one side of a token store, made when they are asked for.
+
+    Args:
+        store: where the tokens are; they stay on disk, mapped into memory.
+        sequence_length: T, inputs of a row.
+        boundaries: whether documents are kept apart: attention does not cross them.
+
+    Attributes:
+        trained: of each row, how many of its labels are trained: int64 [rows].
+        counts: what packing made of the documents.
+    """
+
+    trained: Tensor
+    counts: PackingCounts
+
+    def __init__(self, store: TokenStore, sequence_length: int, boundaries: bool = True) -> None:
+        self.store, self.sequence_length, self.boundaries = store, sequence_length, boundaries
+        self._tokens = mapped(store.tokens_file, store.token_bytes)
+
+    def __len__(self) -> int:
+        return len(self.trained)
+
+    @property
+    def total_trained_tokens(self) -> int:
+        """Trained tokens of all rows together."""
+        return int(self.trained.sum())
+
+    def count(self, index: int) -> int:
+        """Trained tokens of one row."""
+        return int(self.trained[index])
+
+    @abstractmethod
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The rows `indices`, as a batch of [len(indices), sequence_length]."""
+
+    @abstractmethod
+    def width(self, index: int) -> int:
+        """How many inputs of a row hold a token; what follows is padding."""
+
+    @abstractmethod
+    def row_of_several(self) -> int | None:
+        """A row that holds several documents which attention keeps apart, if one is found."""
+
+    def worst(self, rows: int) -> Batch:
+        """A batch of `rows` rows that takes as much memory as any: with documents if any has.
+
+        Raises:
+            ValueError: no rows are asked for.
+        """
+        if rows < 1:
+            raise ValueError(f"a batch of {rows} rows")
+        row = self.row_of_several() if self.boundaries else None
+        if row is not None:
+            return self.batch([row] * rows)
+        # The first rows: the last of all may hold padding, and repeated it would be all there is.
+        return self.batch([index % len(self) for index in range(rows)])
+
+    def shapes(self, rows: Iterable[int]) -> list[Batch]:
+        """Batches of every shape that those of so many rows can have, the worst first."""
+        sizes = sorted(set(rows), reverse=True)
+        worst, found = self.worst(sizes[0]), []
+        for size in sizes:
+            part = worst.split(size)[0]
+            found.append(part)
+            if part.documents is not None:
+                found.append(replace(part, documents=None))
+        return found
+
+    def _ids(self, places: Tensor) -> Tensor:
+        """The token ids at places of the tokens file, int64."""
+        tokens = self._tokens[places].long()
+        if self.store.token_bytes == 2:
+            tokens &= 0xFFFF  # torch has few operations on unsigned integers, so the file is int16
+        return tokens
+
+    def _nothing_trained(self, why: str) -> InputError:
+        return InputError(f"nothing in the data is trained: {why}", file=self.store.folder)
+
+
+def mapped(path: Path, width: int) -> Tensor:
+    """The integers of a file, [bytes / width], signed, mapped and not read."""
+    dtype = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
+    size = path.stat().st_size // width
+    return torch.from_file(str(path), shared=False, size=size, dtype=dtype)
+
+
+def indexed(store: TokenStore) -> Tensor:
+    """Of each document its place, length, prompt's length and trained tokens: int64 [4, n]."""
+    return mapped(store.index_file, 8).view(-1, 4).t()

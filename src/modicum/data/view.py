@@ -1,0 +1,130 @@
+"""What a run will be trained on, for people: the tokens of its rows, and facts about the examples.
+
+The tokens are read back from the batches that the loss sees, not from the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from modicum.data.batch import IGNORED
+from modicum.data.sources import Source
+from modicum.data.text_rows import TextRows, indexed, mapped
+
+# An answer's end is among its last tokens: templates write a line's end after it.
+_LAST = 3
+
+
+@dataclass(frozen=True)
+class RowView:
+    """The tokens of a row, and a 1 for each that is trained.
+
+    A document's last token is no input where documents are kept apart, but may be trained; it
+    stands here, and padding does not.
+    """
+
+    tokens: tuple[int, ...]
+    trained: tuple[int, ...]
+
+    def parts(self) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Runs of tokens that are all trained, or all not."""
+        start = 0
+        for end in range(1, len(self.tokens) + 1):
+            if end == len(self.tokens) or self.trained[end] != self.trained[start]:
+                yield self.tokens[start:end], self.trained[start]
+                start = end
+
+
+def view_of(rows: TextRows, index: int) -> RowView:
+    """The tokens of row `index` in order, with what the loss sums of them."""
+    batch, width = rows.batch([index]), rows.width(index)
+    inputs, labels = batch.input_ids[0, :width].tolist(), batch.labels[0, :width].tolist()
+    owners = [0] * width if batch.documents is None else batch.documents[0, :width].tolist()
+    tokens: list[int] = []
+    trained: list[int] = []
+    for place, token in enumerate(inputs):
+        follows = place > 0 and owners[place - 1] == owners[place]
+        tokens.append(token)
+        trained.append(int(follows and labels[place - 1] != IGNORED))
+        last = place + 1 == width or owners[place + 1] != owners[place]
+        if last and labels[place] != IGNORED:
+            tokens.append(labels[place])
+            trained.append(1)
+    return RowView(tuple(tokens), tuple(trained))
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Facts about the documents of a run.
+
+    Args:
+        shortest, median, longest: their tokens.
+        duplicates: those that are the same as an earlier one, token by token.
+        empty: left out as there is nothing to learn in them.
+        overlap: documents of the validation that are trained on too; None without validation.
+        unended: whose last trained tokens have no end-of-text token among them: a model learns
+            from it not to stop. None for continuous text.
+    """
+
+    shortest: int
+    median: int
+    longest: int
+    duplicates: int
+    empty: int
+    overlap: int | None
+    unended: int | None
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        return asdict(self)
+
+
+def facts_of(
+    source: Source, ends: Collection[int], train: TextRows, validation: TextRows | None
+) -> DataFacts:
+    """Facts about the documents behind prepared rows; reads all of them.
+
+    Args:
+        ends: the tokens at which the model stops.
+    """
+    lengths = sorted(indexed(train.store)[1].tolist())
+    own = Counter(_digests(train))
+    other = None if validation is None else sum(d in own for d in _digests(validation))
+    untrained = 0 if source.continuous else int((indexed(train.store)[3] == 0).sum())
+    return DataFacts(
+        lengths[0],
+        lengths[len(lengths) // 2],
+        lengths[-1],
+        sum(own.values()) - len(own),
+        untrained + sum(document.blank for document in source.everything()),
+        other,
+        None if source.continuous else sum(_unended(train, ends)),
+    )
+
+
+def _documents(rows: TextRows) -> Iterator[tuple[int, Tensor]]:
+    """The first place and the tokens of each document."""
+    tokens = mapped(rows.store.tokens_file, rows.store.token_bytes)
+    for first, length in indexed(rows.store)[:2].t().tolist():
+        yield first, tokens[first : first + length]
+
+
+def _digests(rows: TextRows) -> Iterator[bytes]:
+    for _, tokens in _documents(rows):
+        yield hashlib.blake2b(tokens.numpy().tobytes(), digest_size=16).digest()
+
+
+def _unended(rows: TextRows, ends: Collection[int]) -> Iterator[bool]:
+    """Of each example with something to learn, whether it lacks an end."""
+    flags = mapped(rows.store.trained_file, 1)
+    mask = 0xFFFF if rows.store.token_bytes == 2 else 0xFFFFFFFF
+    for first, tokens in _documents(rows):
+        places = flags[first : first + len(tokens)].nonzero().flatten()[-_LAST:]
+        if len(places):
+            yield not any(token & mask in ends for token in tokens[places].tolist())

@@ -1,0 +1,86 @@
+"""`modicum data`, on conversations with the recipe's own template."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RECIPE = """\
+model: {{layers: 1, width: 16, heads: 2, vocabulary_size: 300}}
+data: {{path: {data}, chat_template: {template}, sequence_length: 64, validation_fraction: 0.2}}
+training: {{epochs: 2, batch_size: 2}}
+samples: {{count: 0}}
+"""
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chat")
+    talks = [
+        [
+            {"role": "user", "content": f"What is {n % 9} + 1?"},
+            {"role": "assistant", "content": f"It is {n % 9 + 1}\x1b[31m!"},
+        ]
+        for n in range(40)
+    ]
+    data, template = folder / "chat.jsonl", folder / "template.jinja"
+    data.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    template.write_text(TEMPLATE)
+    file = folder / "recipe.yaml"
+    file.write_text(RECIPE.format(data=data, template=template))
+    return file
+
+
+def test_each_row_is_a_line_with_what_is_trained(modicum: Any, recipe: Path) -> None:
+    ended = modicum("data", recipe, "--json")
+    assert ended.code == 0
+    rows = [json.loads(line) for line in ended.out.splitlines()]
+    assert [row["row"] for row in rows] == list(range(len(rows)))
+    assert all(len(row["tokens"]) == len(row["trained"]) for row in rows)
+    assert all(set(row["trained"]) == {0, 1} for row in rows)
+    assert all("[user]What is" in row["text"] for row in rows)
+    planned = json.loads(modicum("plan", recipe, "--json").out)
+    trained = sum(sum(row["trained"]) for row in rows)
+    # The plan's tokenizer is a guess, here by the same text.
+    assert planned["counts"]["trained"] == pytest.approx(trained, rel=0.1)
+    assert planned["epochs"] == pytest.approx(2, rel=0.1)
+    assert len(modicum("data", recipe, "--json", "--rows", "2").out.splitlines()) == 2
+
+
+def test_answers_are_marked_and_oddities_are_counted(modicum: Any, recipe: Path) -> None:
+    ended = modicum("data", recipe, "--rows", "1")
+    assert ended.code == 0
+    assert "[assistant]⟦It is" in ended.out
+    assert "\x1b" not in ended.out
+    assert "the recipe's; the model has none" in ended.out
+    assert "format 'messages'" in ended.out
+
+    def fact(name: str) -> int:
+        found = re.search(rf"^{name} +([\d,]+)", ended.out, re.MULTILINE)
+        assert found is not None
+        return int(found[1])
+
+    assert fact("duplicates") >= 20
+    assert fact("overlap") > 0
+    # The template ends no turn with an end of text.
+    assert fact("without an end") == fact("documents")
+
+
+def test_conversations_without_a_template_are_refused(modicum: Any, recipe: Path) -> None:
+    ended = modicum("data", recipe, "--set", "data.chat_template=null")
+    assert ended.code == 2
+    assert "data.chat_template: the rows are conversations (format 'messages')" in ended.err
+
+
+def test_only_text_has_rows_to_look_at(modicum: Any, tmp_path: Path) -> None:
+    file = tmp_path / "images.yaml"
+    file.write_text("task: {method: images, data: textures}\n")
+    assert "only text has rows" in modicum("data", file).err
