@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.errors import InputError
 from modicum.core.layers.form_layer import StoredRows
 from modicum.core.layers.linear_forms import LinearForm, linear_form
+from modicum.core.layers.wiring import streams
 from modicum.core.machine.kernels import ProductScratch, product_scratch
 from modicum.models.config import ModelConfig
 
@@ -107,9 +108,23 @@ class DecoderBlock(DecoderPart):
 
     Args:
         layer: its number.
+        mlp_flows: whether what its MLP reads takes a gradient.
+        twin: whether its MLP reads the stream that its mixer does.
+        shared: how many of its branches read a stream that a block before reads too.
+        entering: streams that come in and into no block before.
+        saves_entering: of the streams that come in, those that its norms keep.
+        held: streams there while its MLP runs.
+        flowing: streams whose gradients are there, at most.
     """
 
     layer: int
+    mlp_flows: bool = False
+    twin: bool = False
+    shared: int = 0
+    entering: int = 1
+    saves_entering: int = 1
+    held: int = 2
+    flowing: int = 1
 
     @property
     def mlp_width(self) -> int:
@@ -117,12 +132,22 @@ class DecoderBlock(DecoderPart):
         return self.config.mlp_width_of(self.layer)
 
     @property
+    def heads(self) -> int:
+        """Of its attention."""
+        return self.config.heads_of(self.layer)
+
+    @property
     def queries(self) -> int:
-        return self.config.heads * self.config.head_width
+        return self.heads * self.config.head_width
 
     @property
     def keys(self) -> int:
-        return self.config.kv_heads * self.config.head_width
+        return self.config.kv_heads_of(self.layer) * self.config.head_width
+
+    def larger(self, other: DecoderBlock) -> bool:
+        """Whether it has more heads or a wider MLP than another block."""
+        widths = zip(*((b.mlp_width, b.heads, b.keys) for b in (self, other)), strict=True)
+        return any(own > others for own, others in widths)
 
     @property
     def mixes(self) -> bool:
@@ -130,8 +155,13 @@ class DecoderBlock(DecoderPart):
         return self.flows or self.learns("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
     @property
-    def reaches_mlp(self) -> bool:
+    def mixed(self) -> bool:
+        """Whether what its mixer adds takes a gradient."""
         return self.mixes or self.learns("self_attn.o_proj")
+
+    @property
+    def reaches_mlp(self) -> bool:
+        return self.mlp_flows
 
     @property
     def gate(self) -> bool:
@@ -144,19 +174,37 @@ class DecoderBlock(DecoderPart):
     @property
     def flows_on(self) -> bool:
         """Whether its output takes a gradient."""
+        return self.mixed or self.added
+
+    @property
+    def added(self) -> bool:
+        """Whether what its MLP adds takes a gradient, or an adapter behind it."""
         behind = self.adapted is not None and self.prefix.removesuffix(".") in self.adapted.sites
         return self.gate or self.up or self.learns("mlp.down_proj") or behind
 
-    @cached_property
+    @property
+    def entered(self) -> int:
+        """Bytes of what comes in and into no block before."""
+        return self.entering * self.stream
+
+    @property
     def saved(self) -> int:
-        """Bytes that autograd keeps, weights' copies aside."""
+        """Bytes that autograd keeps and not for a block before, weights' copies aside."""
+        common = self.shared if self.shape.residual_bytes == 4 else 0  # else norms keep copies
+        return self.saved_alone - common * 4 * self.config.width * self.shape.positions
+
+    @cached_property
+    def saved_alone(self) -> int:
+        """Bytes that autograd keeps of it alone, weights' copies aside."""
         compute, width = self.shape.compute_bytes, self.config.width
         each = self.norm * (self.flows + self.reaches_mlp)
+        if self.twin and self.flows and self.reaches_mlp and self.shape.residual_bytes == 4:
+            each -= 4 * width
         mixer_inputs = self.inputs("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         each += width * compute * (mixer_inputs + self.inputs("mlp.gate_proj", "mlp.up_proj"))
         if self.mixes:
             # Rotated q and k, v, the output, which is also o_proj's input, and the log-sum-exp.
-            each += 2 * (self.queries + self.keys) * compute + 4 * self.config.heads
+            each += 2 * (self.queries + self.keys) * compute + 4 * self.heads
         else:
             each += self.queries * compute * self.inputs("self_attn.o_proj")
         # silu keeps gate, the product up for gate's sake and silu(gate) for up's.
@@ -167,15 +215,16 @@ class DecoderBlock(DecoderPart):
         return each * self.shape.positions + self.adapters
 
     @property
-    def input_apart(self) -> int:
-        """Bytes of its input where that is kept next to what the block saves when it runs again."""
-        own = self.flows and self.shape.residual_bytes == 4  # its norm saves this very tensor
-        return 0 if own else self.stream
+    def rerun(self) -> int:
+        """Bytes that are there when it has run again, beyond the inputs of blocks before it."""
+        # Its norms save some of the very tensors that came in.
+        same = self.saves_entering if self.shape.residual_bytes == 4 else 0
+        return self.saved_alone + self.casts + self.entered - same * self.stream
 
     @property
     def run_again(self) -> int:
         """Bytes that running it again adds to its input, weights' copies among them."""
-        return self.saved + self.casts + self.input_apart - self.stream
+        return self.rerun - self.entered
 
     @property
     def inner(self) -> int:
@@ -185,7 +234,8 @@ class DecoderBlock(DecoderPart):
         # Both factors and their product; or both factors as the second one is made.
         cast = mixed if self.half else 0  # of what the second one is made of
         workspace = cast + self.workspace(max(each.forward for each in self.products))
-        return 3 * self.stream + mixed + max(3 * self.factor, 2 * self.factor + workspace)
+        streams = (1 + self.held) * self.stream
+        return streams + mixed + max(3 * self.factor, 2 * self.factor + workspace)
 
     @property
     def work(self) -> int:
@@ -195,7 +245,7 @@ class DecoderBlock(DecoderPart):
         # down_proj's input is given free as its gradient comes; then come those of both factors.
         made = 3 - self.inputs("mlp.down_proj")
         workspace = self.workspace(max(each.inputs for each in self.products))
-        return self.stream + max(
+        return self.flowing * self.stream + max(
             made * self.factor + self._down_held,
             (made - 1) * self.factor + workspace,
             self._down_made if self.trained else 0,
@@ -416,9 +466,29 @@ def parts(
                 problem = "weights in this form are not trained; add an adapter, or take the form "
                 raise InputError(f"{problem}dense", field="linear", value=name)
     embedding = "model.embed_tokens"
-    flows = adapted is None or embedding in adapted.sites
-    blocks = []
+    starts = adapted is None or embedding in adapted.sites
+    at, takes, read = streams(config.skips()), 0, set[int]()
+    entered, blocks = set[int](), []
     for layer in range(config.layers):
-        blocks.append(DecoderBlock(config, shape, adapted, f"model.layers.{layer}.", flows, layer))
-        flows = blocks[-1].flows_on
-    return blocks, Head(config, shape, adapted, "lm_head", flows)
+        places = at[2 * layer], at[2 * layer + 1], at[2 * layer + 2]
+        mixer, mlp = places[0][0], places[1][0]  # the branches in what they read
+        block = DecoderBlock(
+            config,
+            shape,
+            adapted,
+            f"model.layers.{layer}.",
+            starts or bool(mixer & takes),
+            layer,
+            twin=mixer == mlp,
+            entering=len({*places[0]} - entered),
+            held=len({*places[0], *places[1]}),
+            flowing=max(map(len, places)),
+        )
+        takes |= block.mixed << 2 * layer
+        block = replace(block, mlp_flows=starts or bool(mlp & takes))
+        takes |= block.added << 2 * layer + 1
+        kept = {each for each, kept in ((mixer, block.flows), (mlp, block.reaches_mlp)) if kept}
+        came = len(kept & {*places[0]})
+        blocks.append(replace(block, shared=len(kept & read), saves_entering=came))
+        read, entered = read | kept, entered | {*places[0]}
+    return blocks, Head(config, shape, adapted, "lm_head", starts or bool(takes))
