@@ -75,6 +75,12 @@ LLAMA_70B: dict[str, Any] = {
     "mlp_width": 28672,
 }
 RANKS = 64
+# What a process that traces imports before it does, with what fake tensors load.
+IMPORTS = (
+    "import modicum.models.traced_builds, modicum.models.traced_cache; "
+    "from modicum.core.torch_private import fake_tensors\n"
+    "with fake_tensors(): print('null')"
+)
 LARGE_BYTES = 200 * 10**6  # a forecast's error is promised from so many bytes of tensors on
 
 
@@ -179,6 +185,7 @@ def plan(size: str) -> dict[str, Any]:
     """Seconds until the ledgers of a large configuration are there, after imports."""
     import torch
 
+    from modicum.core.machine.child_process import answer_of
     from modicum.core.machine.memory import TensorMeter
     from modicum.core.ranks.layout import Layout
     from modicum.models.traced_cache import StoredLedgers, TraceRequest
@@ -231,6 +238,7 @@ def plan(size: str) -> dict[str, Any]:
             here = seconds(lambda: planned(request.here()))
         request.file.unlink()
         apart = seconds(lambda: planned(StoredLedgers(request)))
+        imports = seconds(lambda: answer_of(IMPORTS, None, work="importing"))
         warm = seconds(lambda: planned(StoredLedgers(request)))
     return {
         "size": size,
@@ -238,6 +246,7 @@ def plan(size: str) -> dict[str, Any]:
         "seconds_here_first": first,  # with the modules that fake tensors load
         "seconds_here": here,
         "seconds_by_another_process": apart,
+        "seconds_of_its_imports": imports,  # the least that it takes to do nothing
         "seconds_warm": warm,
         "allocated_bytes": meter.peak,
         "threads": torch.get_num_threads(),

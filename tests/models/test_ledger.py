@@ -22,7 +22,7 @@ from modicum.optim import AdamW
 
 ROWS, TOKENS = 2, 18
 NF4, INT8 = (FormPlan().with_default(name) for name in ("nf4", "int8"))
-WIDE = FormPlan().with_mlp_width("model.layers.1", 300)
+WIDE = FormPlan().with_block("model.layers.1", mlp_width=300)
 FACTORS = FormPlan().with_form("model.layers.0.mlp.up_proj", "low_rank", rank=5)
 FACTORS = FACTORS.with_form("model.layers.2.mlp.down_proj", "low_rank", rank=7)
 SHAPES: dict[str, dict[str, Any]] = {

@@ -89,8 +89,6 @@ def test_random_factors_multiply_to_random_weights() -> None:
         (low({"model.layers.3.mlp.up_proj": 3}), "those of projections"),
         (low({"model.layers.0.mlp.up_proj": 0}), "at least 1"),
         (FormPlan().with_default("nf4", rank=3), "unknown key"),
-        (FormPlan().with_mlp_width("model.layers.3", 3), "blocks of the model"),
-        (FormPlan().with_mlp_width("model.layers.0", 0), "at least 1"),
     ],
 )
 def test_what_cannot_be_built_is_refused(forms: FormPlan, problem: str) -> None:

@@ -94,8 +94,7 @@ def test_images_are_planned_by_traces_too() -> None:
     recipe = Recipe(task={"method": "images", "widths": [8, 8, 16, 16]})
     config = task_of(recipe).look(recipe).config
     found, traced = both(recipe, config, Choice(32, 1, recompute=False))
-    assert traced.flops == found.flops
-    assert traced.peak_bytes == pytest.approx(found.peak_bytes, rel=0.01)
+    assert_alike(found, traced)
 
 
 def test_a_task_without_arithmetic_is_traced(asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from modicum.adapters import LoRA
 from modicum.core.errors import InputError
+from modicum.core.layers.form_plan import FormPlan
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.torch_private import graph_breaks
 from modicum.data.batch import Batch
@@ -114,6 +115,24 @@ def test_one_graph_a_shape_serves_all_blocks_and_computes_the_same(adapter, expe
     assert graphs() - before == expected
     assert graph_breaks() == 0
     assert [name for name, _ in net.named_parameters()] == names
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_blocks_with_several_streams_compute_the_same(recompute):
+    plan = FormPlan().with_block("model.layers.0", mlp_skips=[1])
+    for layer in (1, 2, 3):
+        plan = plan.with_block(f"model.layers.{layer}", mixer_skips=[1], mlp_skips=[1])
+    net = model(layers=4, forms=plan)
+    net.recompute = recompute
+    decision = decide(net, BLOCKS, batch(), passes=100_000, seconds=HOUR)
+    assert not decision.failed, decision.why
+    eager = gradients(net, batch())
+    compile_blocks(net)
+    before = graphs()
+    for one, other in zip(gradients(net, batch()), eager, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert graphs() - before == 3 - 1  # those between are alike; the trial compiled the first
+    assert graph_breaks() == 0
 
 
 def test_many_shapes_are_all_compiled():

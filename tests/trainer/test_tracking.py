@@ -133,6 +133,8 @@ def test_tensorboard_purges_what_comes_again(tracked: Tracked) -> None:
     tracker.close("finished")
     folder = str(tracked.folder / "tensorboard")
     assert made == [(folder, 4), ("train/loss", 1.0, 4), ("train/loss", 0.5, 5), "closed"]
+    TensorBoardTracker(tracked, Writer).log(5, {"validation/loss": 1.0})
+    assert made[-2] == (folder, 6)  # the figures of step 5 itself stay
 
 
 def test_tensorboard_itself_writes_its_files(tracked: Tracked) -> None:
@@ -144,28 +146,37 @@ def test_tensorboard_itself_writes_its_files(tracked: Tracked) -> None:
 
 
 def test_wandb_knows_a_run_that_resumes_and_is_sent_no_step_twice(tracked: Tracked) -> None:
-    begun, sent = [], []
+    begun, sent, axes, summary = [], [], {}, {}
+
+    def log(figures: dict[str, float]) -> None:
+        sent.append(figures)
+        summary.update(figures)
 
     def init(**options: Any) -> Any:
         begun.append(options)
-        resumed = len(begun) > 1
         return SimpleNamespace(
-            step=4 if resumed else 0,
-            resumed=resumed,
-            log=lambda figures, step: sent.append(step),
-            finish=lambda exit_code: sent.append(f"ended {exit_code}"),
+            resumed=len(begun) > 1,
+            summary=summary,
+            define_metric=lambda name, step_metric: axes.update({name: step_metric}),
+            log=log,
+            finish=lambda exit_code: sent.append({"ended": exit_code}),
         )
 
     wandb = SimpleNamespace(init=init)
     first = WandbTracker(tracked, wandb)
-    for step in (0, 1, 2, 3):
+    first.log(0, {"validation/loss": 3.0})
+    for step in (1, 2, 3):
         first.log(step, {"train/loss": 1.0})
     first.close("interrupted")
     second = WandbTracker(tracked, wandb)
-    for step in (2, 3, 4):
+    second.log(2, {"validation/loss": 2.0})  # the process before did not come to it
+    for step in (3, 4):
         second.log(step, {"train/loss": 1.0})
     second.close("finished")
-    assert sent == [0, 1, 2, 3, "ended 1", 4, "ended 0"]
+    assert [each["train/step"] for each in sent if "train/step" in each] == [1, 2, 3, 4]
+    assert [each["validation/step"] for each in sent if "validation/step" in each] == [0, 2]
+    assert [each["ended"] for each in sent if "ended" in each] == [1, 0]
+    assert axes == {"train/*": "train/step", "validation/*": "validation/step"}
     assert begun[0]["id"] == begun[1]["id"]
     assert (begun[0]["project"], begun[0]["name"]) == ("project", "name")
     assert begun[0]["config"]["training"] == {"steps": 3}

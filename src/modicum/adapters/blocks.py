@@ -12,6 +12,7 @@ from modicum.core.errors import InputError
 from modicum.core.layers.block_kinds import outermost_lists
 from modicum.core.layers.plain_layers import plain_type
 from modicum.core.layers.targets import named
+from modicum.core.layers.wiring import BlockWires
 
 ALL_BLOCKS = "all-blocks"
 
@@ -57,7 +58,8 @@ def choose_blocks(
     """The blocks that `targets` name: a full name, its last parts, a pattern, or `all-blocks`.
 
     Raises:
-        InputError: the model has no blocks with a norm; a target matches none; or none is left.
+        InputError: the model has no blocks with a norm; a target matches none; none is left; or
+            several streams run through a block.
     """
     sites = block_sites(model)
     if not sites:
@@ -81,6 +83,14 @@ def choose_blocks(
     ]
     if not kept:
         raise InputError("every block that `targets` names is excluded again", field="exclude")
+    for site in kept:
+        wires = getattr(model.get_submodule(site.name), "wires", None)
+        if isinstance(wires, BlockWires) and wires.several:
+            problem = (
+                "several streams run through this block, since branches leave others out, and what "
+                "works after a block changes one"
+            )
+            raise InputError(problem, field="targets", value=site.name)
     return kept
 
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from modicum.core.contracts.catalog import built_in
 from modicum.core.errors import InputError
+from modicum.core.layers.block_plan import BlockPlan, Skips, check_heads
 from modicum.core.layers.form_plan import DENSE_FORM, Argument, FormPlan, LayerForm
+from modicum.core.layers.wiring import BlockWires, block_wires
+from modicum.models.block_checks import checked_blocks
 from modicum.models.rope_config import rope_from_hf, rope_to_hf
 
 MODEL_TYPES = ("llama", "mistral", "qwen2")
@@ -60,7 +63,8 @@ class ModelConfig:
         rope_scaling: None, or Hugging Face's entry with `rope_type` "linear" or "llama3".
         attention_bias: biases on q, k, v and, in all model types but qwen2, on the output too.
         forms: which form each projection takes, by full name (`model.layers.0.mlp.up_proj`), and
-            the blocks (`model.layers.0`) whose MLP has another width.
+            the blocks (`model.layers.0`) that have other widths or another wiring; widths that are
+            the model's own are left out of it.
         hf_extra: what else stood in config.json, kept for a faithful save.
 
     Raises:
@@ -110,12 +114,7 @@ class ModelConfig:
             if getattr(self, name) < 0:
                 raise InputError("must not be negative", field=name, value=getattr(self, name))
             object.__setattr__(self, name, getattr(self, name) or value)
-        if self.heads % self.kv_heads:
-            raise InputError(
-                f"the {self.heads} heads must be a multiple of the key and value heads",
-                field="kv_heads",
-                value=self.kv_heads,
-            )
+        check_heads(self.heads, self.kv_heads)
         if self.head_width % 2:
             raise InputError(
                 "must be even, as rotary positions turn pairs of channels",
@@ -135,10 +134,8 @@ class ModelConfig:
                 raise InputError(problem, field=field, candidates=known, word=name)
             _check_arguments(form.name, tuple(form.arguments.items()))
         _check_arguments(self.forms.default.name, tuple(self.forms.default.arguments.items()))
-        for name, width in self.forms.mlp_widths.items():
-            if f"{name}." not in self.block_prefixes() or width < 1:
-                problem = "gives blocks of the model an inner width of at least 1"
-                raise InputError(problem, field=f"forms.blocks.{name}.mlp_width", value=width)
+        if self.forms.blocks:
+            object.__setattr__(self, "forms", checked_blocks(self))
 
     @property
     def output_bias(self) -> bool:
@@ -206,14 +203,34 @@ class ModelConfig:
         """How the names of each block's parameters begin."""
         return [f"model.layers.{layer}." for layer in range(self.layers)]
 
+    def block(self, layer: int) -> BlockPlan:
+        """What the block of this number has of its own."""
+        return self.forms.block(f"model.layers.{layer}")
+
+    def heads_of(self, layer: int) -> int:
+        """The attention heads of the block of this number."""
+        return self.block(layer).heads or self.heads
+
+    def kv_heads_of(self, layer: int) -> int:
+        """The key and value heads of the block of this number."""
+        return self.block(layer).kv_heads or self.kv_heads
+
     def mlp_width_of(self, layer: int) -> int:
         """The inner width of the MLP of the block of this number."""
-        return self.forms.mlp_widths.get(f"model.layers.{layer}", self.mlp_width)
+        return self.block(layer).mlp_width or self.mlp_width
+
+    def skips(self) -> tuple[Skips, ...]:
+        """What each branch leaves out: of each block the mixer, then the MLP."""
+        return tuple(skips for n in range(self.layers) for skips in self.block(n).skips)
+
+    def wires(self) -> Sequence[BlockWires | None]:
+        """How streams run through each block; None: one does, and no branch leaves any out."""
+        return [None if each.sequential else each for each in block_wires(self.skips())]
 
     def projections(self, layer: int) -> dict[str, tuple[int, int, bool]]:
         """Rows, columns and bias of every linear layer in a block, by its name in the block."""
-        queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
-        inner = self.mlp_width_of(layer)
+        queries = self.heads_of(layer) * self.head_width
+        keys, inner = self.kv_heads_of(layer) * self.head_width, self.mlp_width_of(layer)
         return {
             "self_attn.q_proj": (queries, self.width, self.attention_bias),
             "self_attn.k_proj": (keys, self.width, self.attention_bias),

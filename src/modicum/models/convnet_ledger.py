@@ -95,9 +95,19 @@ class ConvBlockBytes:
         # What was made smaller is there in full until the next convolution has read it.
         stream = self.makes if shares.signs < 1 else 0
         relu = self.saved(shares) + stream + self.makes
+        if shares == _PLAIN:  # what pooling saves comes later, when the ReLU's input is gone
+            relu = max(self.rest + 2 * self.makes, self.saved(shares))
         storing = self.saved(shares) + self.values + self._workspace(self.values, shares)
         convolution = self.casts + self._kernel[0]
         return max(relu, convolution, storing if shares.values < 1 else 0)
+
+    @property
+    def passing(self) -> int:
+        """What it holds at its worst moment when nothing is kept, as in an evaluation."""
+        read = self.reads if self.number else 0  # the batch keeps the images
+        results = (2 + (self.config.norm == "group")) * self.makes
+        weight = 2 * self._weights if self.shape.compute_bytes < 4 else 0
+        return read + max(self.casts + self._kernel[0], weight + results)
 
     def backward_peak(self, shares: Shares) -> int:
         """The same backward: when pooling, ReLU or convolution are differentiated."""
@@ -153,23 +163,22 @@ def ledger(
     kept = [_GENERATOR_BYTES + _stream(part) if recompute else part.saved(shares) for part in parts]
     before = [sum(kept[:number]) for number in range(len(parts))]
     total = sum(kept) + _head_bytes(config, shape)
-    forward = max(
-        there + part.forward_peak(inside) for there, part in zip(before, parts, strict=True)
-    )
     # A block that runs again finds what it kept of itself: its input.
-    backward = [
-        there + (own if recompute else 0) + part.backward_peak(inside)
-        for there, own, part in zip(before, kept, parts, strict=True)
-    ]
+    there = [done + (own if recompute else 0) for done, own in zip(before, kept, strict=True)]
+    forward = max(done + part.forward_peak(inside) for done, part in zip(there, parts, strict=True))
+    backward = [done + part.backward_peak(inside) for done, part in zip(there, parts, strict=True)]
     if recompute:
-        backward = [max(b, t + k + p.forward_peak(inside)) for b, t, k, p in
-                    zip(backward, before, kept, parts, strict=True)]  # fmt: skip
-    worst = max(range(len(parts)), key=lambda number: backward[number])
+        backward = [max(worst, done + part.forward_peak(inside)) for worst, done, part in
+                    zip(backward, there, parts, strict=True)]  # fmt: skip
+    # Phase `loss` ends with the last block's backward pass, and `backward` is the first one's, or
+    # that of a block between which is worse than both.
+    between = max(range(len(parts)), key=lambda number: backward[number])
+    worst = between if backward[between] > max(backward[0], backward[-1]) else 0
     live = before[worst] + kept[worst]
     values = sum(round(shares.values * part.values) for part in parts) if not recompute else 0
     images = 4 * shape.positions * config.channels * config.size**2 * shape.micro_batches
     labels = 8 * shape.positions * shape.micro_batches
-    inner = max(part.reads + part.forward_peak(Shares(0, 0)) for part in parts)
+    inner = max(part.passing for part in parts)
     return Ledger.of(
         Entry("weight", 4 * config.parameter_count(), what="model"),
         Entry("activation", values, _SAVED, CONVOLUTION_INPUTS),
@@ -178,6 +187,7 @@ def ledger(
         Entry("workspace", max(0, backward[worst] - live), ("backward",), "gradients of a block"),
         Entry("workspace", inner, ("evaluation",), "a block"),
         Entry("workspace", max(0, forward - total), ("forward",), "a block"),
+        Entry("workspace", max(0, backward[-1] - total), ("loss",), "gradients of a block"),
         Entry("buffer", images + labels, ALWAYS, "images"),
         *_work(config, shape, parts, recompute),
     )

@@ -136,7 +136,8 @@ def load(
     Args:
         dtype: of all parameters; None keeps each as it is stored.
         linear: the form that every projection takes, each made from its full weight; those that
-            the folder holds in a form of their own keep it. Or the plan of forms, which has those.
+            the folder holds in a form of their own keep it. Or the plan of forms, which has those;
+            blocks are what they are in the folder.
 
     Raises:
         InputError: as `read_header`, or no linear form has that name.
@@ -148,7 +149,9 @@ def load(
     from modicum.models.llama import Llama
 
     header = read_header(folder)
-    plan = linear if isinstance(linear, FormPlan) else header.config.forms.with_default(linear)
+    held = header.config.forms
+    plan = linear if isinstance(linear, FormPlan) else held.with_default(linear)
+    plan = replace(plan, blocks=held.blocks)
 
     def read(path: str, leaf: str) -> torch.Tensor:
         # A quantized weight is made of the full-precision one.

@@ -71,7 +71,7 @@ def _with_bias(weight: str, count: int, bias: bool) -> list[MappedSlice]:
 
 def _block(config: ModelConfig, number: int) -> MappedBlock:
     name = f"model.layers.{number}"
-    attention, mlp = _attention(config, f"{name}.self_attn"), _mlp(config, f"{name}.mlp")
+    attention, mlp = _attention(config, number), _mlp(config, number)
     projections = tuple(f"{name}.self_attn.{side}_proj.weight" for side in "qkv")
     ups = (f"{name}.mlp.gate_proj.weight", f"{name}.mlp.up_proj.weight")
     norms = [
@@ -81,9 +81,10 @@ def _block(config: ModelConfig, number: int) -> MappedBlock:
     return MappedBlock(name, "Block", number, tuple(norms), (attention,), (mlp,))
 
 
-def _attention(config: ModelConfig, name: str) -> MappedAttention:
-    kv_heads, width = config.kv_heads, config.head_width
-    each = config.heads // kv_heads
+def _attention(config: ModelConfig, number: int) -> MappedAttention:
+    name = f"model.layers.{number}.self_attn"
+    count, kv_heads = config.heads_of(number), config.kv_heads_of(number)
+    each, width = count // kv_heads, config.head_width
 
     def grid(side: str, dim: int, per_group: int, leaf: str = "weight") -> MappedSlice:
         steps = (per_group * width, width if per_group > 1 else 0, 1)
@@ -97,9 +98,9 @@ def _attention(config: ModelConfig, name: str) -> MappedAttention:
     )
     output = grid("o", 1, each)
     everything = (*query, *key, *value)
-    within = each if 1 < kv_heads < config.heads else config.heads
+    within = each if 1 < kv_heads < count else count
     only = "each is the only one of its kind there"
-    heads = Units("heads", name, config.heads, everything if each == 1 else query, (output,),
+    heads = Units("heads", name, count, everything if each == 1 else query, (output,),
                   within, needed=only if within == 1 else "")  # fmt: skip
     groups = Units("groups", name, kv_heads, everything, (output,),
                    needed=only if kv_heads == 1 else "")  # fmt: skip
@@ -109,13 +110,14 @@ def _attention(config: ModelConfig, name: str) -> MappedAttention:
     )  # fmt: skip
 
 
-def _mlp(config: ModelConfig, name: str) -> MappedMlp:
+def _mlp(config: ModelConfig, number: int) -> MappedMlp:
+    name, inner = f"model.layers.{number}.mlp", config.mlp_width_of(number)
     gate, up = (
-        tuple(_with_bias(f"{name}.{side}_proj.weight", config.mlp_width, config.mlp_bias))
+        tuple(_with_bias(f"{name}.{side}_proj.weight", inner, config.mlp_bias))
         for side in ("gate", "up")
     )
-    down = _columns(f"{name}.down_proj.weight", config.mlp_width)
-    neurons = Units("neurons", name, config.mlp_width, gate + up, (down,))
+    down = _columns(f"{name}.down_proj.weight", inner)
+    neurons = Units("neurons", name, inner, gate + up, (down,))
     return MappedMlp(name, up, gate, down, neurons, ("silu",))
 
 

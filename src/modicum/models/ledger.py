@@ -8,14 +8,9 @@ from __future__ import annotations
 
 from modicum.core.contracts.ledger import ALWAYS, Entry, Ledger, ModelQuery, Phase, Work
 from modicum.models.config import ModelConfig
-from modicum.models.ledger_parts import (
-    AdapterActivations,
-    DecoderBlock,
-    Head,
-    held,
-    parts,
-    weight_bytes,
-)
+from modicum.models.ledger_head import Head
+from modicum.models.ledger_layout import held, parts, weight_bytes
+from modicum.models.ledger_parts import AdapterActivations, DecoderBlock
 
 __all__ = ["AdapterActivations", "held", "ledger", "slack", "weight_bytes"]
 
@@ -45,15 +40,15 @@ def ledger(
     blocks, head = parts(config, shape, adapted)
     again = {block.prefix for block in blocks if recompute and block.saved}
     kept = [
-        block.stream + _GENERATOR_BYTES if block.prefix in again else block.saved
+        block.entered + _GENERATOR_BYTES if block.prefix in again else block.saved
         for block in blocks
     ]
     copies = [0 if block.prefix in again else block.casts for block in blocks]
     first, last = next((b for b in blocks if b.saved), blocks[-1]), blocks[-1]
-    live = first.saved + first.casts + (first.input_apart if recompute else 0)
+    live = first.rerun if recompute else first.saved + first.casts
     logits, inner, masks = head.logits, max(block.inner for block in blocks), _mask_bytes(shape)
     # While a wider block runs forward, what it and those after it keep is not there yet.
-    wider = [n for n, block in enumerate(blocks) if block.mlp_width > last.mlp_width]
+    wider = [n for n, block in enumerate(blocks) if block.larger(last)]
     # Of a block that runs again only the input is there, and nothing of the head yet.
     there = kept[-1] + head.saved if last.prefix in again else last.saved
     running = max([last.inner - there, *(blocks[n].inner - sum(kept[n:]) for n in wider)])
@@ -79,11 +74,11 @@ def ledger(
     # A wider block is undone when those before it have kept what they keep, and no gradients.
     undoing += [
         sum(kept[:n] + copies[:n])
-        + (block.saved + block.casts + block.work)
-        + (block.input_apart if block.prefix in again else 0)
+        + (block.rerun if block.prefix in again else block.saved + block.casts)
+        + block.work
         - head.gradients_to_come(blocks[: n + 1])
         for n, block in enumerate(blocks)
-        if block.mlp_width > first.mlp_width
+        if block.larger(first)
     ]
     at_end = max([*undoing, head.embedding_work, 0])
     return Ledger.of(

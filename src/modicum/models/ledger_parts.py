@@ -1,4 +1,4 @@
-"""The parts of the decoder and what each keeps and computes: bytes and FLOPs, by arithmetic.
+"""The blocks of the decoder and what each keeps and computes: bytes and FLOPs, by arithmetic.
 
 What a layer keeps depends on what learns: a frozen one keeps its input only for an adapter, and a
 block before all that learns keeps nothing.
@@ -6,15 +6,12 @@ block before all that learns keeps nothing.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from modicum.core.contracts.ledger import ModelQuery
-from modicum.core.errors import InputError
-from modicum.core.layers.form_layer import StoredRows
 from modicum.core.layers.linear_forms import LinearForm, linear_form
 from modicum.core.machine.kernels import ProductScratch, product_scratch
 from modicum.models.config import ModelConfig
@@ -107,9 +104,23 @@ class DecoderBlock(DecoderPart):
 
     Args:
         layer: its number.
+        mlp_flows: whether what its MLP reads takes a gradient.
+        twin: whether its MLP reads the stream that its mixer does.
+        shared: how many of its branches read a stream that a block before reads too.
+        entering: streams that come in and into no block before.
+        saves_entering: of the streams that come in, those that its norms keep.
+        held: streams there while its MLP runs.
+        flowing: streams whose gradients are there, at most.
     """
 
     layer: int
+    mlp_flows: bool = False
+    twin: bool = False
+    shared: int = 0
+    entering: int = 1
+    saves_entering: int = 1
+    held: int = 2
+    flowing: int = 1
 
     @property
     def mlp_width(self) -> int:
@@ -117,12 +128,22 @@ class DecoderBlock(DecoderPart):
         return self.config.mlp_width_of(self.layer)
 
     @property
+    def heads(self) -> int:
+        """Of its attention."""
+        return self.config.heads_of(self.layer)
+
+    @property
     def queries(self) -> int:
-        return self.config.heads * self.config.head_width
+        return self.heads * self.config.head_width
 
     @property
     def keys(self) -> int:
-        return self.config.kv_heads * self.config.head_width
+        return self.config.kv_heads_of(self.layer) * self.config.head_width
+
+    def larger(self, other: DecoderBlock) -> bool:
+        """Whether it has more heads or a wider MLP than another block."""
+        widths = zip(*((b.mlp_width, b.heads, b.keys) for b in (self, other)), strict=True)
+        return any(own > others for own, others in widths)
 
     @property
     def mixes(self) -> bool:
@@ -130,33 +151,52 @@ class DecoderBlock(DecoderPart):
         return self.flows or self.learns("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
     @property
-    def reaches_mlp(self) -> bool:
+    def mixed(self) -> bool:
+        """Whether what its mixer adds takes a gradient."""
         return self.mixes or self.learns("self_attn.o_proj")
 
     @property
     def gate(self) -> bool:
-        return self.reaches_mlp or self.learns("mlp.gate_proj")
+        return self.mlp_flows or self.learns("mlp.gate_proj")
 
     @property
     def up(self) -> bool:
-        return self.reaches_mlp or self.learns("mlp.up_proj")
+        return self.mlp_flows or self.learns("mlp.up_proj")
 
     @property
     def flows_on(self) -> bool:
         """Whether its output takes a gradient."""
+        return self.mixed or self.added
+
+    @property
+    def added(self) -> bool:
+        """Whether what its MLP adds takes a gradient, or an adapter behind it."""
         behind = self.adapted is not None and self.prefix.removesuffix(".") in self.adapted.sites
         return self.gate or self.up or self.learns("mlp.down_proj") or behind
 
-    @cached_property
+    @property
+    def entered(self) -> int:
+        """Bytes of what comes in and into no block before."""
+        return self.entering * self.stream
+
+    @property
     def saved(self) -> int:
-        """Bytes that autograd keeps, weights' copies aside."""
+        """Bytes that autograd keeps and not for a block before, weights' copies aside."""
+        common = self.shared if self.shape.residual_bytes == 4 else 0  # else norms keep copies
+        return self.saved_alone - common * 4 * self.config.width * self.shape.positions
+
+    @cached_property
+    def saved_alone(self) -> int:
+        """Bytes that autograd keeps of it alone, weights' copies aside."""
         compute, width = self.shape.compute_bytes, self.config.width
-        each = self.norm * (self.flows + self.reaches_mlp)
+        each = self.norm * (self.flows + self.mlp_flows)
+        if self.twin and self.flows and self.mlp_flows and self.shape.residual_bytes == 4:
+            each -= 4 * width
         mixer_inputs = self.inputs("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         each += width * compute * (mixer_inputs + self.inputs("mlp.gate_proj", "mlp.up_proj"))
         if self.mixes:
             # Rotated q and k, v, the output, which is also o_proj's input, and the log-sum-exp.
-            each += 2 * (self.queries + self.keys) * compute + 4 * self.config.heads
+            each += 2 * (self.queries + self.keys) * compute + 4 * self.heads
         else:
             each += self.queries * compute * self.inputs("self_attn.o_proj")
         # silu keeps gate, the product up for gate's sake and silu(gate) for up's.
@@ -167,15 +207,16 @@ class DecoderBlock(DecoderPart):
         return each * self.shape.positions + self.adapters
 
     @property
-    def input_apart(self) -> int:
-        """Bytes of its input where that is kept next to what the block saves when it runs again."""
-        own = self.flows and self.shape.residual_bytes == 4  # its norm saves this very tensor
-        return 0 if own else self.stream
+    def rerun(self) -> int:
+        """Bytes that are there when it has run again, beyond the inputs of blocks before it."""
+        # Its norms save some of the very tensors that came in.
+        same = self.saves_entering if self.shape.residual_bytes == 4 else 0
+        return self.saved_alone + self.casts + self.entered - same * self.stream
 
     @property
     def run_again(self) -> int:
         """Bytes that running it again adds to its input, weights' copies among them."""
-        return self.saved + self.casts + self.input_apart - self.stream
+        return self.rerun - self.entered
 
     @property
     def inner(self) -> int:
@@ -185,7 +226,8 @@ class DecoderBlock(DecoderPart):
         # Both factors and their product; or both factors as the second one is made.
         cast = mixed if self.half else 0  # of what the second one is made of
         workspace = cast + self.workspace(max(each.forward for each in self.products))
-        return 3 * self.stream + mixed + max(3 * self.factor, 2 * self.factor + workspace)
+        streams = (1 + self.held) * self.stream
+        return streams + mixed + max(3 * self.factor, 2 * self.factor + workspace)
 
     @property
     def work(self) -> int:
@@ -195,7 +237,7 @@ class DecoderBlock(DecoderPart):
         # down_proj's input is given free as its gradient comes; then come those of both factors.
         made = 3 - self.inputs("mlp.down_proj")
         workspace = self.workspace(max(each.inputs for each in self.products))
-        return self.stream + max(
+        return self.flowing * self.stream + max(
             made * self.factor + self._down_held,
             (made - 1) * self.factor + workspace,
             self._down_made if self.trained else 0,
@@ -277,8 +319,8 @@ class DecoderBlock(DecoderPart):
         takes = {
             **{f"self_attn.{name}_proj": self.flows for name in "qkv"},
             "self_attn.o_proj": self.mixes,
-            "mlp.gate_proj": self.reaches_mlp,
-            "mlp.up_proj": self.reaches_mlp,
+            "mlp.gate_proj": self.mlp_flows,
+            "mlp.up_proj": self.mlp_flows,
             "mlp.down_proj": self.gate or self.up,
         }
         elements = sum(size * (takes[n] + self.trained) for n, size in self.linears.items())
@@ -286,8 +328,10 @@ class DecoderBlock(DecoderPart):
 
     @property
     def again(self) -> int:
-        """FLOPs of running it again: down to down_proj's input, the last thing that was kept."""
-        last = self.linears["mlp.down_proj"] if self.trained else 0
+        """FLOPs of running it again: down to the last thing that was kept, down_proj's input."""
+        # An adapter of its own keeps something when the product is made.
+        adapted = not self.trained and self.learns("mlp.down_proj")
+        last = 0 if adapted else self.linears["mlp.down_proj"]
         if self.trained and (between := self.between["mlp.down_proj"]):
             last = between * self.config.width  # what is kept last lies between the two factors
         return self.forward - 2 * self.shape.positions * last
@@ -296,127 +340,3 @@ class DecoderBlock(DecoderPart):
     def _attention(self) -> int:
         # Every score, as PyTorch counts; the kernels leave out what causality hides.
         return 4 * self.shape.positions * self.shape.tokens * self.queries
-
-
-class Head(DecoderPart):
-    """The bytes and work of the last norm, the output layer and the embedding."""
-
-    @property
-    def logits(self) -> int:
-        """Bytes of a score for each position and token, in fp32."""
-        return 4 * self.shape.positions * self.config.vocabulary_size
-
-    @property
-    def table(self) -> int:
-        """Elements of the output layer's weight, and of the embedding's."""
-        return self.config.vocabulary_size * self.config.width
-
-    @property
-    def saved(self) -> int:
-        """Bytes that autograd keeps, logits aside."""
-        each = self.norm * self.flows
-        each += self.config.width * self.shape.compute_bytes * self.inputs("lm_head")
-        return each * self.shape.positions + self.adapters
-
-    @property
-    def casts(self) -> int:
-        return 2 * self.table if self.half else 0
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether gradients of a micro-batch meet those of the ones before it."""
-        return self.shape.micro_batches > 1
-
-    @property
-    def gradient_made(self) -> int:
-        """Bytes of the output weight's gradient when it is made."""
-        return self.gradient_of(self.table, self.product.weight)
-
-    @property
-    def product(self) -> ProductScratch:
-        """What the output layer's products work in."""
-        return self.scratch(self.config.width, self.config.vocabulary_size)
-
-    @property
-    def gradient_held(self) -> int:
-        """Bytes of it that wait: tied, for the embedding's part, else for the step."""
-        waits = self.trained and (self.config.tied_embeddings or not self.accumulates)
-        return 4 * self.table if waits else 0
-
-    def gradients_to_come(self, blocks: Sequence[DecoderBlock]) -> int:
-        """Bytes of the gradients that are not there yet when the last of these blocks' are made.
-
-        Args:
-            blocks: the first ones of the decoder.
-        """
-        tied = self.config.tied_embeddings
-        if not self.trained:
-            return 0
-        if self.accumulates:
-            return -self.gradient_held
-        elements = sum(sum(block.linears.values()) for block in blocks)
-        return 4 * elements + (0 if tied else 4 * self.table)
-
-    @property
-    def embedding_work(self) -> int:
-        """Bytes at the end of the backward pass beyond the gradients that stay."""
-        if not self.trained:
-            return 0
-        # Tied, the head's gradient and the embedding's are summed: in fp32 into a third tensor,
-        # because the head's lies transposed.
-        extra = self.accumulates + (self.config.tied_embeddings and 2 - self.half)
-        return 4 * self.table * extra + self.stream
-
-    @property
-    def forward(self) -> int:
-        return 2 * self.shape.positions * self.table
-
-    @property
-    def backward(self) -> int:
-        return self.forward * (self.flows + self.trained)
-
-
-def held(config: ModelConfig, item_bytes: int) -> dict[str, StoredRows]:
-    """Of each parameter in the decoder's file, the tensors that represent it in the decoder.
-
-    Each is given by how many rows it has, by which ranks shard it, and the bytes of a row; those
-    that are no codes have `item_bytes` an element.
-    """
-
-    def tensors(name: str, shape: tuple[int, ...]) -> StoredRows:
-        layer, _, leaf = name.rpartition(".")
-        if layer.endswith("_proj") and leaf == "weight":
-            planned = config.forms.of(layer)
-            form = linear_form(planned.name)
-            if not form.trains:
-                return form.rows(shape[1], shape[0], item_bytes, **planned.arguments)
-        return ((shape[0], math.prod(shape[1:]) * item_bytes),)
-
-    return {name: tensors(name, shape) for name, shape in config.parameter_shapes().items()}
-
-
-def weight_bytes(config: ModelConfig, item_bytes: int) -> int:
-    """Bytes of all weights; those that are no codes have `item_bytes` an element."""
-    return sum(rows * each for part in held(config, item_bytes).values() for rows, each in part)
-
-
-def parts(
-    config: ModelConfig, shape: ModelQuery, adapted: AdapterActivations | None
-) -> tuple[list[DecoderBlock], Head]:
-    """Every block, given whether something before it learns, and the head.
-
-    Raises:
-        InputError: weights are to be trained that take no gradients.
-    """
-    if adapted is None:
-        for name in {form.name for form in config.forms.forms()}:
-            if not linear_form(name).trains:
-                problem = "weights in this form are not trained; add an adapter, or take the form "
-                raise InputError(f"{problem}dense", field="linear", value=name)
-    embedding = "model.embed_tokens"
-    flows = adapted is None or embedding in adapted.sites
-    blocks = []
-    for layer in range(config.layers):
-        blocks.append(DecoderBlock(config, shape, adapted, f"model.layers.{layer}.", flows, layer))
-        flows = blocks[-1].flows_on
-    return blocks, Head(config, shape, adapted, "lm_head", flows)

@@ -6,15 +6,13 @@ Knows nothing of losses, files, optimizers or adapters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, cast, overload
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modicum.core.errors import InputError
 from modicum.core.layers.form_layer import FormLayer
 from modicum.core.layers.linear_forms import form_of, frozen_linears, own_rows, write_weight
 from modicum.core.layers.map import ModelMap, find_map
@@ -22,13 +20,10 @@ from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.layers.recomputing import recomputed
 from modicum.core.random import normal_
 from modicum.core.ranks.sharding import elements_before, own_part
+from modicum.models.blocks import Block, RMSNorm
 from modicum.models.config import ModelConfig
 from modicum.models.layer_maps import llama_map
-from modicum.models.mixers import MIXERS
-from modicum.models.mlps import MLPS
-from modicum.models.rope import Sequence, describe
-
-Chosen = TypeVar("Chosen")
+from modicum.models.rope import describe
 
 
 @dataclass(frozen=True)
@@ -37,39 +32,6 @@ class States:
 
     layers: tuple[Any, ...]
     position: int = 0
-
-
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + epsilon) * weight, the mean in float32.
-
-    Source: Zhang and Sennrich, arXiv 1910.07467.
-    """
-
-    def __init__(self, width: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.epsilon = epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise x [..., width]."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
-
-
-class Block(nn.Module):
-    """One layer: x + mixer(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.width, config.norm_epsilon)
-        self.self_attn = _chosen(MIXERS, "mixer", config.mixer)(config, layer)
-        self.post_attention_layernorm = RMSNorm(config.width, config.norm_epsilon)
-        self.mlp = _chosen(MLPS, "mlp", config.mlp)(config, layer)
-
-    def forward(self, x: Tensor, state: Any, sequence: Sequence) -> tuple[Tensor, Any]:
-        """Map x [B, T, width] and the mixer's state to the next ones."""
-        mixed, state = self.self_attn(self.input_layernorm(x), state, sequence)
-        x = x + mixed
-        return x + self.mlp(self.post_attention_layernorm(x)), state
 
 
 class Decoder(nn.Module):
@@ -176,6 +138,13 @@ class Llama(nn.Module):
         known = (self.config.mixer, self.config.mlp) == ("attention", "swiglu")
         return llama_map(self.config) if dense and known else find_map(self)
 
+    def units_removed(self) -> None:
+        """State the blocks' widths in the configuration, after units of some were removed."""
+        plan = self.config.forms
+        for prefix, block in zip(self.config.block_prefixes(), self.blocks, strict=True):
+            plan = plan.with_block(prefix.removesuffix("."), **cast(Block, block).widths())
+        self.config = replace(self.config, forms=plan)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states [..., width] to logits [..., vocabulary]."""
         if self.lm_head is None:
@@ -265,18 +234,6 @@ def create(
         model = Llama(config)
     materialise(model, device)
     return model.initialise(seed)
-
-
-def _chosen(registry: Mapping[str, Chosen], field: str, name: str) -> Chosen:
-    if name not in registry:
-        raise InputError(
-            f"no {field} has this name",
-            field=field,
-            value=name,
-            allowed=", ".join(sorted(registry)),
-            candidates=registry,
-        )
-    return registry[name]
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:

@@ -67,7 +67,7 @@ class Attention(SequenceMixer):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
-        self.heads, self.kv_heads = config.heads, config.kv_heads
+        self.heads, self.kv_heads = config.heads_of(layer), config.kv_heads_of(layer)
         self.head_width = config.head_width
         self.q_proj = projection(config, layer, "self_attn.q_proj")
         self.k_proj = projection(config, layer, "self_attn.k_proj")

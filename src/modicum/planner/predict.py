@@ -147,7 +147,7 @@ class Predictor:
         backward = "needs_no_gradients" not in made_by
         model = Model(task, config, structure, shape, choice.recompute, shares, backward)
         # The arithmetic also refuses what the task does not go with.
-        if model.by_arithmetic() is None or recipe.budget.ledger == "traced":
+        if model.by_arithmetic is None or recipe.budget.ledger == "traced":
             found = traces(recipe, config, shape, self._device, structure.experts)
             model = replace(model, traces=found)
         parts, ledger = model.parts(choice.layout), model.ledger()

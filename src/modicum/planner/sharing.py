@@ -61,18 +61,18 @@ class Model:
     backward: bool = True
     """Whether gradients are computed."""
     traces: Traces | None = None
-    """What takes the place of the task's arithmetic."""
+    """What replaces the task's arithmetic."""
 
     def ledger(self) -> Ledger:
         """What one process spends on the model and its adapters, gradients not counted."""
         if self.traces is not None:
             spent = self.traces.ledger(self.shape, recompute=self.recompute)
         else:
-            model = self.by_arithmetic()
-            assert model is not None
-            spent = Ledger.sum([model, *self._beside_saved])
+            assert self.by_arithmetic is not None
+            spent = Ledger.sum([self.by_arithmetic, *self._beside_saved])
         return spent if self.backward else spent.without_backward()
 
+    @cached_property
     def by_arithmetic(self) -> Ledger | None:
         """The task's own ledger of the model, with what adapters keep in it; None: it has none."""
         return self.task.ledger(

@@ -62,6 +62,8 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "budget_kept": budget_kept(run, peak),
         "plan_revisions": len(run.plans),
         "interruptions": number(record.get("interruptions")),
+        "best": section(record, "best") or None,
+        "stopped_early": number(record.get("stopped_early")),
         "outputs": section(record, "outputs"),
         "notes": run.notes,
     }

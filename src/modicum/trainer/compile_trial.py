@@ -178,12 +178,13 @@ class CompileTrial:
                 output = checkpoint(forward, x, *self.more, use_reentrant=False)
             else:
                 output = forward(x, *self.more)
-        if isinstance(output, tuple):
-            output = output[0]
+        streams = output[0] if isinstance(output, tuple) else output
+        streams = streams if isinstance(streams, tuple) else (streams,)
         # Not `backward`: it would set gradients, and run the hooks on them.
         wanted = [x, *self.parameters]
-        found = torch.autograd.grad(output, wanted, self.gradient.to(output))
-        return [output.detach(), *found]
+        gradients = [self.gradient.to(stream) for stream in streams]
+        found = torch.autograd.grad(streams, wanted, gradients)
+        return [streams[-1].detach(), *found]
 
     def timed(self, forward: Forward) -> float:
         """Seconds of a pass."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from modicum.adapters import LoRA
 from modicum.core.errors import InputError
+from modicum.core.layers import map as layer_map
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.map import find_map, map_of, permute, remove, silence
 from modicum.core.random import normal_
@@ -151,6 +152,56 @@ def test_depthwise_convolutions_and_flattened_channels_move_too() -> None:
     silence(zeroed, units, [0, 4])
     remove(model, units, [0, 4])
     torch.testing.assert_close(model(images), zeroed(images), rtol=0, atol=1e-6)
+
+
+class Early(nn.Module):
+    """A block that also reads what the first block's norm gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, early: Tensor) -> Tensor:
+        """Map [..., 4] to the same shape."""
+        return x + self.down(self.up(early + self.norm(x)).relu())
+
+
+class Reaching(nn.Module):
+    """Blocks that all read what the first one's norm gives."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.blocks = nn.ModuleList(Early() for _ in range(count))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map [..., T] to [..., T, 4]."""
+        x = self.embed(tokens)
+        early = self.blocks[0].norm(x)  # type: ignore[union-attr, operator]
+        for number in range(len(self.blocks)):
+            x = self.blocks[number](x, early)
+        return x
+
+
+def test_blocks_that_have_to_do_with_others_than_their_neighbours_are_all_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = filled(Reaching(6))
+    found = find_map(model)
+    monkeypatch.setattr(layer_map, "lists_with_neighbours", lambda model: [])
+    assert find_map(model) == found
+    assert len(found.all_mlps()) == 6
+
+
+def test_one_block_that_differs_is_found_among_those_that_are_alike() -> None:
+    config = ModelConfig(vocabulary_size=11, width=16, layers=9, heads=2, mlp_width=24)
+    model = llama.create(config, seed=0)
+    LoRA(rank=2, targets=("model.layers.5.self_attn.q_proj",)).attach(model)
+    found = map_of(model)
+    assert [len(block.attentions) for block in found.blocks] == [1, 1, 1, 1, 1, 0, 1, 1, 1]
+    assert [block.index for block in found.blocks] == list(range(9))
+    assert {name.split(".")[2] for name in found.unknown if "layers" in name} == {"5"}
+    assert "model.layers.5" in found.unknown["model.layers.5.self_attn"]
 
 
 class Wrong(nn.Module):

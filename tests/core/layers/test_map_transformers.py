@@ -14,16 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.errors import InputError
+from modicum.core.layers import map as layer_map
+from modicum.core.layers import map_check
+from modicum.core.layers.block_kinds import outermost_lists
 from modicum.core.layers.map import (
     ModelMap,
     Units,
     example_of,
     find_map,
+    map_of,
     permute,
     remove,
     silence,
 )
+from modicum.core.layers.meta import on_meta
+from modicum.core.machine.memory import TensorMeter
 from modicum.core.random import normal_
+from modicum.models import llama
+from modicum.models.config import ModelConfig
 
 transformers = pytest.importorskip("transformers")
 
@@ -220,6 +228,77 @@ def test_heads_groups_neurons_and_stream_move_together(name: str) -> None:
     check(model, [attention.groups for attention in attentions] + [found.stream])
 
 
+def long(name: str) -> nn.Module:
+    """The model of a case with seven blocks."""
+    case = CASES[name]
+    blocks = "n_layer" if "n_layer" in case.sizes else "num_hidden_layers"
+    return made(case.kind, case.sizes | {blocks: 7})
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "gemma2", "llama4"])
+def test_what_is_carried_from_a_few_blocks_is_found_in_all_of_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = long(name)
+    parts, calls = outermost_lists(model), set()
+    (blocks,) = parts.values()
+    for number, block in enumerate(blocks.children()):
+        block.register_forward_pre_hook(lambda module, args, n=number: calls.add(n))
+    found = find_map(model)
+    assert len(calls) < 7
+    for block in blocks.children():
+        block._forward_pre_hooks.clear()
+    heads = [attention.heads for attention in found.all_attentions()]
+    check(model, heads + [mlp.neurons for mlp in found.all_mlps()])
+    monkeypatch.setattr(layer_map, "lists_with_neighbours", lambda model: [])
+    assert find_map(model) == found
+
+
+def test_so_it_is_of_an_encoder_whose_output_all_blocks_of_a_decoder_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sides = {"num_layers": 6, "num_decoder_layers": 5, "num_heads": 4, "decoder_start_token_id": 0}
+    widths = {"vocab_size": 20, "d_model": 16, "d_kv": 4, "d_ff": 24}
+    model = made("T5ForConditionalGeneration", sides | widths)
+    found = find_map(model)
+    norm = next(n for n in found.norms if n.name == "encoder.final_layer_norm")
+    assert len(norm.readers) == 10
+    monkeypatch.setattr(layer_map, "lists_with_neighbours", lambda model: [])
+    assert find_map(model) == found
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "qwen3_moe"])
+def test_a_model_without_memory_has_the_same_map(name: str) -> None:
+    model = long(name)
+    assert find_map(copy.deepcopy(model).to("meta")) == find_map(model)
+
+
+@pytest.mark.dear
+@pytest.mark.parametrize("kind", ["transformers", "own"])
+def test_a_model_of_seven_billion_is_mapped_without_allocating_it(kind: str) -> None:
+    with on_meta():
+        if kind == "own":
+            config = ModelConfig(
+                vocabulary_size=32000, width=4096, layers=32, heads=32, mlp_width=11008
+            )
+            model: nn.Module = llama.Llama(config)
+        else:
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig())
+    assert sum(p.numel() for p in model.parameters()) > 6.7e9
+    with TensorMeter("cpu") as meter:
+        found = find_map(model)
+    assert meter.peak is not None
+    assert meter.peak < 1 << 30
+    assert found.unknown == {}
+    assert len(found.blocks) == 32
+    assert all(a.heads.checked and a.groups.checked for a in found.all_attentions())
+    assert all(m.neurons.checked for m in found.all_mlps())
+    assert found.stream is not None
+    assert len(found.stream.makers) == 130
+    if kind == "own":
+        assert found == map_of(model)
+
+
 def mapped(kind: str, **sizes: Any) -> ModelMap:
     return find_map(made(kind, sizes))
 
@@ -273,6 +352,18 @@ def test_experts_move_with_their_routers_rows_and_cannot_be_removed() -> None:
     torch.testing.assert_close(output(model), before, rtol=0, atol=1e-6)
     silence(model, units, [0, 1, 2])
     assert (output(model) - before).abs().max() > 1e-4
+
+
+def test_a_part_that_is_too_large_to_be_tried_is_named_and_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(map_check, "_LARGEST_PART", 3000)
+    found = mapped("MixtralForCausalLM", **CASES["mixtral"].sizes)
+    assert not found.all_mlps()
+    assert all(attention.heads.checked for attention in found.all_attentions())
+    assert "too large" in found.unknown["model.layers.1.mlp.experts"]
+    # How the experts lie in their tensors is not known, and they read the stream.
+    assert found.stream is None
 
 
 @pytest.mark.dear

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 
 from modicum.core.layers.plain_layers import plain_type
+from modicum.core.layers.wiring import BlockWires
 
 _PREFIX = 8  # blocks at a list's begin that may stay, so that each has the number that it had
 _NUMBERS = ("idx", "index", "layer_id", "layer_number")
@@ -59,10 +61,21 @@ def block_lists(model: nn.Module, blocks: Iterable[nn.Module] = ()) -> list[Bloc
     """
     lists = outermost_lists(model, blocks)
     return [
-        BlockList(name, _kept(_kinds(model, name, module)))
+        _alike(name, _kinds(model, name, module), module)
         for name, module in lists.items()
         if blocks or isinstance(module, nn.ModuleList)
     ]
+
+
+def _alike(name: str, kinds: list[Any], module: nn.Module) -> BlockList:
+    """The few of a list's blocks that count for all."""
+    kept = _kept(kinds)
+    wires = (getattr(block, "wires", None) for block in module.children())
+    several = any(isinstance(each, BlockWires) and each.several for each in wires)
+    # As many streams must go out of a block as the next one takes.
+    if several and not {*pairwise(kinds[number] for number in kept)} <= {*pairwise(kinds)}:
+        kept = dict.fromkeys(range(len(kinds)), 1)
+    return BlockList(name, kept)
 
 
 def outermost_lists(model: nn.Module, blocks: Iterable[nn.Module] = ()) -> dict[str, nn.Module]:
@@ -268,7 +281,7 @@ def _settings(layer: nn.Module) -> tuple[Any, ...]:
 def _is_plain(value: object) -> bool:
     if type(value) is tuple:
         return all(_is_plain(each) for each in value)
-    return type(value) in _PLAIN
+    return type(value) in _PLAIN or isinstance(value, BlockWires)
 
 
 def _hooks(layer: nn.Module) -> tuple[int, int]:

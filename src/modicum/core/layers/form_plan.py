@@ -1,4 +1,4 @@
-"""The plan of forms: which form each linear layer of a model takes, and how wide its blocks are.
+"""The plan of forms: which form each linear layer of a model takes, and how its blocks differ.
 
 One value that config.json, the model on meta, ledgers, files and exports read. Imports no torch.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from modicum.core.errors import InputError
+from modicum.core.layers.block_plan import BlockPlan
 
 Argument = int | float | str | bool
 
@@ -48,17 +49,17 @@ class LayerForm:
 
 
 DENSE_FORM = LayerForm()
+_LIKE_OTHERS = BlockPlan()
 
 
 @dataclass(frozen=True)
 class FormPlan:
-    """Which form each linear layer takes, and which blocks have widths of their own.
+    """Which form each linear layer takes, and which blocks have widths or a wiring of their own.
 
     Args:
         default: the form of the layers that have none of their own.
         layers: the forms of the others, by the layer's full name.
-        mlp_widths: the inner width of the MLP of blocks where it is not the model's, by the
-            block's full name (`model.layers.3`).
+        blocks: what blocks have of their own, by the block's full name (`model.layers.3`).
 
     >>> plan = FormPlan().with_form("model.layers.0.mlp.up_proj", "low_rank", rank=3)
     >>> plan.of("model.layers.0.mlp.up_proj").arguments, plan.of("model.layers.1.mlp.up_proj").name
@@ -67,7 +68,7 @@ class FormPlan:
 
     default: LayerForm = DENSE_FORM
     layers: Mapping[str, LayerForm] = field(default_factory=dict, hash=False)
-    mlp_widths: Mapping[str, int] = field(default_factory=dict, hash=False)
+    blocks: Mapping[str, BlockPlan] = field(default_factory=dict, hash=False)
 
     @property
     def plain(self) -> bool:
@@ -98,20 +99,40 @@ class FormPlan:
         own = {layer: form for layer, form in self.layers.items() if form != default}
         return replace(self, default=default, layers=own)
 
-    def with_mlp_width(self, block: str, width: int) -> FormPlan:
-        """The plan in which the MLP of the block of this full name has another inner width."""
-        return replace(self, mlp_widths={**self.mlp_widths, block: width})
+    def block(self, name: str) -> BlockPlan:
+        """What the block of this full name has of its own."""
+        return self.blocks.get(name, _LIKE_OTHERS)
+
+    def with_block(self, name: str, /, **own: Any) -> FormPlan:
+        """The plan in which the block of this full name has these fields of `BlockPlan`.
+
+        Raises:
+            InputError: a value is out of range.
+
+        >>> FormPlan().with_block("model.layers.1", heads=2, mlp_skips=[1]).as_json()
+        {'blocks': {'model.layers.1': {'heads': 2, 'mlp_skips': [1]}}}
+        """
+        try:
+            return self.with_blocks({name: replace(self.block(name), **own)})
+        except InputError as error:
+            raise error.within(f"forms.blocks.{name}") from None
+
+    def with_blocks(self, blocks: Mapping[str, BlockPlan]) -> FormPlan:
+        """The plan in which these blocks have this of their own."""
+        changed = {**self.blocks, **blocks}
+        own = {name: block for name, block in changed.items() if block != _LIKE_OTHERS}
+        return replace(self, blocks=own)
 
     def dense(self) -> FormPlan:
-        """The same widths with dense layers alone."""
-        return FormPlan(mlp_widths=self.mlp_widths)
+        """The same blocks with dense layers alone."""
+        return FormPlan(blocks=self.blocks)
 
     def within(self, prefixes: Iterable[str]) -> FormPlan:
         """What it says of the layers and blocks whose names begin with one of these."""
         first = tuple(prefixes)
         layers = {name: form for name, form in self.layers.items() if name.startswith(first)}
-        widths = {n: width for n, width in self.mlp_widths.items() if f"{n}.".startswith(first)}
-        return FormPlan(self.default, layers, widths)
+        blocks = {name: own for name, own in self.blocks.items() if f"{name}.".startswith(first)}
+        return FormPlan(self.default, layers, blocks)
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain values, what is left at its default left out."""
@@ -120,8 +141,8 @@ class FormPlan:
             raw["default"] = self.default.as_json()
         if self.layers:
             raw["layers"] = {name: form.as_json() for name, form in self.layers.items()}
-        if self.mlp_widths:
-            raw["blocks"] = {n: {"mlp_width": width} for n, width in self.mlp_widths.items()}
+        if self.blocks:
+            raw["blocks"] = {name: block.as_json() for name, block in self.blocks.items()}
         return raw
 
     @classmethod
@@ -129,7 +150,7 @@ class FormPlan:
         """The plan that `as_json` wrote.
 
         Raises:
-            InputError: `raw` is no plan of forms, or gives a block a width that cannot differ.
+            InputError: `raw` is no plan of forms, or gives a block what cannot differ.
         """
         parts = {"default": LayerForm().as_json(), "layers": {}, "blocks": {}}
         given = parts | raw if isinstance(raw, dict) else {}
@@ -145,17 +166,12 @@ class FormPlan:
             name: LayerForm.from_json(each, f"forms.layers.{name}")
             for name, each in given["layers"].items()
         }
-        widths = {name: _mlp_width(name, each) for name, each in given["blocks"].items()}
-        return cls(default, layers, widths)
+        blocks = {name: _block(name, each) for name, each in given["blocks"].items()}
+        return cls(default, layers).with_blocks(blocks)
 
 
-def _mlp_width(block: str, raw: Any) -> int:
-    width = raw.get("mlp_width") if isinstance(raw, dict) and len(raw) == 1 else None
-    if not isinstance(width, int) or isinstance(width, bool):
-        raise InputError(
-            "of a block's widths only the MLP's can differ from the model's",
-            field=f"forms.blocks.{block}",
-            value=raw,
-            allowed="mlp_width, an integer",
-        )
-    return width
+def _block(name: str, raw: Any) -> BlockPlan:
+    try:
+        return BlockPlan.from_json(raw)
+    except InputError as error:
+        raise error.within(f"forms.blocks.{name}") from None

@@ -68,11 +68,14 @@ def find_map(model: nn.Module, example: Any = None) -> ModelMap:
     made-up values.
 
     What is tried is tried once for blocks that are alike, with random weights at the block's own
-    sizes: in float64, or in float32 above 2^24 elements. Units of the residual stream are tried on
-    the shortened model if it has at most 2^27 elements, else they are read off and `checked` is
-    False. Blocks are alike where their modules, plain values and shapes are; that a block looks at
-    its own number alone is not seen. Where a shortened model cannot run, or blocks have to do with
-    others than those next to them, all blocks are traced.
+    sizes: in float64, or in float32 above 2^24 elements. A part of more than 2^30 elements, as the
+    experts of the largest mixtures are, is not tried and so named as unknown. Units of the residual
+    stream are tried on the shortened model if it has at most 2^27 elements, else they are read off
+    and `checked` is False.
+
+    Blocks are alike where their modules, plain values and shapes are; that a block looks at its own
+    number alone is not seen. Where a shortened model cannot run, or blocks have to do with others
+    than those next to them, all blocks are traced.
 
     Args:
         example: what the model is called with: a tensor, a tuple or a dict of keywords, of one row

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
-from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 from modicum.core.layers.block_kinds import BlockList
@@ -103,7 +102,7 @@ class _Carrier:
     ) -> Iterator[tuple[T, _Owns]]:
         """Each item with each block like the one that it is of, or once where it is of none.
 
-        Items of a list's blocks that follow each other are ordered by block.
+        Items of a list's blocks, in the order of blocks, are given in that order for all blocks.
 
         Args:
             names: all names of an item by which its block is found.
@@ -113,15 +112,14 @@ class _Carrier:
             NotCarried: an item is of several blocks.
         """
         placed = [(item, self._owner(names(item), but)) for item in items]
-        for name, run in groupby(placed, lambda each: each[1].blocks if each[1] else None):
-            group = list(run)
-            if name is None:
-                yield from ((item, {}) for item, _ in group)
+        for run in _runs(placed):
+            owner = run[0][1]
+            if owner is None:
+                yield run[0][0], {}
                 continue
-            for number, place in enumerate(self._lists[name].like):
-                for item, owner in group:
-                    if owner is not None and owner.place == place:
-                        yield item, {name: _Block(name, number, place)}
+            for number, place in enumerate(self._lists[owner.blocks].like):
+                own = {owner.blocks: _Block(owner.blocks, number, place)}
+                yield from ((item, own) for item, each in run if each and each.place == place)
 
     def _owner(self, names: Iterable[str], but: Iterable[str]) -> _Place | None:
         found: set[_Place | None] = set()
@@ -166,6 +164,21 @@ class _Carrier:
         else:
             number = own.number + place - own.place
         return match[0][: match.start(1) - match.start()] + str(number)
+
+
+def _runs(
+    placed: Iterable[tuple[T, _Place | None]],
+) -> Iterator[list[tuple[T, _Place | None]]]:
+    """Items of blocks of one list, one after the other; items of no block, each alone."""
+    run: list[tuple[T, _Place | None]] = []
+    for item, place in placed:
+        before = run[-1][1] if run else None
+        if run and not (before and place and before.blocks == place.blocks and before <= place):
+            yield run
+            run = []
+        run.append((item, place))
+    if run:
+        yield run
 
 
 def _own_name(each: str | MappedSlice) -> list[str]:

@@ -83,8 +83,9 @@ def remove(model: nn.Module, units: Units, which: Iterable[int]) -> None:
     """Take units out of all tensors; the model then computes what it does with them silenced.
 
     Parameters are replaced by smaller ones, and the numbers that the modules read are corrected; a
-    module that reads them of a configuration gets a copy of it. A map found before no longer holds
-    for the layers that were changed: find it anew.
+    module that reads them of a configuration gets a copy of it. A module with a method
+    `units_removed` is called by it, to correct what it says of itself as well. A map found before
+    no longer holds for the layers that were changed: find it anew.
 
     Raises:
         InputError: there are no such units, these are needed, all would go, or groups of query
@@ -110,6 +111,9 @@ def remove(model: nn.Module, units: Units, which: Iterable[int]) -> None:
     for (name, dim), places_gone in gone.items():
         _shrink(model, name, dim, torch.cat(places_gone))
     _recount(model, units, len(chosen))
+    for module in model.modules():
+        if callable(correct := getattr(module, "units_removed", None)):
+            correct()
 
 
 def tensor_of(model: nn.Module, name: str) -> Tensor:

@@ -41,11 +41,14 @@ class MapFinder:
         self.reader = Reader(model, found)
         self.unknown: dict[str, str] = {}
         self.used: set[str] = set()
-        self.verdicts: dict[Any, Units | str] = {}
+        self.verdicts: dict[Any, tuple[str, Units | str]] = {}
 
     def map(self) -> ModelMap:
         """The map of the model."""
-        claims = {c.module: list(self._claims(c.module)) for c in self.trace.experts}
+        claims = {
+            c.module: list(experts_of(self.model, c.module, c.origin.size))
+            for c in self.trace.experts
+        }
         attentions, mlps = self._attentions(), self._mlps()
         parts: list[Units] = [x.heads for x in attentions] + [x.neurons for x in mlps]
         parts += [claim.mlp.neurons for found in claims.values() for claim in found]
@@ -81,10 +84,6 @@ class MapFinder:
             tuple(self.ties.values()), self.unknown,
         )  # fmt: skip
 
-    def _claims(self, module: str) -> Iterable[StackedExperts]:
-        width = next(c.origin.size for c in self.trace.experts if c.module == module)
-        return experts_of(self.model, module, width)
-
     def _attentions(self) -> list[MappedAttention]:
         found = []
         for call in self.trace.attentions:
@@ -109,10 +108,10 @@ class MapFinder:
         around = self.model.get_submodule(units.name).named_parameters()
         key = signature(units), tuple((name, parameter.shape) for name, parameter in around)
         if key not in self.verdicts:
-            self.verdicts[key] = tried(self.calls, units, scaled)
-        found = self.verdicts[key]
+            self.verdicts[key] = units.name, tried(self.calls, units, scaled)
+        name, found = self.verdicts[key]
         if isinstance(found, str):
-            return found
+            return found.replace(name, units.name) if name else found
         return replace(
             units, order_matters=found.order_matters, needed=found.needed, checked=found.checked
         )
@@ -140,12 +139,15 @@ class MapFinder:
         return None if neurons is None else replace(part, neurons=neurons)
 
     def _tried_experts(self, module: str, claims: list[StackedExperts]) -> list[MappedMlp]:
+        why = "names and shapes fit none"
         for claim in claims:
-            if isinstance(neurons := self._verdict(claim.mlp.neurons), Units):
+            neurons = self._verdict(claim.mlp.neurons)
+            if isinstance(neurons, Units):
                 self.used |= {s.tensor for s in (*neurons.slices, *claim.given, *claim.made)}
                 self.reader.experts[module] = claim
                 return [replace(claim.mlp, neurons=neurons, stacked=self._stacked(claim.mlp))]
-        self.unknown[module] = "stacked matrices, in no order that is known"
+            why = neurons
+        self.unknown[module] = f"stacked matrices, in no order that is known: {why}"
         return []
 
     def _stacked(self, mlp: MappedMlp) -> Units | None:

@@ -237,7 +237,7 @@ def _bordered(trace: ByteTrace, blocks: Mapping[str, nn.Module]) -> Iterator[Non
         def leaves(module: nn.Module, args: Any, output: Any) -> None:
             if trace.during == "backward":
                 return
-            _when_differentiated(output, lambda _: trace.begin(name, "backward"))
+            _when_undone(output, lambda: trace.begin(name, "backward"))
             if name == last:
                 trace.begin(OUTSIDE, "forward")
 
@@ -252,6 +252,24 @@ def _bordered(trace: ByteTrace, blocks: Mapping[str, nn.Module]) -> Iterator[Non
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _when_undone(output: Any, then: Callable[[], None]) -> None:
+    """Call `then` when a block's own backward pass begins.
+
+    Of several streams the gradient of what the block made last is there first.
+    """
+    several = isinstance(output, tuple) and isinstance(output[0], tuple)
+    begun = False
+
+    def begins(_: Tensor) -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            then()
+
+    for stream in output[0] if several else [output]:
+        _when_differentiated(stream, begins)
 
 
 def _when_differentiated(values: Any, then: Callable[[Tensor], None]) -> None:

@@ -28,6 +28,8 @@ STEP_FIGURES = (
     "bytes",
 )
 
+# What figures are named after.
+GROUPS = ("train", "validation")
 # What each needs, as it is imported; its extra has the tracker's name.
 _PACKAGES = {
     "tensorboard": "torch.utils.tensorboard",

@@ -23,7 +23,9 @@ class TensorBoardTracker:
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         """Take a step's figures."""
         if self._writer is None:
-            self._writer = self._make(log_dir=str(self._folder), purge_step=step)
+            # A run resumes with its next step, or with the evaluation after the last one.
+            first = step if any(name.startswith("train/") for name in figures) else step + 1
+            self._writer = self._make(log_dir=str(self._folder), purge_step=first)
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from modicum.trainer.tracking.base import Tracked
+from modicum.trainer.tracking.base import GROUPS, Tracked
 from modicum.trainer.tracking.identity import kept_id
 
 
@@ -26,12 +26,20 @@ class WandbTracker:
             dir=str(tracked.folder),
             config=dict(tracked.recipe),
         )
-        self._last = self._run.step - 1 if self._run.resumed else -1
+        # W&B's own count of steps never goes back, and an evaluation may come after the step that
+        # it belongs to: so each group of figures has an axis of its own.
+        self._last = {}
+        for group in GROUPS:
+            self._run.define_metric(f"{group}/*", step_metric=f"{group}/step")
+            seen = self._run.summary.get(f"{group}/step") if self._run.resumed else None
+            self._last[group] = -1 if seen is None else int(seen)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         """Take a step's figures."""
-        if step > self._last:
-            self._run.log(dict(figures), step=step)
+        for group in GROUPS:
+            named = {name: value for name, value in figures.items() if name.startswith(f"{group}/")}
+            if named and step > self._last[group]:
+                self._run.log({f"{group}/step": step, **named})
 
     def close(self, status: str) -> None:
         """End the run there."""
