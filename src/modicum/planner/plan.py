@@ -323,7 +323,8 @@ def plan(
     machine, record, room = _agreed(recipe, device, live, count)
     predictor = Predictor(device.type)
     # After the room is measured: what this leaves in memory is used again when the run tokenizes.
-    counts = live.broadcast(task.survey(recipe, inputs) if live.first else {})
+    # Every rank looks, so that what is wrong with the data is reported by all.
+    counts = live.broadcast(task.survey(recipe, inputs))
     if replay is not None:
         prediction = predictor(recipe, inputs.config, told(recipe, replay, count))
         return Plan(
