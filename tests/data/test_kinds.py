@@ -72,17 +72,6 @@ def test_a_name_that_says_so_gets_the_better_message_of_the_two(tmp_path: Path) 
         open_source(file)
 
 
-@pytest.mark.parametrize("name", ["data.csv", "data.TSV"])
-def test_a_table_is_never_trained_as_text(tmp_path: Path, name: str) -> None:
-    file = tmp_path / name
-    file.write_text("id,text\n1,one\n")
-    for source, include in ((file, ()), (tmp_path, ["*"])):
-        with pytest.raises(InputError, match=r"one JSON object a line.*data\.column"):
-            open_source(source, include=include)
-    with pytest.raises(InputError, match="no file in the folder is JSONL or text"):
-        open_source(tmp_path)
-
-
 @pytest.mark.parametrize("text", ["\ufeffmarked", "a\0b" * 9, "BZh is a word", "x" * 5000, "ÿþ"])
 def test_text_is_text(tmp_path: Path, text: str) -> None:
     (tmp_path / "data.txt").write_text(text, encoding="utf-8")

@@ -66,22 +66,6 @@ def refuse_other_kinds(path: Path, head: bytes) -> None:
         raise InputError(f"the file is {what}, and UTF-8 text is read; {do}", file=path)
 
 
-def refuse_tables(path: Path) -> None:
-    """Refuse a table of comma- or tab-separated values, whose commas nobody means to train.
-
-    Raises:
-        InputError: the file's name says that it is one.
-    """
-    if path.suffix.lower() in (".csv", ".tsv"):
-        raise InputError(
-            f"tables ({path.suffix}) are not read, and as plain text their columns would all be "
-            "trained; write one JSON object a line with the text in one column, for instance "
-            '`python -c "import csv, json, sys; [print(json.dumps(row)) for row in '
-            'csv.DictReader(sys.stdin)]" < FILE > NEW.jsonl`, and name that column in data.column',
-            file=path,
-        )
-
-
 def _is_utf16(head: bytes) -> bool:
     """Whether every other byte is mostly zero, as in UTF-16 of any text in Latin letters."""
     half = len(head) // 2
