@@ -62,7 +62,10 @@ def _parsed(path: Path, number: int, raw: bytes, offset: int) -> dict[str, objec
         if isinstance(error, json.JSONDecodeError):
             why = f"{error.msg.removesuffix(' at')} (column {error.colno})"
         if number == 1 and line.lstrip().startswith(("[", "{")) and len(line.strip()) == 1:
-            why = "the file is one JSON value over many lines; write one object a line instead"
+            why = (
+                "the file is one JSON value over many lines; write one object a line, or a list "
+                "of objects in a file that is named .json"
+            )
         raise InputError(f"the line is not valid JSON: {why}", file=path, line=number) from error
     if not isinstance(row, dict):
         raise InputError(f"the line holds {kind_name(row)}, not an object", file=path, line=number)

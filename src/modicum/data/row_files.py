@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from modicum.data.csv_rows import csv_rows
+from modicum.data.json_list import json_rows
 from modicum.data.json_rows import Row, json_lines
 
-RowKind = Literal["jsonl", "csv", "tsv"]
+RowKind = Literal["jsonl", "json", "csv", "tsv"]
 ROW_KINDS: tuple[RowKind, ...] = get_args(RowKind)
 
 
@@ -21,4 +22,4 @@ def rows_of(path: Path, kind: RowKind) -> Iterator[Row]:
     """
     if kind in ("csv", "tsv"):
         return csv_rows(path, "," if kind == "csv" else "\t")
-    return json_lines(path)
+    return json_rows(path) if kind == "json" else json_lines(path)

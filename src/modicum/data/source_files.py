@@ -17,7 +17,7 @@ from modicum.data.row_files import ROW_KINDS, RowKind
 ROW_SUFFIXES: dict[str, RowKind] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
-    ".json": "jsonl",
+    ".json": "json",
     ".csv": "csv",
     ".tsv": "tsv",
 }

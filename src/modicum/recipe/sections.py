@@ -84,15 +84,16 @@ class DataSection(Section):
     """The data: text, or rows of examples."""
 
     path: str | None = None
-    """A folder of text files, one text file, or a file of rows such as .jsonl; null means the source
-    files of the Python standard library on this machine."""
+    """A folder of text files, one text file, or a file of rows such as .jsonl; null means the
+    source files of the Python standard library on this machine."""
     include: Strings = ()
     """Of a folder, the files to read, as patterns (`**/*.md`); empty means its JSONL files,
     else its text files, else its tables."""
     exclude: Strings = ()
     """Of those, the files to leave out."""
     format: Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"] = "auto"
-    """What rows look like; auto: by the columns of the first row, or text where columns are named."""
+    """What rows look like; auto: by the columns of the first row, or text where columns are
+    named."""
     column: str = "text"
     """The column that holds the text to learn, of rows of the format text."""
     prompt_column: str | None = None
