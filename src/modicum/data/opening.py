@@ -10,9 +10,10 @@ from pathlib import Path
 from modicum.core.errors import InputError
 from modicum.core.units import format_bytes
 from modicum.data.kinds import HEAD, refuse_other_kinds
+from modicum.data.unpacking import unpacked
 
 # No line or row is longer: without a bound, a file without line ends would fill the memory.
-LONGEST_ROW = 1 << 26
+LONGEST_ROW = 64_000_000
 
 
 @contextmanager
@@ -27,10 +28,24 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
 
 @contextmanager
 def opened_text(path: Path) -> Iterator[io.BufferedReader]:
-    """The same of a file that does not begin as another kind of file does."""
-    with opened(path) as handle:
-        refuse_other_kinds(path, handle.peek(HEAD)[:HEAD])
-        yield handle
+    """The same unpacked, of a file that does not begin as another kind of file does."""
+    with opened(path) as handle, unpacked(path, handle) as content:
+        refuse_other_kinds(path, content.peek(HEAD)[:HEAD])
+        yield content
+
+
+def content_bytes(path: Path) -> int:
+    """About how many bytes a file unpacks to, by its first mebibyte; exact where that is all.
+
+    Raises:
+        InputError: it cannot be read, or does not unpack.
+    """
+    most, size = 1 << 20, path.stat().st_size
+    with opened(path) as handle, unpacked(path, handle) as stream:
+        if stream is handle:
+            return size
+        made = len(stream.read(most))
+        return made if made < most else max(made, made * size // max(handle.tell(), 1))
 
 
 def lines_of(path: Path, handle: io.BufferedReader) -> Iterator[bytes]:

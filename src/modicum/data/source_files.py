@@ -11,8 +11,9 @@ from typing import Literal
 
 from modicum.core.errors import InputError, clipped
 from modicum.data.globs import chosen_by, walk
-from modicum.data.opening import opened_text
+from modicum.data.opening import content_bytes, opened_text
 from modicum.data.row_files import ROW_KINDS, RowKind
+from modicum.data.unpacking import content_name
 
 ROW_SUFFIXES: dict[str, RowKind] = {
     ".jsonl": "jsonl",
@@ -37,7 +38,7 @@ TEXT_SUFFIXES: tuple[str, ...] = (
     ".hpp",
 )
 TEXT_SUFFIXES += (".cu", ".java", ".js", ".ts", ".go", ".rs", ".rb", ".sh", ".sql", ".html", ".css")
-_UNREADABLE = (".parquet", ".arrow", ".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".pkl", ".pdf")
+_UNREADABLE = (".parquet", ".arrow", ".xz", ".bz2", ".zip", ".tar", ".pkl", ".pdf")
 # What is no source text of the library: other people's packages, tests and their broken samples,
 # and files that the build of this machine's Python wrote.
 _NOT_LIBRARY: tuple[str, ...] = (
@@ -56,7 +57,10 @@ Wrong = Callable[..., InputError]
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file: where it is, its name in the source (with `/`), how to read it, its bytes."""
+    """One file: where it is, its name in the source (with `/`), how to read it, its bytes.
+
+    Those of a compressed file are what it unpacks to, about.
+    """
 
     path: Path
     name: str
@@ -70,8 +74,14 @@ class SourceFile:
 
 
 def _source_file(path: Path, name: str, kind: FileKind | None = None) -> SourceFile:
-    kind = kind or ROW_SUFFIXES.get(path.suffix.lower()) or "text"
-    return SourceFile(path, name, kind, path.stat().st_size)
+    if kind is not None:
+        return SourceFile(path, name, kind, path.stat().st_size)
+    return SourceFile(path, name, ROW_SUFFIXES.get(_suffix(path)) or "text", content_bytes(path))
+
+
+def _suffix(path: Path) -> str:
+    """What its content is, by its name: `.jsonl` of `rows.jsonl.gz` too."""
+    return content_name(path).suffix.lower()
 
 
 def one_file(path: Path, wrong: Wrong) -> SourceFile:
@@ -80,7 +90,7 @@ def one_file(path: Path, wrong: Wrong) -> SourceFile:
     Raises:
         InputError: files of its kind are not read.
     """
-    unreadable = path.suffix.lower() in _UNREADABLE
+    unreadable = _suffix(path) in _UNREADABLE
     if unreadable and path.is_file():
         with opened_text(path):  # says better what it is, where the first bytes do
             pass
@@ -128,10 +138,10 @@ def _usual(there: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
     """
 
     def having(suffixes: Sequence[str]) -> list[tuple[str, Path]]:
-        return [pair for pair in there if pair[1].suffix.lower() in suffixes]
+        return [pair for pair in there if _suffix(pair[1]) in suffixes]
 
     texts, tables = having(TEXT_SUFFIXES), having(_TABLES)
-    about = all(path.stem.lower() in ("readme", "license") for _, path in texts)
+    about = all(content_name(path).stem.lower() in ("readme", "license") for _, path in texts)
     return having(_LINES) or (tables if tables and about else texts)
 
 
