@@ -118,10 +118,14 @@ def test_constraints_hold_exact_versions_and_no_index(file: str) -> None:
     assert all(re.fullmatch(r"[\w.-]+==[\w.!]+", line) for line in entries)
 
 
-PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "```python" in page.read_text()]
+PAGES = [
+    pytest.param(page, id=page.stem, marks=[pytest.mark.dear] if "m.train(" in text else [])
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if "```python" in (text := page.read_text(encoding="utf-8"))
+]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES)
 def test_python_in_the_documentation_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

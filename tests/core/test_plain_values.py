@@ -42,7 +42,9 @@ def test_values_come_back_as_they_were(value: object) -> None:
 
 def test_so_do_the_configurations_of_models() -> None:
     forms = FormPlan().with_form("model.layers.0.mlp.up_proj", "low_rank", rank=3)
-    decoder = ModelConfig(50, 16, 2, 2, forms=forms.with_mlp_width("model.layers.1", 40))
+    decoder = ModelConfig(
+        50, 16, 2, 2, forms=forms.with_block("model.layers.1", heads=1, kv_heads=1, mlp_skips=[1])
+    )
     for config in (decoder, ConvNetConfig(widths=(8, 16)), replace(decoder, rope_theta=5e5)):
         assert from_plain(json.loads(json.dumps(as_plain(config)))) == config
 

@@ -94,6 +94,9 @@ def test_a_recipe_has_its_folder() -> None:
     one = Recipe(training={"steps": 5}, data={"limit": "1MB"})
     assert default_folder(one) == default_folder(one.changed(training__steps=9))
     assert default_folder(one) == default_folder(one.changed(parallel__strategy="ddp"))
+    assert default_folder(one) == default_folder(one.changed(tracking__to=["wandb"]))
+    epochs = Recipe(training={"epochs": 2}, data={"limit": "1MB"})
+    assert default_folder(epochs) == default_folder(epochs.changed(training__epochs=3))
     assert default_folder(one) != default_folder(one.changed(training__seed=1))
     assert default_folder(one).name.startswith("full-")
 

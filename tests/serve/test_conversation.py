@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import modicum
 from modicum.core.errors import InputError
+from modicum.data.chat_template import ChatTemplate
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import ModelConfig, create
 from modicum.serve import Conversation, load_run
@@ -163,3 +165,46 @@ def test_what_cannot_be_served_says_why(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="base model is not there any more") as caught:
         load_run(orphan)
     assert caught.value.value == str(tmp_path / "gone")
+
+
+def test_turns_are_written_by_the_template_anew(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+        "{% if add_generation_prompt %}a:{% endif %}"
+    )
+    conversation.template = ChatTemplate(source)
+    conversation.model.config = replace(conversation.model.config, context=99)
+    encode = conversation.tokenizer.encode
+    given = scripted(monkeypatch, encode("be"), encode("or not"))
+    assert "".join(conversation.write("to", max_tokens=20)) == "be"
+    broken = conversation.write("not", max_tokens=20)
+    first = next(broken)
+    broken.close()  # as Ctrl-C does
+    assert given == [encode("u:to;a:"), encode("u:to;a:be;u:not;a:")]
+    assert [turn["content"] for turn in conversation.turns] == ["to", "be", "not", first]
+    conversation.forget()
+    assert conversation.turns == []
+
+
+def test_a_run_on_conversations_is_asked_by_its_template(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "to be"}, {"role": "assistant", "content": "or not"}]
+    data, template = tmp_path / "chat.jsonl", tmp_path / "template.jinja"
+    data.write_text((json.dumps({"messages": talk}) + "\n") * 8)
+    template.write_text("{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}")
+    section = {"path": str(data), "sequence_length": 32, "validation_fraction": 0.0}
+    recipe = modicum.Recipe(
+        model={"layers": 1, "width": 16, "heads": 2, "vocabulary_size": 270},
+        data=section | {"chat_template": str(template)},
+        training={"steps": 1, "batch_size": 1},
+        samples={"count": 0},
+    )
+    modicum.train(modicum.plan(recipe), tmp_path / "run")
+    conversation = load_run(tmp_path / "run")
+    assert conversation.template is not None
+    assert conversation.template.source == template.read_text()
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    record["data"]["conversations"] = False
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    assert load_run(tmp_path / "run").template is None

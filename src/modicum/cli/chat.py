@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError
@@ -10,22 +12,23 @@ from modicum.core.errors import InputError
 if TYPE_CHECKING:
     from modicum.serve import Conversation
 
-HELP = "Text to continue, a line at a time. /new begins anew, /quit (or Ctrl-D) ends."
+HELP = "{what}; a \\ at the end takes one more line. /new begins anew, /quit (or Ctrl-D) ends."
 
 
 def converse(conversation: Conversation, prompt: str | None, options: dict[str, Any]) -> None:
     """Continue one prompt, or what is typed until the end of input."""
     if prompt is not None:
-        print(prompt, end="", flush=True)
+        if conversation.template is None:
+            print(prompt, end="", flush=True)
         _write(conversation, prompt, options)
         return
     asking = sys.stdin.isatty()
     if asking:
-        print(HELP)
+        answers = conversation.template is not None
+        print(HELP.format(what="What to answer" if answers else "Text to continue"))
     while True:
         try:
-            text = input("> " if asking else "")
-            text.encode("utf-8")
+            text = _typed(asking)
         except EOFError:
             return
         except UnicodeError:
@@ -35,7 +38,26 @@ def converse(conversation: Conversation, prompt: str | None, options: dict[str, 
         if text.strip() == "/new":
             conversation.forget()
         elif text:
-            _write(conversation, text, options)
+            with _ended_by_ctrl_c() if asking else nullcontext():
+                _write(conversation, text, options)
+
+
+def _typed(asking: bool) -> str:
+    """What was typed: a line, and others after a line that ends with a backslash."""
+    text = input("> " if asking else "")
+    while asking and text.endswith("\\"):
+        text = text[:-1] + "\n" + input(". ")
+    text.encode("utf-8")
+    return text
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends the answer, not the conversation."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(flush=True)
 
 
 def _write(conversation: Conversation, prompt: str, options: dict[str, Any]) -> None:

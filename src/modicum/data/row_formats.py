@@ -62,6 +62,12 @@ class RowFormat:
     prompt_column: str | None = None
 
     @property
+    def conversations(self) -> bool:
+        """Whether a template writes the rows."""
+        talks = self.name in ("messages", "sharegpt", "alpaca")
+        return talks and self.template is not None
+
+    @property
     def identity(self) -> list[str | None]:
         """All that decides what a row becomes."""
         if self.name == "text":

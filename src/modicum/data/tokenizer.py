@@ -22,7 +22,8 @@ END = "<|end|>"  # ends every document; also pads
 SMALLEST_VOCABULARY = 257  # every byte, and the end
 _MODEL, _CONFIGURATION = "tokenizer.json", "tokenizer_config.json"
 # Kept next to the model as they were found, so that a saved tokenizer is the one that was loaded.
-_COMPANIONS = (_CONFIGURATION, "special_tokens_map.json", "chat_template.jinja")
+_TEMPLATE = "chat_template.jinja"
+_COMPANIONS = (_CONFIGURATION, "special_tokens_map.json", _TEMPLATE)
 _OTHER_KINDS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
 # Text is encoded in pieces of about this many characters: bounds the scratch memory, and gives
 # every core something to do on a long document.
@@ -161,6 +162,13 @@ class Tokenizer:
         """
         return own_template(self.companions)
 
+    def with_template(self, source: str) -> Tokenizer:
+        """The same tokenizer with this chat template."""
+        if self.chat_template is not None and self.chat_template.source == source:
+            return self
+        companions = self.companions | {_TEMPLATE: source}
+        return Tokenizer(self.inner, self.eos_id, companions)
+
     @property
     def digest(self) -> str:
         """SHA-256, in hexadecimal, of all that decides the ids of a text."""
@@ -193,9 +201,13 @@ class Tokenizer:
         encodings = self.inner.encode_batch(list(texts), add_special_tokens=False)
         for encoding, marked in zip(encodings, spans, strict=True):
             flags = bytearray(len(encoding.ids))
-            for start, end in marked:
-                for place, (first, last) in enumerate(encoding.offsets):
-                    flags[place] |= first < end and last > start
+            # Both are in the order of the text.
+            left = iter(marked)
+            start, end = next(left, (0, 0))
+            for place, (first, last) in enumerate(encoding.offsets):
+                while end <= first and end:
+                    start, end = next(left, (0, 0))
+                flags[place] = first < end and last > start
             found.append((encoding.ids, bytes(flags)))
         return found
 

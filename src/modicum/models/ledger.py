@@ -8,14 +8,9 @@ from __future__ import annotations
 
 from modicum.core.contracts.ledger import ALWAYS, Entry, Ledger, ModelQuery, Phase, Work
 from modicum.models.config import ModelConfig
-from modicum.models.ledger_parts import (
-    AdapterActivations,
-    DecoderBlock,
-    Head,
-    held,
-    parts,
-    weight_bytes,
-)
+from modicum.models.ledger_head import Head
+from modicum.models.ledger_layout import held, parts, weight_bytes
+from modicum.models.ledger_parts import AdapterActivations, DecoderBlock
 
 __all__ = ["AdapterActivations", "held", "ledger", "slack", "weight_bytes"]
 

@@ -1,4 +1,4 @@
-"""The parts of the decoder and what each keeps and computes: bytes and FLOPs, by arithmetic.
+"""The blocks of the decoder and what each keeps and computes: bytes and FLOPs, by arithmetic.
 
 What a layer keeps depends on what learns: a frozen one keeps its input only for an adapter, and a
 block before all that learns keeps nothing.
@@ -6,17 +6,13 @@ block before all that learns keeps nothing.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from modicum.core.contracts.ledger import ModelQuery
-from modicum.core.errors import InputError
-from modicum.core.layers.form_layer import StoredRows
 from modicum.core.layers.linear_forms import LinearForm, linear_form
-from modicum.core.layers.wiring import streams
 from modicum.core.machine.kernels import ProductScratch, product_scratch
 from modicum.models.config import ModelConfig
 
@@ -160,16 +156,12 @@ class DecoderBlock(DecoderPart):
         return self.mixes or self.learns("self_attn.o_proj")
 
     @property
-    def reaches_mlp(self) -> bool:
-        return self.mlp_flows
-
-    @property
     def gate(self) -> bool:
-        return self.reaches_mlp or self.learns("mlp.gate_proj")
+        return self.mlp_flows or self.learns("mlp.gate_proj")
 
     @property
     def up(self) -> bool:
-        return self.reaches_mlp or self.learns("mlp.up_proj")
+        return self.mlp_flows or self.learns("mlp.up_proj")
 
     @property
     def flows_on(self) -> bool:
@@ -197,8 +189,8 @@ class DecoderBlock(DecoderPart):
     def saved_alone(self) -> int:
         """Bytes that autograd keeps of it alone, weights' copies aside."""
         compute, width = self.shape.compute_bytes, self.config.width
-        each = self.norm * (self.flows + self.reaches_mlp)
-        if self.twin and self.flows and self.reaches_mlp and self.shape.residual_bytes == 4:
+        each = self.norm * (self.flows + self.mlp_flows)
+        if self.twin and self.flows and self.mlp_flows and self.shape.residual_bytes == 4:
             each -= 4 * width
         mixer_inputs = self.inputs("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         each += width * compute * (mixer_inputs + self.inputs("mlp.gate_proj", "mlp.up_proj"))
@@ -327,8 +319,8 @@ class DecoderBlock(DecoderPart):
         takes = {
             **{f"self_attn.{name}_proj": self.flows for name in "qkv"},
             "self_attn.o_proj": self.mixes,
-            "mlp.gate_proj": self.reaches_mlp,
-            "mlp.up_proj": self.reaches_mlp,
+            "mlp.gate_proj": self.mlp_flows,
+            "mlp.up_proj": self.mlp_flows,
             "mlp.down_proj": self.gate or self.up,
         }
         elements = sum(size * (takes[n] + self.trained) for n, size in self.linears.items())
@@ -348,147 +340,3 @@ class DecoderBlock(DecoderPart):
     def _attention(self) -> int:
         # Every score, as PyTorch counts; the kernels leave out what causality hides.
         return 4 * self.shape.positions * self.shape.tokens * self.queries
-
-
-class Head(DecoderPart):
-    """The bytes and work of the last norm, the output layer and the embedding."""
-
-    @property
-    def logits(self) -> int:
-        """Bytes of a score for each position and token, in fp32."""
-        return 4 * self.shape.positions * self.config.vocabulary_size
-
-    @property
-    def table(self) -> int:
-        """Elements of the output layer's weight, and of the embedding's."""
-        return self.config.vocabulary_size * self.config.width
-
-    @property
-    def saved(self) -> int:
-        """Bytes that autograd keeps, logits aside."""
-        each = self.norm * self.flows
-        each += self.config.width * self.shape.compute_bytes * self.inputs("lm_head")
-        return each * self.shape.positions + self.adapters
-
-    @property
-    def casts(self) -> int:
-        return 2 * self.table if self.half else 0
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether gradients of a micro-batch meet those of the ones before it."""
-        return self.shape.micro_batches > 1
-
-    @property
-    def gradient_made(self) -> int:
-        """Bytes of the output weight's gradient when it is made."""
-        return self.gradient_of(self.table, self.product.weight)
-
-    @property
-    def product(self) -> ProductScratch:
-        """What the output layer's products work in."""
-        return self.scratch(self.config.width, self.config.vocabulary_size)
-
-    @property
-    def gradient_held(self) -> int:
-        """Bytes of it that wait: tied, for the embedding's part, else for the step."""
-        waits = self.trained and (self.config.tied_embeddings or not self.accumulates)
-        return 4 * self.table if waits else 0
-
-    def gradients_to_come(self, blocks: Sequence[DecoderBlock]) -> int:
-        """Bytes of the gradients that are not there yet when the last of these blocks' are made.
-
-        Args:
-            blocks: the first ones of the decoder.
-        """
-        tied = self.config.tied_embeddings
-        if not self.trained:
-            return 0
-        if self.accumulates:
-            return -self.gradient_held
-        elements = sum(sum(block.linears.values()) for block in blocks)
-        return 4 * elements + (0 if tied else 4 * self.table)
-
-    @property
-    def embedding_work(self) -> int:
-        """Bytes at the end of the backward pass beyond the gradients that stay."""
-        if not self.trained:
-            return 0
-        # Tied, the head's gradient and the embedding's are summed: in fp32 into a third tensor,
-        # because the head's lies transposed.
-        extra = self.accumulates + (self.config.tied_embeddings and 2 - self.half)
-        return 4 * self.table * extra + self.stream
-
-    @property
-    def forward(self) -> int:
-        return 2 * self.shape.positions * self.table
-
-    @property
-    def backward(self) -> int:
-        return self.forward * (self.flows + self.trained)
-
-
-def held(config: ModelConfig, item_bytes: int) -> dict[str, StoredRows]:
-    """Of each parameter in the decoder's file, the tensors that represent it in the decoder.
-
-    Each is given by how many rows it has, by which ranks shard it, and the bytes of a row; those
-    that are no codes have `item_bytes` an element.
-    """
-
-    def tensors(name: str, shape: tuple[int, ...]) -> StoredRows:
-        layer, _, leaf = name.rpartition(".")
-        if layer.endswith("_proj") and leaf == "weight":
-            planned = config.forms.of(layer)
-            form = linear_form(planned.name)
-            if not form.trains:
-                return form.rows(shape[1], shape[0], item_bytes, **planned.arguments)
-        return ((shape[0], math.prod(shape[1:]) * item_bytes),)
-
-    return {name: tensors(name, shape) for name, shape in config.parameter_shapes().items()}
-
-
-def weight_bytes(config: ModelConfig, item_bytes: int) -> int:
-    """Bytes of all weights; those that are no codes have `item_bytes` an element."""
-    return sum(rows * each for part in held(config, item_bytes).values() for rows, each in part)
-
-
-def parts(
-    config: ModelConfig, shape: ModelQuery, adapted: AdapterActivations | None
-) -> tuple[list[DecoderBlock], Head]:
-    """Every block, given whether something before it learns, and the head.
-
-    Raises:
-        InputError: weights are to be trained that take no gradients.
-    """
-    if adapted is None:
-        for name in {form.name for form in config.forms.forms()}:
-            if not linear_form(name).trains:
-                problem = "weights in this form are not trained; add an adapter, or take the form "
-                raise InputError(f"{problem}dense", field="linear", value=name)
-    embedding = "model.embed_tokens"
-    starts = adapted is None or embedding in adapted.sites
-    at, takes, read = streams(config.skips()), 0, set[int]()
-    entered, blocks = set[int](), []
-    for layer in range(config.layers):
-        places = at[2 * layer], at[2 * layer + 1], at[2 * layer + 2]
-        mixer, mlp = places[0][0], places[1][0]  # the branches in what they read
-        block = DecoderBlock(
-            config,
-            shape,
-            adapted,
-            f"model.layers.{layer}.",
-            starts or bool(mixer & takes),
-            layer,
-            twin=mixer == mlp,
-            entering=len({*places[0]} - entered),
-            held=len({*places[0], *places[1]}),
-            flowing=max(map(len, places)),
-        )
-        takes |= block.mixed << 2 * layer
-        block = replace(block, mlp_flows=starts or bool(mlp & takes))
-        takes |= block.added << 2 * layer + 1
-        kept = {each for each, kept in ((mixer, block.flows), (mlp, block.reaches_mlp)) if kept}
-        came = len(kept & {*places[0]})
-        blocks.append(replace(block, shared=len(kept & read), saves_entering=came))
-        read, entered = read | kept, entered | {*places[0]}
-    return blocks, Head(config, shape, adapted, "lm_head", starts or bool(takes))

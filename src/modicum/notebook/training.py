@@ -71,7 +71,7 @@ def train(
 def default_folder(recipe: Recipe) -> Path:
     """The run folder of a recipe that names none: `runs/`, what is trained, a digest of the recipe.
 
-    More steps, other ranks and other trackers are no other run.
+    More steps or epochs, other ranks and other trackers are no other run.
 
     >>> default_folder(Recipe(training={"steps": 10})).parts[:1]
     ('runs',)
@@ -79,7 +79,8 @@ def default_folder(recipe: Recipe) -> Path:
     True
     """
     values = recipe.anchored().plain()
-    values["training"].pop("steps")
+    for length in ("steps", "epochs"):
+        values["training"].pop(length, None)
     values["checkpoint"].pop("asynchronous")
     for name in _OF_A_START:
         values.pop(name, None)

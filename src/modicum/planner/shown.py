@@ -16,12 +16,16 @@ def plan_html(row: Mapping[str, Any]) -> str:
     process, budget = prediction["process_bytes"], prediction["budget_bytes"]
     limit = "no budget was set" if budget is None else f"the budget is {format_bytes(budget)}"
     trained, total = parameters["trainable"], parameters["total"]
+    peak, epochs = format_bytes(prediction["peak_bytes"]), row["epochs"]
+    counted = [("tensors", peak, f"at the peak; {limit}")]
+    if process is not None:  # a budget is of the process there, and not of its tensors
+        counted = [("tensors", peak, "at the peak"), ("process", format_bytes(process), limit)]
     costs = [
         ("parameters", f"{trained:,}", f"trained, of {total:,}"),
-        ("tensors", format_bytes(prediction["peak_bytes"]), "at the peak"),
+        *counted,
+        ("steps", f"{row['steps']:,}", "" if epochs is None else f"{epochs:.2f} epochs"),
         ("speed", f"{prediction['tokens_per_second']:,.0f} tokens/s", ""),
         ("time", format_duration(prediction["seconds"]), f"on {row['ranks']} × {row['device']}"),
     ]
-    costs.insert(2, ("process", "" if process is None else format_bytes(process), limit))
     chosen = html_table("Plan", ("choice", "value", "why"), choices) if choices else ""
     return chosen + html_table("Cost", ("cost", "predicted", ""), costs)

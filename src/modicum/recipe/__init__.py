@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modicum.recipe.plain_values import assign, differences
+from modicum.recipe.nested import assign, differences
 from modicum.recipe.recipe import Recipe
 from modicum.recipe.sections import (
     BudgetSection,

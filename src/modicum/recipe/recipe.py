@@ -16,8 +16,8 @@ from modicum.core.contracts.catalog import MethodRecord, added
 from modicum.core.contracts.method import Method, Strings, describe
 from modicum.core.contracts.traits import TraitHolder, clashes
 from modicum.core.errors import InputError
+from modicum.recipe.nested import assign
 from modicum.recipe.paths import anchored
-from modicum.recipe.plain_values import assign
 from modicum.recipe.sections import (
     BudgetSection,
     CheckpointSection,

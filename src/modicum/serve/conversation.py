@@ -11,9 +11,11 @@ import torch
 
 from modicum.adapters import AttachedAdapter, base_model_of, load
 from modicum.core.errors import InputError
+from modicum.core.files import read_json
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.machine import pick_device
 from modicum.core.weight_digests import BASE_WEIGHTS, changed_weights
+from modicum.data.chat_template import ChatTemplate, Message
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface
 from modicum.models.generate import generate
@@ -26,20 +28,24 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass
 class Conversation:
-    """A model that continues text; what was written before is its context.
+    """A model that continues text, or answers; what was written before is its context.
 
-    The model is a plain language model: it continues what it is given. A longer context than the
-    model's is truncated at its beginning.
+    Without a template the model continues what it is given. With one, what it is given is a turn
+    of the user, and it writes the assistant's. A longer context than the model's is truncated at
+    its beginning.
     """
 
     model: Llama
     tokenizer: Tokenizer
     adapter: AttachedAdapter | None = None
+    template: ChatTemplate | None = None
     history: list[int] = field(default_factory=list)
+    turns: list[Message] = field(default_factory=list)
 
     def forget(self) -> None:
         """Begin anew."""
         self.history.clear()
+        self.turns.clear()
 
     def write(
         self,
@@ -53,7 +59,8 @@ class Conversation:
         """What follows `prompt`, in pieces as it is written.
 
         Args:
-            prompt: text to continue; it joins the history, and so does what is written.
+            prompt: text to continue, or the user's turn; it joins the history, and so does what
+                is written.
             max_tokens: at most so many tokens.
             temperature: 0 takes the most likely token every time.
             top_p: draws among the likeliest tokens that together reach this probability.
@@ -64,20 +71,35 @@ class Conversation:
             generator.seed()
         else:
             generator.manual_seed(seed)
-        fresh = self.tokenizer.encode(prompt) if self.history else None
-        self.history += fresh if fresh is not None else self.tokenizer.encode_prompt(prompt)
+        self._take(prompt)
         written: list[int] = []
         shown = ""
-        for token in self._tokens(max_tokens, temperature, top_p, generator):
-            written.append(token)
-            text = self.tokenizer.decode(written)
-            # A character of several bytes may come in several tokens: wait for its last.
-            if not text.endswith(REPLACEMENT):
-                yield text[len(shown) :]
-                shown = text
-        rest = self.tokenizer.decode(written)[len(shown) :]
-        if rest:
-            yield rest
+        try:
+            for token in self._tokens(max_tokens, temperature, top_p, generator):
+                written.append(token)
+                text = self.tokenizer.decode(written)
+                # A character of several bytes may come in several tokens: wait for its last.
+                if not text.endswith(REPLACEMENT):
+                    yield text[len(shown) :]
+                    shown = text
+            rest = self.tokenizer.decode(written)[len(shown) :]
+            if rest:
+                yield rest
+        finally:  # an answer that was broken off is a turn, too
+            if self.template is not None:
+                answer = self.tokenizer.decode(written)
+                self.turns.append({"role": "assistant", "content": answer})
+
+    def _take(self, prompt: str) -> None:
+        """Let a prompt join the history; a turn makes all of it be written anew."""
+        if self.template is not None:
+            self.turns.append({"role": "user", "content": prompt})
+            text = self.template.render(self.turns, generation=True)
+            ((self.history, _),) = self.tokenizer.encode_marked([text], [()])
+        elif self.history:
+            self.history += self.tokenizer.encode(prompt)
+        else:
+            self.history += self.tokenizer.encode_prompt(prompt)
 
     def _tokens(
         self, count: int, temperature: float, top_p: float, generator: torch.Generator
@@ -119,7 +141,8 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
             raise InputError("this run has exported no model yet; let it finish", file=folder)
         inner = huggingface.resolve(folder)
         model = huggingface.load(inner, device=where)
-        return Conversation(model.eval(), Tokenizer.load(inner))
+        tokenizer = Tokenizer.load(inner)
+        return Conversation(model.eval(), tokenizer, None, _template(folder, tokenizer))
     base = base_model_of(folder / "adapter")
     if not base or not Path(base).is_dir():
         raise InputError(
@@ -128,7 +151,17 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
     _check_base(folder / "adapter" / BASE_WEIGHTS, Path(base))
     model = huggingface.load(base, device=where, linear=_forms(folder / "recipe.yaml", base))
     adapter = load(model, folder / "adapter")
-    return Conversation(model.eval(), Tokenizer.load(folder / "tokenizer"), adapter)
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    return Conversation(model.eval(), tokenizer, adapter, _template(folder, tokenizer))
+
+
+def _template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The template of a model folder, and of a run folder if it was trained on conversations."""
+    if (folder / "run.json").is_file():
+        data = read_json(folder / "run.json").get("data") or {}
+        if not data.get("conversations"):
+            return None
+    return tokenizer.chat_template
 
 
 def _check_base(file: Path, base: Path) -> None:

@@ -15,6 +15,7 @@ from modicum.core.layers.meta import on_meta
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
+from modicum.data.fitting import PackingCounts
 from modicum.data.packed_examples import PackedExamples
 from modicum.data.packing import Packed
 from modicum.data.sampler import Sampler
@@ -175,7 +176,7 @@ def prepared(
         tokenizer=tokenizer,
         identity={"made_from": file_digest(held.train.folder / "manifest.json")},
         files=tuple(sorted((folder / "tokenizer").glob("*"))),
-        counts=train.counts.as_json(),
+        counts=_counts(inputs, train.counts),
     )
 
 
@@ -218,7 +219,12 @@ def surveyed(recipe: Recipe, inputs: TextInputs) -> dict[str, Any]:
         )
     except InputError as error:
         raise error.located(field="data.path") from None
-    return {**found.counts.as_json(), "exact": found.exact}
+    return {**_counts(inputs, found.counts), "exact": found.exact}
+
+
+def _counts(inputs: TextInputs, counts: PackingCounts) -> dict[str, Any]:
+    """What a plan and run.json have of the data."""
+    return {**counts.as_json(), "conversations": inputs.source.rows.conversations}
 
 
 def _tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Tokenizer:
@@ -237,6 +243,9 @@ def _tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Token
             tokenizer = Tokenizer.train(texts, inputs.config.vocabulary_size, tell)
         except InputError as error:
             raise error.located(field="data.path") from None
+    if inputs.source.rows.conversations and (template := inputs.source.rows.template) is not None:
+        # What is trained by the recipe's template is asked by it afterwards, here and elsewhere.
+        tokenizer = tokenizer.with_template(template.source)
     tokenizer.save(kept)
     return tokenizer
 

@@ -22,6 +22,9 @@ def chat(
         int | None, typer.Option(min=0, max=LARGEST_SEED, help="The same seed writes the same.")
     ] = None,
     base: Annotated[bool, typer.Option("--base", help="Without the run's adapter.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Continue text, whatever template there is.")
+    ] = False,
 ) -> None:
     """Let a run's model write."""
     from modicum.cli.chat import converse
@@ -32,5 +35,7 @@ def chat(
         if conversation.adapter is None:
             raise InputError("this run has no adapter to leave out", file=run, field="--base")
         conversation.adapter.deactivate()
+    if plain:
+        conversation.template = None
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     converse(conversation, prompt, options)
