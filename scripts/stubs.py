@@ -25,8 +25,8 @@ def stubs() -> dict[Path, str]:
 def stub(exports: Exports) -> str:
     """Every public name, imported from where it is."""
     lines = [f"from {home} import {name} as {name}" for name, home in exports.homes.items()]
-    first = ["# Written by scripts/stubs.py.", "from modicum.core.exports import Exports", ""]
-    return "\n".join([*first, *sorted(lines), "", "EXPORTS: Exports", ""])
+    lines.append("from modicum.core.exports import Exports")
+    return "\n".join(["# Written by scripts/stubs.py.", *sorted(lines), "", "EXPORTS: Exports", ""])
 
 
 if __name__ == "__main__":

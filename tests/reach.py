@@ -33,7 +33,11 @@ LOOKED_AT = {
     "scripts": ("tests/test_install.py", "tests/test_structure.py"),
 }
 # Names that `import modicum` gives.
-PUBLIC = ("modicum.recipe.recipe", "modicum.planner.plan", "modicum.trainer.loop")
+PUBLIC = (
+    "modicum.recipe.recipe",
+    "modicum.planner.planning",
+    "modicum.trainer.loop",
+)
 
 
 @dataclass

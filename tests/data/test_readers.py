@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from modicum.core.errors import InputError
-from modicum.data.readers import read_jsonl, read_python, read_text
+from modicum.data.readers import Document, read_python, read_rows, read_text
+from modicum.data.row_files import rows_of
 from modicum.data.row_formats import RowFormat
+
+
+def read_jsonl(path: Path, name: str, document: Callable[..., Document]) -> Iterator[Document]:
+    return read_rows(rows_of(path, "jsonl"), path, name, document)
 
 
 def test_a_text_file_is_one_document(tmp_path):
@@ -76,7 +83,7 @@ def test_rows_are_read_with_their_prompts(tmp_path):
     [
         ('{"text": "cut', r":2: the line is not valid JSON: Unterminated string.* \(column 10\)"),
         ('{"txet": "x", "n": 1}', r":2: text: .*'txet', 'n'\. Did you mean 'txet'\?"),
-        ("{}", r":2: text: the line has no such column; .* none"),
+        ("{}", r":2: text: the row has no such column; .* none"),
         ('{"text": 7}', r":2: text: the column holds a number \(found: 7\); allowed: a string"),
         ('{"text": null}', r":2: text: the column holds null"),
         ('["text"]', r":2: the line holds a list, not an object"),

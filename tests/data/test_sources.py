@@ -69,6 +69,14 @@ def test_a_folder_takes_json_lines_before_text(tmp_path):
     assert origins(chosen) == ["README.md", "logo.svg"]
 
 
+def test_a_folder_of_tables_is_read_where_no_text_but_about_them_is_there(tmp_path):
+    fill(tmp_path, {"README.md": "about\n", "b.csv": "text\nb\n", "a/a.tsv": "text\na\n"})
+    assert origins(open_source(tmp_path)) == ["a/a.tsv:2", "b.csv:2"]
+    fill(tmp_path, {"code.py": "pass\n"})
+    assert origins(open_source(tmp_path)) == ["README.md", "code.py"]
+    assert origins(open_source(tmp_path, include=["**/*.csv"])) == ["b.csv:2"]
+
+
 def test_inspect_reads_the_first_rows_and_no_more(tmp_path):
     rows = "".join(json.dumps({"text": "é" * n}) + "\n" for n in (1, 2, 3))
     file = fill(tmp_path, {"a.jsonl": rows + "{broken\n"}) / "a.jsonl"
@@ -132,15 +140,15 @@ def test_describe_says_what_is_read(tmp_path):
     [
         ("dta", {}, r"recipe\.yaml: data\.path: there is no such file or folder .*mean 'data'\?"),
         ("dta/x/y.txt", {}, r"there is no such .*Did you mean 'data'\?"),
-        ("bare", {}, r"no file in the folder is JSONL or text; it is empty"),
+        ("bare", {}, r"no file in the folder is JSONL, text or a table; it is empty"),
         ("data", {"include": ["*.txd"]}, r"matches '\*\.txd'; it has 1 files, such as 'a\.txt'"),
-        ("data", {"exclude": ["**"]}, r"is JSONL or text and escapes '\*\*'"),
-        ("a.parquet", {}, r"\.parquet files cannot be read; .*allowed: a folder, a UTF-8 text"),
+        ("data", {"exclude": ["**"]}, r"is JSONL, text or a table and escapes '\*\*'"),
+        ("a.xlsx.bz2", {}, r"\.bz2 files cannot be read; .*allowed: a folder, a UTF-8 text"),
         ("data", {"prompt_column": "q"}, r"text files have no columns"),
     ],
 )
 def test_what_cannot_be_opened_is_said(tmp_path, path, options, message):
-    fill(tmp_path, {"data/a.txt": "text", "a.parquet": "no table"})
+    fill(tmp_path, {"data/a.txt": "text", "a.xlsx.bz2": "no table"})
     (tmp_path / "bare").mkdir()
     with pytest.raises(InputError, match=message):
         open_source(tmp_path / path, recipe_file="recipe.yaml", **options)

@@ -249,7 +249,7 @@ def test_a_short_run_is_not_compiled_and_a_finding_of_the_run_stays(new):
 
 def plan_at(ranks: Ranks, recipe: Recipe) -> dict:
     """A rank's plan, where rank 1 holds more than the others."""
-    module = importlib.import_module("modicum.planner.plan")
+    module = importlib.import_module("modicum.planner.planning")
     kept = (0.02, 0.1) if ranks.rank else (0.04, 0.08)
     with pytest.MonkeyPatch.context() as patched:
         held = 250_000_000 + 40_000_000 * ranks.rank

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pool import Pool
-from tests.trainer.test_ranks import FSDP, column, outcome, recipe_of, trains
+from tests.trainer.test_ranks import DDP, FSDP, column, outcome, recipe_of, trains
 
 from modicum.core.layers.map import remove
 from modicum.core.ranks.ranks import Ranks
@@ -17,6 +17,7 @@ from modicum.models import load, read_config, save
 
 pytestmark = [pytest.mark.dear, pytest.mark.ranks]
 
+ZERO = {"strategy": "zero"}
 OWN = {"heads": 1, "mlp_width": 80, "mixer_skips": [1], "mlp_skips": [1]}
 
 
@@ -49,7 +50,7 @@ def alone(base: Path, questions: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_a_run_keeps_the_plan_and_its_forecast(alone: Path) -> None:
-    assert read_config(alone / "model").forms.block("model.layers.1").as_json() == {**OWN}
+    assert read_config(alone / "model").forms.block("model.layers.1").as_json() == OWN
     losses = column(alone, "loss", "evaluations")
     assert losses[-1] < losses[0] - 0.1
     peak = json.loads((alone / "run.json").read_text())["peak_bytes"]
@@ -65,10 +66,16 @@ def test_killed_it_resumes_to_the_bit(
     assert outcome(tmp_path / "run") == outcome(alone)
 
 
-def test_sharded_losses_are_those_of_one_process(
-    pool: Pool, alone: Path, base: Path, questions: Path, tmp_path: Path
+@pytest.mark.parametrize("parallel", [DDP, FSDP, ZERO], ids=lambda each: each["strategy"])
+def test_losses_of_two_ranks_are_those_of_one_process(
+    pool: Pool,
+    alone: Path,
+    base: Path,
+    questions: Path,
+    tmp_path: Path,
+    parallel: dict[str, Any],
 ) -> None:
-    made = values(questions, base, parallel=FSDP)
+    made = values(questions, base, parallel=parallel)
     ended = pool.run(trains, made, tmp_path / "run", (1, 6), ranks=2)
     assert all(each.startswith("4: ") for each in ended)
     assert pool.run(trains, made, tmp_path / "run", ranks=2) == ["done"] * 2

@@ -22,7 +22,7 @@ from modicum.checkpoint import CheckpointStore
 from modicum.core.ranks.ranks import Ranks
 
 PLUGIN = Path(__file__).parents[1] / "contracts" / "plugins" / "pull.py"
-STEPS = 30  # of 7 rows out of some 180: an epoch and a bit
+STEPS = 30  # of 7 rows out of some 140: an epoch and a half
 
 
 def values(data: Path, **sections: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_the_term_is_in_the_metrics_and_grows_with_the_epochs(alone: Path) -> No
     assert len(extra) == STEPS
     grown = [step for step, (a, b) in enumerate(pairwise(extra), start=1) if b > 1.5 * a]
     assert len(grown) == 1
-    assert 20 < grown[0] < STEPS
+    assert STEPS // 2 < grown[0] < STEPS
     assert state(alone) == {"updates": STEPS, "epochs": 1}
 
 

@@ -15,8 +15,8 @@ _BEGINNINGS: tuple[tuple[bytes, str, str], ...] = (
     (b"\0\0\xfe\xff", "UTF-32 text", _UTF16.replace("16", "32")),
     (b"\xff\xfe", "UTF-16 text", _UTF16),
     (b"\xfe\xff", "UTF-16 text", _UTF16),
-    (b"\x1f\x8b", "compressed with gzip", "unpack it first (`gunzip FILE`)"),
-    (b"\x28\xb5\x2f\xfd", "compressed with Zstandard", "unpack it first (`zstd -d FILE`)"),
+    (b"\x1f\x8b", "compressed with gzip twice", "unpack it first (`gunzip FILE`)"),
+    (b"\x28\xb5\x2f\xfd", "compressed with Zstandard twice", "unpack it first (`zstd -d FILE`)"),
     (b"\xfd7zXZ\0", "compressed with xz", "unpack it first (`unxz FILE`)"),
     (b"\x04\x22\x4d\x18", "compressed with LZ4", "unpack it first (`lz4 -d FILE`)"),
     (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", "unpack it first (`7z x FILE`)"),
@@ -64,22 +64,6 @@ def refuse_other_kinds(path: Path, head: bytes) -> None:
     if found is not None:
         what, do = found
         raise InputError(f"the file is {what}, and UTF-8 text is read; {do}", file=path)
-
-
-def refuse_tables(path: Path) -> None:
-    """Refuse a table of comma- or tab-separated values, whose commas nobody means to train.
-
-    Raises:
-        InputError: the file's name says that it is one.
-    """
-    if path.suffix.lower() in (".csv", ".tsv"):
-        raise InputError(
-            f"tables ({path.suffix}) are not read, and as plain text their columns would all be "
-            "trained; write one JSON object a line with the text in one column, for instance "
-            '`python -c "import csv, json, sys; [print(json.dumps(row)) for row in '
-            'csv.DictReader(sys.stdin)]" < FILE > NEW.jsonl`, and name that column in data.column',
-            file=path,
-        )
 
 
 def _is_utf16(head: bytes) -> bool:

@@ -1,20 +1,17 @@
-"""Documents out of one file: plain text, Python source, JSON lines. Knows nothing of folders."""
+"""Documents out of one file: plain text, Python source, rows. Knows nothing of folders."""
 
 from __future__ import annotations
 
 import io
-import json
 import tokenize
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from modicum.core.errors import InputError
-from modicum.data.kinds import HEAD, refuse_other_kinds
-
-_KINDS = {dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number"}
-_KINDS |= {bool: "true or false", type(None): "null"}
+from modicum.data.json_rows import Row, kind_name
+from modicum.data.opening import not_utf8, opened, opened_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +39,6 @@ class Document:
         return not self.text or self.text.isspace()
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[io.BufferedReader]:
-    """The file's bytes, or one clear message why they cannot be had."""
-    try:
-        with open(path, "rb") as handle:
-            yield handle
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from error
-
-
-@contextmanager
-def opened_text(path: Path) -> Iterator[io.BufferedReader]:
-    """The same of a file that does not begin as another kind of file does."""
-    with opened(path) as handle:
-        refuse_other_kinds(path, handle.peek(HEAD)[:HEAD])
-        yield handle
-
-
 def read_text(path: Path, name: str, piece_bytes: int) -> Iterator[Document]:
     """A UTF-8 text file: one document, or several of about `piece_bytes` when it is longer.
 
@@ -79,7 +58,7 @@ def read_text(path: Path, name: str, piece_bytes: int) -> Iterator[Document]:
                 text = piece.decode("utf-8")
             except UnicodeDecodeError as error:
                 at_line = line + piece.count(b"\n", 0, error.start)
-                raise _not_utf8(path, at_line, offset + error.start, error) from error
+                raise not_utf8(path, at_line, offset + error.start, error) from error
             origin = f"{name}:{line}" if offset else name
             yield Document(text if offset else text.removeprefix("\ufeff"), None, origin, cut)
             offset += cut
@@ -108,53 +87,22 @@ def read_python(path: Path, name: str) -> Iterator[Document]:
         return
 
 
-def read_jsonl(
-    path: Path, name: str, document: Callable[[dict[str, object], str, int], Document]
+def read_rows(
+    rows: Iterable[Row],
+    path: Path,
+    name: str,
+    document: Callable[[Mapping[str, Any], str, int], Document],
 ) -> Iterator[Document]:
-    """One JSON object a line, each made into a document with its origin and size.
+    """The rows of a file, each made into a document with its origin and size.
 
     Raises:
-        InputError: the file is of another kind; a line is not UTF-8, not JSON, no object, or
-            `document` refuses it; the line is named.
+        InputError: `rows` raises it, or `document` refuses a row; the row is named.
     """
-    for number, row, size in json_rows(path):
+    for number, columns, size in rows:
         try:
-            yield document(row, f"{name}:{number}", size)
+            yield document(columns, f"{name}:{number}", size)
         except InputError as error:
             raise error.located(file=path, line=number) from None
-
-
-def json_rows(path: Path) -> Iterator[tuple[int, dict[str, object], int]]:
-    """The objects of a JSONL file, each with its line's number and bytes; blank lines are none.
-
-    Raises:
-        InputError: the file is of another kind, or a line is not UTF-8, not JSON, or no object.
-    """
-    offset = 0
-    with opened_text(path) as handle:
-        for number, raw in enumerate(handle, start=1):
-            if raw.strip():
-                yield number, _parse(path, number, raw, offset), len(raw)
-            offset += len(raw)
-
-
-def _parse(path: Path, number: int, raw: bytes, offset: int) -> dict[str, object]:
-    try:
-        line = raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
-        row = json.loads(line)
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, number, offset + error.start, error) from error
-    except (ValueError, RecursionError) as error:
-        why = str(error)
-        if isinstance(error, json.JSONDecodeError):
-            why = f"{error.msg.removesuffix(' at')} (column {error.colno})"
-        if number == 1 and line.lstrip().startswith(("[", "{")) and len(line.strip()) == 1:
-            why = "the file is one JSON value over many lines; write one object a line instead"
-        raise InputError(f"the line is not valid JSON: {why}", file=path, line=number) from error
-    if not isinstance(row, dict):
-        kind = _KINDS[type(row)]
-        raise InputError(f"the line holds {kind}, not an object", file=path, line=number)
-    return row
 
 
 def string_of(row: Mapping[str, object], column: str) -> str:
@@ -165,7 +113,7 @@ def string_of(row: Mapping[str, object], column: str) -> str:
     """
     if column not in row:
         raise InputError(
-            "the line has no such column",
+            "the row has no such column",
             field=column,
             allowed="the columns that it has: " + (", ".join(map(repr, row)) or "none"),
             candidates=row,
@@ -174,7 +122,7 @@ def string_of(row: Mapping[str, object], column: str) -> str:
     value = row[column]
     if not isinstance(value, str):
         raise InputError(
-            f"the column holds {_KINDS[type(value)]}",
+            f"the column holds {kind_name(value)}",
             field=column,
             value=value,
             allowed="a string",
@@ -188,13 +136,3 @@ def string_of(row: Mapping[str, object], column: str) -> str:
             value=value[error.start],
         ) from error
     return value
-
-
-def _not_utf8(path: Path, line: int, offset: int, error: UnicodeDecodeError) -> InputError:
-    byte = error.object[error.start]
-    return InputError(
-        f"byte 0x{byte:02x} at offset {offset} is not UTF-8; convert the file to UTF-8, for "
-        f"instance with `iconv -f latin1 -t utf-8`",
-        file=path,
-        line=line,
-    )

@@ -11,10 +11,19 @@ from typing import Literal
 
 from modicum.core.errors import InputError, clipped
 from modicum.data.globs import chosen_by, walk
-from modicum.data.kinds import refuse_tables
-from modicum.data.readers import opened_text
+from modicum.data.opening import content_bytes, opened_text
+from modicum.data.row_files import ROW_KINDS, RowKind
+from modicum.data.unpacking import content_name
 
-JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+ROW_SUFFIXES: dict[str, RowKind] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
+# What a folder is searched for, in this order; .json is not, since settings are such files too.
+_LINES, _TABLES = (".jsonl", ".ndjson"), (".csv", ".tsv")
 TEXT_SUFFIXES: tuple[str, ...] = (
     ".txt",
     ".text",
@@ -29,7 +38,7 @@ TEXT_SUFFIXES: tuple[str, ...] = (
     ".hpp",
 )
 TEXT_SUFFIXES += (".cu", ".java", ".js", ".ts", ".go", ".rs", ".rb", ".sh", ".sql", ".html", ".css")
-_UNREADABLE = (".parquet", ".arrow", ".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".pkl", ".pdf")
+_UNREADABLE = (".parquet", ".arrow", ".xz", ".bz2", ".zip", ".tar", ".pkl", ".pdf")
 # What is no source text of the library: other people's packages, tests and their broken samples,
 # and files that the build of this machine's Python wrote.
 _NOT_LIBRARY: tuple[str, ...] = (
@@ -42,24 +51,37 @@ _NOT_LIBRARY: tuple[str, ...] = (
 )
 _NOT_LIBRARY += ("config-*", "_sysconfigdata*", "sitecustomize.py", "usercustomize.py")
 
-FileKind = Literal["text", "python", "jsonl"]
+FileKind = Literal["text", "python"] | RowKind
 Wrong = Callable[..., InputError]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file: where it is, its name in the source (with `/`), how to read it, its bytes."""
+    """One file: where it is, its name in the source (with `/`), how to read it, its bytes.
+
+    Those of a compressed file are what it unpacks to, about.
+    """
 
     path: Path
     name: str
     kind: FileKind
     size: int
 
+    @property
+    def row_kind(self) -> RowKind | None:
+        """The kind of its rows; None of text."""
+        return self.kind if self.kind in ROW_KINDS else None
+
 
 def _source_file(path: Path, name: str, kind: FileKind | None = None) -> SourceFile:
-    refuse_tables(path)
-    kind = kind or ("jsonl" if path.suffix.lower() in JSONL_SUFFIXES else "text")
-    return SourceFile(path, name, kind, path.stat().st_size)
+    if kind is not None:
+        return SourceFile(path, name, kind, path.stat().st_size)
+    return SourceFile(path, name, ROW_SUFFIXES.get(_suffix(path)) or "text", content_bytes(path))
+
+
+def _suffix(path: Path) -> str:
+    """What its content is, by its name: `.jsonl` of `rows.jsonl.gz` too."""
+    return content_name(path).suffix.lower()
 
 
 def one_file(path: Path, wrong: Wrong) -> SourceFile:
@@ -68,7 +90,7 @@ def one_file(path: Path, wrong: Wrong) -> SourceFile:
     Raises:
         InputError: files of its kind are not read.
     """
-    unreadable = path.suffix.lower() in _UNREADABLE
+    unreadable = _suffix(path) in _UNREADABLE
     if unreadable and path.is_file():
         with opened_text(path):  # says better what it is, where the first bytes do
             pass
@@ -76,7 +98,7 @@ def one_file(path: Path, wrong: Wrong) -> SourceFile:
         raise wrong(
             f"{path.suffix or 'such'} files cannot be read; convert it to text or JSONL",
             value=str(path),
-            allowed="a folder, a UTF-8 text file, or a .jsonl file",
+            allowed="a folder, a UTF-8 text file, or a file of rows such as .jsonl or .csv",
         )
     return _source_file(path, path.name)
 
@@ -92,11 +114,11 @@ def folder_files(
     there = walk(root)
     chosen = [pair for pair in there if chosen_by(pair[0], include, exclude)]
     if not include:
-        lines = [pair for pair in chosen if pair[1].suffix.lower() in JSONL_SUFFIXES[:2]]
-        texts = [pair for pair in chosen if pair[1].suffix.lower() in TEXT_SUFFIXES]
-        chosen = lines or texts
+        chosen = _usual(chosen)
     if not chosen:
-        wanted = f"matches {', '.join(map(repr, include))}" if include else "is JSONL or text"
+        wanted = "is JSONL, text or a table"
+        if include:
+            wanted = f"matches {', '.join(map(repr, include))}"
         names = ", ".join(repr(name) for name, _ in there[:3])
         raise wrong(
             f"no file in the folder {wanted}"
@@ -107,6 +129,20 @@ def folder_files(
             candidates=_names(there),
         )
     return tuple(_source_file(path, name) for name, path in chosen)
+
+
+def _usual(there: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """What is read of a folder without patterns: lines of JSON, else texts, else tables.
+
+    Tables come before texts that are all about them.
+    """
+
+    def having(suffixes: Sequence[str]) -> list[tuple[str, Path]]:
+        return [pair for pair in there if _suffix(pair[1]) in suffixes]
+
+    texts, tables = having(TEXT_SUFFIXES), having(_TABLES)
+    about = all(content_name(path).stem.lower() in ("readme", "license") for _, path in texts)
+    return having(_LINES) or (tables if tables and about else texts)
 
 
 def library_files(

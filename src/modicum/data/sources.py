@@ -19,14 +19,9 @@ from typing import Literal
 from modicum.core.errors import InputError
 from modicum.core.units import format_bytes
 from modicum.data.chat_template import ChatTemplate, TrainOn
-from modicum.data.readers import (
-    Document,
-    json_rows,
-    opened,
-    read_jsonl,
-    read_python,
-    read_text,
-)
+from modicum.data.opening import opened
+from modicum.data.readers import Document, read_python, read_rows, read_text
+from modicum.data.row_files import rows_of
 from modicum.data.row_formats import Format, RowFormat, format_of
 from modicum.data.source_files import (
     SourceFile,
@@ -49,7 +44,7 @@ class Source:
     Args:
         title: what people call it.
         files: in the order of reading.
-        rows: how the rows of JSONL files become documents.
+        rows: how the rows of files that have some become documents.
         limit_bytes: only the first complete documents of at most so many bytes together.
         piece_bytes: longer text files are read as several documents of about this size.
     """
@@ -69,7 +64,7 @@ class Source:
     @property
     def continuous(self) -> bool:
         """Whether it is running text, which may be split anywhere, and not examples."""
-        return all(file.kind != "jsonl" for file in self.files)
+        return all(file.row_kind is None for file in self.files)
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         """Every document that is not blank, from number `start` on, read as it is asked for.
@@ -109,8 +104,9 @@ class Source:
             yield document
 
     def _open(self, file: SourceFile) -> Iterator[Document]:
-        if file.kind == "jsonl":
-            return read_jsonl(file.path, file.name, self.rows.document)
+        if file.row_kind is not None:
+            rows = rows_of(file.path, file.row_kind)
+            return read_rows(rows, file.path, file.name, self.rows.document)
         if file.kind == "python":
             return read_python(file.path, file.name)
         return read_text(file.path, file.name, self.piece_bytes)
@@ -119,7 +115,7 @@ class Source:
         """One phrase for people: what it is, how many files, how many bytes."""
         count = len(self.files)
         text = self.title
-        if any(file.kind == "jsonl" for file in self.files):
+        if any(file.row_kind is not None for file in self.files):
             text += f", {self.rows.describe()}"
         text += f": {count} file{'s' if count != 1 else ''}, {format_bytes(self.total_bytes)}"
         return text + (" (limited)" if self.limit_bytes is not None else "")
@@ -174,11 +170,11 @@ def open_source(
     """The source that `path` names: a file, a folder, or None for the Python standard library.
 
     Globs are relative to the folder: `*` stays within a name, `**` spans folders, and a folder's
-    name takes all that is in it. `rows` is the format of JSONL files; auto: by the columns of the
+    name takes all that is in it. `rows` is the format of the rows; auto: by the columns of the
     first row, unless columns are named; `template` writes conversations, of which `train_on` says
     what is learned. Without `include`, a folder's JSONL files are taken or, when it
-    has none, its text files. Names that start with a dot are left out. `recipe_file` and `field`
-    say in messages where `path` was written.
+    has none, its text files, and its tables when it has nothing else. Names that start with a dot
+    are left out. `recipe_file` and `field` say in messages where `path` was written.
 
     Raises:
         InputError: nothing is there, nothing matches, or the kind of file cannot be read.
@@ -204,10 +200,10 @@ def open_source(
                 files, piece_bytes = (one_file(root, wrong),), SINGLE_FILE_PIECE
         except InputError as error:
             raise error.located(field=field) from None
-    if prompt_column is not None and any(file.kind != "jsonl" for file in files):
+    if prompt_column is not None and any(file.row_kind is None for file in files):
         raise wrong(
             f"text files have no columns, so there is no prompt column {prompt_column!r}; "
-            "leave it out or give JSONL",
+            "leave it out or give rows, as in JSONL",
             value=None if path is None else title,
         )
     name: Format = "text"
@@ -223,8 +219,8 @@ def open_source(
 
 
 def _format_in(files: Sequence[SourceFile]) -> Format:
-    """The format of the first row of the first JSONL file; text where there is none."""
-    lines = (file for file in files if file.kind == "jsonl")
-    first = next(lines, None)
-    row = None if first is None else next(json_rows(first.path), None)
-    return "text" if row is None else format_of(row[1])
+    """The format of the first row of the first file that has any; text where none has."""
+    kinds = ((file.path, file.row_kind) for file in files)
+    rows = (row for path, kind in kinds if kind is not None for row in rows_of(path, kind))
+    first = next(rows, None)
+    return "text" if first is None else format_of(first.columns)

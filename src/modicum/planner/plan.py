@@ -1,7 +1,6 @@
-"""From a recipe to a plan: every `auto` filled, the cost predicted, or what would make it fit.
+"""A plan: a recipe with every choice made, its cost, and what a run makes of it as it learns more.
 
-Budgets are constraints. Among plans that keep them the planner changes only what leaves the
-arithmetic exact; `choose` says what, and in which order. What else would help it suggests.
+`planning` makes the first one.
 """
 
 from __future__ import annotations
@@ -10,36 +9,23 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
-import torch
-
 from modicum.core.contracts.surgery import Surgery
-from modicum.core.errors import DoesNotFit, InputError
+from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
-from modicum.core.machine import Machine, pick_device, this_machine
-from modicum.core.machine.record import MachineRecord, machine_record
-from modicum.core.ranks.ranks import Ranks
-from modicum.core.units import format_bytes
+from modicum.core.machine import Machine
+from modicum.core.machine.record import MachineRecord
 from modicum.planner.choose import (
     COMPILE,
     DEVICE,
     MICRO,
-    Room,
-    Share,
-    choices,
-    explained,
-    first_that_fits,
-    layouts,
-    smallest,
     told,
 )
-from modicum.planner.predict import Prediction, Predictor, predict
-from modicum.planner.remedies import Remedy, more_ranks, remedies
+from modicum.planner.predict import Prediction, predict
 from modicum.planner.shown import plan_html
 from modicum.recipe import Recipe
-from modicum.tasks import AnyTask, Inputs, task_of
+from modicum.tasks import AnyTask, Inputs
 
 
 @dataclass(frozen=True)
@@ -212,7 +198,7 @@ class Plan:
             return self
         last = rows[-1]
         if same_start(self.recipe, self.ranks, last):
-            made = self._with(last["choices"])
+            made = self.with_choices(last["choices"])
             return replace(made, revision=last["revision"], why=last["why"])
         kept = {row["field"]: row for row in carried(rows)}
         choices = [row for row in self.choices if row["field"] not in kept]
@@ -222,7 +208,7 @@ class Plan:
         why = f"resumes with {self.ranks} rank{'s' if self.ranks > 1 else ''}"
         if last.get("ranks", 1) == self.ranks:
             why = "resumes with other settings of parallel or checkpoint"
-        made = self._with([*kept.values(), *choices])
+        made = self.with_choices([*kept.values(), *choices])
         return replace(made, revision=last["revision"] + 1, why=why)
 
     def counted(self, counts: Mapping[str, Any]) -> Plan:
@@ -242,9 +228,9 @@ class Plan:
         if name == MICRO:
             row["most"] = value
         others = [other for other in self.choices if other["field"] != name]
-        return self._with([*others, row])._next(why)
+        return self.with_choices([*others, row])._next(why)
 
-    def _with(self, rows: Iterable[JsonObject]) -> Plan:
+    def with_choices(self, rows: Iterable[JsonObject]) -> Plan:
         """The plan with these choices, and what they cost."""
         rows = tuple(rows)
         choice = told(self.recipe, rows, self.ranks)
@@ -262,7 +248,7 @@ class Plan:
         surgery.check(before.parameter_shapes(), after.parameter_shapes())
         inputs = replace(self.inputs, config=after)
         changed = replace(self, inputs=inputs, surgeries=(*self.surgeries, surgery))
-        return changed._with(self.choices)
+        return changed.with_choices(self.choices)
 
     def operated(self, surgery: Surgery, step: int) -> Plan:
         """The next revision, by which layers have other shapes after update number `step`.
@@ -285,64 +271,6 @@ class Plan:
         return replace(self._next(why), measured_tokens_per_second=tokens_per_second)
 
 
-def plan(
-    recipe: Recipe,
-    *,
-    ranks: Ranks | int = 1,
-    replay: Sequence[JsonObject] | None = None,
-    keep: Sequence[JsonObject] = (),
-) -> Plan:
-    """Look at the inputs, predict, and choose what the recipe leaves open.
-
-    Args:
-        recipe: what the user wants.
-        ranks: this process among the ranks of a run, which all call this and get the same plan: for
-            the rank with the least room, decided by rank 0. Or a number of ranks that are not
-            there yet, all to run on this machine.
-        replay: choices of an earlier plan, which are kept instead of made anew.
-        keep: of an earlier plan, the choices that are kept when the others are made anew.
-
-    Raises:
-        InputError: something about the model or the data is wrong, or does not go with the ranks.
-        DoesNotFit: no choice keeps the budget; with the three cheapest changes that would.
-
-    >>> import modicum
-    >>> recipe = modicum.Recipe(data={"include": ["json/**"]}, model={"layers": 2, "width": 64})
-    >>> modicum.plan(recipe).prediction.trainable
-    368960
-    >>> modicum.plan(recipe, ranks=4).row()["layout"]["name"]
-    'ddp'
-    """
-    live = Ranks() if isinstance(ranks, int) else ranks
-    count = ranks if isinstance(ranks, int) else ranks.size
-    recipe = recipe.anchored()
-    layouts(recipe, count)  # what does not go with the ranks is reported before all else
-    task = task_of(recipe)
-    inputs = task.look(recipe)
-    device = _device(recipe, keep if replay is None else replay)
-    machine, record, room = _agreed(recipe, device, live, count)
-    predictor = Predictor(device.type)
-    # After the room is measured: what this leaves in memory is used again when the run tokenizes.
-    # Every rank looks, so that what is wrong with the data is reported by all.
-    counts = live.broadcast(task.survey(recipe, inputs))
-    if replay is not None:
-        prediction = predictor(recipe, inputs.config, told(recipe, replay, count))
-        return Plan(
-            recipe, task, inputs, machine, device.type, prediction, tuple(replay), room.base,
-            record, counts=counts,
-        )  # fmt: skip
-    kept = {row["field"]: row for row in keep}
-    open_ones = choices(recipe, device.type, count, kept)
-    found = first_that_fits(open_ones, recipe, inputs.config, predictor, room)
-    if found is None:
-        raise _does_not_fit(recipe, task, inputs, predictor, room, count)
-    made = Plan(
-        recipe, task, inputs, machine, device.type, found, (), room.base, record, counts=counts
-    )
-    rows = live.broadcast(explained(recipe, found, room, kept, made.seconds))
-    return made._with(rows)
-
-
 def same_start(recipe: Recipe, ranks: int, row: Mapping[str, Any]) -> bool:
     """Whether a row of plan.jsonl was made for as many ranks, and for what is asked of them."""
     return row.get("ranks", 1) == ranks and row.get("asked", _asked(recipe)) == _asked(recipe)
@@ -363,100 +291,3 @@ def _asked(recipe: Recipe) -> dict[str, Any]:
         "parallel": recipe.parallel.model_dump(mode="json"),
         "asynchronous": recipe.checkpoint.asynchronous,
     }
-
-
-def _device(recipe: Recipe, kept: Sequence[JsonObject]) -> torch.device:
-    """The device that the recipe asks for; one chosen earlier is kept where it is still there.
-
-    Raises:
-        InputError: the recipe asks for CUDA, and there is none.
-    """
-    wanted = recipe.training.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            "there is no CUDA device here", field="training.device", value=wanted, allowed="cpu"
-        )
-    told_before = {row["field"]: row["value"] for row in kept}.get(DEVICE, wanted)
-    return pick_device(told_before if torch.cuda.is_available() else "cpu")
-
-
-def _agreed(
-    recipe: Recipe, device: torch.device, live: Ranks, count: int
-) -> tuple[Machine, MachineRecord, Room]:
-    """The machine and the room of the slowest rank and the one with the least.
-
-    A rank's rate is what it measures with its own threads. Ranks that are not there yet will share
-    this process's.
-    """
-    machine, record = this_machine(device), machine_record(device.type)
-    planned = live.alone and count > 1
-    share = Share(count, live=False) if planned else Share(live.local_size)
-    room = Room.of(recipe, machine, device.type, record, share)
-    free, host, flops, efficiency, least = live.min(
-        room.limit - room.base, room.host - room.base, machine.flops, record.efficiency,
-        record.kept[0],
-    )  # fmt: skip
-    base, most = live.max(room.base, record.kept[1])
-    kept = (least, most)
-    room = replace(room, base=int(base), kept=kept, limit=int(base + free), host=int(base + host))
-    record = replace(record, kept=kept, efficiency=efficiency)
-    on_cpu = device.type == "cpu"
-    return replace(machine, flops=flops / count if planned and on_cpu else flops), record, room
-
-
-def _does_not_fit(
-    recipe: Recipe, task: AnyTask, inputs: Inputs, predictor: Predictor, room: Room, ranks: int
-) -> DoesNotFit:
-    """The refusal, with the three cheapest changes that would make it fit."""
-
-    def needs(changed: Recipe, count: int = ranks) -> int:
-        return smallest(changed, task.reconfigured(inputs, changed), predictor, room, count)
-
-    needed, base = needs(recipe), room.base if room.device == "cpu" else 0
-    found = list(islice(remedies(recipe, needs, room.limit, ranks), 3))
-    if len(found) < 3 and (larger := _larger_budget(recipe, needed, base, room.most)):
-        found.append(Remedy(larger, needed))
-    # Bytes are reported as those that the budget counts.
-    beyond = bool(base) and room.limit - base == recipe.budget.tensors
-    uncounted = base if beyond else 0
-    changes = [f"{each.words} (needs {format_bytes(each.needs - uncounted)})" for each in found]
-    if (more := more_ranks(recipe, needs, room.limit, ranks)) is not None:
-        count, each = more
-        changes.append(
-            f"{count} ranks on more machines, with --set parallel.strategy=fsdp "
-            f"(needs {format_bytes(each - uncounted)} for each)"
-        )
-    what = "the process" if room.device == "cpu" else "its tensors"
-    if ranks > 1:
-        what += " of each rank"
-    own = f"{format_bytes(room.base)} %s Python and torch before the first tensor"
-    if beyond:
-        what += f", beyond {own % 'of'}"
-    elif room.device == "cpu":
-        what += f", of which {own % 'are'}"
-    return DoesNotFit(
-        f"does not fit {room.name}: the most frugal plan needs {format_bytes(needed - uncounted)} "
-        f"for {what}"
-        + (". What would make it fit, cheapest first:" if changes else ", and no change is enough"),
-        changes,
-    )
-
-
-def _larger_budget(recipe: Recipe, needed: int, base: int, most: int) -> dict[str, str]:
-    """The limits that are too small, as large as they need to be; empty: no machine's room for it.
-
-    Args:
-        base: what the process holds before the first tensor, where it counts.
-        most: what the process could hold on this machine.
-    """
-    found = {}
-    for name, uncounted in (("memory", 0), ("tensors", base)):
-        limit: int | None = getattr(recipe.budget, name)
-        least = needed - uncounted
-        if limit is not None and limit < least:
-            # The next process may begin a little larger.
-            larger = -(-least * 102 // 10**9) * 10**7
-            if larger + uncounted > most:
-                return {}
-            found[f"budget.{name}"] = f"{larger // 10**6}MB"
-    return found

@@ -81,19 +81,19 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """The data: text files or JSONL."""
+    """The data: text, or rows of examples."""
 
     path: str | None = None
-    """A folder of text files, one text file, or a .jsonl file; null means the source files of the
-    Python standard library on this machine."""
+    """A folder of text files, one text file, or a file of rows such as .jsonl; null means the
+    source files of the Python standard library on this machine."""
     include: Strings = ()
-    """Of a folder, the files to read, as patterns (`**/*.md`); empty means its JSONL files or, when
-    it has none, its text files."""
+    """Of a folder, the files to read, as patterns (`**/*.md`); empty means its JSONL files,
+    else its text files, else its tables."""
     exclude: Strings = ()
     """Of those, the files to leave out."""
     format: Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"] = "auto"
-    """What the rows of a JSONL file look like; auto: by the columns of the first row, or text where
-    columns are named."""
+    """What rows look like; auto: by the columns of the first row, or text where columns are
+    named."""
     column: str = "text"
     """The column that holds the text to learn, of rows of the format text."""
     prompt_column: str | None = None
@@ -107,8 +107,8 @@ class DataSection(Section):
     validation_fraction: Probability = 0.05
     """That part of the documents; 0 for no evaluation."""
     sequence_length: Annotated[int, Field(ge=2)] = 256
-    """Tokens in a row. The lines of a JSONL file are examples, each in one piece and several to a
-    row; text files are continuous, and split wherever a row ends."""
+    """Tokens in a row. The rows of files are examples, each in one piece and several to a row of
+    tokens; text files are continuous, and split wherever a row ends."""
     too_long: Literal["truncate", "split", "drop", "refuse"] = "truncate"
     """What becomes of an example that is longer than a row. truncate: tokens at the front of its
     prompt are left out, and the example is dropped where its answer alone fills a row; what has no

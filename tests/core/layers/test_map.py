@@ -193,6 +193,30 @@ def test_blocks_that_have_to_do_with_others_than_their_neighbours_are_all_looked
     assert len(found.all_mlps()) == 6
 
 
+class Block(nn.Sequential):
+    """A residual block whose parts have numbers for names."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., 4] to the same shape."""
+        return x + super().forward(x)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_blocks_whose_parts_are_numbered_are_carried_too(
+    nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = [
+        Block(nn.LayerNorm(4), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4)) for _ in range(12)
+    ]
+    model = nn.Sequential(*blocks)
+    model = filled(nn.Sequential(nn.Linear(4, 4), model) if nested else model)
+    found = find_map(model, numbers(1, 4))
+    names = [mlp.neurons.name for mlp in found.all_mlps()]
+    assert names == [f"1.{n}" if nested else f"{n}" for n in range(12)]
+    monkeypatch.setattr(layer_map, "lists_with_neighbours", lambda model: [])
+    assert find_map(model, numbers(1, 4)) == found
+
+
 def test_one_block_that_differs_is_found_among_those_that_are_alike() -> None:
     config = ModelConfig(vocabulary_size=11, width=16, layers=9, heads=2, mlp_width=24)
     model = llama.create(config, seed=0)
@@ -222,6 +246,16 @@ def test_a_wrong_claim_is_found_out_and_named() -> None:
     assert not found.mlps
     assert "exchanging its units changed" in found.unknown["up"]
     assert found.unknown["down"]
+
+
+def test_each_part_is_tried_though_others_have_its_shapes() -> None:
+    wrong = Wrong()
+    right = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+    right.up, right.down = right[0], right[2]
+    model = filled(nn.Sequential(nn.Linear(4, 4), right, nn.Linear(4, 4), wrong))
+    found = find_map(model)
+    assert [mlp.neurons.name for mlp in found.mlps] == ["1"]
+    assert "changed what 3 computes" in found.unknown["3.up"]
 
 
 def test_an_unknown_module_is_named_and_the_rest_is_found() -> None:

@@ -141,7 +141,7 @@ def lists_with_neighbours(model: nn.Module) -> list[BlockList]:
                 if tensor is not None
             )
             shared = any(users[tensor] != count for tensor, count in own.items())
-            kind = place if shared or block is None else _kind(block)
+            kind = place if shared or block is None else block_kind(block)
             kinds.append(numbers.setdefault(kind, len(numbers)))
         found.append(_with_neighbours(name, kinds))
     return found
@@ -250,12 +250,18 @@ def _kinds(model: nn.Module, name: str, module: nn.Module) -> list[Any]:
             before |= value.requires_grad
     kinds = []
     for own in names:
-        kinds.append((before, _kind(module._modules[own])))
+        kinds.append((before, block_kind(module._modules[own])))
         before |= learns[own]
     return kinds
 
 
-def _kind(block: nn.Module | None) -> Any:
+def block_kind(block: nn.Module | None) -> Any:
+    """What alike blocks have in common, of which numbers are no part.
+
+    >>> one, other = nn.Dropout(0.1), nn.Dropout(0.2)
+    >>> block_kind(one) == block_kind(one), block_kind(one) == block_kind(other)
+    (True, False)
+    """
     if block is None:
         return None
     layers = tuple(

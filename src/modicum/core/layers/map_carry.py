@@ -15,6 +15,7 @@ from modicum.core.layers.block_kinds import BlockList
 from modicum.core.layers.map_parts import MappedConvolution, MappedSlice, ModelMap, Units
 
 T = TypeVar("T")
+_NUMBERED = r"(?<![\w.])(\d+)(?=\.\w|$)"  # a block of a model that is itself the list
 
 
 class NotCarried(Exception):
@@ -187,5 +188,4 @@ def _own_name(each: str | MappedSlice) -> list[str]:
 
 def _pattern(name: str) -> re.Pattern[str]:
     """A block of the list `name` in a text, with its number."""
-    start = re.escape(f"{name}." if name else "")
-    return re.compile(rf"(?<![\w.]){start}(\d+)(?=\.[A-Za-z_]|\W|$)(?!\.\d)")
+    return re.compile(rf"(?<![\w.]){re.escape(name)}\.(\d+)(?!\w)" if name else _NUMBERED)

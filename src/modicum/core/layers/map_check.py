@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.errors import ModicumError
+from modicum.core.layers.block_kinds import block_kind
 from modicum.core.layers.map_calls import tensors
 from modicum.core.layers.map_edits import exchange, remove, silence, tensor_of, within_module
 from modicum.core.layers.map_parts import MappedSlice, Units
@@ -101,14 +102,12 @@ class KeptCalls:
         return name in self._kept
 
 
-def signature(units: Units) -> tuple[Any, ...]:
-    """What units of blocks of the same kind have in common: the slices, without block numbers."""
-
-    def general(piece: MappedSlice) -> MappedSlice:
-        return replace(piece, tensor=re.sub(r"\d+", "#", piece.tensor))
-
-    pieces = tuple(general(piece) for piece in units.slices)
-    return units.kind, re.sub(r"\d+", "#", units.name), units.count, units.within, pieces
+def signature(model: nn.Module, units: Units) -> tuple[Any, ...]:
+    """What units of alike modules have in common: the slices, without the numbers of blocks."""
+    inner = within_module(units, units.name)
+    pieces = inner.makers, inner.readers
+    kind = block_kind(model.get_submodule(units.name))
+    return units.kind, re.sub(r"\d+", "#", units.name), units.count, units.within, pieces, kind
 
 
 def tried(calls: KeptCalls, units: Units, scaled: Scaled = ()) -> Units | str:

@@ -45,10 +45,8 @@ class MapFinder:
 
     def map(self) -> ModelMap:
         """The map of the model."""
-        claims = {
-            c.module: list(experts_of(self.model, c.module, c.origin.size))
-            for c in self.trace.experts
-        }
+        mixtures = {c.module: c.origin.size for c in self.trace.experts}
+        claims = {name: list(experts_of(self.model, name, size)) for name, size in mixtures.items()}
         attentions, mlps = self._attentions(), self._mlps()
         parts: list[Units] = [x.heads for x in attentions] + [x.neurons for x in mlps]
         parts += [claim.mlp.neurons for found in claims.values() for claim in found]
@@ -105,8 +103,7 @@ class MapFinder:
 
     def _verdict(self, units: Units, scaled: Scaled = ()) -> Units | str:
         """The units as tried, or those of another block of the same kind."""
-        around = self.model.get_submodule(units.name).named_parameters()
-        key = signature(units), tuple((name, parameter.shape) for name, parameter in around)
+        key = signature(self.model, units)
         if key not in self.verdicts:
             self.verdicts[key] = units.name, tried(self.calls, units, scaled)
         name, found = self.verdicts[key]

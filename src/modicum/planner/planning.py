@@ -1,0 +1,130 @@
+"""From a recipe to a plan: every `auto` filled, the cost predicted, or what would make it fit.
+
+Budgets are constraints. Among plans that keep them the planner changes only what leaves the
+arithmetic exact; `choose` says what, and in which order. What else would help it suggests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from modicum.core.errors import InputError
+from modicum.core.files import JsonObject
+from modicum.core.machine import Machine, pick_device, this_machine
+from modicum.core.machine.record import MachineRecord, machine_record
+from modicum.core.ranks.ranks import Ranks
+from modicum.planner.choose import (
+    DEVICE,
+    Room,
+    Share,
+    choices,
+    explained,
+    first_that_fits,
+    layouts,
+    told,
+)
+from modicum.planner.plan import Plan
+from modicum.planner.predict import Predictor
+from modicum.planner.refusal import does_not_fit
+from modicum.recipe import Recipe
+from modicum.tasks import task_of
+
+
+def plan(
+    recipe: Recipe,
+    *,
+    ranks: Ranks | int = 1,
+    replay: Sequence[JsonObject] | None = None,
+    keep: Sequence[JsonObject] = (),
+) -> Plan:
+    """Look at the inputs, predict, and choose what the recipe leaves open.
+
+    Args:
+        recipe: what the user wants.
+        ranks: this process among the ranks of a run, which all call this and get the same plan: for
+            the rank with the least room, decided by rank 0. Or a number of ranks that are not
+            there yet, all to run on this machine.
+        replay: choices of an earlier plan, which are kept instead of made anew.
+        keep: of an earlier plan, the choices that are kept when the others are made anew.
+
+    Raises:
+        InputError: something about the model or the data is wrong, or does not go with the ranks.
+        DoesNotFit: no choice keeps the budget; with the three cheapest changes that would.
+
+    >>> import modicum
+    >>> recipe = modicum.Recipe(data={"include": ["json/**"]}, model={"layers": 2, "width": 64})
+    >>> modicum.plan(recipe).prediction.trainable
+    368960
+    >>> modicum.plan(recipe, ranks=4).row()["layout"]["name"]
+    'ddp'
+    """
+    live = Ranks() if isinstance(ranks, int) else ranks
+    count = ranks if isinstance(ranks, int) else ranks.size
+    recipe = recipe.anchored()
+    layouts(recipe, count)  # what does not go with the ranks is reported before all else
+    task = task_of(recipe)
+    inputs = task.look(recipe)
+    device = _device(recipe, keep if replay is None else replay)
+    machine, record, room = _agreed(recipe, device, live, count)
+    predictor = Predictor(device.type)
+    # After the room is measured: what this leaves in memory is used again when the run tokenizes.
+    # Every rank looks, so that what is wrong with the data is reported by all.
+    counts = live.broadcast(task.survey(recipe, inputs))
+    if replay is not None:
+        prediction = predictor(recipe, inputs.config, told(recipe, replay, count))
+        return Plan(
+            recipe, task, inputs, machine, device.type, prediction, tuple(replay), room.base,
+            record, counts=counts,
+        )  # fmt: skip
+    kept = {row["field"]: row for row in keep}
+    open_ones = choices(recipe, device.type, count, kept)
+    found = first_that_fits(open_ones, recipe, inputs.config, predictor, room)
+    if found is None:
+        raise does_not_fit(recipe, task, inputs, predictor, room, count)
+    made = Plan(
+        recipe, task, inputs, machine, device.type, found, (), room.base, record, counts=counts
+    )
+    rows = live.broadcast(explained(recipe, found, room, kept, made.seconds))
+    return made.with_choices(rows)
+
+
+def _device(recipe: Recipe, kept: Sequence[JsonObject]) -> torch.device:
+    """The device that the recipe asks for; one chosen earlier is kept where it is still there.
+
+    Raises:
+        InputError: the recipe asks for CUDA, and there is none.
+    """
+    wanted = recipe.training.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            "there is no CUDA device here", field="training.device", value=wanted, allowed="cpu"
+        )
+    told_before = {row["field"]: row["value"] for row in kept}.get(DEVICE, wanted)
+    return pick_device(told_before if torch.cuda.is_available() else "cpu")
+
+
+def _agreed(
+    recipe: Recipe, device: torch.device, live: Ranks, count: int
+) -> tuple[Machine, MachineRecord, Room]:
+    """The machine and the room of the slowest rank and the one with the least.
+
+    A rank's rate is what it measures with its own threads. Ranks that are not there yet will share
+    this process's.
+    """
+    machine, record = this_machine(device), machine_record(device.type)
+    planned = live.alone and count > 1
+    share = Share(count, live=False) if planned else Share(live.local_size)
+    room = Room.of(recipe, machine, device.type, record, share)
+    free, host, flops, efficiency, least = live.min(
+        room.limit - room.base, room.host - room.base, machine.flops, record.efficiency,
+        record.kept[0],
+    )  # fmt: skip
+    base, most = live.max(room.base, record.kept[1])
+    kept = (least, most)
+    room = replace(room, base=int(base), kept=kept, limit=int(base + free), host=int(base + host))
+    record = replace(record, kept=kept, efficiency=efficiency)
+    on_cpu = device.type == "cpu"
+    return replace(machine, flops=flops / count if planned and on_cpu else flops), record, room
