@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.chat_templates import CHATML, TEMPLATES, TOKENS
 
@@ -75,6 +75,7 @@ def test_texts_are_those_of_transformers(name):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=15)
 @given(st.lists(conversations(), min_size=1, max_size=4), st.integers(150, 200))
 def test_the_view_is_what_the_loss_sums_token_by_token(
     tmp_path_factory, special, name, talks, length
