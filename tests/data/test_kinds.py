@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[Callable[[], bytes], str]] = {
     "zip": (_zip, "ZIP"),
     "tar": (_tar, "tar -xf"),
     "packed tar": (lambda: gzip.compress(_tar()), "tar -xf"),
-    "parquet": (lambda: b"PAR1" + bytes(20), "Parquet.*JSONL"),
+    "parquet": (lambda: b"PAR1" + bytes(20), r"Parquet.*suffix \.parquet"),
     "pdf": (lambda: b"%PDF-1.7\n" + TEXT.encode(), "pdftotext"),
     "pickle": (lambda: b"\x80\x04\x95" + bytes(20), "never read"),
     "pointer": (lambda: b"version https://git-lfs.github.com/spec/v1\noid x\n", "git lfs pull"),

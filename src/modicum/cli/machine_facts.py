@@ -20,7 +20,7 @@ from modicum.core.files import user_cache
 # What each extra brings, by the names that are imported, and what it is for.
 EXTRAS = {
     "hf": (("peft", "tokenizers", "transformers"), "exchange with the Hugging Face libraries"),
-    "data": (("zstandard",), "files of rows in Zstandard"),
+    "data": (("pyarrow", "zstandard"), "data in Parquet, Arrow and Zstandard"),
     "tuning": (("optuna", "scipy"), "the search for a bucket size"),
     "notebook": (("pandas",), "the curves of a run as a DataFrame"),
     "tensorboard": (("tensorboard",), "runs in TensorBoard"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from modicum.core.errors import InputError, clipped
-from modicum.data.json_rows import Row
+from modicum.data.json_rows import DataRow
 from modicum.data.opening import LONGEST_ROW, lines_of, not_utf8, opened_text
 
 # Columns that hold lists: a cell can hold them as JSON alone.
@@ -17,7 +17,7 @@ _LISTS = ("messages", "conversations")
 _LONGEST_NAME = 100
 
 
-def csv_rows(path: Path, delimiter: str) -> Iterator[Row]:
+def csv_rows(path: Path, delimiter: str) -> Iterator[DataRow]:
     """The rows below the header; all values are strings. Their number is that of their first line.
 
     Cells are quoted as RFC 4180 has it, and may hold line ends. Blank lines are no rows, and a
@@ -54,7 +54,7 @@ def csv_rows(path: Path, delimiter: str) -> Iterator[Row]:
                     line=line,
                 )
             columns = _columns(path, line, dict(zip(names, cells, strict=True)))
-            yield Row(line, columns, lines.offset - before)
+            yield DataRow(line, columns, lines.offset - before)
 
 
 class _Lines:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from modicum.core.errors import InputError
-from modicum.data.json_rows import Row, json_lines, kind_name
+from modicum.data.json_rows import DataRow, json_lines, kind_name
 from modicum.data.kinds import HEAD
 from modicum.data.opening import LONGEST_ROW, not_utf8, opened_text, too_long
 
@@ -19,7 +19,7 @@ _SPACE = " \t\r\n"
 _NEAR = 16
 
 
-def json_rows(path: Path) -> Iterator[Row]:
+def json_rows(path: Path) -> Iterator[DataRow]:
     """The objects of a `.json` file: those of one list, or an object a line.
 
     Raises:
@@ -30,7 +30,7 @@ def json_rows(path: Path) -> Iterator[Row]:
     return json_list(path) if head.startswith(b"[") else json_lines(path)
 
 
-def json_list(path: Path) -> Iterator[Row]:
+def json_list(path: Path) -> Iterator[DataRow]:
     """The objects of a list, numbered from 1.
 
     Raises:
@@ -46,7 +46,7 @@ def json_list(path: Path) -> Iterator[Row]:
             value, size = text.value()
             if not isinstance(value, dict):
                 raise text.wrong(f"the row is {kind_name(value)}, not an object")
-            yield Row(text.row, value, size)
+            yield DataRow(text.row, value, size)
         text.take("]")
         if text.next():
             raise text.wrong("something follows after the list")

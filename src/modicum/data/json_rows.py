@@ -14,7 +14,7 @@ _KINDS = {dict: "an object", list: "a list", str: "a string", int: "a number", f
 _KINDS |= {bool: "true or false", type(None): "null"}
 
 
-class Row(NamedTuple):
+class DataRow(NamedTuple):
     """A row of a file.
 
     Args:
@@ -37,7 +37,7 @@ def kind_name(value: object) -> str:
     return _KINDS.get(type(value), f"a value of type {type(value).__name__}")
 
 
-def json_lines(path: Path) -> Iterator[Row]:
+def json_lines(path: Path) -> Iterator[DataRow]:
     """The objects of a JSONL file; blank lines are none.
 
     Raises:
@@ -47,7 +47,7 @@ def json_lines(path: Path) -> Iterator[Row]:
     with opened_text(path) as handle:
         for number, raw in enumerate(lines_of(path, handle), start=1):
             if raw.strip():
-                yield Row(number, _parsed(path, number, raw, offset), len(raw))
+                yield DataRow(number, _parsed(path, number, raw, offset), len(raw))
             offset += len(raw)
 
 

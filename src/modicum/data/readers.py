@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import InputError
-from modicum.data.json_rows import Row, kind_name
+from modicum.data.json_rows import DataRow, kind_name
 from modicum.data.opening import not_utf8, opened, opened_text
 
 
@@ -88,7 +88,7 @@ def read_python(path: Path, name: str) -> Iterator[Document]:
 
 
 def read_rows(
-    rows: Iterable[Row],
+    rows: Iterable[DataRow],
     path: Path,
     name: str,
     document: Callable[[Mapping[str, Any], str, int], Document],

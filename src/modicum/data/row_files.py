@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
+from modicum.data.arrow_rows import arrow_rows, parquet_bytes, parquet_rows
 from modicum.data.csv_rows import csv_rows
 from modicum.data.json_list import json_rows
-from modicum.data.json_rows import Row, json_lines
+from modicum.data.json_rows import DataRow, json_lines
+from modicum.data.opening import content_bytes
 
-RowKind = Literal["jsonl", "json", "csv", "tsv"]
+RowKind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow"]
 ROW_KINDS: tuple[RowKind, ...] = get_args(RowKind)
 
 
-def rows_of(path: Path, kind: RowKind) -> Iterator[Row]:
+def rows_of(path: Path, kind: RowKind) -> Iterator[DataRow]:
     """The rows of a file, read as they are asked for.
 
     Raises:
@@ -22,4 +24,19 @@ def rows_of(path: Path, kind: RowKind) -> Iterator[Row]:
     """
     if kind in ("csv", "tsv"):
         return csv_rows(path, "," if kind == "csv" else "\t")
+    if kind == "parquet":
+        return parquet_rows(path)
+    if kind == "arrow":
+        return arrow_rows(path)
     return json_rows(path) if kind == "json" else json_lines(path)
+
+
+def bytes_of(path: Path, kind: str) -> int:
+    """About how many bytes reading a file gives: of a compressed one, what it unpacks to.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    if kind == "arrow":
+        return path.stat().st_size
+    return parquet_bytes(path) if kind == "parquet" else content_bytes(path)

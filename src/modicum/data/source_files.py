@@ -11,8 +11,8 @@ from typing import Literal
 
 from modicum.core.errors import InputError, clipped
 from modicum.data.globs import chosen_by, walk
-from modicum.data.opening import content_bytes, opened_text
-from modicum.data.row_files import ROW_KINDS, RowKind
+from modicum.data.opening import opened_text
+from modicum.data.row_files import ROW_KINDS, RowKind, bytes_of
 from modicum.data.unpacking import content_name
 
 ROW_SUFFIXES: dict[str, RowKind] = {
@@ -21,9 +21,11 @@ ROW_SUFFIXES: dict[str, RowKind] = {
     ".json": "json",
     ".csv": "csv",
     ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
 }
 # What a folder is searched for, in this order; .json is not, since settings are such files too.
-_LINES, _TABLES = (".jsonl", ".ndjson"), (".csv", ".tsv")
+_LINES, _TABLES = (".jsonl", ".ndjson", ".parquet", ".arrow"), (".csv", ".tsv")
 TEXT_SUFFIXES: tuple[str, ...] = (
     ".txt",
     ".text",
@@ -38,7 +40,7 @@ TEXT_SUFFIXES: tuple[str, ...] = (
     ".hpp",
 )
 TEXT_SUFFIXES += (".cu", ".java", ".js", ".ts", ".go", ".rs", ".rb", ".sh", ".sql", ".html", ".css")
-_UNREADABLE = (".parquet", ".arrow", ".xz", ".bz2", ".zip", ".tar", ".pkl", ".pdf")
+_UNREADABLE = (".xz", ".bz2", ".zip", ".tar", ".pkl", ".pdf")
 # What is no source text of the library: other people's packages, tests and their broken samples,
 # and files that the build of this machine's Python wrote.
 _NOT_LIBRARY: tuple[str, ...] = (
@@ -76,7 +78,10 @@ class SourceFile:
 def _source_file(path: Path, name: str, kind: FileKind | None = None) -> SourceFile:
     if kind is not None:
         return SourceFile(path, name, kind, path.stat().st_size)
-    return SourceFile(path, name, ROW_SUFFIXES.get(_suffix(path)) or "text", content_bytes(path))
+    kind = ROW_SUFFIXES.get(_suffix(path)) or "text"
+    if kind in ("parquet", "arrow") and content_name(path) != path:
+        raise InputError(f"{kind} files are compressed inside, not outside; unpack it", file=path)
+    return SourceFile(path, name, kind, bytes_of(path, kind))
 
 
 def _suffix(path: Path) -> str:
@@ -132,7 +137,7 @@ def folder_files(
 
 
 def _usual(there: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
-    """What is read of a folder without patterns: lines of JSON, else texts, else tables.
+    """What is read of a folder without patterns: JSONL, Parquet and Arrow, else texts, else tables.
 
     Tables come before texts that are all about them.
     """

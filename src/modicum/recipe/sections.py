@@ -87,8 +87,8 @@ class DataSection(Section):
     """A folder of text files, one text file, or a file of rows such as .jsonl; null means the
     source files of the Python standard library on this machine."""
     include: Strings = ()
-    """Of a folder, the files to read, as patterns (`**/*.md`); empty means its JSONL files,
-    else its text files, else its tables."""
+    """Of a folder, the files to read, as patterns (`**/*.md`); empty means its JSONL and
+    Parquet files, else its text files, else its tables."""
     exclude: Strings = ()
     """Of those, the files to leave out."""
     format: Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"] = "auto"

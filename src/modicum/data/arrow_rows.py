@@ -1,0 +1,125 @@
+"""Rows of Parquet and Arrow files, by pyarrow, some at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from modicum.core.errors import InputError
+from modicum.core.extras import library
+from modicum.data.json_rows import DataRow
+from modicum.data.opening import opened
+
+# So many rows are values of Python at a time.
+_ROWS = 256
+# An Arrow file begins so; Arrow's stream, which `datasets` saves, does not.
+_ARROW_FILE = b"ARROW1"
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def parquet_rows(path: Path) -> Iterator[DataRow]:
+    """The rows of a Parquet file, numbered from 1; lists and structs are lists and objects.
+
+    A field of a struct that is null is left out, since all structs of a column have all fields. The
+    size of a row is that of its JSON.
+
+    Raises:
+        InputError: the file is damaged or no Parquet, or pyarrow is not installed.
+    """
+    with _reading(path, "Parquet"), _parquet(path) as file:
+        yield from _rows(path, file.iter_batches(_ROWS, use_threads=False))
+
+
+def arrow_rows(path: Path) -> Iterator[DataRow]:
+    """The rows of an Arrow file or stream, as those of `parquet_rows`.
+
+    Raises:
+        InputError: the file is damaged or no Arrow, or pyarrow is not installed.
+    """
+    with opened(path) as handle, _reading(path, "Arrow") as pyarrow:
+        if handle.peek(len(_ARROW_FILE)).startswith(_ARROW_FILE):
+            file = pyarrow.ipc.open_file(handle)
+            batches = (file.get_batch(place) for place in range(file.num_record_batches))
+        else:
+            batches = iter(pyarrow.ipc.open_stream(handle))
+            _check_end(path)
+        yield from _rows(path, batches)
+
+
+def parquet_bytes(path: Path) -> int:
+    """About how many bytes the rows of a Parquet file have as JSON, by the first of them.
+
+    Raises:
+        InputError: as `parquet_rows` says.
+    """
+    sizes = [row.size for row in islice(parquet_rows(path), _ROWS)]
+    with _reading(path, "Parquet"), _parquet(path) as file:
+        return sum(sizes) * file.metadata.num_rows // max(len(sizes), 1)
+
+
+def _parquet(path: Path) -> Any:
+    module = library("pyarrow.parquet", "data", f"{path}: reading it")
+    return module.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16)
+
+
+@contextmanager
+def _reading(path: Path, kind: str) -> Iterator[Any]:
+    """The library, whose errors name the file."""
+    with opened(path):
+        pass
+    pyarrow = library("pyarrow", "data", f"{path}: reading it")
+    library("pyarrow.ipc", "data", f"{path}: reading it")
+    try:
+        yield pyarrow
+    except (pyarrow.ArrowException, OSError) as error:
+        why = str(error).rstrip(".")
+        raise InputError(
+            f"the file cannot be read as {kind} ({why}); it is damaged, or of another kind",
+            file=path,
+        ) from error
+
+
+def _check_end(path: Path) -> None:
+    """Refuse a stream that stops between two batches, which pyarrow takes for its end."""
+    with opened(path) as handle:
+        handle.seek(-len(_STREAM_END), 2)
+        if handle.read() != _STREAM_END:
+            raise InputError("the Arrow stream does not end: the file is truncated", file=path)
+
+
+def _rows(path: Path, batches: Iterator[Any]) -> Iterator[DataRow]:
+    number = 0
+    for batch in batches:
+        _refuse_twins(path, batch.schema.names)
+        for start in range(0, batch.num_rows, _ROWS):
+            part = batch.slice(start, _ROWS)
+            try:
+                rows = part.to_pylist()
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"a string in this row or the {_ROWS - 1} after it is not UTF-8",
+                    file=path,
+                    line=number + 1,
+                ) from error
+            for row in rows:
+                number += 1
+                columns = {name: _without_nulls(value) for name, value in row.items()}
+                yield DataRow(number, columns, len(json.dumps(columns, default=str).encode()))
+
+
+def _refuse_twins(path: Path, names: list[str]) -> None:
+    twin = next((name for name in names if names.count(name) > 1), None)
+    if twin is not None:
+        raise InputError("two columns have this name", file=path, field=twin)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return value
