@@ -84,9 +84,7 @@ def test_a_damaged_file_is_refused(tmp_path, name, damage):
     file = write(tmp_path / name, ROWS)
     content = {"truncated": file.read_bytes()[:-2000], "other": b'{"text": 1}\n' * 50, "empty": b""}
     file.write_bytes(content[damage])
-    with pytest.raises(
-        InputError, match=rf"{name}: .*(cannot be read as|does not end)"
-    ):
+    with pytest.raises(InputError, match=rf"{name}: .*(cannot be read as|does not end)"):
         inspect(open_source(file))
 
 

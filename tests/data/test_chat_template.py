@@ -134,6 +134,15 @@ def test_a_template_cannot_leave_its_sandbox():
         ChatTemplate(TEMPLATES["llama 2"], TOKENS).render([{"role": "assistant", "content": "x"}])
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["{{ 1 // 0 }}", "{{ messages[9].role.x }}", "{{ 'a' * 10 ** 20 }}", "{{ range(9e9) }}"],
+)
+def test_however_a_template_fails_it_is_one_sentence(source):
+    with pytest.raises(InputError, match="does not take these messages"):
+        ChatTemplate(source).render([{"role": "user", "content": "Hi"}])
+
+
 def test_a_tokenizers_files_name_its_template():
     configuration = {"chat_template": CHATML, "eos_token": {"content": "</s>"}, "bos_token": None}
     found = own_template({"tokenizer_config.json": json.dumps(configuration)})
