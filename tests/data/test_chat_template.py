@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.chat_templates import CHATML, TEMPLATES, TOKENS
 
@@ -75,6 +75,7 @@ def test_texts_are_those_of_transformers(name):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=15)
 @given(st.lists(conversations(), min_size=1, max_size=4), st.integers(150, 200))
 def test_the_view_is_what_the_loss_sums_token_by_token(
     tmp_path_factory, special, name, talks, length
@@ -131,6 +132,15 @@ def test_a_template_cannot_leave_its_sandbox():
         ChatTemplate("{% for %}").render([])
     with pytest.raises(InputError, match="roles must alternate"):
         ChatTemplate(TEMPLATES["llama 2"], TOKENS).render([{"role": "assistant", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ 1 // 0 }}", "{{ messages[9].role.x }}", "{{ 'a' * 10 ** 20 }}", "{{ range(9e9) }}"],
+)
+def test_however_a_template_fails_it_is_one_sentence(source):
+    with pytest.raises(InputError, match="does not take these messages"):
+        ChatTemplate(source).render([{"role": "user", "content": "Hi"}])
 
 
 def test_a_tokenizers_files_name_its_template():

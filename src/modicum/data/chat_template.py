@@ -106,17 +106,16 @@ class ChatTemplate:
         return start, len(through)
 
     def _marked(self, messages: Sequence[Message], tools: Any, generation: bool) -> str:
-        import jinja2
-
+        compiled = self._compiled
         try:
-            rendered: str = self._compiled.render(
+            rendered: str = compiled.render(
                 messages=json.loads(json.dumps(list(messages))),
                 tools=tools or None,
                 documents=None,
                 add_generation_prompt=generation,
                 **self.tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template is somebody's program, and may fail in any way
             said = str(error) or type(error).__name__
             raise InputError(f"the chat template does not take these messages: {said}") from error
         return rendered
