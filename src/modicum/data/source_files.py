@@ -13,6 +13,7 @@ from modicum.core.errors import InputError, clipped
 from modicum.data.globs import chosen_by, walk
 from modicum.data.opening import opened_text
 from modicum.data.row_files import ROW_KINDS, RowKind, bytes_of
+from modicum.data.saved_datasets import saved_files
 from modicum.data.unpacking import content_name
 
 ROW_SUFFIXES: dict[str, RowKind] = {
@@ -118,7 +119,9 @@ def folder_files(
     """
     there = walk(root)
     chosen = [pair for pair in there if chosen_by(pair[0], include, exclude)]
-    if not include:
+    if not include and not exclude and (saved := saved_files(root)) is not None:
+        chosen = saved
+    elif not include:
         chosen = _usual(chosen)
     if not chosen:
         wanted = "is JSONL, text or a table"
