@@ -32,7 +32,7 @@ demo: install ## train a small code model, adapt it with LoRA under a budget, sh
 	@env -u OMP_NUM_THREADS $(BIN)/modicum demo
 
 test: install ## the tests that changes since the last commit that passed can reach; else a sample
-	@$(PYTEST) --sample-dear=$(SEED) --since-green
+	@$(PYTEST) --sample=$(SEED) --since-green
 
 test-rest: install ## the tests that the sample leaves out
 	@$(PYTEST) --rest-of=$(SEED)

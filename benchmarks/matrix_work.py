@@ -144,7 +144,7 @@ def _parts(row: Row, host: Host, place: Place) -> dict[str, Any]:
             "-n",
             "2",
             "--dist=worksteal",
-            "--sample-dear=matrix",
+            "--sample=matrix",
             "-p",
             "no:cacheprovider",
         ]

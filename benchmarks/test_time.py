@@ -34,7 +34,7 @@ def main() -> None:
         names = checkout_with(arguments.methods, HERE.parent, checkout)
         environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", "-n", "logical", "--maxprocesses=4",
-                   "--dist=worksteal", "-q", f"--sample-dear={arguments.seed}"]  # fmt: skip
+                   "--dist=worksteal", "-q", f"--sample={arguments.seed}"]  # fmt: skip
         started = time.perf_counter()
         done = subprocess.run(
             command, cwd=checkout, env=environment, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""What every test stands on: one thread, reproducible examples, and the sample of dear tests."""
+"""What every test stands on: one thread, reproducible examples, the sample of expensive tests."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("modicum")
 
 ROOT = Path(__file__).resolve().parents[1]
-SAMPLE = 3  # one dear test in so many
+SAMPLE = 3  # one expensive test in so many
 # Of more methods than these the tests are sampled, so that all take as long as those of so many.
 METHODS = 12
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--sample-dear",
+        "--sample",
         metavar="SEED",
-        help=f"leave out slow tests, and of those marked `dear` all but one in {SAMPLE}",
+        help=f"leave out slow tests, and of those marked `expensive` all but one in {SAMPLE}",
     )
     parser.addoption(
         "--rest-of",
         metavar="SEED",
-        help="run what --sample-dear leaves out with the same seed",
+        help="run what --sample leaves out with the same seed",
     )
     parser.addoption(
         "--one-in",
@@ -67,7 +67,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     since = last_green(ROOT) if config.getoption("--since-green") else None
     if since is not None:
         return f"what changes since {since[:10]} can reach (git's modicum-green)"
-    for option in ("--sample-dear", "--rest-of"):
+    for option in ("--sample", "--rest-of"):
         if (seed := config.getoption(option)) is not None:
             return f"some of the tests: {option}={seed} --one-in={config.getoption('--one-in')}"
     return "every test"
@@ -93,7 +93,7 @@ def method_of(item: pytest.Item) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seed, rest = config.getoption("--sample-dear"), config.getoption("--rest-of")
+    seed, rest = config.getoption("--sample"), config.getoption("--rest-of")
     if seed is None and rest is None:
         return
     since = last_green(ROOT) if config.getoption("--since-green") else None
@@ -119,10 +119,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def in_sample(item: pytest.Item, seed: str) -> bool:
-    """Whether a test is in the sample: all that is fast, and a share of what is dear."""
+    """Whether a test is in the sample: all that is fast, and a share of what is expensive."""
     if item.get_closest_marker("committed"):
         return True
-    one_in = SAMPLE if item.get_closest_marker("dear") else 1.0
+    one_in = SAMPLE if item.get_closest_marker("expensive") else 1.0
     if method_of(item) is not None:
         one_in *= max(1.0, len(catalog()) / METHODS)
     return item.get_closest_marker("slow") is None and sampled(item.nodeid, seed, one_in)
@@ -137,9 +137,9 @@ def is_reached(item: pytest.Item, reached: Reached, in_the_sample: bool) -> bool
         return battery is None or battery in reached.methods or in_the_sample
     if method_of(item) in reached.methods:
         return True
-    dear = bool(item.get_closest_marker("dear") or item.get_closest_marker("slow"))
+    expensive = bool(item.get_closest_marker("expensive") or item.get_closest_marker("slow"))
     battery = item.path.name == "test_battery.py"
-    return reached.batteries and (in_the_sample if dear else battery)
+    return reached.batteries and (in_the_sample if expensive else battery)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

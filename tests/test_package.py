@@ -119,7 +119,7 @@ def test_constraints_hold_exact_versions_and_no_index(file: str) -> None:
 
 
 PAGES = [
-    pytest.param(page, id=page.stem, marks=[pytest.mark.dear] if "m.train(" in text else [])
+    pytest.param(page, id=page.stem, marks=[pytest.mark.expensive] if "m.train(" in text else [])
     for page in sorted((ROOT / "docs").rglob("*.md"))
     if "```python" in (text := page.read_text(encoding="utf-8"))
 ]

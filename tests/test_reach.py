@@ -97,7 +97,7 @@ def test_what_is_committed_is_in_every_sample() -> None:
     ]
     listed = [
         subprocess.run(command + sample, capture_output=True, text=True, check=True).stdout
-        for sample in ([], ["--sample-dear=seed"])
+        for sample in ([], ["--sample=seed"])
     ]
     everything, sample = (
         set(re.findall(rf"^{file}::.*$", found, re.MULTILINE)) for found in listed

@@ -164,7 +164,7 @@ def resumed(ranks: Ranks, kind: str, method: str, options: dict[str, Any]) -> An
     return [name for name in expected if not torch.equal(expected[name], found[name])]
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("options", [{}, {"linear": "nf4"}, {"dtype": torch.bfloat16}], ids=str)
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("method", list(METHODS))

@@ -16,7 +16,7 @@ METHODS: list[Adapter] = [
 ]
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("value", METHODS, ids=lambda value: value.info.name)
 def test_compiled_blocks_share_one_graph(value: Adapter) -> None:

@@ -45,7 +45,7 @@ def train(value: Adapter, folder: Path, *, resume: bool, bf16: bool) -> dict[str
     return {name: value.detach().clone() for name, value in made.state_dict().items()}
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("value", METHODS, ids=lambda value: value.info.name)

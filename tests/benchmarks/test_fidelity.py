@@ -45,7 +45,7 @@ def test_a_sweep_goes_on_where_it_stopped(
     assert found["not_made"] == {"c": {"why": "it is"}}
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_a_model_is_equal_and_one_whose_factors_are_read_otherwise_differs(
     fidelity: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

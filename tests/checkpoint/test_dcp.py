@@ -90,7 +90,7 @@ dcp.load(state, storage_reader=SafetensorsReader(sys.argv[1]))
 """
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_neither_side_pickles_on_the_way(tmp_path):
     command = [sys.executable, "-c", PICKLELESS, str(tmp_path / "one")]
     assert subprocess.run(command, check=False).returncode == 0

@@ -408,7 +408,7 @@ for step in range(1, 100000):
 """
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_killed_at_any_moment_the_newest_is_whole(tmp_path, asynchronous):
     draw = random.Random(3)

@@ -112,7 +112,7 @@ def test_a_process_begins_anew_once(monkeypatch):
     assert len(begun) == 1
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.skipif(not allocator._on_glibc(), reason="the C library is another")
 def test_a_command_has_the_settings_and_its_process_number():
     environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}

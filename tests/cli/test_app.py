@@ -251,7 +251,7 @@ def start(runs: Any, out: Path, steps: int) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_the_same_command_goes_on(
     modicum: Any, runs: Any, tmp_path: Path, number: signal.Signals
@@ -271,7 +271,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     assert "interrupted" in (out / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_a_killed_run_goes_on_and_a_used_folder_is_locked(
     modicum: Any, runs: Any, tmp_path: Path
 ) -> None:
@@ -356,7 +356,7 @@ def test_a_merged_model_computes_what_the_adapter_does(
         one_message(again)
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_a_plan_by_a_trace_has_the_same_figures(modicum: Any, runs: Any) -> None:
     known = modicum("plan", runs.recipe, "--json")
     traced = modicum("plan", runs.recipe, "--traced", "--json")

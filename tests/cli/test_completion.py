@@ -51,7 +51,7 @@ def test_another_shell_is_wrong_input(modicum: Any) -> None:
     assert "'bash', 'zsh', 'fish'" in ended.err
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_bash_is_answered() -> None:
     assert answer("bash", "modicum tr") == ["train"]
     assert answer("bash", "modicum train --dry") == ["--dry-run"]
@@ -60,20 +60,20 @@ def test_bash_is_answered() -> None:
     assert answer("bash", "modicum train nothing-such") == []  # bash then offers files
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_zsh_is_answered() -> None:
     [line, *_] = answer("zsh", "modicum comp")
     assert line.startswith("""_arguments '*: :(("completion":"Print what lets a shell""")
     assert answer("zsh", "modicum train nothing-such") == ["_files"]
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_fish_is_answered() -> None:
     [line] = answer("fish", "modicum comp", _TYPER_COMPLETE_FISH_ACTION="get-args")
     assert line.startswith("completion\tPrint what lets a shell")
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 def test_bash_itself_completes(tmp_path: Path) -> None:
     command = tmp_path / "modicum"

@@ -19,7 +19,7 @@ Fields = dict[str, Any]
 EXACT: Fields = {"weight_bits": 32, "gradient_bits": 32, "inner_bits": 32}
 # Ranks, and how many of them on a host.
 MESHES = [(4, 4), (4, 1), (4, 2), (2, 2), (2, 1)]
-EIGHT = [pytest.param(8, local, marks=pytest.mark.dear) for local in (4, 2)]
+EIGHT = [pytest.param(8, local, marks=pytest.mark.expensive) for local in (4, 2)]
 
 
 def bound(ranks: Ranks, local: int, fields: Fields) -> ShardExchange:

@@ -12,16 +12,16 @@ from modicum.proofs.contracts.base import BATTERIES, Check, NotApplicable, check
 
 # Tasks are what methods work on; they have tests of their own.
 WITHOUT = {"tasks"}
-# Where dear checks start several ranks, and what a room's battery has at least.
+# Where expensive checks start several ranks, and what a room's battery has at least.
 WITH_RANKS = {"comm", "linears"}
 LEAST = {"adapters": 25, "comm": 9, "compress": 15, "linears": 15, "memory": 10, "optim": 15}
 CHECKED = [record for record in catalog().values() if record.room not in WITHOUT]
 
 
 def marks(record: MethodRecord, entry: Check) -> list[pytest.MarkDecorator]:
-    if not entry.dear:
+    if not entry.expensive:
         return []
-    return [pytest.mark.dear, *([pytest.mark.ranks] if record.room in WITH_RANKS else [])]
+    return [pytest.mark.expensive, *([pytest.mark.ranks] if record.room in WITH_RANKS else [])]
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def marked(name: str, *more: str) -> Any:
     return pytest.param(ROWS[name], more, id=" on ".join((name, *more)))
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.ranks
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_row_runs_with_all_that_it_allows(
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "run")
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.usefixtures("eager_tracing")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_row_that_compiles_computes_the_same(
 
 
 # Two methods that meet in the same place of a step.
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.ranks
 @pytest.mark.parametrize("pair", [("comet", "dear"), ("mos", "galore")], ids=" and ".join)
 def test_a_pair_runs(

@@ -28,7 +28,7 @@ def test_a_broken_schedule_is_found_wanting_and_told_why() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_traffic_that_the_ledger_hides_is_found() -> None:
     (record,) = read_file(PLUGINS / "hasty.py")
     (entry,) = (entry for entry in checks("comm") if entry.name == "traffic")

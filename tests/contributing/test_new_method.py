@@ -83,7 +83,7 @@ def test_the_recipe_of_the_guide_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     assert value.model_dump()["rank"] == 8
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_the_optimizer_of_the_guide_passes_its_battery(tmp_path: Path) -> None:
     [text] = blocks(section("An optimizer"), "python")
     (tmp_path / "sign_descent.py").write_text(text, encoding="utf-8")
@@ -116,7 +116,7 @@ def test_the_commands_of_the_guide_say_what_it_says() -> None:
 # Its example
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_the_example_passes_its_battery(record: MethodRecord) -> None:
     results = run_battery(record)
     assert [(result.name, result.message) for result in results if not result.passed] == []

@@ -13,7 +13,7 @@ from modicum.proofs import prove
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "contributing" / "examples" / "pulled_directions.py"
 OWN = (
-    pytest.param("test_it_passes_the_battery_of_its_room", marks=pytest.mark.dear),
+    pytest.param("test_it_passes_the_battery_of_its_room", marks=pytest.mark.expensive),
     "test_a_block_has_as_many_directions_as_its_data_need",
     "test_the_pull_is_the_mean_of_what_is_added",
 )

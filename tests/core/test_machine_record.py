@@ -144,7 +144,7 @@ print(record.machine_record().when)
 """
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_processes_that_ask_at_once_measure_once(folder):
     started = [
         subprocess.Popen([sys.executable, "-c", ASK], stdout=subprocess.PIPE) for _ in range(2)

@@ -241,7 +241,7 @@ def test_recomputed_it_gives_the_same_gradients(kind: type[QuantizedLinear]) -> 
 @pytest.mark.parametrize(
     "backend",
     [
-        pytest.param("aot_eager", marks=pytest.mark.dear),
+        pytest.param("aot_eager", marks=pytest.mark.expensive),
         pytest.param("inductor", marks=pytest.mark.slow),
     ],
 )

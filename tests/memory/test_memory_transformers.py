@@ -21,7 +21,7 @@ def rows(count: int) -> list[dict[str, Any]]:
     return [{"pixel_values": x, "labels": int(y)} for x, y in zip(images, labels, strict=True)]
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_it_follows_the_trainers_optimizer(tmp_path: Path) -> None:
     config = transformers.ResNetConfig(
         num_channels=3, embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], layer_type="basic",

@@ -299,7 +299,7 @@ def test_ranks_train_as_one_process_does(
         assert torch.equal(several(IDS), base(IDS))
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_compiled_whole_it_gives_the_same_gradients(folder: Path) -> None:
     model = load(folder, linear="nf4")
     LoRA(rank=2).attach(model, seed=1)
@@ -314,7 +314,7 @@ def test_compiled_whole_it_gives_the_same_gradients(folder: Path) -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_a_quantized_model_of_transformers_learns_under_its_trainer(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.LlamaForCausalLM.from_pretrained(save(create(CONFIG, 0), tmp_path / "m"))

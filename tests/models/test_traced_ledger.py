@@ -265,7 +265,7 @@ class Chooses(nn.Module):
         return made
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("name", ["gemma2", "vit", "mixtral"])
 def test_an_architecture_of_transformers_takes_what_is_forecast(name: str) -> None:
     sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

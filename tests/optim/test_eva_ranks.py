@@ -104,9 +104,9 @@ def on_ranks(ranks: Ranks, layout: str, recompute: bool, fields: dict[str, Any])
 
 CASES = [
     ("ddp 2", False, {}),
-    pytest.param("ddp 4", True, {}, marks=pytest.mark.dear),
+    pytest.param("ddp 4", True, {}, marks=pytest.mark.expensive),
     ("fsdp 2", True, {}),
-    pytest.param("fsdp 4", False, {"kl_clip": 0.0}, marks=pytest.mark.dear),
+    pytest.param("fsdp 4", False, {"kl_clip": 0.0}, marks=pytest.mark.expensive),
     ("hybrid 4", True, {}),
     ("fsdp 4", False, {"variant": "f"}),
     ("fsdp 4", False, {"variant": "s"}),
@@ -190,7 +190,7 @@ def test_a_run_resumes_to_the_bit(pool: Pool, layout: str, tmp_path: Path) -> No
                 assert torch.equal(value, other["state"][name]), name
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize(("before", "after"), [("ddp 2", "fsdp 4"), ("fsdp 2", "alone")])
 def test_a_run_resumes_on_another_layout(
     pool: Pool, before: str, after: str, tmp_path: Path

@@ -150,7 +150,7 @@ def resumed(ranks: Ranks, layout: str, folder: Path, fields: dict[str, Any]) -> 
     return training.weights(), owned
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("fields", [{}, {"on_refresh": "rotate", "stagger": True}], ids=str)
 @pytest.mark.parametrize("layout", ["ddp 2", "fsdp 3", "hybrid 4"])
 def test_a_run_resumes_to_the_bit(
@@ -164,7 +164,7 @@ def test_a_run_resumes_to_the_bit(
         assert all(torch.equal(found[name], again[name]) for name in found)
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize(
     ("before", "after"),
     [

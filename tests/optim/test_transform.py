@@ -265,7 +265,7 @@ class Eager(Eva):
         return runtime
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_the_battery_finds_broken_transforms() -> None:
     def wanting(method: Any) -> set[str]:
         results = run_battery(method, cheap_only=True)
@@ -327,7 +327,7 @@ def trainer_run(tmp_path: Path, transform: Any, **arguments: Any) -> nn.Module:
     return model
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_under_transformers_it_does_what_it_does_in_a_loop(tmp_path: Path) -> None:
     trained = trainer_run(tmp_path, Eva())
     accumulated = trainer_run(

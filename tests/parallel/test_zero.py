@@ -431,7 +431,7 @@ def test_a_run_resumes_to_the_bit(
 
 
 @ranked
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize(
     ("before", "fields", "after", "fields_after", "ranks"),
     [

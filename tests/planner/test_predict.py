@@ -9,7 +9,7 @@ from modicum.tasks.text import new_config
 from modicum.trainer import train
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize(
     "training",
     [{}, {"micro_batch_size": 2}, {"recompute": "blocks"}, {"precision": "bf16"}],

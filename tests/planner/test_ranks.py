@@ -261,7 +261,7 @@ def plan_at(ranks: Ranks, recipe: Recipe) -> dict:
 
 
 @pytest.mark.ranks
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_all_ranks_have_the_plan_of_the_one_with_the_least_room(pool: Pool, new, needs):
     recipe = new(training={"batch_size": 32})
     budget = needs(plan(recipe, ranks=2)) + 20_000_000
@@ -314,7 +314,7 @@ def peak_at(ranks: Ranks, shards: int, recompute: bool, adapted: bool, count: in
 
 
 @pytest.mark.ranks
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize(
     ("recompute", "count"), [(False, 1), (True, 3)], ids=["kept", "recomputed and accumulated"]

@@ -6,7 +6,7 @@ import pytest
 
 from modicum.proofs.ranks import RanksFailed, at_ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.dear]
+pytestmark = [pytest.mark.ranks, pytest.mark.expensive]
 FUNCTIONS = """
 import os, time
 

@@ -109,7 +109,7 @@ def stopped(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_a_run_stops_early_and_exports_its_best(
     dataset: Path, stopped: Path, tmp_path: Path
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_run_stops_early_and_exports_its_best(
     assert told == []  # it has finished, and is left alone
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("moment", [("evaluation", 3), ("step", 5), ("stopping", 1)])
 def test_interrupted_it_stops_at_the_same_step(
     dataset: Path, stopped: Path, tmp_path: Path, moment: tuple[str, int]
@@ -168,7 +168,7 @@ def trains(ranks: Ranks, values: dict[str, Any], folder: Path) -> tuple[int, int
     return steps[-1], stops[-1]
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.ranks
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_ranks_stop_at_the_same_step_and_export_the_best(

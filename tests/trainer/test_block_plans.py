@@ -15,7 +15,7 @@ from modicum.core.layers.map import remove
 from modicum.core.ranks.ranks import Ranks
 from modicum.models import load, read_config, save
 
-pytestmark = [pytest.mark.dear, pytest.mark.ranks]
+pytestmark = [pytest.mark.expensive, pytest.mark.ranks]
 
 ZERO = {"strategy": "zero"}
 OWN = {"heads": 1, "mlp_width": 80, "mixer_skips": [1], "mlp_skips": [1]}

@@ -33,7 +33,7 @@ def peaks(dataset: Path, folder: Path, **sections: dict[str, Any]) -> dict[str, 
     return found
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_the_process_grows_by_what_the_plan_says(dataset, tmp_path):
     told = peaks(dataset, tmp_path)
     assert told["budget"] is None

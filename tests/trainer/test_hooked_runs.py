@@ -45,7 +45,7 @@ def alone(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_the_term_is_in_the_metrics_and_grows_with_the_epochs(alone: Path) -> None:
     extra = column(alone, "extra_loss")
     assert len(extra) == STEPS
@@ -55,7 +55,7 @@ def test_the_term_is_in_the_metrics_and_grows_with_the_epochs(alone: Path) -> No
     assert state(alone) == {"updates": STEPS, "epochs": 1}
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_killed_it_resumes_to_the_bit(questions: Path, alone: Path, tmp_path: Path) -> None:
     made = values(questions)
     assert trains(Ranks(), made, tmp_path / "run", (0, 27)).startswith("4: stopped")
@@ -67,7 +67,7 @@ def test_killed_it_resumes_to_the_bit(questions: Path, alone: Path, tmp_path: Pa
 
 
 @pytest.mark.ranks
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("parallel", [DDP, FSDP])
 def test_on_two_ranks_it_is_the_same_term(
     pool: Pool,

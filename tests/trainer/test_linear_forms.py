@@ -43,7 +43,7 @@ def name_of(run: Path) -> str:
     return run.parent.name.rstrip("0123456789")
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_the_loss_falls_and_the_small_export_holds_the_plan(alone: Path) -> None:
     losses = column(alone, "loss", "evaluations")
     assert losses[-1] < losses[0] - 0.1
@@ -54,7 +54,7 @@ def test_the_loss_falls_and_the_small_export_holds_the_plan(alone: Path) -> None
     assert read_config(alone / "model").forms.plain
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_killed_they_resume_to_the_bit(alone: Path, questions: Path, tmp_path: Path) -> None:
     made = values(questions, name_of(alone))
     assert trains(Ranks(), made, tmp_path / "run", (0, 7)).startswith("4: stopped")
@@ -72,7 +72,7 @@ class Small(RunHook):
         return ExtraLoss(torch.stack([p.square().sum() for p in self.factors]).sum())
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_a_form_may_take_part_by_hooks(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +83,7 @@ def test_a_form_may_take_part_by_hooks(
     assert terms[-1] < terms[0]
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallel", [DDP, FSDP], ids=["ddp", "fsdp"])
 def test_on_two_ranks_they_make_the_same_updates_and_resume(

@@ -102,7 +102,7 @@ def sizes(folder: Path) -> list[int]:
     ]
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_memory_that_runs_out_late_splits_the_micro_batch(values, tmp_path):
     calm, tight = tmp_path / "calm", tmp_path / "tight"
     assert start([sys.executable], values, str(calm), -1, 0, 0).returncode == 0
@@ -119,7 +119,7 @@ def test_memory_that_runs_out_late_splits_the_micro_batch(values, tmp_path):
     assert sizes(tight)[-1] <= 16
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.ranks
 def test_memory_that_runs_out_on_a_rank_starts_all_anew_with_less(values, tmp_path):
     values["training"]["batch_size"] = 64
@@ -133,7 +133,7 @@ def test_memory_that_runs_out_on_a_rank_starts_all_anew_with_less(values, tmp_pa
     assert [row["step"] for row in rows(tight, "metrics.jsonl")] == list(range(1, 7))
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_a_first_batch_that_does_not_fit_is_found_before_the_first_step(values, tmp_path):
     values["training"]["micro_batch_size"] = 32
     script = SCRIPT.replace(

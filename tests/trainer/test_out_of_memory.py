@@ -126,7 +126,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in done.stdout.splitlines())
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.skipif(sys.platform != "linux", reason="limits its own address space")
 @pytest.mark.parametrize("what", WHAT)
 def test_what_torch_raises_under_a_limit_is_recognised(what, said):

@@ -43,7 +43,7 @@ def alone(base: Path, questions: Path, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_what_data_gave_is_kept_and_loaded_again(base: Path, alone: Path) -> None:
     prepared = Preparation.load(alone / PREPARED)
     assert set(prepared.values) == {"model.layers.0", "model.layers.1"}
@@ -64,7 +64,7 @@ def test_what_data_gave_is_kept_and_loaded_again(base: Path, alone: Path) -> Non
         assert torch.equal(model(ids), before)
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("stopped", [2, 9])
 def test_killed_it_resumes_to_the_bit(
     base: Path, questions: Path, alone: Path, tmp_path: Path, stopped: int
@@ -76,7 +76,7 @@ def test_killed_it_resumes_to_the_bit(
     assert outcome(tmp_path / "run") == outcome(alone)
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_killed_before_it_was_kept_it_finds_the_same(
     base: Path, questions: Path, alone: Path, tmp_path: Path
 ) -> None:
@@ -94,7 +94,7 @@ def _fails(self: Preparation, folder: Path) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("how", [{"recompute": "blocks"}, {"precision": "bf16"}])
 def test_it_trains_recomputed_and_in_bf16(
     base: Path, questions: Path, alone: Path, tmp_path: Path, how: dict[str, Any]
@@ -106,7 +106,7 @@ def test_it_trains_recomputed_and_in_bf16(
 
 
 @pytest.mark.ranks
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("parallel", [DDP, FSDP])
 def test_on_two_ranks_it_is_the_same(
     pool: Pool,
@@ -123,7 +123,7 @@ def test_on_two_ranks_it_is_the_same(
         assert column(tmp_path / "run", key) == pytest.approx(column(alone, key), rel=off)
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_a_fork_begins_with_what_the_other_run_found(
     base: Path, questions: Path, alone: Path, tmp_path: Path
 ) -> None:

@@ -221,7 +221,7 @@ print(json.dumps([found, written, same]))
 """
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.skipif(sys.platform != "linux", reason="limits its own address space")
 def test_under_a_limit_the_largest_batch_that_fits_is_found_and_ballast_counts():
     # The logits of a row are 2 MB; a row's pass takes some four times that.

@@ -40,7 +40,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize(("event", "number"), MOMENTS.values(), ids=MOMENTS)
 def test_killed_at_any_moment_the_same_again_goes_on(
     dataset, finished, child, tmp_path, event, number
@@ -54,7 +54,7 @@ def test_killed_at_any_moment_the_same_again_goes_on(
     assert left == []
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize(("event", "number"), [("step", 7), ("backward", 33), ("exporting", 1)])
 def test_killed_adaptations_go_on(dataset, finished, finished_lora, child, tmp_path, event, number):
     values, folder = lora(finished, dataset), tmp_path / "run"
@@ -63,7 +63,7 @@ def test_killed_adaptations_go_on(dataset, finished, finished_lora, child, tmp_p
     assert outcome(folder) == outcome(finished_lora)
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_killed_again_and_again(dataset, finished, child, tmp_path):
     values, folder = full(dataset), tmp_path / "run"
     for event, number in [("step", 8), ("backward", 3)]:
@@ -73,7 +73,7 @@ def test_killed_again_and_again(dataset, finished, child, tmp_path):
     assert ended["interruptions"] == 2
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize(
     ("event", "number", "signal_number"),
     [
@@ -483,7 +483,7 @@ def refused_and_left(dataset, finished, folder, name, content, message):
     assert files(folder) == before
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_other_data_than_the_run_began_with_is_refused(dataset, finished, tmp_path):
     copy = tmp_path / "data.jsonl"
     shutil.copy(dataset, copy)

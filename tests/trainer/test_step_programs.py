@@ -42,7 +42,7 @@ def name_of(run: Path) -> str:
     return run.parent.name.rstrip("0123456789")
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_the_loss_falls_and_the_forecast_holds(alone: Path) -> None:
     losses = column(alone, "loss", "evaluations")
     assert losses[-1] < losses[0] - (1e-4 if name_of(alone) == "forward_only" else 0.3)
@@ -58,7 +58,7 @@ def test_the_loss_falls_and_the_forecast_holds(alone: Path) -> None:
     assert ("optimizer" in newest.state) == (name_of(alone) == "student")
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_killed_they_resume_to_the_bit(alone: Path, questions: Path, tmp_path: Path) -> None:
     made = values(questions, name_of(alone))
     assert trains(Ranks(), made, tmp_path / "run", (0, 7)).startswith("4: stopped")
@@ -66,7 +66,7 @@ def test_killed_they_resume_to_the_bit(alone: Path, questions: Path, tmp_path: P
     assert outcome(tmp_path / "run") == outcome(alone)
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallel", [DDP, FSDP], ids=["ddp", "fsdp"])
 def test_on_two_ranks_they_make_the_same_updates(

@@ -229,7 +229,7 @@ def check(seen: list[dict[str, Any]]) -> None:
         assert each["apart"] < 1e-9
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.ranks
 def test_it_is_a_revision_of_the_plan_and_files_have_the_new_shapes(alone: Path) -> None:
     written, revisions = surgeries(alone), rows(alone, "plan")
@@ -254,7 +254,7 @@ def test_it_is_a_revision_of_the_plan_and_files_have_the_new_shapes(alone: Path)
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.ranks
 def test_two_ranks_do_what_one_process_does(calm: Calm, alone: Path) -> None:
     assert column(calm.folder, "loss") == pytest.approx(column(alone, "loss"), rel=1e-3)
@@ -262,7 +262,7 @@ def test_two_ranks_do_what_one_process_does(calm: Calm, alone: Path) -> None:
     assert one == two
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.ranks
 def test_killed_on_either_side_of_it_runs_resume_to_the_bit(
     pool: Pool, calm: Calm, tmp_path: Path
@@ -291,7 +291,7 @@ def test_killed_on_either_side_of_it_runs_resume_to_the_bit(
     assert ranks_of(run / "compressed") == {RANK - 3}
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.ranks
 def test_other_ranks_take_up_what_was_left_and_forks_too(
     pool: Pool, alone: Path, questions: Path, base: Path, tmp_path: Path
@@ -310,7 +310,7 @@ def test_other_ranks_take_up_what_was_left_and_forks_too(
     assert column(run, "loss")[-1] == pytest.approx(column(fork, "loss")[-1], rel=1e-3)
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_what_it_made_is_a_model_that_other_runs_begin_with(
     alone: Path, questions: Path, tmp_path: Path
 ) -> None:
@@ -328,7 +328,7 @@ def test_what_it_made_is_a_model_that_other_runs_begin_with(
     assert trains(Ranks(), plain, tmp_path / "dense") == "done"
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_what_was_written_wrong_is_named(
     alone: Path, questions: Path, base: Path, tmp_path: Path
 ) -> None:

@@ -242,7 +242,7 @@ def test_damaged_names_are_one_message(tracked: Tracked) -> None:
         MlflowTracker(tracked, Mlflow())
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_a_run_that_is_followed_is_the_same_run(
     dataset: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

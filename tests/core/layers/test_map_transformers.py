@@ -273,7 +273,7 @@ def test_a_model_without_memory_has_the_same_map(name: str) -> None:
     assert find_map(copy.deepcopy(model).to("meta")) == find_map(model)
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("kind", ["transformers", "own"])
 def test_a_model_of_seven_billion_is_mapped_without_allocating_it(kind: str) -> None:
     with on_meta():
@@ -366,7 +366,7 @@ def test_a_part_that_is_too_large_to_be_tried_is_named_and_left_alone(
     assert found.stream is None
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_experts_whose_gates_lie_between_are_found() -> None:
     sizes = SIZES | GROUPS | {"head_dim": 4, "num_local_experts": 4}
     found = mapped("GptOssForCausalLM", **sizes)

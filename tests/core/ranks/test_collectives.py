@@ -216,7 +216,7 @@ def counted(ranks):
 
 
 @pytest.mark.ranks
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_meter_is_what_the_wire_carries(tmp_path: Any, ranks: int) -> None:
     own = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c"]

@@ -265,7 +265,7 @@ DEATHS = [(name, victim) for name in EXCHANGES for victim in (0, 1)]
 DEATHS = [(n, v) for n, v in DEATHS if n not in ("first_alone", "store") or v == 0]
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.ranks
 @pytest.mark.parametrize("delay", [0.0, 0.1], ids=["before", "during"])
 @pytest.mark.parametrize(("name", "victim"), DEATHS)
@@ -486,7 +486,7 @@ def test_a_rank_that_dies_while_they_meet_is_missed(
         raise AssertionError("joined nobody")
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_that_nobody_joins_give_up(
     environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch, rank: int

@@ -42,7 +42,7 @@ def test_lora_in_its_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert proof.figures[0].ratio == 1.0
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_in_the_full_run_all_nulls_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     proof = proof_of(monkeypatch, null=True, full=True)
     assert proof.verdict == "does not hold", proof.reason

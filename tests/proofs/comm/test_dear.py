@@ -30,7 +30,7 @@ def test_the_ideal_is_the_closed_form() -> None:
     assert gains == pytest.approx([1.0, 1.0, 4 / 3.5, 1.25, 9 / 8])
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_weights_are_ddps_and_a_lost_update_is_noticed() -> None:
     assert weights(null=False).claim_verdict == "holds"
     proof = weights(null=True)

@@ -23,7 +23,7 @@ def test_bytes_between_hosts_are_those_that_leave_one() -> None:
     assert exchange.nodes.local == HOST["ranks_per_node"]
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_every_arm_trains_and_counts_its_bytes() -> None:
     arms = {"bf16": BFLOAT16, "method": SDP4BIT, "direct": DIRECT}
     told = {"size": {"steps": 2, "blocks": 1}, "seeds": [0], "arms": arms}

@@ -99,7 +99,7 @@ def test_weighted_errors_are_smallest_where_they_are_minimised(run: ProofRun) ->
     assert errors["paper"] == pytest.approx(expected.report.error, rel=1e-5)
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_a_null_is_noticed_on_both_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     proof = shrunk(monkeypatch, null=True)
     assert proof.verdict == "does not hold"
@@ -109,7 +109,7 @@ def test_a_null_is_noticed_on_both_tasks(monkeypatch: pytest.MonkeyPatch) -> Non
     assert against.rival == "LoRD"
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_the_full_experiment_has_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
     proof = shrunk(monkeypatch, null=False, full=True)
     assert proof.seeds == (0, 1, 2)

@@ -25,13 +25,13 @@ def test_layers_are_those_of_a_resnet_20() -> None:
     assert sum(p.numel() for p in weights) == 268_336  # He et al. 2016: 0.27 million
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 def test_memory_is_the_formulas_and_kfacs_is_noticed() -> None:
     assert all(criterion.passed for criterion in proof_of(eva.memory, null=False).criteria)
     assert not any(criterion.passed for criterion in proof_of(eva.memory, null=True).criteria)
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("null", [False, True])
 def test_passes_are_timed(null: bool) -> None:
     proof = proof_of(eva.speed, null=null)

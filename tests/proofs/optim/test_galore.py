@@ -24,7 +24,7 @@ def proof_of(part: Callable[[ProofRun], None], *, null: bool, full: bool = False
     return run.conclude()
 
 
-@pytest.mark.dear
+@pytest.mark.expensive
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
 def test_each_part_holds_and_its_null_does_not(part: Callable[[ProofRun], None]) -> None:
     proof = proof_of(part, null=False)

@@ -40,7 +40,7 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """One promise of a room: `sentence` for people, `dear` when it takes seconds.
+    """One promise of a room: `sentence` for people, `expensive` when it takes seconds.
 
     `slot` is that of the methods that it is for, where a room has methods of several; `proves` the
     column of the table of combinations that it proves. It says something of methods that have all
@@ -50,7 +50,7 @@ class Check:
     name: str
     sentence: str
     run: Callable[[Any], None]
-    dear: bool
+    expensive: bool
     slot: str = ""
     proves: str = ""
     needs: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ def check(
     room: str,
     *,
     slot: str = "",
-    dear: bool = False,
+    expensive: bool = False,
     proves: str = "",
     needs: tuple[str, ...] = (),
     unless: tuple[str, ...] = (),
@@ -109,7 +109,7 @@ def check(
                 raise NotApplicable(reason)
             function(subject)
 
-        entry = Check(name, sentence, guarded, dear, slot, proves, needs, unless, refuses)
+        entry = Check(name, sentence, guarded, expensive, slot, proves, needs, unless, refuses)
         _CHECKS[room].append(entry)
         return guarded
 
@@ -128,7 +128,7 @@ def checks(room: str, *, slot: str = "", cheap_only: bool = False) -> list[Check
         )
     importlib.import_module(BATTERIES[room])
     ours = [entry for entry in _CHECKS[room] if entry.slot == slot]
-    return [entry for entry in ours if not (cheap_only and entry.dear)]
+    return [entry for entry in ours if not (cheap_only and entry.expensive)]
 
 
 def skipped_by_traits(subject: type[Method] | Method) -> dict[str, str]:

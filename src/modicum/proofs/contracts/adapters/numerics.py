@@ -112,7 +112,7 @@ def check_accumulation(subject: AdapterSubject) -> None:
         assert found <= 1e-5, f"accumulated gradients differ by {found:.3g}"
 
 
-@adapters_check(dear=True, needs=("compiles",))
+@adapters_check(expensive=True, needs=("compiles",))
 def check_compiles(subject: AdapterSubject) -> None:
     """Compiled as one graph, outputs equal the eager ones to 1e-5, and gradients to 1e-4."""
     model, ids = llama(), tokens()

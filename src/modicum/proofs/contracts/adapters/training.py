@@ -34,7 +34,7 @@ def check_learns_in_a_plain_loop(subject: AdapterSubject) -> None:
     assert losses[-1] < 0.8 * losses[0], f"the loss goes from {losses[0]:.4f} to {losses[-1]:.4f}"
 
 
-@adapters_check(dear=True, proves="transformers")
+@adapters_check(expensive=True, proves="transformers")
 def check_trains_under_transformers(subject: AdapterSubject) -> None:
     """`transformers.Trainer` trains the factors of a Hugging Face model, and nothing else."""
     model = hugging_face_llama()

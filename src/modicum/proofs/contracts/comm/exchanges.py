@@ -47,7 +47,7 @@ def check_exchange_alone(subject: CommSubject) -> None:
     assert sent == 0, f"the ledger says {sent} bytes of traffic of one process"
 
 
-@comm_check(dear=True)
+@comm_check(expensive=True)
 def check_exchange_sums(subject: CommSubject) -> None:
     """At two ranks each gets the sum of its own row, as near as the codec allows."""
     for rank, found in enumerate(on_two_ranks(two_ranks, exchange(subject))):
@@ -56,7 +56,7 @@ def check_exchange_sums(subject: CommSubject) -> None:
         )
 
 
-@comm_check(dear=True)
+@comm_check(expensive=True)
 def check_exchange_copies(subject: CommSubject) -> None:
     """Copies are the same on all ranks after every update, and follow the weights."""
     ranks = on_two_ranks(two_ranks, exchange(subject))
@@ -67,7 +67,7 @@ def check_exchange_copies(subject: CommSubject) -> None:
         )
 
 
-@comm_check(dear=True)
+@comm_check(expensive=True)
 def check_exchange_traffic(subject: CommSubject) -> None:
     """The ledger's bytes of an update are those that the meter counts at two ranks."""
     value = exchange(subject)
@@ -79,14 +79,14 @@ def check_exchange_traffic(subject: CommSubject) -> None:
         assert found["sent"] == said, f"the meter counts {found['sent']}, the ledger says {said}"
 
 
-@comm_check(dear=True)
+@comm_check(expensive=True)
 def check_exchange_resumes(subject: CommSubject) -> None:
     """With the state of one that ran on, another exchange continues to the same bits."""
     for found in on_two_ranks(two_ranks, exchange(subject)):
         assert found["resumed"], "a second exchange with the first one's state rounds otherwise"
 
 
-@comm_check(dear=True)
+@comm_check(expensive=True)
 def check_exchange_not_finite(subject: CommSubject) -> None:
     """A gradient that is not finite on one rank is not finite where its sum arrives."""
     for found in on_two_ranks(two_ranks, exchange(subject)):

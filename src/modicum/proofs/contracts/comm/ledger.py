@@ -17,7 +17,7 @@ def check_alone_nothing_is_sent(subject: CommSubject) -> None:
     assert sent == sorted(set(sent)), f"with 1, 2, 4, 8 ranks a rank sends {sent} bytes"
 
 
-@comm_check(dear=True)
+@comm_check(expensive=True)
 def check_traffic(subject: CommSubject) -> None:
     """The ledger's bytes and calls of an update are those that the meter counts at two ranks."""
     value = schedule_of(subject)

@@ -142,7 +142,7 @@ def check_state_and_resume(subject: CommSubject) -> None:
     assert furthest(weights(again), weights(plain(6)[0])) == 0, "a resumed run is another one"
 
 
-@comm_check(dear=True)
+@comm_check(expensive=True)
 def check_two_ranks(subject: CommSubject) -> None:
     """At two ranks, weights and losses are those of plainly summed gradients, alike on both."""
     for rank, found in enumerate(on_two_ranks(two_ranks, schedule(subject))):

@@ -62,7 +62,7 @@ def check_frozen_layers_stay_frozen(subject: CompressSubject) -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-@compress_check(dear=True, proves="transformers")
+@compress_check(expensive=True, proves="transformers")
 def check_trains_under_transformers(subject: CompressSubject) -> None:
     """`transformers.Trainer` trains the factors; merged, a model is saved and read as ever."""
     model = hugging_face_llama(tie_word_embeddings=False)

@@ -69,7 +69,7 @@ def check_resumes_to_the_bit(subject: LinearSubject) -> None:
     )
 
 
-@linears_check(dear=True)
+@linears_check(expensive=True)
 def check_sharded_over_two_ranks(subject: LinearSubject) -> None:
     """Sharded by FSDP2 a decoder begins with the same bits and learns what one process learns."""
     value = small(subject)
@@ -81,7 +81,7 @@ def check_sharded_over_two_ranks(subject: LinearSubject) -> None:
             assert gap < 1e-4, f"rank {rank}: the loss of step {step} is off by {gap:.2g}"
 
 
-@linears_check(dear=True, proves="transformers")
+@linears_check(expensive=True, proves="transformers")
 def check_trains_under_transformers(subject: LinearSubject) -> None:
     """`transformers.Trainer` trains the layers, or LoRA next to them, and leaves codes alone."""
     model = hugging_face_llama(tie_word_embeddings=False)

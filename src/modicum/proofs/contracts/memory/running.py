@@ -84,7 +84,7 @@ def check_a_model_without_convolutions(subject: MemorySubject) -> None:
     assert "\n" not in refusal, "the refusal has several lines"
 
 
-@memory_check(dear=True, proves="alone")
+@memory_check(expensive=True, proves="alone")
 def check_learns_as_without_it(subject: MemorySubject) -> None:
     """Over 60 updates the loss falls by as much as without it, to a tenth."""
     model, optimizer, runtime = _begun(subject)

@@ -16,7 +16,7 @@ from modicum.proofs.contracts.optim.subjects import (
 from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
 
 
-@optimizers_check(dear=True, proves="transformers")
+@optimizers_check(expensive=True, proves="transformers")
 def check_trains_under_transformers(subject: OptimizerSubject) -> None:
     """`transformers.Trainer(optimizers=(optimizer, None))` trains, saves and resumes with it."""
     found = []

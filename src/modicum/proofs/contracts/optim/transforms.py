@@ -266,7 +266,7 @@ def check_closing(subject: TransformSubject) -> None:
     assert not left, f"{left[0]} has hooks still"
 
 
-@transforms_check(dear=True, proves="transformers")
+@transforms_check(expensive=True, proves="transformers")
 def check_trains_under_transformers(subject: TransformSubject) -> None:
     """A callback of `transformers.Trainer`, it changes what its layers learn, and nothing else."""
     value = subject if isinstance(subject, GradientTransform) else subject.tiny()
