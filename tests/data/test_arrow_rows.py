@@ -49,8 +49,7 @@ def test_rows_are_those_of_json_lines(tmp_path, name, options):
     assert [d.size + 1 for d in found] == [d.size for d in wanted]
     assert found[-1].origin == f"{name}:700"
     assert source.rows.name == "prompt_completion"
-    if name == "a.parquet":
-        assert source.total_bytes == pytest.approx(sum(d.size for d in found), rel=0.05)
+    assert source.total_bytes == pytest.approx(sum(d.size for d in found), rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])

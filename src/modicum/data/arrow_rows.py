@@ -41,13 +41,7 @@ def arrow_rows(path: Path) -> Iterator[DataRow]:
         InputError: the file is damaged or no Arrow, or pyarrow is not installed.
     """
     with opened(path) as handle, _reading(path, "Arrow") as pyarrow:
-        if handle.peek(len(_ARROW_FILE)).startswith(_ARROW_FILE):
-            file = pyarrow.ipc.open_file(handle)
-            batches = (file.get_batch(place) for place in range(file.num_record_batches))
-        else:
-            batches = iter(pyarrow.ipc.open_stream(handle))
-            _check_end(path)
-        yield from _rows(path, batches)
+        yield from _rows(path, _batches(pyarrow, path, handle))
 
 
 def parquet_bytes(path: Path) -> int:
@@ -56,9 +50,37 @@ def parquet_bytes(path: Path) -> int:
     Raises:
         InputError: as `parquet_rows` says.
     """
-    sizes = [row.size for row in islice(parquet_rows(path), _ROWS)]
+    size = _mean_size(parquet_rows(path))
     with _reading(path, "Parquet"), _parquet(path) as file:
-        return sum(sizes) * file.metadata.num_rows // max(len(sizes), 1)
+        return round(size * file.metadata.num_rows)
+
+
+def arrow_bytes(path: Path) -> int:
+    """The same of an Arrow file or stream; its batches are mapped to be counted, and not read.
+
+    Raises:
+        InputError: as `arrow_rows` says.
+    """
+    size = _mean_size(arrow_rows(path))
+    with _reading(path, "Arrow") as pyarrow, pyarrow.memory_map(str(path)) as mapped:
+        return round(size * sum(batch.num_rows for batch in _batches(pyarrow, path, mapped)))
+
+
+def _mean_size(rows: Iterator[DataRow]) -> float:
+    sizes = [row.size for row in islice(rows, _ROWS)]
+    return sum(sizes) / max(len(sizes), 1)
+
+
+def _batches(pyarrow: Any, path: Path, handle: Any) -> Iterator[Any]:
+    """The record batches of an Arrow file or stream that is open for reading."""
+    with opened(path) as beginning:
+        is_file = beginning.read(len(_ARROW_FILE)) == _ARROW_FILE
+    if is_file:
+        file = pyarrow.ipc.open_file(handle)
+        return (file.get_batch(place) for place in range(file.num_record_batches))
+    batches = iter(pyarrow.ipc.open_stream(handle))
+    _check_end(path)
+    return batches
 
 
 def _parquet(path: Path) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
-from modicum.data.arrow_rows import arrow_rows, parquet_bytes, parquet_rows
+from modicum.data.arrow_rows import arrow_bytes, arrow_rows, parquet_bytes, parquet_rows
 from modicum.data.csv_rows import csv_rows
 from modicum.data.json_list import json_rows
 from modicum.data.json_rows import DataRow, json_lines
@@ -38,5 +38,5 @@ def bytes_of(path: Path, kind: str) -> int:
         InputError: it cannot be read.
     """
     if kind == "arrow":
-        return path.stat().st_size
+        return arrow_bytes(path)
     return parquet_bytes(path) if kind == "parquet" else content_bytes(path)
