@@ -122,9 +122,12 @@ def test_the_classifiers_peak_is_the_meters(recompute: bool, half: bool) -> None
     )
 
 
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("norm", ["none", "group"])
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-def test_the_classifiers_phases_are_what_a_trace_finds(recompute: bool, norm: Any) -> None:
+def test_the_classifiers_phases_are_what_a_trace_finds(
+    recompute: bool, norm: Any, half: bool
+) -> None:
     made = convnet.ConvNetConfig(widths=(16, 16, 32, 32), norm=norm)
 
     def batch(rows: int) -> tuple[Tensor, Tensor]:
@@ -132,12 +135,14 @@ def test_the_classifiers_phases_are_what_a_trace_finds(recompute: bool, norm: An
         return images, torch.zeros(12 * rows, dtype=torch.int64)
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            return F.cross_entropy(model(batch[0]).float(), batch[1], reduction="sum")
 
     with on_meta():
         model = convnet.ConvNet(made)
     traced = TracedModel(model, batch, loss, blocks=model.blocks).ledger(ROWS, recompute=recompute)
-    told = convnet_ledger.ledger(made, ModelQuery(12 * ROWS, 1), recompute=recompute)
+    at = ModelQuery(12 * ROWS, 1, compute_bytes=2 if half else 4)
+    told = convnet_ledger.ledger(made, at, recompute=recompute)
     for phase in PHASES:
         assert traced.by_phase()[phase] == pytest.approx(told.by_phase()[phase], rel=0.01), phase
 

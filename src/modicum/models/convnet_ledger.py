@@ -65,7 +65,7 @@ class ConvBlockBytes:
         """Saved for the weight gradient of the next convolution."""
         if self.number + 1 == len(self.config.widths):
             return 0
-        return self.makes // 4 if self.config.pools(self.number) else self.makes
+        return self.pooled or self.makes
 
     @property
     def signs(self) -> int:
@@ -78,6 +78,11 @@ class ConvBlockBytes:
         """Saved by pooling: where the maxima were."""
         pooled = self._area * self.config.widths[self.number] // 4
         return 8 * pooled if self.config.pools(self.number) else 0
+
+    @property
+    def pooled(self) -> int:
+        """What pooling makes."""
+        return self.makes // 4 if self.config.pools(self.number) else 0
 
     @property
     def rest(self) -> int:
@@ -96,7 +101,7 @@ class ConvBlockBytes:
         stream = self.makes if shares.signs < 1 else 0
         relu = self.saved(shares) + stream + self.makes
         if shares == _PLAIN:  # what pooling saves comes later, when the ReLU's input is gone
-            relu = max(self.rest + 2 * self.makes, self.saved(shares))
+            relu = max(self.rest + 2 * self.makes, self.saved(shares) + self._passed_on)
         storing = self.saved(shares) + self.values + self._workspace(self.values, shares)
         convolution = self.casts + self._kernel[0]
         return max(relu, convolution, storing if shares.values < 1 else 0)
@@ -107,7 +112,8 @@ class ConvBlockBytes:
         read = self.reads if self.number else 0  # the batch keeps the images
         results = (2 + (self.config.norm == "group")) * self.makes
         weight = 2 * self._weights if self.shape.compute_bytes < 4 else 0
-        return read + max(self.casts + self._kernel[0], weight + results)
+        pooling = self.makes + self.pooled + self.indices
+        return read + max(self.casts + self._kernel[0], weight + max(results, pooling))
 
     def backward_peak(self, shares: Shares) -> int:
         """The same backward: when pooling, ReLU or convolution are differentiated."""
@@ -123,8 +129,13 @@ class ConvBlockBytes:
         if not self.signs:
             return max(relu + self.saved(shares) + 2 * self.makes, convolution)
         signs = self.rest + round(shares.signs * self.signs)
-        pooling = signs + self.indices + self.makes + self.makes // 4
+        pooling = signs + self.indices + self.makes + self.pooled
         return max(relu + signs + 2 * self.makes, pooling, convolution)
+
+    @property
+    def _passed_on(self) -> int:
+        """What the last block's pooling makes: the head reads it, and nothing saves it."""
+        return self.pooled if self.number + 1 == len(self.config.widths) else 0
 
     def _workspace(self, size: int, shares: Shares, *, restore: bool = False) -> int:
         return shares.workspace(size // self.shape.compute_bytes, restore=restore)
@@ -163,9 +174,14 @@ def ledger(
     kept = [_GENERATOR_BYTES + _stream(part) if recompute else part.saved(shares) for part in parts]
     before = [sum(kept[:number]) for number in range(len(parts))]
     total = sum(kept) + _head_bytes(config, shape)
+    averaging = sum(kept) + _averaging(parts[-1], recompute)
     # A block that runs again finds what it kept of itself: its input.
     there = [done + (own if recompute else 0) for done, own in zip(before, kept, strict=True)]
     forward = max(done + part.forward_peak(inside) for done, part in zip(there, parts, strict=True))
+    if recompute:  # nothing is kept meanwhile, and the input of the block is in what it holds
+        held = [done + part.passing for done, part in zip(before, parts, strict=True)]
+        forward = max(held) + _GENERATOR_BYTES
+    forward = max(forward, averaging)
     backward = [done + part.backward_peak(inside) for done, part in zip(there, parts, strict=True)]
     if recompute:
         backward = [max(worst, done + part.forward_peak(inside)) for worst, done, part in
@@ -204,6 +220,15 @@ def _head_bytes(config: ConvNetConfig, shape: ModelQuery) -> int:
     weight = 2 * config.classes * config.widths[-1] if half else 0
     means = shape.positions * config.widths[-1] * shape.compute_bytes
     return weight + means + 4 * shape.positions * config.classes + 4
+
+
+def _averaging(last: ConvBlockBytes, recompute: bool) -> int:
+    """What is there while the head takes means: the last block's output, on a CPU in fp32 too."""
+    made = last.pooled or last.makes
+    elements, half = made // last.shape.compute_bytes, last.shape.compute_bytes < 4
+    means = last.shape.positions * last.config.widths[-1]
+    kept = not recompute and not last.pooled  # a ReLU has saved it
+    return (0 if kept else made) + last.shape.compute_bytes * means + 4 * half * (elements + means)
 
 
 def _work(

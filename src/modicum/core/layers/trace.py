@@ -38,6 +38,7 @@ RowsGiven = Callable[[str, tuple[int, ...]], int]
 _DATA_DECIDES = ("nonzero", "_local_scalar_dense")
 _COPIES = ("new_empty_strided", "clone")
 _GROUPED = "_grouped_mm"
+_GROUP_NORM = "native_group_norm_backward"
 _DEVICE = torch.ops.prim.device.default
 
 
@@ -108,14 +109,21 @@ class ByteTrace:
                     self._made += 1
                     self._live[address] = weakref.ref(storage, end)
                     self._last = operation.overloadpacket.__name__
-        if (scratch := scratch_of(operation, args)) is not None:
+        if (scratch := scratch_of(operation, args, made)) is not None:
             part.moves.append(scratch)
         part.flops += flops_of(operation, args, kwargs, made)
         return made
 
     def _replaced(self, operation: Any, args: tuple[Any, ...]) -> Any:
-        """What an operation gives that fake tensors cannot run; None: they can."""
+        """What an operation gives that fake tensors cannot run, or in another type; None: none."""
         name = operation.overloadpacket.__name__
+        if name == _GROUP_NORM:  # the kernel's gradient has the input's type, theirs the weight's
+            given, weight, wanted = args[1], args[4], args[-1]
+            sources = (given, weight, weight)
+            return tuple(
+                torch.empty_like(source) if takes else None
+                for source, takes in zip(sources, wanted, strict=True)
+            )
         if name == _GROUPED and args[0].dtype != torch.bfloat16:  # of which only CPUs have a kernel
             left, right, groups = args[0], args[1], args[2]
             sizes: tuple[int, ...] = (left.shape[-2], right.shape[-1])

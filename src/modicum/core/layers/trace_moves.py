@@ -42,10 +42,22 @@ class Convolved(NamedTuple):
         return self.call.scratch(rows, self.wanted)
 
 
-class Scratch(NamedTuple):
-    """What a kernel works in while it runs."""
+class AveragedInFloat(NamedTuple):
+    """Means of bf16 on the CPU: what is read and what is made are there in fp32 too."""
 
-    kernel: ScratchProduct | Convolved
+    def scratch(self, rows: int) -> int:
+        """Bytes, with so many elements."""
+        return 4 * rows
+
+
+class Scratch(NamedTuple):
+    """What a kernel works in while it runs.
+
+    Attributes:
+        rows: of what it reads; of means the elements.
+    """
+
+    kernel: ScratchProduct | Convolved | AveragedInFloat
     rows: int
 
     @property
@@ -110,7 +122,7 @@ class TracedPass:
     parts: tuple[TracedPart, ...]
 
 
-def scratch_of(operation: Any, args: tuple[Any, ...]) -> Scratch | None:
+def scratch_of(operation: Any, args: tuple[Any, ...], made: Any) -> Scratch | None:
     """What the kernel of an operation on the CPU works in, where that is known to be much."""
     name = operation.overloadpacket.__name__
     if name in _PRODUCTS:
@@ -121,6 +133,8 @@ def scratch_of(operation: Any, args: tuple[Any, ...]) -> Scratch | None:
         return _convolved(args[0], args[1], args[3:])
     elif name == "convolution_backward" and args[1].device.type == "cpu" and not args[7]:
         return _convolved(args[1], args[2], args[4:], wanted=tuple(args[10]))
+    elif name == "mean" and args[0].dtype == torch.bfloat16 and args[0].device.type == "cpu":
+        return Scratch(AveragedInFloat(), args[0].numel() + made.numel())
     return None
 
 
