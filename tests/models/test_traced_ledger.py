@@ -62,18 +62,18 @@ def both(
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_decoders_arithmetic_is_what_a_trace_finds(name: str, again: bool) -> None:
-    traced, told = both(*CASES[name], again=again)
+    traced, counted = both(*CASES[name], again=again)
     phases = set(PHASES)
     if name == "late":  # the arithmetic takes the block for one all of whose parts learn
         phases.remove("backward")
-        assert traced.by_phase()["backward"] < told.by_phase()["backward"] < told.peak()
+        assert traced.by_phase()["backward"] < counted.by_phase()["backward"] < counted.peak()
     for phase in sorted(phases):
-        assert traced.by_phase()[phase] == pytest.approx(told.by_phase()[phase], rel=0.01), phase
-    assert traced.flops("forward") == told.flops("forward")
+        assert traced.by_phase()[phase] == pytest.approx(counted.by_phase()[phase], rel=0.01), phase
+    assert traced.flops("forward") == counted.flops("forward")
     # The arithmetic of adapters counts the gradient of the first block's input, which takes none,
     # and not what they compute in blocks that run again: the planner adds that.
     apart = 0.03 if again and "lora" in name else 0.002
-    assert traced.flops("backward") == pytest.approx(told.flops("backward"), rel=apart)
+    assert traced.flops("backward") == pytest.approx(counted.flops("backward"), rel=apart)
 
 
 def step(model: nn.Module, batch: Any, loss: Any) -> int:
@@ -92,10 +92,8 @@ def forecast(traced: TracedModel, sequences: int, *, recompute: bool = False) ->
     return max(phases["forward"], phases["loss"], phases["backward"] + traced.gradients)
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-def test_the_classifiers_peak_is_the_meters(recompute: bool, half: bool) -> None:
-    made = convnet.ConvNetConfig(widths=(16, 16, 32, 32), norm="group")
+def classifier(made: convnet.ConvNetConfig, half: bool) -> tuple[Any, Any, convnet.ConvNet]:
+    """Batches of 12 images a row, their loss, and the classifier without memory."""
 
     def batch(rows: int) -> tuple[Tensor, Tensor]:
         images = torch.zeros(12 * rows, made.channels, made.size, made.size)
@@ -107,6 +105,15 @@ def test_the_classifiers_peak_is_the_meters(recompute: bool, half: bool) -> None
 
     with on_meta():
         model = convnet.ConvNet(made)
+    return batch, loss, model
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_the_classifiers_peak_is_the_meters(recompute: bool, half: bool) -> None:
+    made = convnet.ConvNetConfig(widths=(16, 16, 32, 32), norm="group")
+
+    batch, loss, model = classifier(made, half)
     traced = TracedModel(model, batch, loss, blocks=model.blocks)
     real = convnet.create(made, 0)
     real.recompute = recompute
@@ -114,11 +121,11 @@ def test_the_classifiers_peak_is_the_meters(recompute: bool, half: bool) -> None
     # What kernels in bf16 take is tried on tensors that lie in rows, and a run's may lie otherwise.
     assert 0.99 * measured <= found <= (1.05 if half else 1.01) * measured
     at = ModelQuery(12 * ROWS, 1, compute_bytes=2 if half else 4)
-    told = convnet_ledger.ledger(made, at, recompute=recompute)
+    counted = convnet_ledger.ledger(made, at, recompute=recompute)
     spent = traced.ledger(ROWS, recompute=recompute)
-    assert spent.flops("backward") == told.flops("backward")
+    assert spent.flops("backward") == counted.flops("backward")
     assert spent.bytes("activation", "loss") == pytest.approx(
-        told.bytes("activation", "loss"), rel=0.01
+        counted.bytes("activation", "loss"), rel=0.01
     )
 
 
@@ -130,21 +137,12 @@ def test_the_classifiers_phases_are_what_a_trace_finds(
 ) -> None:
     made = convnet.ConvNetConfig(widths=(16, 16, 32, 32), norm=norm)
 
-    def batch(rows: int) -> tuple[Tensor, Tensor]:
-        images = torch.zeros(12 * rows, made.channels, made.size, made.size)
-        return images, torch.zeros(12 * rows, dtype=torch.int64)
-
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            return F.cross_entropy(model(batch[0]).float(), batch[1], reduction="sum")
-
-    with on_meta():
-        model = convnet.ConvNet(made)
+    batch, loss, model = classifier(made, half)
     traced = TracedModel(model, batch, loss, blocks=model.blocks).ledger(ROWS, recompute=recompute)
     at = ModelQuery(12 * ROWS, 1, compute_bytes=2 if half else 4)
-    told = convnet_ledger.ledger(made, at, recompute=recompute)
+    counted = convnet_ledger.ledger(made, at, recompute=recompute)
     for phase in PHASES:
-        assert traced.by_phase()[phase] == pytest.approx(told.by_phase()[phase], rel=0.01), phase
+        assert traced.by_phase()[phase] == pytest.approx(counted.by_phase()[phase], rel=0.01), phase
 
 
 class Layer(nn.Module):

@@ -337,7 +337,7 @@ def _why_micro(recipe: Recipe, prediction: Prediction, room: Room) -> str:
     return f"the largest that keeps {room.name}"
 
 
-def told(recipe: Recipe, rows: Iterable[Mapping[str, Any]], ranks: int) -> Choice:
+def choice_of(recipe: Recipe, rows: Iterable[Mapping[str, Any]], ranks: int) -> Choice:
     """The choice that an earlier plan's rows tell of.
 
     Raises:

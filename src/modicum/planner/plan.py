@@ -20,7 +20,7 @@ from modicum.planner.choose import (
     COMPILE,
     DEVICE,
     MICRO,
-    told,
+    choice_of,
 )
 from modicum.planner.predict import Prediction, predict
 from modicum.planner.shown import plan_html
@@ -233,7 +233,7 @@ class Plan:
     def with_choices(self, rows: Iterable[JsonObject]) -> Plan:
         """The plan with these choices, and what they cost."""
         rows = tuple(rows)
-        choice = told(self.recipe, rows, self.ranks)
+        choice = choice_of(self.recipe, rows, self.ranks)
         prediction = predict(self.recipe, self.inputs.config, choice, self.device)
         return replace(self, prediction=prediction, choices=rows)
 

@@ -20,11 +20,11 @@ from modicum.planner.choose import (
     DEVICE,
     Room,
     Share,
+    choice_of,
     choices,
     explained,
     first_that_fits,
     layouts,
-    told,
 )
 from modicum.planner.plan import Plan
 from modicum.planner.predict import Predictor
@@ -74,7 +74,7 @@ def plan(
     # Every rank looks, so that what is wrong with the data is reported by all.
     counts = live.broadcast(task.survey(recipe, inputs))
     if replay is not None:
-        prediction = predictor(recipe, inputs.config, told(recipe, replay, count))
+        prediction = predictor(recipe, inputs.config, choice_of(recipe, replay, count))
         return Plan(
             recipe, task, inputs, machine, device.type, prediction, tuple(replay), room.base,
             record, counts=counts,
