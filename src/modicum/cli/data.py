@@ -82,7 +82,7 @@ def _printable(text: str) -> str:
 def _print_facts(
     inputs: TextInputs, data: TextData, facts: DataFacts, template: str | None
 ) -> None:
-    from modicum.cli.tables import table
+    from modicum.cli.tables import source_rows, table
 
     counts = data.train.counts
     lines: list[tuple[str, Any, str]] = [
@@ -91,6 +91,7 @@ def _print_facts(
         ("rows", f"{counts.rows:,}", f"{percent(counts.waste)} of them is padding"),
         ("trained tokens", f"{counts.trained:,}", ""),
     ]
+    lines += source_rows(data.counts)
     if words := too_long_words(counts.as_json()):
         lines.append(("too long for a row", "", words))
     if template is not None:

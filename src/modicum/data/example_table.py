@@ -1,4 +1,4 @@
-"""Which examples stand in which row: placed once, kept in files, and mapped by whoever reads rows."""
+"""Which examples stand in which row: placed once, kept in files, mapped by who reads rows."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from modicum.data.batch import IGNORED, Batch
 from modicum.data.example_table import ExampleTable, Placing
 from modicum.data.fitting import TooLong
-from modicum.data.token_store import TokenStore
 from modicum.data.text_rows import StoredRows, mapped
+from modicum.data.token_store import TokenStore
 
 
 class PackedExamples(StoredRows):

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from modicum.data.batch import IGNORED, Batch
 from modicum.data.fitting import PackingCounts
-from modicum.data.token_store import TokenStore
 from modicum.data.text_rows import StoredRows, indexed
+from modicum.data.token_store import TokenStore
 
 # How long to look for a row that holds several documents: so many rows, so many times.
 _ROWS_AT_A_TIME, _LOOKS = 64, 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import PurePath
 
 from modicum.data.readers import Document
 from modicum.data.row_formats import RowFormat
@@ -27,6 +28,14 @@ class SourceMix:
     def total_bytes(self) -> int:
         """Bytes that reading everything takes."""
         return sum(part.total_bytes for part in self.parts)
+
+    @property
+    def names(self) -> list[str]:
+        """What people call the sources: their files' names where these differ, else their paths."""
+        short = [PurePath(part.title).name for part in self.parts]
+        if len(set(short)) == len(short):
+            return short
+        return [part.title for part in self.parts]
 
     @property
     def rows(self) -> RowFormat:

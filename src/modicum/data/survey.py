@@ -37,8 +37,9 @@ def survey(
     sequence_length: int,
     boundaries: bool,
     too_long: TooLong,
+    most_bytes: int = SURVEYED_BYTES,
 ) -> DataSurvey:
-    """Count the rows of the documents that will be trained, of the first two megabytes.
+    """Count the rows of the documents that will be trained, of the first `most_bytes`.
 
     What follows after these is taken to be like them.
 
@@ -50,7 +51,7 @@ def survey(
     Raises:
         InputError: anything that the source says.
     """
-    documents, complete = _first(source)
+    documents, complete = _first(source, most_bytes)
     exact = complete and tokenizer is not None
     if tokenizer is None:
         some, size = [], 0
@@ -79,12 +80,12 @@ def survey(
     return DataSurvey(counts if exact else _scaled(counts, share), exact)
 
 
-def _first(source: Source) -> tuple[list[Document], bool]:
-    """The documents of the first two megabytes, and whether those are all."""
+def _first(source: Source, most_bytes: int) -> tuple[list[Document], bool]:
+    """The documents of the first `most_bytes`, and whether those are all."""
     documents: list[Document] = []
     size = 0
     for document in source.documents():
-        if documents and size + document.size > SURVEYED_BYTES:
+        if documents and size + document.size > most_bytes:
             return documents, False
         documents.append(document)
         size += document.size

@@ -111,7 +111,9 @@ def written(folder: Path, digest: str) -> Prepared:
     path = folder / MANIFEST
     try:
         if file_digest(path) != digest:
-            raise InputError("is not the one that rank 0 wrote; all ranks need one folder", file=path)
+            raise InputError(
+                "is not the one that rank 0 wrote; all ranks need one folder", file=path
+            )
         return described(folder, json.loads(path.read_bytes()), reused=True)
     except OSError as error:
         raise InputError(

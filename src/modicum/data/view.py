@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from modicum.data.batch import IGNORED
+from modicum.data.source_mix import SourceMix
 from modicum.data.sources import Source
 from modicum.data.text_rows import StoredRows, TextRows, indexed, mapped
 
@@ -87,7 +88,7 @@ class DataFacts:
 
 
 def facts_of(
-    source: Source, ends: Collection[int], train: TextRows, validation: TextRows | None
+    source: Source | SourceMix, ends: Collection[int], train: TextRows, validation: TextRows | None
 ) -> DataFacts:
     """Facts about the documents behind prepared rows; reads all of them.
 
