@@ -85,7 +85,7 @@ def _print_facts(
     from modicum.cli.tables import source_rows, table
 
     counts = data.train.counts
-    lines: list[tuple[str, Any, str]] = [
+    lines: list[Sequence[Any]] = [
         ("data", "", inputs.described),
         ("documents", f"{counts.documents:,}", _lengths(facts)),
         ("rows", f"{counts.rows:,}", f"{percent(counts.waste)} of them is padding"),

@@ -133,9 +133,8 @@ def source_rows(counts: Mapping[str, Any]) -> list[TableRow]:
         rows, trained, share, passes = (
             number(source.get(key)) or 0 for key in ("rows", "trained", "share", "passes")
         )
-        said = (
-            f"of an epoch; {rows:,} rows, {trained:,} trained tokens, {passes:.3g} times an epoch"
-        )
+        own = f"{rows:,} rows ({trained:,} trained tokens)"
+        said = f"of an epoch's rows; its {own} are taken {passes:.3g} times in one"
         found.append((str(source.get("name")), percent(share), said))
     return found
 

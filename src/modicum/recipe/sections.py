@@ -92,12 +92,17 @@ class SourceSection(Section):
     """Its part of the sum of all weights is its share of an epoch's rows; all sources have one, or
     none, which means each row once an epoch."""
     include: Strings | None = None
+    """Of a folder, the files to read."""
     exclude: Strings | None = None
+    """Of those, the files to leave out."""
     format: RowsFormat | None = None
+    """What its rows look like."""
     column: str | None = None
+    """The column that holds the text to learn."""
     prompt_column: str | None = None
+    """A column that comes before the text and is not learned."""
     limit: ByteSize | None = None
-    """As in `data`, each for this source alone."""
+    """Read no more than this much of it."""
 
 
 class DataSection(Section):

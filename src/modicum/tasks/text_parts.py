@@ -93,7 +93,9 @@ def tokenized(
                     if store is not None:
                         packed(recipe, store)
             except InputError as error:
-                raise error.located(field=field_of(source, number)) from None
+                several = isinstance(source, SourceMix)
+                file = error.file or (part.title if several else None)
+                raise error.located(field=field_of(source, number), file=file) from None
             done += part.total_bytes + (other.total_bytes if other else 0)
             digests.append(file_digest(place / MANIFEST))
         return digests
