@@ -81,6 +81,8 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         total = number(parameters.get("total"))
         frozen = total is not None and total != trainable
         costs.append(("parameters", f"{trainable:,}", f"trained, of {total:,}" if frozen else ""))
+    if plan.get("weights") is False:
+        costs.append(("weights", "none here", "enough for a plan; training needs them"))
     if tensors is not None:
         of = " of each rank" if ranks is not None and ranks > 1 else ""
         by = ", by a trace of the model" if prediction.get("ledger") == "traced" else ""

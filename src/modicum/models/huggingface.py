@@ -16,6 +16,7 @@ from modicum.core.errors import InputError
 from modicum.core.files import read_json
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
 from modicum.models.config import ModelConfig
+from modicum.models.other_folders import no_model
 from modicum.models.safetensors_file import TensorEntry, read_entries, read_index
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def read_config(folder: str | Path) -> ModelConfig:
     """
     file = resolve(folder) / CONFIG
     if not file.is_file():
-        raise InputError("this folder is no model: it has no config.json", file=file.parent)
+        raise no_model(file.parent)
     return ModelConfig.from_hf(read_json(file), file)
 
 

@@ -98,7 +98,8 @@ def read_index(file: Path) -> Mapping[str, list[str]]:
     """Which tensors stand in which file, from a `model.safetensors.index.json`.
 
     Raises:
-        InputError: the index cannot be read, or names a file outside of its folder.
+        InputError: the index cannot be read, names a file outside of its folder, or a shard is
+            missing.
     """
     try:
         weight_map = read_json(file)["weight_map"]
@@ -110,4 +111,9 @@ def read_index(file: Path) -> Mapping[str, list[str]]:
     for shard in files:
         if Path(shard).name != shard:
             raise InputError("a shard must lie in the same folder", file=file, value=shard)
+        if not (file.parent / shard).is_file():
+            raise InputError(
+                "the index names this shard and it is not there; copy or download it again",
+                file=file.parent / shard,
+            )
     return files

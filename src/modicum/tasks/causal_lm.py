@@ -23,7 +23,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
 from modicum.data.text_rows import TextRows
 from modicum.data.tokenizer import Tokenizer
-from modicum.models import huggingface, saving
+from modicum.models import huggingface, plan_headers, saving
 from modicum.models.config import ModelConfig
 from modicum.models.generate import generate
 from modicum.models.ledger import AdapterActivations, held, slack
@@ -50,6 +50,11 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
     def look(self, recipe: Recipe) -> TextInputs:
         """Check paths, headers and the data's first 1,000 rows."""
         return text.look(recipe)
+
+    def check_weights(self, inputs: TextInputs) -> None:
+        """Refuse a folder of config.json without weights."""
+        if inputs.model_folder is not None:
+            plan_headers.check_weights(inputs.model_folder)
 
     def survey(self, recipe: Recipe, inputs: TextInputs) -> Mapping[str, Any]:
         """Rows, tokens and too long examples: of all data where that is little, else about."""

@@ -18,9 +18,9 @@ from modicum.data.sources import Source, inspect
 from modicum.data.text_rows import TextRows
 from modicum.data.tokenizer import Tokenizer
 from modicum.linears.base import LinearMethod
-from modicum.models import huggingface
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
+from modicum.models.plan_headers import header_for_plan
 from modicum.recipe import Recipe
 from modicum.tasks.base import Data, Inputs
 from modicum.tasks.text_parts import (
@@ -67,13 +67,13 @@ def look(recipe: Recipe) -> TextInputs:
     Raises:
         InputError: with the recipe's field, or the file and line at fault.
     """
-    folder, tokenizer = None, None
+    folder, tokenizer, weights = None, None, True
     if recipe.model.path is not None:
         try:
-            header = huggingface.read_header(recipe.model.path)
+            header = header_for_plan(recipe.model.path)
         except InputError as error:
             raise error.located(field="model.path") from None
-        folder, config = header.folder, header.config
+        folder, config, weights = header.folder, header.config, bool(header.tensors)
     else:
         config = new_config(recipe)
     if recipe.data.sequence_length > config.context:
@@ -83,7 +83,9 @@ def look(recipe: Recipe) -> TextInputs:
             value=recipe.data.sequence_length,
             allowed=f"at most {config.context}",
         )
-    tokenizer_path = recipe.data.tokenizer or folder
+    # A folder of config.json alone is planned with a tokenizer that is guessed from the data.
+    own = folder if weights or (folder and (folder / "tokenizer.json").is_file()) else None
+    tokenizer_path = recipe.data.tokenizer or own
     if tokenizer_path is not None:
         try:
             tokenizer = Tokenizer.load(tokenizer_path)
@@ -99,7 +101,7 @@ def look(recipe: Recipe) -> TextInputs:
     if validation is not None:
         _inspect(validation, "data.validation_path")
     told = source.describe()
-    return TextInputs(config, folder, told, tokenizer, source, validation, forms)
+    return TextInputs(config, folder, told, tokenizer, source, validation, forms, weights=weights)
 
 
 def _inspect(source: Source, field: str) -> None:
