@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from modicum.core.arguments import check_type
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine, pick_device, this_machine
@@ -51,7 +53,8 @@ def plan(
         keep: of an earlier plan, the choices that are kept when the others are made anew.
 
     Raises:
-        InputError: something about the model or the data is wrong, or does not go with the ranks.
+        InputError: something about the model or the data is wrong, or does not go with the ranks;
+            this is no recipe.
         DoesNotFit: no choice keeps the budget; with the three cheapest changes that would.
 
     >>> import modicum
@@ -61,6 +64,7 @@ def plan(
     >>> modicum.plan(recipe, ranks=4).row()["layout"]["name"]
     'ddp'
     """
+    _check(recipe, ranks)
     live = Ranks() if isinstance(ranks, int) else ranks
     count = ranks if isinstance(ranks, int) else ranks.size
     recipe = recipe.anchored()
@@ -89,6 +93,23 @@ def plan(
     )
     rows = live.broadcast(explained(recipe, found, room, kept, made.seconds))
     return made.with_choices(rows)
+
+
+def _check(recipe: Recipe, ranks: Ranks | int) -> None:
+    """Refuse what is no recipe, and what is no number of ranks."""
+    file = "modicum.recipe_yaml.load(path), which gives the recipe of a file"
+    instead = {
+        str: file,
+        Path: file,
+        dict: "modicum.Recipe(**fields)",
+        Plan: "modicum.train(plan): it is planned already",
+    }
+    check_type(recipe, Recipe, "plan(recipe)", "a modicum.Recipe", instead)
+    check_type(ranks, (Ranks, int), "plan(ranks)", "a number of ranks, from 1")
+    if isinstance(ranks, int) and (isinstance(ranks, bool) or ranks < 1):
+        raise InputError(
+            "is no number of ranks", field="plan(ranks)", value=ranks, allowed="1 and more"
+        )
 
 
 def _device(recipe: Recipe, kept: Sequence[JsonObject]) -> torch.device:
