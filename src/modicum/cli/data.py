@@ -91,7 +91,7 @@ def _print_facts(
         ("rows", f"{counts.rows:,}", f"{percent(counts.waste)} of them is padding"),
         ("trained tokens", f"{counts.trained:,}", ""),
     ]
-    if words := too_long_words(counts.as_json()):
+    if words := too_long_words(data.counts):
         lines.append(("too long for a row", "", words))
     if template is not None:
         lines.append(("chat template", "", template))

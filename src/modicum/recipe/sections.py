@@ -110,10 +110,12 @@ class DataSection(Section):
     """Tokens in a row. The rows of files are examples, each in one piece and several to a row of
     tokens; text files are continuous, and split wherever a row ends."""
     too_long: Literal["truncate", "split", "drop", "refuse"] = "truncate"
-    """What becomes of an example that is longer than a row. truncate: tokens at the front of its
-    prompt are left out, and the example is dropped where its answer alone fills a row; what has no
-    prompt is split. split: it goes over several rows, the later ones without its prompt. drop: it
-    is left out. refuse: the run does not begin. The plan and the report count them."""
+    """What becomes of an example that is longer than a row. truncate: a conversation loses its
+    earliest turns, each as one, and keeps its system turn; of another example, and where the last
+    exchange alone is too long, tokens at the front of the prompt are left out; it is dropped where
+    its answer alone fills a row; what has no prompt is split. split: it goes over several rows, the
+    later ones without its prompt. drop: it is left out. refuse: the run does not begin. The plan
+    and the report count them."""
     boundaries: bool = True
     """Whether attention stops at the documents' boundaries within a row."""
     tokenizer: str | None = None

@@ -15,7 +15,8 @@ from modicum.core.layers.meta import on_meta
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
-from modicum.data.fitting import PackingCounts
+from modicum.data.encoding import LeftOut
+from modicum.data.fitting import PackingCounts, row_room
 from modicum.data.packed_examples import PackedExamples
 from modicum.data.packing import Packed
 from modicum.data.sampler import Sampler
@@ -176,7 +177,7 @@ def prepared(
         tokenizer=tokenizer,
         identity={"made_from": file_digest(held.train.folder / "manifest.json")},
         files=tuple(sorted((folder / "tokenizer").glob("*"))),
-        counts=_counts(inputs, train.counts),
+        counts=_counts(inputs, train.counts, held.train.left_out),
     )
 
 
@@ -219,12 +220,13 @@ def surveyed(recipe: Recipe, inputs: TextInputs) -> dict[str, Any]:
         )
     except InputError as error:
         raise error.located(field="data.path") from None
-    return {**_counts(inputs, found.counts), "exact": found.exact}
+    return {**_counts(inputs, found.counts, found.left_out), "exact": found.exact}
 
 
-def _counts(inputs: TextInputs, counts: PackingCounts) -> dict[str, Any]:
+def _counts(inputs: TextInputs, counts: PackingCounts, left_out: LeftOut) -> dict[str, Any]:
     """What a plan and run.json have of the data."""
-    return {**counts.as_json(), "conversations": inputs.source.rows.conversations}
+    packed = left_out.in_counts(counts.as_json())
+    return {**packed, "conversations": inputs.source.rows.conversations}
 
 
 def _tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Tokenizer:
@@ -253,6 +255,7 @@ def _tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Token
 def _tokenized(
     recipe: Recipe, inputs: TextInputs, tokenizer: Tokenizer, folder: Path, progress: StageProgress
 ) -> Prepared:
+    room = row_room(recipe.data.sequence_length, recipe.data.boundaries)
     try:
         return prepare(
             inputs.source,
@@ -262,15 +265,9 @@ def _tokenized(
             validation_source=inputs.validation_source,
             validation_fraction=recipe.data.validation_fraction,
             seed=recipe.training.seed,
-            longest=_longest(recipe),
+            longest=room if recipe.data.too_long == "refuse" else None,
+            room=room if recipe.data.too_long == "truncate" else None,
             progress=lambda done, total: progress("tokenizing", done, total),
         )
     except InputError as error:
         raise error.located(field="data.path") from None
-
-
-def _longest(recipe: Recipe) -> int | None:
-    """The tokens of the longest example that is not refused; the last one is no input."""
-    if recipe.data.too_long != "refuse":
-        return None
-    return recipe.data.sequence_length + int(recipe.data.boundaries)
