@@ -117,7 +117,7 @@ def _template_words(inputs: TextInputs, recipe: Any) -> str | None:
         return None
     own = None if inputs.tokenizer is None else inputs.tokenizer.chat_template
     if recipe.data.chat_template is None:
-        return "the model's own"
+        return "chatml, as the model is new" if own is None else "the model's own"
     if own is None:
         return "the recipe's; the model has none"
     same = own.source.strip() == template.source.strip()

@@ -60,7 +60,8 @@ def survey(
             some.append(document.text)
             if size > TRAINED_ON_BYTES:
                 break
-        tokenizer = Tokenizer.train(iter(some), vocabulary_size)
+        template = source.rows.template if source.rows.conversations else None
+        tokenizer = Tokenizer.train(iter(some), vocabulary_size, template=template)
     share = 1.0
     seen = sum(document.size for document in documents)
     if held_out_fraction and complete and len(documents) > 1:

@@ -99,7 +99,8 @@ class DataSection(Section):
     prompt_column: str | None = None
     """A column that holds what comes before the text and is not learned."""
     chat_template: str | None = None
-    """A file with the Jinja template that writes conversations; null means the model's own."""
+    """What writes conversations: chatml, llama-3, zephyr, alpaca, or a file with a Jinja template.
+    null means the model's own, and of a new model whose tokenizer is trained here chatml."""
     train_on: Literal["all", "last"] = "all"
     """Of a conversation, which turns of the assistant are learned."""
     validation_path: str | None = None
