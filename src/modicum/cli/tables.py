@@ -125,6 +125,8 @@ def data_rows(plan: Mapping[str, Any]) -> list[TableRow]:
         found.append(("steps", f"{steps:,}", of))
     if words := too_long_words(counts):
         found.append(("too long for a row", "", about + words))
+    if empty := number(counts.get("empty")):
+        found.append(("empty", f"{about}{empty:,}", "left out, as nothing is learned in them"))
     return found
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from modicum.core.arguments import check_type
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine, pick_device, this_machine
@@ -52,7 +54,8 @@ def plan(
         keep: of an earlier plan, the choices that are kept when the others are made anew.
 
     Raises:
-        InputError: something about the model or the data is wrong, or does not go with the ranks.
+        InputError: something about the model or the data is wrong, or does not go with the ranks;
+            this is no recipe.
         DoesNotFit: no choice keeps the budget; with the three cheapest changes that would.
 
     >>> import modicum
@@ -62,6 +65,7 @@ def plan(
     >>> modicum.plan(recipe, ranks=4).row()["layout"]["name"]
     'ddp'
     """
+    _check(recipe, ranks)
     live = Ranks() if isinstance(ranks, int) else ranks
     asked = asked_of(recipe, ranks=ranks, keep=keep if replay is None else replay)
     if replay is not None:
@@ -114,6 +118,23 @@ def planned(asked: Question, prediction: Prediction, rows: tuple[JsonObject, ...
         asked.recipe, asked.task, asked.inputs, asked.machine, asked.device, prediction, rows,
         asked.room.base, asked.record, counts=asked.counts,
     )  # fmt: skip
+
+
+def _check(recipe: Recipe, ranks: Ranks | int) -> None:
+    """Refuse what is no recipe, and what is no number of ranks."""
+    file = "modicum.recipe_yaml.load(path), which gives the recipe of a file"
+    instead = {
+        str: file,
+        Path: file,
+        dict: "modicum.Recipe(**fields)",
+        Plan: "modicum.train(plan): it is planned already",
+    }
+    check_type(recipe, Recipe, "plan(recipe)", "a modicum.Recipe", instead)
+    check_type(ranks, (Ranks, int), "plan(ranks)", "a number of ranks, from 1")
+    if isinstance(ranks, int) and (isinstance(ranks, bool) or ranks < 1):
+        raise InputError(
+            "is no number of ranks", field="plan(ranks)", value=ranks, allowed="1 and more"
+        )
 
 
 def _device(recipe: Recipe, kept: Sequence[JsonObject]) -> torch.device:

@@ -127,7 +127,8 @@ class DataSection(Section):
     prompt_column: str | None = None
     """A column that holds what comes before the text and is not learned."""
     chat_template: str | None = None
-    """A file with the Jinja template that writes conversations; null means the model's own."""
+    """What writes conversations: chatml, llama-3, zephyr, alpaca, or a file with a Jinja template.
+    null means the model's own, and of a new model whose tokenizer is trained here chatml."""
     train_on: Literal["all", "last"] = "all"
     """Of a conversation, which turns of the assistant are learned."""
     validation_path: str | None = None
@@ -138,10 +139,12 @@ class DataSection(Section):
     """Tokens in a row. The rows of files are examples, each in one piece and several to a row of
     tokens; text files are continuous, and split wherever a row ends."""
     too_long: Literal["truncate", "split", "drop", "refuse"] = "truncate"
-    """What becomes of an example that is longer than a row. truncate: tokens at the front of its
-    prompt are left out, and the example is dropped where its answer alone fills a row; what has no
-    prompt is split. split: it goes over several rows, the later ones without its prompt. drop: it
-    is left out. refuse: the run does not begin. The plan and the report count them."""
+    """What becomes of an example that is longer than a row. truncate: a conversation loses its
+    earliest turns, each as one, and keeps its system turn; of another example, and where the last
+    exchange alone is too long, tokens at the front of the prompt are left out; it is dropped where
+    its answer alone fills a row; what has no prompt is split. split: it goes over several rows, the
+    later ones without its prompt. drop: it is left out. refuse: the run does not begin. The plan
+    and the report count them."""
     boundaries: bool = True
     """Whether attention stops at the documents' boundaries within a row."""
     tokenizer: str | None = None

@@ -156,6 +156,8 @@ def data_lines(result: dict[str, Any]) -> list[str]:
     known = {key: value for key, value in counts.items() if numbers.number(value) is not None}
     if words := too_long_words(known):
         lines.append(f"Longer than a row: {words}.")
+    if empty := numbers.number(counts.get("empty")):
+        lines.append(f"Left out, as nothing is learned in them: {empty:,}.")
     return lines
 
 

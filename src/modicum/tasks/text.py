@@ -190,7 +190,11 @@ def prepared(
         tokenizer=tokenizer,
         identity=identity_of(inputs.source, held),
         files=tuple(sorted((folder / "tokenizer").glob("*"))),
-        counts=counts_of(inputs.source, [part.counts for part in train.parts]),
+        counts=counts_of(
+            inputs.source,
+            [part.counts for part in train.parts],
+            [each.train.left_out for each in held],
+        ),
     )
 
 
@@ -208,7 +212,8 @@ def _tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Token
     """The run's tokenizer: the one kept in the run folder, the model's, or one trained now."""
     if (kept / "tokenizer.json").exists():
         return Tokenizer.load(kept)
-    tokenizer = inputs.tokenizer
+    tokenizer, rows = inputs.tokenizer, inputs.source.rows
+    template = rows.template if rows.conversations else None
     if tokenizer is None:
         total = inputs.source.total_bytes
 
@@ -217,10 +222,11 @@ def _tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Token
 
         texts = (document.text for document in inputs.source.documents())
         try:
-            tokenizer = Tokenizer.train(texts, inputs.config.vocabulary_size, tell)
+            size = inputs.config.vocabulary_size
+            tokenizer = Tokenizer.train(texts, size, tell, template=template)
         except InputError as error:
             raise error.located(field=field_of(inputs.source, 0)) from None
-    if inputs.source.rows.conversations and (template := inputs.source.rows.template) is not None:
+    if template is not None:
         # What is trained by the recipe's template is asked by it afterwards, here and elsewhere.
         tokenizer = tokenizer.with_template(template.source)
     tokenizer.save(kept)
