@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from modicum.cli.init import ask_here
-from modicum.planner.starting import Question
+from modicum.planner.starting import UserQuestion
 
 
 def one_message(ended: Any) -> str:
@@ -115,4 +115,4 @@ def test_a_terminal_is_asked_until_the_answer_is_right(
 
 def test_the_end_of_what_is_typed_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal(""))
-    assert ask_here(Question("data.column", "Which?", "text", ("text", "other"))) == "text"
+    assert ask_here(UserQuestion("data.column", "Which?", "text", ("text", "other"))) == "text"

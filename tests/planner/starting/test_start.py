@@ -12,7 +12,7 @@ import pytest
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.models.config import ModelConfig
 from modicum.planner import plan
-from modicum.planner.starting import Question, Start, start
+from modicum.planner.starting import Start, UserQuestion, start
 from modicum.planner.starting.recipe_text import recipe_text
 from modicum.recipe_yaml import load
 
@@ -151,7 +151,7 @@ def test_open_questions_are_asked_and_answers_checked(hollow: Hollow, tmp_path: 
     file.write_text("\n".join(lines))
     model, asked = str(hollow(SMALL)), []
 
-    def answer(question: Question) -> Any:
+    def answer(question: UserQuestion) -> Any:
         asked.append(question.field)
         return "eins" if question.field == "data.column" else question.default
 

@@ -11,7 +11,7 @@ from modicum.planner.plan import Plan
 from modicum.planner.planning import plan
 from modicum.planner.starting import rules
 from modicum.planner.starting.data import chosen_data, look_at_columns
-from modicum.planner.starting.draft import Ask, Draft, Question, take_default
+from modicum.planner.starting.draft import Ask, Draft, UserQuestion, take_default
 from modicum.planner.starting.lengths import Lengths, measured, row_length, text_length
 from modicum.planner.starting.method import check_method, choose_method
 from modicum.planner.starting.recipe_text import model_words
@@ -117,7 +117,7 @@ def _set_budget(draft: Draft, memory: str | None) -> None:
         return
     text = "How much memory may it take, as in 8GB?"
     draft.question(
-        Question("budget.memory", text, None), f"what is free now; else {why}, as in 8GB"
+        UserQuestion("budget.memory", text, None), f"what is free now; else {why}, as in 8GB"
     )
 
 
@@ -149,7 +149,7 @@ def _looked_at(draft: Draft) -> TextInputs:
         if error.field != field or field in draft.asked:
             raise
         text = "The rows are conversations and the model has no chat template: a file with one?"
-        if draft.question(Question(field, text, None), "what writes conversations") is None:
+        if draft.question(UserQuestion(field, text, None), "what writes conversations") is None:
             raise error from None
     return look()
 
