@@ -23,7 +23,7 @@ def found(folder: Path, *rows: dict[str, Any]) -> Columns | None:
     ("row", "column", "prompt"),
     [
         ({"text": "x", "question": LONG, "answer": LONG}, "text", None),
-        ({"UserQuestion": "why", "Answer": "so"}, "Answer", "UserQuestion"),
+        ({"Question": "why", "Answer": "so"}, "Answer", "Question"),
         ({"instruction": "do", "context": "", "response": "done"}, "response", "instruction"),
         ({"content": "x", "url": LONG}, "content", None),
         ({"id": 3, "poem": LONG}, "poem", None),
