@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from modicum.data.encoding import encode
 from modicum.data.readers import Document
+from modicum.data.source_mix import SourceMix
 from modicum.data.sources import Source
 from modicum.data.survey import SURVEYED_BYTES, TRAINED_ON_BYTES
 from modicum.data.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ class Lengths:
         return 1 - bisect_right(self.tokens, tokens) / len(self.tokens)
 
 
-def sampled(source: Source) -> tuple[list[Document], bool]:
+def sampled(source: Source | SourceMix) -> tuple[list[Document], bool]:
     """The documents of the first two megabytes, and whether those are all.
 
     Raises:
@@ -55,7 +56,7 @@ def sampled(source: Source) -> tuple[list[Document], bool]:
 
 
 def measured(
-    source: Source, tokenizer: Tokenizer | None, vocabulary_size: int
+    source: Source | SourceMix, tokenizer: Tokenizer | None, vocabulary_size: int
 ) -> tuple[Lengths, Tokenizer]:
     """The lengths of a source's documents, and the tokenizer that they were counted with.
 

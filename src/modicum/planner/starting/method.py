@@ -14,8 +14,9 @@ from modicum.core.errors import InputError
 from modicum.core.machine import pick_device, this_machine
 from modicum.core.machine.record import machine_record
 from modicum.core.units import format_bytes
-from modicum.planner.choose import Room, Share, smallest
+from modicum.planner.choose import Room, Share
 from modicum.planner.predict import Predictor
+from modicum.planner.question import Question
 from modicum.planner.starting.draft import Draft
 from modicum.planner.starting.stored import HALF
 from modicum.recipe import Recipe, methods_for
@@ -137,12 +138,20 @@ class LeastBytes:
 
     def __init__(self, recipe: Recipe, inputs: Inputs) -> None:
         device = pick_device(recipe.training.device)
-        self.device, self._inputs = device.type, inputs
-        record = machine_record(self.device)
-        self.room = Room.of(recipe, this_machine(device), self.device, record, Share())
-        self._predictor = Predictor(self.device)
+        self.device = device.type
+        machine, record = this_machine(device), machine_record(self.device)
+        self.room = Room.of(recipe, machine, self.device, record, Share())
+        self._asked = Question(
+            recipe,
+            task_of(recipe),
+            inputs,
+            self.device,
+            machine,
+            record,
+            self.room,
+            Predictor(self.device),
+        )
 
     def __call__(self, recipe: Recipe) -> int:
         """Of a recipe."""
-        config = task_of(recipe).reconfigured(self._inputs, recipe)
-        return smallest(recipe, config, self._predictor, self.room, 1)
+        return self.room.needed(self._asked.frugal(recipe))
