@@ -167,9 +167,11 @@ def load(
 
     header = read_header(folder)
     if not isinstance(header.config, ModelConfig):
-        from modicum.models.transformers_loading import load_decoder
+        from modicum.models.transformers_loading import empty_decoder
 
-        return load_decoder(header, dtype, device, linear)
+        empty = empty_decoder(header.config, header.dtype, dtype, device, linear)
+        fill(empty, folder)
+        return empty
     held = header.config.forms
     plan = linear if isinstance(linear, FormPlan) else held.with_default(linear)
     plan = replace(plan, blocks=held.blocks)

@@ -24,8 +24,9 @@ from modicum.core.ranks.sharding import is_sharded
 from modicum.models.llama import compute_dtype
 from modicum.models.rope import document_mask, document_positions
 from modicum.models.transformers_buffers import compute_buffers
-from modicum.models.transformers_config import TransformersConfig
 from modicum.models.transformers_kinds import architecture, described
+from modicum.models.transformers_private import begin_module, runs_again
+from modicum.models.transformers_shape import TransformersShape
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class TransformersDecoder(nn.Module):
     """
 
     peft_task_type: ClassVar = "CAUSAL_LM"  # as which PEFT loads adapters of it
-    decoder_config: TransformersConfig
+    decoder_config: TransformersShape
     blocks_name: str
     transposed: frozenset[str]
     recompute_blocks: bool
@@ -70,16 +71,13 @@ class TransformersDecoder(nn.Module):
     def recompute(self, value: bool) -> None:
         self.recompute_blocks = value
         for block in self.blocks:
-            if value and not hasattr(type(block), "gradient_checkpointing"):
+            if not runs_again(block, recomputed if value else None):
                 raise InputError(
                     "blocks of this model cannot run again in the backward pass",
                     field="training.recompute",
                     value=type(block).__name__,
                     allowed="none",
                 )
-            # How transformers' own blocks are told so.
-            block.gradient_checkpointing = value  # type: ignore[assignment]
-            block._gradient_checkpointing_func = recomputed  # type: ignore[assignment]
 
     def forward(self, input_ids: Tensor, documents: Tensor | None = None) -> Tensor:
         """Logits [B, T, vocabulary].
@@ -151,11 +149,11 @@ class TransformersDecoder(nn.Module):
                 elif isinstance(module, FormLayer):
                     module.initialise(std=0.02, seed=seed, name=name)
                 else:
-                    self._init_weights(module)  # type: ignore[operator]
+                    begin_module(self, module)
         return self
 
 
-def build(config: TransformersConfig) -> TransformersDecoder:
+def build(config: TransformersShape) -> TransformersDecoder:
     """The model of a configuration, its linear layers in the forms that it says; call it on meta.
 
     Raises:
