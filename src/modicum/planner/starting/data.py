@@ -7,7 +7,7 @@ from typing import Any
 from modicum.core.errors import InputError
 from modicum.data.sources import open_source
 from modicum.planner.starting.columns import Columns, columns_of
-from modicum.planner.starting.draft import Draft, UserQuestion
+from modicum.planner.starting.draft import Draft, OpenQuestion
 from modicum.planner.starting.splits import split_of
 
 _NAMED = ("data.column", "data.prompt_column", "data.format")
@@ -53,7 +53,7 @@ def _set_columns(draft: Draft, found: Columns) -> None:
         return
     unread = f"; not read: {', '.join(found.unread)}" if found.unread else ""
     if not found.sure:
-        question = UserQuestion(
+        question = OpenQuestion(
             "data.column", "Which column holds the text to learn?", found.column, found.texts
         )
         draft.question(question, f"a guess: the longest of the columns{unread}")
