@@ -159,11 +159,15 @@ def comparison(run: FolderContents, result: dict[str, Any]) -> list[dict[str, An
 
 
 def kinds_by_phase(run: FolderContents) -> dict[str, dict[str, float]]:
-    """Predicted bytes {phase: {kind: bytes}} on the device, of the last plan.
+    """Predicted bytes {phase: {kind: bytes}} on the device, of the last plan."""
+    return kinds_of(section(_last(run.plans), "prediction"))
+
+
+def kinds_of(prediction: JsonObject) -> dict[str, dict[str, float]]:
+    """Bytes {phase: {kind: bytes}} on the device, of a plan's prediction.
 
     What a phase's total has beyond the items that the plan lists for it is of kind "other".
     """
-    prediction = section(_last(run.plans), "prediction")
     items: dict[str, dict[str, float]] = {}
     for row in listing(prediction, "table"):
         kind, size = str(row.get("kind")), number(row.get("bytes"))
