@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from modicum.core.files import JsonObject
-from modicum.report import kinds, numbers
+from modicum.report import numbers, plots
 from modicum.report.charts import payload
 from modicum.report.folder import FolderContents
 from modicum.report.overlay import names, overlay
@@ -50,8 +50,8 @@ def render(runs: Sequence[FolderContents], live: JsonObject | None = None) -> st
         signed=lambda value: numbers.percent(value, signed=True),
         visible=visible,
         moment=moment,
-        colour=kinds.colour,
-        phase=kinds.phase_title,
+        colour=plots.colour,
+        phase=plots.phase_title,
         spelled=spelled,
     )
     shown: dict[str, Any] = view(runs[0]) if len(runs) == 1 else overlay(runs)

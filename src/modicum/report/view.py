@@ -7,7 +7,7 @@ from typing import Any
 from modicum.core.files import JsonObject
 from modicum.data.fitting import too_long_words
 from modicum.report import facts as told
-from modicum.report import kinds, numbers
+from modicum.report import numbers, plots
 from modicum.report.events import events
 from modicum.report.folder import FolderContents, listing, section
 from modicum.report.recipes import fields
@@ -30,9 +30,9 @@ def view(run: FolderContents) -> dict[str, Any]:
         "peak": peak,
         "peak_counted": peak[told.counted(run)],
         "events": events(run),
-        "memory": kinds.bars(phases, peak["budget"], peak["measured"]),
-        "kinds": sorted(drawn, key=kinds.rank),
-        "by_kind": sorted(told.kinds_measured(run), key=lambda row: kinds.rank(row["kind"])),
+        "memory": plots.bars(phases, peak["budget"], peak["measured"]),
+        "kinds": sorted(drawn, key=plots.rank),
+        "by_kind": sorted(told.kinds_measured(run), key=lambda row: plots.rank(row["kind"])),
         "ledger": listing(prediction, "table"),
         "samples": samples(run.samples),
         "data_lines": data_lines(result),

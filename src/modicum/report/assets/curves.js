@@ -37,7 +37,7 @@ function linesOf(chart) {
 
 function line(run, place, curve, values, kind, chart) {
   const y = state.log ? values.map((v) => (v > 0 ? v : null)) : values;
-  return { run, place, kind, curve, x: curve[state.unit], y, name: lineName(kind, chart), role: lineRole(kind, place) };
+  return { run, place, kind, curve, x: curve[state.unit], y, name: lineName(kind, chart, curve), role: lineRole(kind, place) };
 }
 
 function lineRole(kind, place) {
@@ -45,8 +45,9 @@ function lineRole(kind, place) {
   return { raw: "train-raw", smooth: "train", plain: "train", checked: "validation" }[kind];
 }
 
-function lineName(kind, chart) {
-  const text = { raw: "each step", smooth: "smoothed", plain: "", checked: "validation" }[kind];
+function lineName(kind, chart, curve) {
+  const each = curve.every > 1 ? `least and greatest of ${curve.every.toLocaleString("en")} steps` : "each step";
+  const text = { raw: each, smooth: "smoothed", plain: curve.every > 1 ? each : "", checked: "validation" }[kind];
   return chart.name === "loss" && kind !== "checked" ? `training${text ? `, ${text}` : ""}` : text;
 }
 
