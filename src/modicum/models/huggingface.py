@@ -42,6 +42,11 @@ class ModelHeader:
         return sum(entry.bytes for entry in self.tensors.values())
 
     @property
+    def dtypes(self) -> frozenset[str]:
+        """The format's names (F32, BF16...) of the dtypes that there are."""
+        return frozenset(entry.dtype for entry in self.tensors.values())
+
+    @property
     def dtype(self) -> str:
         """The format's name (F32, BF16...) of the dtype that most tensors have."""
         return Counter(entry.dtype for entry in self.tensors.values()).most_common(1)[0][0]

@@ -27,6 +27,7 @@ from modicum.planner.choose import (
     layouts,
 )
 from modicum.planner.plan import Plan
+from modicum.planner.precision import settled
 from modicum.planner.predict import Predictor
 from modicum.planner.refusal import does_not_fit
 from modicum.recipe import Recipe
@@ -67,6 +68,7 @@ def plan(
     layouts(recipe, count)  # what does not go with the ranks is reported before all else
     task = task_of(recipe)
     inputs = task.look(recipe)
+    recipe, settled_rows = settled(recipe, inputs.dtypes)
     device = _device(recipe, keep if replay is None else replay)
     machine, record, room = _agreed(recipe, device, live, count)
     predictor = Predictor(device.type)
@@ -88,7 +90,7 @@ def plan(
         recipe, task, inputs, machine, device.type, found, (), room.base, record, counts=counts
     )
     rows = live.broadcast(explained(recipe, found, room, kept, made.seconds))
-    return made.with_choices(rows)
+    return made.with_choices([*settled_rows, *rows])
 
 
 def _device(recipe: Recipe, kept: Sequence[JsonObject]) -> torch.device:

@@ -68,11 +68,13 @@ class Inputs:
         config: of the model, as far as it is known before the data is prepared.
         model_folder: where the trained weights are that the run starts from; None for a new model.
         described: the data, in words.
+        dtypes: of the tensors in the model folder, by safetensors' names (F32, BF16, F16).
     """
 
     config: Any
     model_folder: Path | None
     described: str
+    dtypes: frozenset[str] = field(default=frozenset(), kw_only=True)
 
 
 B = TypeVar("B", bound=AnyBatch)

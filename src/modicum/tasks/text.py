@@ -64,13 +64,13 @@ def look(recipe: Recipe) -> TextInputs:
     Raises:
         InputError: with the recipe's field, or the file and line at fault.
     """
-    folder, tokenizer = None, None
+    folder, tokenizer, dtypes = None, None, frozenset[str]()
     if recipe.model.path is not None:
         try:
             header = huggingface.read_header(recipe.model.path)
         except InputError as error:
             raise error.located(field="model.path") from None
-        folder, config = header.folder, header.config
+        folder, config, dtypes = header.folder, header.config, header.dtypes
     else:
         config = new_config(recipe)
     if recipe.data.sequence_length > config.context:
@@ -95,7 +95,9 @@ def look(recipe: Recipe) -> TextInputs:
     if validation is not None:
         _inspected(validation, "data.validation_path")
     told = source.describe()
-    return TextInputs(config, folder, told, tokenizer, source, validation, inspection, forms)
+    return TextInputs(
+        config, folder, told, tokenizer, source, validation, inspection, forms, dtypes=dtypes
+    )
 
 
 def _inspected(source: Source, field: str) -> Inspection:
