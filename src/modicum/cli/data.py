@@ -82,16 +82,17 @@ def _printable(text: str) -> str:
 def _print_facts(
     inputs: TextInputs, data: TextData, facts: DataFacts, template: str | None
 ) -> None:
-    from modicum.cli.tables import table
+    from modicum.cli.tables import source_rows, table
 
     counts = data.train.counts
-    lines: list[tuple[str, Any, str]] = [
+    lines: list[Sequence[Any]] = [
         ("data", "", inputs.described),
         ("documents", f"{counts.documents:,}", _lengths(facts)),
         ("rows", f"{counts.rows:,}", f"{percent(counts.waste)} of them is padding"),
         ("trained tokens", f"{counts.trained:,}", ""),
     ]
-    if words := too_long_words(counts.as_json()):
+    lines += source_rows(data.counts)
+    if words := too_long_words(data.counts):
         lines.append(("too long for a row", "", words))
     if template is not None:
         lines.append(("chat template", "", template))
@@ -117,7 +118,7 @@ def _template_words(inputs: TextInputs, recipe: Any) -> str | None:
         return None
     own = None if inputs.tokenizer is None else inputs.tokenizer.chat_template
     if recipe.data.chat_template is None:
-        return "the model's own"
+        return "chatml, as the model is new" if own is None else "the model's own"
     if own is None:
         return "the recipe's; the model has none"
     same = own.source.strip() == template.source.strip()

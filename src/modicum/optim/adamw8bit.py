@@ -87,7 +87,7 @@ class AdamW8bit(Valued, torch.optim.Optimizer):
         claim_verdict="holds",
         against=Against("equal", "even levels in the same blocks"),
         reason="state is 75 % less than AdamW's, and at AdamW's best learning rate the loss is "
-        "within 0.2 % of its, less than seeds spread; at this size even levels in blocks do as well",
+        "within 0.2 % of its, less than seeds spread; even levels in blocks do as well here",
         slot="optimizer",
         tiny={"weight_decay": 0.1, "smallest": 64},
     )

@@ -81,10 +81,15 @@ class Room:
 
     def needed(self, prediction: Prediction) -> int:
         """The bytes of a prediction that count here."""
-        if self.device == "cpu":
-            most = prediction.process_bytes(self.base, self.kept[1])
-            return most + round(HEADROOM * (most - self.base))
-        return prediction.peak_bytes
+        return max(self.by_phase(prediction))
+
+    def by_phase(self, prediction: Prediction) -> tuple[int, ...]:
+        """The same in each phase of a step."""
+        phases = prediction.ledger.by_phase().values()
+        if self.device != "cpu":
+            return tuple(phases)
+        most = (prediction.process_bytes(self.base, self.kept[1], peak=size) for size in phases)
+        return tuple(size + round(HEADROOM * (size - self.base)) for size in most)
 
     def holds(self, prediction: Prediction) -> bool:
         """Whether there is enough, on the device and next to it."""
@@ -250,18 +255,6 @@ def first_that_fits(
         if room.holds(prediction):
             return prediction
     return None
-
-
-def smallest(recipe: Recipe, config: Any, predictor: Predictor, room: Room, ranks: int) -> int:
-    """What the most frugal choice needs: of micro-batches, the largest one or the smallest."""
-    frugal = list(choices(recipe, room.device, ranks))
-    sizes = {choice.micro_batch_size for choice in frugal}
-    copies = min(choice.asynchronous for choice in frugal)
-    return min(
-        room.needed(predictor(recipe, config, choice))
-        for choice in frugal
-        if choice.micro_batch_size in (min(sizes), max(sizes)) and choice.asynchronous == copies
-    )
 
 
 def explained(

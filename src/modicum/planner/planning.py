@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from modicum.core.arguments import check_type
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine, pick_device, this_machine
@@ -28,7 +30,8 @@ from modicum.planner.choose import (
 )
 from modicum.planner.plan import Plan
 from modicum.planner.precision import settled
-from modicum.planner.predict import Predictor
+from modicum.planner.predict import Prediction, Predictor
+from modicum.planner.question import Question
 from modicum.planner.refusal import does_not_fit
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
@@ -52,7 +55,8 @@ def plan(
         keep: of an earlier plan, the choices that are kept when the others are made anew.
 
     Raises:
-        InputError: something about the model or the data is wrong, or does not go with the ranks.
+        InputError: something about the model or the data is wrong, or does not go with the ranks;
+            this is no recipe.
         DoesNotFit: no choice keeps the budget; with the three cheapest changes that would.
 
     >>> import modicum
@@ -62,35 +66,78 @@ def plan(
     >>> modicum.plan(recipe, ranks=4).row()["layout"]["name"]
     'ddp'
     """
+    _check(recipe, ranks)
+    live = Ranks() if isinstance(ranks, int) else ranks
+    asked = asked_of(recipe, ranks=ranks, keep=keep if replay is None else replay)
+    if replay is not None:
+        choice = choice_of(asked.recipe, replay, asked.ranks)
+        prediction = asked.predictor(asked.recipe, asked.inputs.config, choice)
+        return planned(asked, prediction, tuple(replay))
+    kept = {row["field"]: row for row in keep}
+    open_ones = choices(asked.recipe, asked.device, asked.ranks, kept)
+    found = first_that_fits(
+        open_ones, asked.recipe, asked.inputs.config, asked.predictor, asked.room
+    )
+    if found is None:
+        raise does_not_fit(asked)
+    made = planned(asked, found)
+    rows = explained(asked.recipe, found, asked.room, kept, made.seconds)
+    return made.with_choices(live.broadcast([*asked.settled, *rows]))
+
+
+def asked_of(
+    recipe: Recipe, *, ranks: Ranks | int = 1, keep: Sequence[JsonObject] = ()
+) -> Question:
+    """Look at a recipe's inputs and at the machine, with nothing chosen yet.
+
+    Args:
+        recipe, ranks, keep: as `plan`.
+
+    Raises:
+        InputError: as `plan`.
+    """
     live = Ranks() if isinstance(ranks, int) else ranks
     count = ranks if isinstance(ranks, int) else ranks.size
     recipe = recipe.anchored()
     layouts(recipe, count)  # what does not go with the ranks is reported before all else
     task = task_of(recipe)
     inputs = task.look(recipe)
-    recipe, settled_rows = settled(recipe, inputs.dtypes)
-    device = _device(recipe, keep if replay is None else replay)
+    recipe, rows = settled(recipe, inputs.dtypes)
+    device = _device(recipe, keep)
     machine, record, room = _agreed(recipe, device, live, count)
     predictor = Predictor(device.type)
     # After the room is measured: what this leaves in memory is used again when the run tokenizes.
     # Every rank looks, so that what is wrong with the data is reported by all.
     counts = live.broadcast(task.survey(recipe, inputs))
-    if replay is not None:
-        prediction = predictor(recipe, inputs.config, choice_of(recipe, replay, count))
-        return Plan(
-            recipe, task, inputs, machine, device.type, prediction, tuple(replay), room.base,
-            record, counts=counts,
-        )  # fmt: skip
-    kept = {row["field"]: row for row in keep}
-    open_ones = choices(recipe, device.type, count, kept)
-    found = first_that_fits(open_ones, recipe, inputs.config, predictor, room)
-    if found is None:
-        raise does_not_fit(recipe, task, inputs, predictor, room, count)
-    made = Plan(
-        recipe, task, inputs, machine, device.type, found, (), room.base, record, counts=counts
-    )
-    rows = live.broadcast(explained(recipe, found, room, kept, made.seconds))
-    return made.with_choices([*settled_rows, *rows])
+    return Question(
+        recipe, task, inputs, device.type, machine, record, room, predictor, counts, count,
+        tuple(rows),
+    )  # fmt: skip
+
+
+def planned(asked: Question, prediction: Prediction, rows: tuple[JsonObject, ...] = ()) -> Plan:
+    """The plan that answers a question with this prediction and these choices."""
+    return Plan(
+        asked.recipe, asked.task, asked.inputs, asked.machine, asked.device, prediction, rows,
+        asked.room.base, asked.record, counts=asked.counts,
+    )  # fmt: skip
+
+
+def _check(recipe: Recipe, ranks: Ranks | int) -> None:
+    """Refuse what is no recipe, and what is no number of ranks."""
+    file = "modicum.recipe_yaml.load(path), which gives the recipe of a file"
+    instead = {
+        str: file,
+        Path: file,
+        dict: "modicum.Recipe(**fields)",
+        Plan: "modicum.train(plan): it is planned already",
+    }
+    check_type(recipe, Recipe, "plan(recipe)", "a modicum.Recipe", instead)
+    check_type(ranks, (Ranks, int), "plan(ranks)", "a number of ranks, from 1")
+    if isinstance(ranks, int) and (isinstance(ranks, bool) or ranks < 1):
+        raise InputError(
+            "is no number of ranks", field="plan(ranks)", value=ranks, allowed="1 and more"
+        )
 
 
 def _device(recipe: Recipe, kept: Sequence[JsonObject]) -> torch.device:

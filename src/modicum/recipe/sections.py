@@ -80,18 +80,46 @@ class ModelSection(Section):
         return values
 
 
+RowsFormat = Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"]
+
+
+class SourceSection(Section):
+    """One of several sources. What it leaves out (null) is as the section `data` has it."""
+
+    path: str
+    """A file or folder, as in `data.path`."""
+    weight: PositiveFloat | None = None
+    """Its part of the sum of all weights is its share of an epoch's rows; all sources have one, or
+    none, which means each row once an epoch."""
+    include: Strings | None = None
+    """Of a folder, the files to read."""
+    exclude: Strings | None = None
+    """Of those, the files to leave out."""
+    format: RowsFormat | None = None
+    """What its rows look like."""
+    column: str | None = None
+    """The column that holds the text to learn."""
+    prompt_column: str | None = None
+    """A column that comes before the text and is not learned."""
+    limit: ByteSize | None = None
+    """Read no more than this much of it."""
+
+
 class DataSection(Section):
     """The data: text, or rows of examples."""
 
     path: str | None = None
     """A folder of text files, one text file, or a file of rows such as .jsonl; null means the
     source files of the Python standard library on this machine."""
+    sources: Annotated[tuple[SourceSection, ...], Field(strict=False)] = ()
+    """Several instead of `path`, each with a `path` and, if they are to be mixed, a `weight`. An
+    epoch has as many rows as all of them together."""
     include: Strings = ()
     """Of a folder, the files to read, as patterns (`**/*.md`); empty means its JSONL and
     Parquet files, else its text files, else its tables."""
     exclude: Strings = ()
     """Of those, the files to leave out."""
-    format: Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"] = "auto"
+    format: RowsFormat = "auto"
     """What rows look like; auto: by the columns of the first row, or text where columns are
     named."""
     column: str = "text"
@@ -99,7 +127,8 @@ class DataSection(Section):
     prompt_column: str | None = None
     """A column that holds what comes before the text and is not learned."""
     chat_template: str | None = None
-    """A file with the Jinja template that writes conversations; null means the model's own."""
+    """What writes conversations: chatml, llama-3, zephyr, alpaca, or a file with a Jinja template.
+    null means the model's own, and of a new model whose tokenizer is trained here chatml."""
     train_on: Literal["all", "last"] = "all"
     """Of a conversation, which turns of the assistant are learned."""
     validation_path: str | None = None
@@ -110,16 +139,31 @@ class DataSection(Section):
     """Tokens in a row. The rows of files are examples, each in one piece and several to a row of
     tokens; text files are continuous, and split wherever a row ends."""
     too_long: Literal["truncate", "split", "drop", "refuse"] = "truncate"
-    """What becomes of an example that is longer than a row. truncate: tokens at the front of its
-    prompt are left out, and the example is dropped where its answer alone fills a row; what has no
-    prompt is split. split: it goes over several rows, the later ones without its prompt. drop: it
-    is left out. refuse: the run does not begin. The plan and the report count them."""
+    """What becomes of an example that is longer than a row. truncate: a conversation loses its
+    earliest turns, each as one, and keeps its system turn; of another example, and where the last
+    exchange alone is too long, tokens at the front of the prompt are left out; it is dropped where
+    its answer alone fills a row; what has no prompt is split. split: it goes over several rows, the
+    later ones without its prompt. drop: it is left out. refuse: the run does not begin. The plan
+    and the report count them."""
     boundaries: bool = True
     """Whether attention stops at the documents' boundaries within a row."""
     tokenizer: str | None = None
     """A folder with tokenizer.json; null means the model's, or one trained on the data."""
     limit: ByteSize | None = None
-    """Read no more than this much text."""
+    """Read no more than this much text; of several sources, of each."""
+
+    @model_validator(mode="after")
+    def _sources_are_weighed_alike(self) -> DataSection:
+        if not self.sources:
+            return self
+        if self.path is not None:
+            problem = "the data is named twice; keep data.path or data.sources"
+            raise InputError(problem, field="data.path", value=self.path)
+        bare = [n for n, each in enumerate(self.sources) if each.weight is None]
+        if bare and len(bare) < len(self.sources):
+            problem = "other sources have a weight and this one has none; give all one, or none"
+            raise InputError(problem, field=f"data.sources.{bare[0]}.weight")
+        return self
 
 
 class TrainingSection(Section):

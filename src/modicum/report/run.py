@@ -152,9 +152,27 @@ def data_lines(result: dict[str, Any]) -> list[str]:
             f"{documents:,} documents make {rows:,} rows with {trained:,} trained tokens; "
             f"{numbers.percent(waste or 0.0)} of the rows is padding."
         )
+    lines += source_lines(counts.get("sources"))
     known = {key: value for key, value in counts.items() if numbers.number(value) is not None}
     if words := too_long_words(known):
         lines.append(f"Longer than a row: {words}.")
+    if empty := numbers.number(counts.get("empty")):
+        lines.append(f"Left out, as nothing is learned in them: {empty:,}.")
+    return lines
+
+
+def source_lines(sources: Any) -> list[str]:
+    """What each of several sources gave, in sentences; none of anything else than their list."""
+    lines = []
+    for source in sources if isinstance(sources, list) else ():
+        if not isinstance(source, dict):
+            continue
+        share, passes = (numbers.number(source.get(key)) for key in ("share", "passes"))
+        if share is not None and passes is not None:
+            lines.append(
+                f"{source.get('name')}: {numbers.percent(share)} of an epoch's rows, in which its "
+                f"own are taken {passes:.3g} times."
+            )
     return lines
 
 
