@@ -29,6 +29,7 @@ from modicum.planner.choose import (
 )
 from modicum.planner.explained import explained
 from modicum.planner.plan import Plan
+from modicum.planner.precision import settled
 from modicum.planner.predict import Prediction, Predictor
 from modicum.planner.profiles import Profile
 from modicum.planner.question import Question
@@ -87,7 +88,7 @@ def plan(
         raise does_not_fit(asked)
     made = planned(asked, found)
     rows = explained(asked.recipe, found, asked.room, kept, made.seconds)
-    made = made.with_choices(live.broadcast(rows))
+    made = made.with_choices(live.broadcast([*asked.settled, *rows]))
     return replace(made, uses=tuple(uses_of_room(asked, found))) if advise else made
 
 
@@ -103,7 +104,7 @@ def plan_anyway(
     found = asked.fitting(asked.recipe)
     made = planned(asked, found or asked.frugal(asked.recipe))
     rows = explained(asked.recipe, made.prediction, asked.room, {}, made.seconds)
-    return replace(made, choices=tuple(rows)), found is not None
+    return replace(made, choices=(*asked.settled, *rows)), found is not None
 
 
 def asked_of(
@@ -127,6 +128,7 @@ def asked_of(
     layouts(recipe, count)  # what does not go with the ranks is reported before all else
     task = task_of(recipe)
     inputs = task.look(recipe)
+    recipe, rows = settled(recipe, inputs.dtypes)
     if machine is None:
         device = _device(recipe, keep).type
         found, record, room = _agreed(recipe, torch.device(device), live, count)
@@ -141,8 +143,9 @@ def asked_of(
     # Every rank looks, so that what is wrong with the data is reported by all.
     counts = live.broadcast(task.survey(recipe, inputs))
     return Question(
-        recipe, task, inputs, device, found, record, room, predictor, counts, count, machine
-    )
+        recipe, task, inputs, device, found, record, room, predictor, counts, count, machine,
+        tuple(rows),
+    )  # fmt: skip
 
 
 def planned(asked: Question, prediction: Prediction, rows: tuple[JsonObject, ...] = ()) -> Plan:

@@ -7,6 +7,7 @@ from typing import Any
 
 from modicum.core.files import JsonObject
 from modicum.planner.choose import COMPILE, DEVICE
+from modicum.planner.precision import PRECISION
 from modicum.recipe import Recipe
 
 
@@ -20,10 +21,11 @@ def same_start(recipe: Recipe, ranks: int, row: Mapping[str, Any]) -> bool:
 def carried(rows: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     """Of a run's rows of plans, the choices that stay whatever the ranks.
 
-    The device, whether blocks are compiled, and a limit of the micro-batch that the run has met.
+    The device, the precision, whether blocks are compiled, and a limit of the micro-batch that the
+    run has met.
     """
     last: list[JsonObject] = list(rows[-1]["choices"]) if rows else []
-    return [row for row in last if row["field"] in (COMPILE, DEVICE) or "most" in row]
+    return [row for row in last if row["field"] in (COMPILE, DEVICE, PRECISION) or "most" in row]
 
 
 def asked_at_start(recipe: Recipe) -> dict[str, Any]:

@@ -181,8 +181,9 @@ class TrainingSection(Section):
     """Sequences in a forward pass; an update accumulates as many as it takes."""
     seed: Seed = 0
     """Reaches initial weights, data order, dropout and samples."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: products in bfloat16, frozen weights stored in it, trained ones in fp32."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: products in bfloat16, frozen weights stored in it, trained ones in fp32. auto: bf16
+    where an adapter is trained on weights that the model's files hold in bf16; else fp32."""
     recompute: Literal["auto", "none", "blocks"] = "auto"
     """Whether blocks forget their activations and compute them again in the backward pass."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"

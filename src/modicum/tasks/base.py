@@ -69,12 +69,14 @@ class Inputs:
         model_folder: where the trained weights are that the run starts from; None for a new model.
         described: the data, in words.
         weights: whether the folder holds them; a plan needs shapes alone.
+        dtypes: of the folder's tensors, by safetensors' names (F32, BF16, F16).
     """
 
     config: Any
     model_folder: Path | None
     described: str
     weights: bool = field(default=True, kw_only=True)
+    dtypes: frozenset[str] = field(default=frozenset(), kw_only=True)
 
 
 B = TypeVar("B", bound=AnyBatch)

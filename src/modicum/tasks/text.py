@@ -68,7 +68,7 @@ def look(recipe: Recipe) -> TextInputs:
     Raises:
         InputError: with the recipe's field, or the file and line at fault.
     """
-    folder, tokenizer, weights = None, None, True
+    folder, tokenizer, weights, dtypes = None, None, True, frozenset[str]()
     config: DecoderConfig
     if recipe.model.path is not None:
         try:
@@ -76,6 +76,7 @@ def look(recipe: Recipe) -> TextInputs:
         except InputError as error:
             raise error.located(field="model.path") from None
         folder, config, weights = header.folder, header.config, bool(header.tensors)
+        dtypes = header.dtypes
         check_trained(config, recipe)
     else:
         config = new_config(recipe)
@@ -104,7 +105,9 @@ def look(recipe: Recipe) -> TextInputs:
     if validation is not None:
         _inspect(validation, "data.validation_path")
     told = source.describe()
-    return TextInputs(config, folder, told, tokenizer, source, validation, forms, weights=weights)
+    return TextInputs(
+        config, folder, told, tokenizer, source, validation, forms, weights=weights, dtypes=dtypes
+    )
 
 
 def check_trained(config: DecoderConfig, recipe: Recipe) -> None:
