@@ -52,5 +52,5 @@ def test_a_tokenizer_keeps_its_own_and_lacks_others(plain: Tokenizer) -> None:
 
 
 def test_a_name_that_is_no_file_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="neither a template nor a file.*Did you mean 'chatml'"):
+    with pytest.raises(InputError, match=r"neither a template nor a file.*Did you mean 'chatml'"):
         chat_template(recipe(str(tmp_path / "chatlm")), None)
