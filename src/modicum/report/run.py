@@ -75,6 +75,8 @@ def view(run: FolderContents) -> dict[str, Any]:
         "run": run,
         "subject": subject(run.recipe),
         "counted": told.counted(run),
+        "measures": told.measures(run),
+        "best_step": numbers.number(section(run.run, "best").get("step")),
         "figures": figures,
         "small": small_figures(run, peak["budget"], prediction),
         "kinds": sorted(kinds, key=plots.rank),
