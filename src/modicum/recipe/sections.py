@@ -219,10 +219,11 @@ class EvaluationSection(Section):
     rows: PositiveInt = 64
     """At most so many rows of the validation data."""
     metric: str = "loss"
-    """What `keep_best` and `patience` go by: a metric of the task (`loss`; of images `accuracy`
-    too). The evaluation before training does not count."""
+    """What `keep_best` and `patience` go by, a metric of the task: `loss`; of text `token_accuracy`
+    and `perplexity`, of images `accuracy` and `macro_f1`. The evaluation before training does not
+    count."""
     better: Literal["auto", "lower", "higher"] = "auto"
-    """Which values of it are better; auto knows `loss` and `accuracy`."""
+    """Which values of it are better; auto knows it of all of these."""
     keep_best: bool = False
     """Whether the checkpoint of the best evaluation is kept, next to the newest, and its weights
     are what the run exports."""

@@ -115,6 +115,38 @@ def _losses(run: FolderContents) -> dict[str, Any]:
     }
 
 
+def measures(run: FolderContents) -> list[dict[str, Any]]:
+    """The metrics of the evaluations: before training, after it, and the best of the run.
+
+    Each class's share of right answers is a row of its own.
+    """
+    first, last = run.evaluations[0] if run.evaluations else {}, _last(run.evaluations)
+    trained = section(run.run, "best")
+    best = next((row for row in run.evaluations if row.get("step") == trained.get("step")), {})
+    before = first if number(first.get("step")) == 0 else {}
+    rows = [
+        {"what": name.replace("_", " "), "of": name}
+        for name, value in last.items()
+        if isinstance(value, float) and name != "seconds"
+    ]
+    found = [
+        row | {key: number(each.get(row["of"])) for key, each in _moments(before, last, best)}
+        for row in rows
+    ]
+    for name in section(last, "by_class"):
+        shares = _moments(*(section(each, "by_class") for each in (before, last, best)))
+        found.append(
+            {"what": f"accuracy of {name}"} | {key: number(each.get(name)) for key, each in shares}
+        )
+    return found
+
+
+def _moments(
+    before: JsonObject, last: JsonObject, best: JsonObject
+) -> list[tuple[str, JsonObject]]:
+    return [("before", before), ("after", last), ("best", best)]
+
+
 def counted(run: FolderContents) -> str:
     """Which of the peaks a memory budget is about: tensors on an accelerator, else the process."""
     return "measured" if section(run.run, "machine").get("accelerator") else "process"

@@ -29,6 +29,8 @@ def view(run: FolderContents) -> dict[str, Any]:
         "loss": result["loss"],
         "peak": peak,
         "peak_counted": peak[told.counted(run)],
+        "measures": told.measures(run),
+        "best_step": numbers.number(section(run.run, "best").get("step")),
         "events": events(run),
         "memory": plots.bars(phases, peak["budget"], peak["measured"]),
         "kinds": sorted(drawn, key=plots.rank),
