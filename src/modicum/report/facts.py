@@ -56,6 +56,7 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "steps_skipped": sum(bool(row.get("skipped")) for row in metrics),
         "tokens": tokens,
         "tokens_per_second": rate,
+        "data_wait": number(record.get("data_wait")),
         "parameters": {name: number(parameters.get(name)) for name in ("total", "trainable")},
         "loss": _losses(run),
         "peak_bytes": peak,

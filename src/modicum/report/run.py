@@ -156,6 +156,8 @@ def data_lines(result: dict[str, Any]) -> list[str]:
     known = {key: value for key, value in counts.items() if numbers.number(value) is not None}
     if words := too_long_words(known):
         lines.append(f"Longer than a row: {words}.")
+    if (wait := numbers.number(result.get("data_wait"))) is not None:
+        lines.append(f"Steps waited for their rows for {numbers.percent(wait)} of their time.")
     return lines
 
 
