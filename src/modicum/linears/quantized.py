@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from modicum.core.errors import InputError
-from modicum.core.layers.form_layer import FormLayer, StoreRows, TensorShapes
+from modicum.core.layers.form_layer import FormLayer, StoredRows, TensorShapes
 from modicum.core.layers.linear_forms import linear_form
 from modicum.core.ranks.sharding import cut_alike, own_part
 
@@ -122,7 +122,7 @@ class QuantizedLinear(FormLayer):
     @classmethod
     def stored(
         cls, in_features: int, out_features: int, item_bytes: int, **arguments: Any
-    ) -> StoreRows:
+    ) -> StoredRows:
         """Codes, scales and ranges."""
         codes, scales = _bytes_of_codes(in_features, cls.levels), -(-in_features // GROUP)
         return (out_features, codes), (out_features, scales), (out_features, _RANGE_BYTES)

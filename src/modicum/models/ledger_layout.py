@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.errors import InputError
-from modicum.core.layers.form_layer import StoreRows
+from modicum.core.layers.form_layer import StoredRows
 from modicum.core.layers.linear_forms import linear_form
 from modicum.core.layers.wiring import streams
 from modicum.models.config import ModelConfig
@@ -15,14 +15,14 @@ from modicum.models.ledger_head import Head
 from modicum.models.ledger_parts import AdapterActivations, DecoderBlock
 
 
-def held(config: ModelConfig, item_bytes: int) -> dict[str, StoreRows]:
+def held(config: ModelConfig, item_bytes: int) -> dict[str, StoredRows]:
     """Of each parameter in the decoder's file, the tensors that represent it in the decoder.
 
     Each is given by how many rows it has, by which ranks shard it, and the bytes of a row; those
     that are no codes have `item_bytes` an element.
     """
 
-    def tensors(name: str, shape: tuple[int, ...]) -> StoreRows:
+    def tensors(name: str, shape: tuple[int, ...]) -> StoredRows:
         layer, _, leaf = name.rpartition(".")
         if layer.endswith("_proj") and leaf == "weight":
             planned = config.forms.of(layer)

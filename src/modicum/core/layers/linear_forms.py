@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from modicum.core.contracts.catalog import built_in, of_package
 from modicum.core.errors import InputError
-from modicum.core.layers.form_layer import FormLayer, StoreRows, TensorShapes
+from modicum.core.layers.form_layer import FormLayer, StoredRows, TensorShapes
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan, LayerForm
 from modicum.core.layers.meta import on_meta
 from modicum.core.ranks.sharding import own_part
@@ -76,7 +76,7 @@ class LinearForm:
     exact: bool = True
     trains: bool = True
     shapes: Callable[..., TensorShapes] = _dense_shapes
-    stored: Callable[..., StoreRows | None] = _as_shaped
+    stored: Callable[..., StoredRows | None] = _as_shaped
     workspace: Callable[..., int] = _nothing
     between: Callable[..., int] = _nothing
     arguments: Callable[[Any], Mapping[str, Any]] = _no_arguments
@@ -102,7 +102,7 @@ class LinearForm:
 
     def rows(
         self, in_features: int, out_features: int, item_bytes: int, **arguments: Any
-    ) -> StoreRows:
+    ) -> StoredRows:
         """For each tensor that represents the weight how many rows it has, and the bytes of one.
 
         Those that are no codes have `item_bytes` an element.
