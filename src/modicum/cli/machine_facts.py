@@ -21,6 +21,7 @@ from modicum.core.files import user_cache
 EXTRAS = {
     "hf": (("peft", "tokenizers", "transformers"), "exchange with the Hugging Face libraries"),
     "data": (("pyarrow", "zstandard"), "data in Parquet, Arrow and Zstandard"),
+    "hub": (("datasets",), "data sets of the Hugging Face hub"),
     "tuning": (("optuna", "scipy"), "the search for a bucket size"),
     "notebook": (("pandas",), "the curves of a run as a DataFrame"),
     "tensorboard": (("tensorboard",), "runs in TensorBoard"),

@@ -87,7 +87,7 @@ class SourceSection(Section):
     """One of several sources. What it leaves out (null) is as the section `data` has it."""
 
     path: str
-    """A file or folder, as in `data.path`."""
+    """A file, a folder or a data set of the hub, as in `data.path`."""
     weight: PositiveFloat | None = None
     """Its part of the sum of all weights is its share of an epoch's rows; all sources have one, or
     none, which means each row once an epoch."""
@@ -109,11 +109,11 @@ class DataSection(Section):
     """The data: text, or rows of examples."""
 
     path: str | None = None
-    """A folder of text files, one text file, or a file of rows such as .jsonl; null means the
-    source files of the Python standard library on this machine."""
+    """A folder of text files, one text file, a file of rows such as .jsonl, or a data set of the
+    Hugging Face hub: `hub:OWNER/NAME,config=...,split=...`; null means the source files of the
+    Python standard library on this machine."""
     sources: Annotated[tuple[SourceSection, ...], Field(strict=False)] = ()
-    """Several instead of `path`, each with a `path` and, if they are to be mixed, a `weight`. An
-    epoch has as many rows as all of them together."""
+    """Several instead of `path`, mixed by `weight`; an epoch has as many rows as all together."""
     include: Strings = ()
     """Of a folder, the files to read, as patterns (`**/*.md`); empty means its JSONL and
     Parquet files, else its text files, else its tables."""

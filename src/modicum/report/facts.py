@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.files import JsonObject
-from modicum.report.columns import SKIPPED, Columns
+from modicum.report.columns import BY_CLASS, SKIPPED, Columns
 from modicum.report.folder import FolderContents, listing, read, section
 from modicum.report.numbers import as_count, finite, number
 
@@ -57,6 +57,7 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "steps_skipped": len(metrics.values(SKIPPED)),
         "tokens": tokens,
         "tokens_per_second": rate,
+        "data_wait": number(record.get("data_wait")),
         "parameters": {name: number(parameters.get(name)) for name in ("total", "trainable")},
         "loss": _losses(run),
         "peak_bytes": peak,
@@ -120,31 +121,27 @@ def measures(run: FolderContents) -> list[dict[str, Any]]:
 
     Each class's share of right answers is a row of its own.
     """
-    first, last = run.evaluations[0] if run.evaluations else {}, _last(run.evaluations)
-    trained = section(run.run, "best")
-    best = next((row for row in run.evaluations if row.get("step") == trained.get("step")), {})
-    before = first if number(first.get("step")) == 0 else {}
-    rows = [
-        {"what": name.replace("_", " "), "of": name}
-        for name, value in last.items()
-        if isinstance(value, float) and name != "seconds"
+    checked = run.evaluations
+    if not len(checked):
+        return []
+    best = number(section(run.run, "best").get("step"))
+    before, after = checked.row(0), checked.row(checked.steps[-1])
+    at_best = {} if best is None else checked.row(best)
+    return [
+        {
+            "what": _measure(name),
+            "before": before.get(name),
+            "after": after.get(name),
+            "best": at_best.get(name),
+        }
+        for name in after
+        if name != "seconds"
     ]
-    found = [
-        row | {key: number(each.get(row["of"])) for key, each in _moments(before, last, best)}
-        for row in rows
-    ]
-    for name in section(last, "by_class"):
-        shares = _moments(*(section(each, "by_class") for each in (before, last, best)))
-        found.append(
-            {"what": f"accuracy of {name}"} | {key: number(each.get(name)) for key, each in shares}
-        )
-    return found
 
 
-def _moments(
-    before: JsonObject, last: JsonObject, best: JsonObject
-) -> list[tuple[str, JsonObject]]:
-    return [("before", before), ("after", last), ("best", best)]
+def _measure(name: str) -> str:
+    first, _, of_class = name.partition(f"{BY_CLASS}.")
+    return f"accuracy of {of_class}" if of_class and not first else name.replace("_", " ")
 
 
 def counted(run: FolderContents) -> str:

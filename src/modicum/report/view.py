@@ -64,6 +64,8 @@ def data_lines(result: dict[str, Any]) -> list[str]:
         lines.append(f"Longer than a row: {words}.")
     if empty := numbers.number(counts.get("empty")):
         lines.append(f"Left out, as nothing is learned in them: {empty:,}.")
+    if (wait := numbers.number(result.get("data_wait"))) is not None:
+        lines.append(f"Steps waited for their rows for {numbers.percent(wait)} of their time.")
     return lines
 
 

@@ -213,7 +213,7 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         return F.cross_entropy(scores, labels, ignore_index=-100, reduction="sum")
 
     @torch.no_grad()
-    def evaluate(self, model: Llama, batch: Batch) -> dict[str, float]:
+    def evaluate(self, model: Decoder, batch: Batch) -> dict[str, float]:
         """The sum of losses, and of how many tokens the likeliest is the right one."""
         logits = self.outputs(model, batch)
         right = right_answers(logits, batch.labels)
