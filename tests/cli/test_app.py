@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 COMMANDS = (
-    "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "chat",
-    "merge", "demo", "doctor", "drill", "promises", "completion", "bench", "checkpoint",
+    "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "watch",
+    "chat", "merge", "demo", "doctor", "drill", "promises", "completion", "bench", "checkpoint",
 )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def test_every_remedy_fits_and_none_of_its_changes_is_idle(adapted, part):
 def test_remedies_come_by_what_they_touch(adapted):
     training = {"batch_size": 8, "micro_batch_size": 8, "recompute": "none"}
     recipe = adapted(training=training, adapter={"method": "lora"})
-    costs = {knob.field: knob.cost for knob in tightening(recipe)}
+    costs = {knob.field: knob.cost for knob in tightening(asked_of(recipe).recipe)}
     assert costs["training.micro_batch_size"] == costs["training.recompute"] == EXACT
     assert costs["training.precision"] == NUMERICS
     assert costs["adapter.rank"] == costs["optimizer.method"] == METHOD
