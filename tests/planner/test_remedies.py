@@ -91,7 +91,7 @@ def test_every_remedy_fits_and_none_of_its_changes_is_idle(adapted, part):
 
 
 def test_remedies_come_by_what_they_touch(adapted):
-    training = {"batch_size": 8, "micro_batch_size": 8, "recompute": "none"}
+    training = {"batch_size": 8, "micro_batch_size": 8, "recompute": "none", "precision": "fp32"}
     recipe = adapted(training=training, adapter={"method": "lora"})
     costs = {knob.field: knob.cost for knob in tightening(asked_of(recipe).recipe)}
     assert costs["training.micro_batch_size"] == costs["training.recompute"] == EXACT
