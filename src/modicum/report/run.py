@@ -11,6 +11,7 @@ from modicum.core import files
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.data.fitting import too_long_words
+from modicum.data.image_files import class_words
 from modicum.report import facts as told
 from modicum.report import numbers, plots
 from modicum.report.folder import FolderContents, listing, read, section
@@ -154,12 +155,19 @@ def data_lines(result: dict[str, Any]) -> list[str]:
             f"{documents:,} documents make {rows:,} rows with {trained:,} trained tokens; "
             f"{numbers.percent(waste or 0.0)} of the rows is padding."
         )
+    if classes := integers(section(counts, "classes")):
+        lines.append(f"Images: {class_words(classes)}.")
     known = {key: value for key, value in counts.items() if numbers.number(value) is not None}
     if words := too_long_words(known):
         lines.append(f"Longer than a row: {words}.")
     if empty := numbers.number(counts.get("empty")):
         lines.append(f"Left out, as nothing is learned in them: {empty:,}.")
     return lines
+
+
+def integers(values: JsonObject) -> dict[str, int]:
+    """Those of a file's values that are counts."""
+    return {name: value for name, value in values.items() if type(value) is int}
 
 
 def subject(recipe: JsonObject) -> dict[str, str]:
