@@ -85,13 +85,17 @@ def test_what_it_exports_computes_what_it_learned(trained: tuple[Path, dict[str,
     assert list(talk.write("the cat", max_tokens=3, temperature=0.0))
 
 
-@pytest.mark.expensive
-def test_rows_of_several_documents_are_refused_where_they_cannot_be_kept_apart(
+@pytest.mark.slow
+def test_documents_are_computed_one_at_a_time_where_nothing_keeps_them_apart(
     dataset: Path, tmp_path: Path
 ) -> None:
     base = add_tokenizer(decoder_folder(tmp_path / "base", "bloom"), dataset.read_text())
     made = values(base, dataset, "full")
-    with pytest.raises(InputError, match=r"data\.boundaries.*'bloom' is not shown to keep"):
-        modicum.plan(modicum.Recipe(**made))
-    made["data"]["boundaries"] = False
+    plan = modicum.plan(modicum.Recipe(**made))
+    assert plan.inputs.described.endswith("the documents of a row one at a time")
     assert trains(Ranks(), made, tmp_path / "run") == "done"
+    peak = json.loads((tmp_path / "run" / "run.json").read_text())["peak_bytes"]
+    assert peak["predicted"] == pytest.approx(peak["measured"], rel=0.2)
+    made["training"]["compile"] = "blocks"
+    with pytest.raises(InputError, match=r"training\.compile.*one at a time"):
+        modicum.plan(modicum.Recipe(**made))
