@@ -15,6 +15,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class Bench:
         self.data = folder / "data.jsonl"
         texts = [self._text(n) for n in range(300)]
         self.data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        Tokenizer.train(texts, 300).save(self.base)
+        Tokenizer.train(iter(texts), 300).save(self.base)
 
     def _text(self, n: int) -> str:
         return " ".join(WORDS[(n * 7 + p * (n % 5 + 1)) % len(WORDS)] for p in range(3 + n % 9))
@@ -169,7 +170,7 @@ class Bench:
                 self.run("fsdp", ranks=ranks, parallel={"strategy": "fsdp"})
             return ""
 
-        apart([lambda n=n: rank(n) for n in range(2)])
+        apart([partial(rank, number) for number in range(2)])
         near(self.folder / "fsdp", self.folder / "full")
 
     def compile(self) -> None:
@@ -333,14 +334,14 @@ def main() -> None:
     known = results()
     with alone():
         for name in options.only or MODELS:
-            [row] = apart([lambda name=name: model_row(MODELS[name], columns)])
+            [row] = apart([partial(model_row, MODELS[name], columns)])
             row = {"model_type": MODELS[name]["model_type"], **row}
             say(f"{name}: {json.dumps(row)}")
             if columns == COLUMNS:
                 known["models"][name] = row
                 write_result("architectures", known, {"steps": STEPS})
         for name in [] if options.without_large else LARGE:
-            [known["large"][name]] = apart([lambda name=name: large_row(LARGE[name])])
+            [known["large"][name]] = apart([partial(large_row, LARGE[name])])
             say(f"{name}, large: {known['large'][name]}")
             write_result("architectures", known, {"steps": STEPS})
 

@@ -257,11 +257,12 @@ def models_page() -> str:
         "# Models",
         "",
         "`model.path` takes any folder whose `config.json` names a decoder of text that "
-        "transformers knows, with weights in safetensors. Llama, Mistral and Qwen2 folders that the built-in "
-        "decoder can compute are its own; all others are transformers' own modules, with weights "
-        "that are read tensor by tensor. Nothing is taken from an architecture's name: before a "
-        "run, a small random model of the same kind shows whether logits depend on later tokens, which "
-        "is refused, and what keeps documents of a row apart.",
+        "transformers knows, with weights in safetensors. Llama, Mistral and Qwen2 folders "
+        "that the built-in decoder can compute are its own; all others are transformers' own "
+        "modules, with weights that are read tensor by tensor. Nothing is taken from an "
+        "architecture's name: before a run, a small random model of the same kind shows "
+        "whether logits depend on later tokens, which is refused, and what keeps documents of "
+        "a row apart.",
         "",
         f"What stands here was run with transformers {found['versions']['transformers']} on tiny "
         "random models (`python benchmarks/architectures.py`). Full training, LoRA and LoRA on "
