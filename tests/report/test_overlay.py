@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.report.conftest import RECIPE
+from tests.report.test_report import Page
 
 from modicum import report
 from modicum.core.errors import InputError
-from tests.report.conftest import RECIPE
-from tests.report.test_report import Page
 
 MakeRun = Callable[..., Path]
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.report.conftest import metrics
 
 from modicum import report
 from modicum.core.errors import InputError
 from modicum.core.units import format_bytes
 from modicum.report import page
 from modicum.report.folder import FILES, read
-from tests.report.conftest import metrics
 
 MakeRun = Callable[..., Path]
 ABC = "abcdefghijklmnopqrstuvwxyz"

@@ -23,6 +23,7 @@ EXTRAS = {
     "data": (("pyarrow", "zstandard"), "data in Parquet, Arrow and Zstandard"),
     "tuning": (("optuna", "scipy"), "the search for a bucket size"),
     "notebook": (("pandas",), "the curves of a run as a DataFrame"),
+    "watch": (("starlette", "uvicorn"), "runs in a browser while they train"),
     "tensorboard": (("tensorboard",), "runs in TensorBoard"),
     "wandb": (("wandb",), "runs in Weights & Biases"),
     "mlflow": (("mlflow",), "runs in MLflow"),

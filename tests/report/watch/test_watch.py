@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.report.conftest import metrics
 
 from modicum.core.errors import InputError
 from modicum.report.watch import FollowedRuns, watch
 from modicum.report.watch.server import application, known_host
-from tests.report.conftest import metrics
 
 MakeRun = Callable[..., Path]
 
@@ -41,9 +41,7 @@ def ask(folder: Path) -> Iterator[Callable[..., http.client.HTTPResponse]]:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
 
-    def answer(
-        path: str, host: str | None = None, method: str = "GET"
-    ) -> http.client.HTTPResponse:
+    def answer(path: str, host: str | None = None, method: str = "GET") -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         connection.request(method, path, headers={"Host": host or f"localhost:{port}"})
         response = connection.getresponse()
@@ -92,7 +90,14 @@ def test_other_names_methods_and_paths_are_refused(ask: Any) -> None:
 
 
 def test_a_host_is_known_by_number_or_name() -> None:
-    known = ("127.0.0.1", "127.0.0.1:8321", "[::1]:1", "localhost", socket.gethostname(), "10.1.2.3")
+    known = (
+        "127.0.0.1",
+        "127.0.0.1:8321",
+        "[::1]:1",
+        "localhost",
+        socket.gethostname(),
+        "10.1.2.3",
+    )
     assert all(known_host(name) for name in known)
     unknown = ("", "evil.example", "localhost.evil.example", "127.0.0.1.nip.io:8321", "[::1", "a b")
     assert not any(known_host(name) for name in unknown)
