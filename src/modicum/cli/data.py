@@ -92,7 +92,7 @@ def _print_facts(
         ("trained tokens", f"{counts.trained:,}", ""),
     ]
     lines += source_rows(data.counts)
-    if words := too_long_words(counts.as_json()):
+    if words := too_long_words(data.counts):
         lines.append(("too long for a row", "", words))
     if template is not None:
         lines.append(("chat template", "", template))
@@ -118,7 +118,7 @@ def _template_words(inputs: TextInputs, recipe: Any) -> str | None:
         return None
     own = None if inputs.tokenizer is None else inputs.tokenizer.chat_template
     if recipe.data.chat_template is None:
-        return "the model's own"
+        return "chatml, as the model is new" if own is None else "the model's own"
     if own is None:
         return "the recipe's; the model has none"
     same = own.source.strip() == template.source.strip()

@@ -30,6 +30,11 @@ class SourceMix:
         return sum(part.total_bytes for part in self.parts)
 
     @property
+    def continuous(self) -> bool:
+        """Whether all sources are continuous text, not examples."""
+        return all(part.continuous for part in self.parts)
+
+    @property
     def names(self) -> list[str]:
         """What people call the sources: their files' names where these differ, else their paths."""
         short = [PurePath(part.title).name for part in self.parts]

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import file_digest, regular
+from modicum.data.encoding import LeftOut
 
 TOKENS, TRAINED, MANIFEST = "tokens.bin", "trained.bin", "manifest.json"
 
@@ -28,6 +29,7 @@ class TokenStore:
         examples: whether each document is an example, which stays in one piece, not continuous
             text.
         begin: how many tokens the tokenizer puts before every document.
+        left_out: what is not among the tokens.
     """
 
     folder: Path
@@ -37,6 +39,7 @@ class TokenStore:
     token_bytes: int
     examples: bool = False
     begin: int = 0
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     @property
     def tokens_file(self) -> Path:
@@ -85,7 +88,14 @@ def described(folder: Path, manifest: dict[str, Any], reused: bool) -> Prepared:
     width, begin = manifest["token_bytes"], manifest["begin"]
     sides = {
         name: TokenStore(
-            folder, name, side["documents"], side["tokens"], width, side["examples"], begin
+            folder,
+            name,
+            side["documents"],
+            side["tokens"],
+            width,
+            side["examples"],
+            begin,
+            LeftOut(**side["left_out"]),
         )
         for name, side in manifest["sides"].items()
     }

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 _OTHERS = {("data", "tokenizer"), ("data", "chat_template")}
+# Chat templates by name (`data.named_templates`); a file that is called so is `./chatml`.
+CHAT_TEMPLATES = ("chatml", "llama-3", "zephyr", "alpaca")
 
 
 def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for name, section in values.items():
         if isinstance(section, Mapping):
             made[name] = {
-                key: _absolute(value, folder) if _is_path(name, key) else value
+                key: _absolute(value, folder) if _is_path(name, key, value) else value
                 for key, value in section.items()
             }
     data = made.get("data")
@@ -47,7 +49,9 @@ def _source(value: Any, folder: Path) -> Any:
     return {key: _absolute(each, folder) if key == "path" else each for key, each in value.items()}
 
 
-def _is_path(section: str, key: Any) -> bool:
+def _is_path(section: str, key: Any, value: Any) -> bool:
+    if key == "chat_template" and value in CHAT_TEMPLATES:
+        return False
     return key == "path" or str(key).endswith("_path") or (section, key) in _OTHERS
 
 

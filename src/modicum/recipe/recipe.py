@@ -77,7 +77,13 @@ class Recipe(Section):
     plugins: Strings = ()
     """Python files that define methods of your own."""
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, *given: object, **fields: Any) -> None:
+        if given:
+            raise InputError(
+                f"Recipe(...) takes its sections by name, no {type(given[0]).__name__}; write "
+                "modicum.Recipe(**fields) of a dict, modicum.recipe_yaml.load(path) of a file",
+                allowed=", ".join(type(self).model_fields),
+            )
         for slot in SLOTS:
             if isinstance(fields.get(slot), Method):
                 fields[slot] = spelled(fields[slot])

@@ -127,7 +127,8 @@ class DataSection(Section):
     prompt_column: str | None = None
     """A column that holds what comes before the text and is not learned."""
     chat_template: str | None = None
-    """A file with the Jinja template that writes conversations; null means the model's own."""
+    """What writes conversations: chatml, llama-3, zephyr, alpaca, or a file with a Jinja template.
+    null means the model's own, and of a new model whose tokenizer is trained here chatml."""
     train_on: Literal["all", "last"] = "all"
     """Of a conversation, which turns of the assistant are learned."""
     validation_path: str | None = None
@@ -138,10 +139,12 @@ class DataSection(Section):
     """Tokens in a row. The rows of files are examples, each in one piece and several to a row of
     tokens; text files are continuous, and split wherever a row ends."""
     too_long: Literal["truncate", "split", "drop", "refuse"] = "truncate"
-    """What becomes of an example that is longer than a row. truncate: tokens at the front of its
-    prompt are left out, and the example is dropped where its answer alone fills a row; what has no
-    prompt is split. split: it goes over several rows, the later ones without its prompt. drop: it
-    is left out. refuse: the run does not begin. The plan and the report count them."""
+    """What becomes of an example that is longer than a row. truncate: a conversation loses its
+    earliest turns, each as one, and keeps its system turn; of another example, and where the last
+    exchange alone is too long, tokens at the front of the prompt are left out; it is dropped where
+    its answer alone fills a row; what has no prompt is split. split: it goes over several rows, the
+    later ones without its prompt. drop: it is left out. refuse: the run does not begin. The plan
+    and the report count them."""
     boundaries: bool = True
     """Whether attention stops at the documents' boundaries within a row."""
     tokenizer: str | None = None
@@ -178,8 +181,9 @@ class TrainingSection(Section):
     """Sequences in a forward pass; an update accumulates as many as it takes."""
     seed: Seed = 0
     """Reaches initial weights, data order, dropout and samples."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: products in bfloat16, frozen weights stored in it, trained ones in fp32."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: products in bfloat16, frozen weights stored in it, trained ones in fp32. auto: bf16
+    where an adapter is trained on weights that the model's files hold in bf16; else fp32."""
     recompute: Literal["auto", "none", "blocks"] = "auto"
     """Whether blocks forget their activations and compute them again in the backward pass."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
@@ -215,10 +219,11 @@ class EvaluationSection(Section):
     rows: PositiveInt = 64
     """At most so many rows of the validation data."""
     metric: str = "loss"
-    """What `keep_best` and `patience` go by: a metric of the task (`loss`; of images `accuracy`
-    too). The evaluation before training does not count."""
+    """What `keep_best` and `patience` go by, a metric of the task: `loss`; of text `token_accuracy`
+    and `perplexity`, of images `accuracy` and `macro_f1`. The evaluation before training does not
+    count."""
     better: Literal["auto", "lower", "higher"] = "auto"
-    """Which values of it are better; auto knows `loss` and `accuracy`."""
+    """Which values of it are better; auto knows it of all of these."""
     keep_best: bool = False
     """Whether the checkpoint of the best evaluation is kept, next to the newest, and its weights
     are what the run exports."""

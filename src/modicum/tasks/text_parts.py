@@ -14,8 +14,9 @@ from modicum.core.errors import InputError
 from modicum.core.files import file_digest
 from modicum.core.progress import CountProgress
 from modicum.core.ranks.ranks import Ranks
+from modicum.data.encoding import LeftOut
 from modicum.data.example_table import ExampleTable, Placing
-from modicum.data.fitting import PackingCounts
+from modicum.data.fitting import PackingCounts, row_room
 from modicum.data.mixed_order import MixedSampler, quotas
 from modicum.data.mixed_rows import MixedRows, source_shares, summed
 from modicum.data.packed_examples import PackedExamples
@@ -62,6 +63,7 @@ def tokenized(
     """
     parts, done = parts_of(source), 0
     data, total = recipe.data, source.total_bytes
+    room = row_room(data.sequence_length, data.boundaries)
     if validation_source is not None:
         total += validation_source.total_bytes
 
@@ -86,7 +88,8 @@ def tokenized(
                     validation_source=other,
                     validation_fraction=0.0 if validation_source else data.validation_fraction,
                     seed=recipe.training.seed,
-                    longest=_longest(recipe),
+                    longest=room if data.too_long == "refuse" else None,
+                    room=room if data.too_long == "truncate" else None,
                     progress=tell,
                 )
                 for store in (made.train, made.validation):
@@ -168,9 +171,12 @@ def identity_of(source: AnySource, held: Sequence[Prepared]) -> dict[str, Any]:
     return {"made_from": digests if isinstance(source, SourceMix) else digests[0]}
 
 
-def counts_of(source: AnySource, counts: Sequence[PackingCounts]) -> Mapping[str, Any]:
+def counts_of(
+    source: AnySource, counts: Sequence[PackingCounts], left_out: Sequence[LeftOut]
+) -> Mapping[str, Any]:
     """What a plan and run.json have of the data; of several sources, what each gives too."""
-    known = {**summed(counts).as_json(), "conversations": source.rows.conversations}
+    known = LeftOut.summed(left_out).in_counts(summed(counts).as_json())
+    known |= {"conversations": source.rows.conversations}
     if not isinstance(source, SourceMix):
         return known
     given = quotas([each.rows for each in counts], source.weights)
@@ -207,5 +213,6 @@ def surveyed(
             )
         except InputError as error:
             raise error.located(field=field_of(source, number)) from None
-    counts = counts_of(source, [each.counts for each in found])
+    left_out = [each.left_out for each in found]
+    counts = counts_of(source, [each.counts for each in found], left_out)
     return {**counts, "exact": all(each.exact for each in found)}

@@ -8,6 +8,7 @@ from typing import Any
 from modicum.core.errors import InputError
 from modicum.core.files import read_text
 from modicum.data.chat_template import ChatTemplate, special_tokens
+from modicum.data.named_templates import DEFAULT, END, NAMED
 from modicum.data.source_mix import SourceMix
 from modicum.data.sources import Source, open_source
 from modicum.data.tokenizer import Tokenizer
@@ -44,9 +45,9 @@ def sources(
         if template is None and source.rows.name in ("messages", "sharegpt"):
             raise InputError(
                 f"the rows are conversations (format {source.rows.name!r}), and the tokenizer has "
-                "no chat template to write them with; name a file with one",
+                "no chat template to write them with; name one, or a file with one",
                 field="data.chat_template",
-                allowed="a file with a Jinja template",
+                allowed=f"{', '.join(NAMED)}, or a file with a Jinja template",
             )
         return source
 
@@ -66,15 +67,48 @@ def sources(
 def chat_template(recipe: Recipe, tokenizer: Tokenizer | None) -> ChatTemplate | None:
     """The recipe's chat template, or the tokenizer's own; None where neither has one.
 
+    Where the tokenizer is still to be trained, one of ours is the default.
+
     Raises:
-        InputError: the file cannot be read.
+        InputError: the file cannot be read, or the tokenizer has not what the template writes.
     """
-    own = None if tokenizer is None else tokenizer.chat_template
-    if recipe.data.chat_template is None:
-        return own
+    asked = recipe.data.chat_template
+    if asked is None and tokenizer is not None:
+        return tokenizer.chat_template
+    if asked is None or asked in NAMED:
+        return _named(asked or DEFAULT, tokenizer)
+    if not Path(asked).exists():
+        raise InputError(
+            "is neither a template nor a file",
+            field="data.chat_template",
+            value=asked,
+            allowed=f"{', '.join(NAMED)}, or a file with a Jinja template",
+            candidates=NAMED,
+            word=Path(asked).name,
+        )
     try:
-        source = read_text(Path(recipe.data.chat_template))
+        source = read_text(Path(asked))
     except InputError as error:
         raise error.located(field="data.chat_template") from None
-    tokens = {} if tokenizer is None else special_tokens(tokenizer.companions)
-    return ChatTemplate(source, tokens)
+    known = {"eos_token": END} if tokenizer is None else special_tokens(tokenizer.companions)
+    return ChatTemplate(source, known)
+
+
+def _named(name: str, tokenizer: Tokenizer | None) -> ChatTemplate:
+    template = NAMED[name]
+    if tokenizer is None:
+        return template
+    inner, end = tokenizer.inner, template.tokens["eos_token"]
+    missing = [token for token in template.special if inner.token_to_id(token) is None]
+    stops = tokenizer.token(tokenizer.eos_id)
+    if missing or (template.special and end != stops):
+        why = (
+            f"has no token {missing[0]}" if missing else f"ends texts with {stops}, not with {end}"
+        )
+        raise InputError(
+            f"the tokenizer {why}, as this template does; take one without special tokens",
+            field="data.chat_template",
+            value=name,
+            allowed=", ".join(each for each, found in NAMED.items() if not found.special),
+        )
+    return ChatTemplate(template.source, special_tokens(tokenizer.companions))

@@ -67,7 +67,7 @@ def begin(
     release()
     plan = _counted(plan, data, folder, ranks)
     record.counted(plan)
-    if data.counts.get("truncated") or data.counts.get("dropped"):
+    if any(data.counts.get(key) for key in ("truncated", "shortened", "dropped")):
         counts, length = data.counts, plan.recipe.data.sequence_length
         message = f"of {counts['documents']:,} examples, with rows of {length} tokens: "
         listener({"event": "warning", "message": message + too_long_words(counts)})
