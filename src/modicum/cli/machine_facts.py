@@ -25,7 +25,6 @@ EXTRAS = {
     "tuning": (("optuna", "scipy"), "the search for a bucket size"),
     "watch": (("starlette", "uvicorn"), "runs in a browser while they train"),
     "notebook": (("pandas",), "the curves of a run as a DataFrame"),
-    "watch": (("starlette", "uvicorn"), "runs in a browser while they train"),
     "tensorboard": (("tensorboard",), "runs in TensorBoard"),
     "wandb": (("wandb",), "runs in Weights & Biases"),
     "mlflow": (("mlflow",), "runs in MLflow"),
