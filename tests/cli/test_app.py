@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 
 COMMANDS = (
-    "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "chat",
-    "merge", "demo", "doctor", "drill", "promises", "completion", "bench", "checkpoint",
+    "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "watch",
+    "chat", "merge", "demo", "doctor", "drill", "promises", "completion", "bench", "checkpoint",
 )  # fmt: skip
 
 
@@ -125,12 +126,13 @@ def test_an_out_that_is_a_file_or_holds_other_files(
 def test_a_budget_too_small_names_changes_that_fit(modicum: Any, runs: Any) -> None:
     ended = modicum("plan", runs.recipe, "--set", "budget.memory=1MB")
     assert ended.code == 3
-    first, *changes = ended.err.splitlines()
+    first, *lines = ended.err.splitlines()
     assert "does not fit budget.memory (1 MB)" in first
+    changes = [line.removeprefix("  - ") for line in lines if line.startswith("  - --set ")]
     assert changes
     for change in changes:
-        override = change.split("--set ")[1].split()[0]
-        assert modicum("plan", runs.recipe, "--set", override).code == 0
+        arguments = shlex.split(change.rpartition(" (needs ")[0])
+        assert modicum("plan", runs.recipe, *arguments).code == 0
 
 
 # train

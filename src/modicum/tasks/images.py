@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +27,7 @@ from modicum.models.convnet_ledger import ConvBlockBytes
 from modicum.models.convnet_ledger import ledger as model_ledger
 from modicum.recipe import Recipe
 from modicum.tasks.base import BlockSample, Data, Inputs, Task
+from modicum.tasks.metrics import class_metrics, class_sums, right_answers
 
 
 class ImageClasses(Method):
@@ -45,8 +46,8 @@ class ImageClasses(Method):
     >>> task = ImageClasses(images=256, widths=(8, 8)).bind(None)
     >>> batch = task.rows(seed=0)[0].batch([0, 1])
     >>> model = convnet.create(task.look(Recipe()).config, seed=0)
-    >>> sorted(task.evaluate(model, batch))
-    ['accuracy', 'loss']
+    >>> sorted(task.measures(task.evaluate(model, batch), count=2))
+    ['accuracy', 'by_class', 'loss', 'macro_f1']
     """
 
     info = Info(
@@ -84,10 +85,16 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
 
     name = "images"
     unit = "images"
-    metrics = ("loss", "accuracy")
+    metrics = ("loss", "accuracy", "macro_f1")
 
     def __init__(self, asked: ImageClasses) -> None:
         self.asked = asked
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the classes, in the order of their labels."""
+        count = DIGIT_CLASSES if self.asked.data == "digits" else self.asked.classes
+        return tuple(map(str, range(count)))
 
     # Planning
 
@@ -222,10 +229,15 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
 
     @torch.no_grad()
     def evaluate(self, model: ConvNet, batch: ImageBatch) -> dict[str, float]:
-        """The sum of losses, and how many answers are right."""
+        """The sum of losses, how many answers are right, and counts of each class."""
         logits = self.outputs(model, batch)
-        right = (logits.argmax(1) == batch.labels).sum()
-        return {"loss": float(self.loss_of(logits, batch)), "accuracy": float(right)}
+        loss, right = float(self.loss_of(logits, batch)), right_answers(logits, batch.labels)
+        return {"loss": loss, "accuracy": right, **class_sums(logits, batch.labels)}
+
+    def measures(self, sums: Mapping[str, float], count: int) -> dict[str, Any]:
+        """Means of loss and right answers, macro F1, and the accuracy by class."""
+        means = super().measures({name: sums[name] for name in ("loss", "accuracy")}, count)
+        return {**means, **class_metrics(sums, self.names)}
 
     # Afterwards
 

@@ -19,7 +19,8 @@ from modicum.data.text_rows import TextRows
 from modicum.data.tokenizer import Tokenizer
 from modicum.linears.base import LinearMethod
 from modicum.models.config import ModelConfig
-from modicum.models.llama import Llama
+from modicum.models.decoder_config import DecoderConfig
+from modicum.models.decoders import decoder_of
 from modicum.models.plan_headers import header_for_plan
 from modicum.recipe import Recipe
 from modicum.tasks.base import Data, Inputs
@@ -45,7 +46,7 @@ class TextInputs(Inputs):
     folder holds the layers, before the recipe's.
     """
 
-    config: ModelConfig
+    config: DecoderConfig
     tokenizer: Tokenizer | None
     source: AnySource
     validation_source: Source | None
@@ -67,13 +68,16 @@ def look(recipe: Recipe) -> TextInputs:
     Raises:
         InputError: with the recipe's field, or the file and line at fault.
     """
-    folder, tokenizer, weights = None, None, True
+    folder, tokenizer, weights, dtypes = None, None, True, frozenset[str]()
+    config: DecoderConfig
     if recipe.model.path is not None:
         try:
             header = header_for_plan(recipe.model.path)
         except InputError as error:
             raise error.located(field="model.path") from None
         folder, config, weights = header.folder, header.config, bool(header.tensors)
+        dtypes = header.dtypes
+        check_trained(config, recipe)
     else:
         config = new_config(recipe)
     if recipe.data.sequence_length > config.context:
@@ -92,7 +96,7 @@ def look(recipe: Recipe) -> TextInputs:
         except InputError as error:
             field = "data.tokenizer" if recipe.data.tokenizer else "model.path"
             raise error.located(field=field) from None
-        if folder is None:
+        if isinstance(config, ModelConfig) and folder is None:
             config = replace(config, vocabulary_size=tokenizer.vocabulary_size)
     forms, config = config.forms, formed(recipe, config)
     source, validation = sources(recipe, tokenizer)
@@ -101,7 +105,31 @@ def look(recipe: Recipe) -> TextInputs:
     if validation is not None:
         _inspect(validation, "data.validation_path")
     told = source.describe()
-    return TextInputs(config, folder, told, tokenizer, source, validation, forms, weights=weights)
+    return TextInputs(
+        config, folder, told, tokenizer, source, validation, forms, weights=weights, dtypes=dtypes
+    )
+
+
+def check_trained(config: DecoderConfig, recipe: Recipe) -> None:
+    """Refuse what is not shown of a decoder of transformers.
+
+    Raises:
+        InputError: logits depend on later tokens, or documents that share a row are not kept apart.
+    """
+    if isinstance(config, ModelConfig):
+        return
+    try:
+        config.check()
+    except InputError as error:
+        raise error.located(field="model.path") from None
+    if recipe.data.boundaries and not config.packs:
+        raise InputError(
+            f"a model of the type {config.model_type} is not shown to keep documents apart that "
+            "share a row; set this to false",
+            field="data.boundaries",
+            value=True,
+            allowed="false",
+        )
 
 
 def _inspect(source: Source, field: str) -> None:
@@ -112,8 +140,8 @@ def _inspect(source: Source, field: str) -> None:
 
 
 def formed(
-    recipe: Recipe, config: ModelConfig, slots: Iterable[str] = ("linear", "compress")
-) -> ModelConfig:
+    recipe: Recipe, config: DecoderConfig, slots: Iterable[str] = ("linear", "compress")
+) -> DecoderConfig:
     """The shape of the model with the forms that the recipe gives its layers, by arithmetic.
 
     Layers that the model's files hold in a form of their own keep it.
@@ -130,7 +158,7 @@ def formed(
             continue
         assert isinstance(method, (LinearMethod, Compressor))
         with on_meta():
-            model = Llama(config)
+            model = decoder_of(config)
         try:
             config = replace(config, forms=method.plan(model, config.forms))
         except InputError as error:

@@ -6,7 +6,7 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.data.sources import open_source
-from modicum.planner.starting.columns import Columns, columns_of
+from modicum.planner.starting.columns import FoundColumns, columns_of
 from modicum.planner.starting.draft import Draft, OpenQuestion
 from modicum.planner.starting.splits import split_of
 
@@ -47,7 +47,7 @@ def look_at_columns(draft: Draft) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _set_columns(draft: Draft, found: Columns) -> None:
+def _set_columns(draft: Draft, found: FoundColumns) -> None:
     if found.format != "text":
         draft.set("data.format", found.format, "found in the first row")
         return

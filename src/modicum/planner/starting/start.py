@@ -143,7 +143,7 @@ def _looked_at(draft: Draft) -> TextInputs:
 
 
 def _look(draft: Draft, template: str | None = None) -> TextInputs:
-    wanted = {"data__sequence_length": 2, "data__validation_fraction": 0.0}
+    wanted: dict[str, Any] = {"data__sequence_length": 2, "data__validation_fraction": 0.0}
     if template is not None:
         wanted["data__chat_template"] = template
     wanted = {k: v for k, v in wanted.items() if k.replace("__", ".") not in draft.asked}
