@@ -20,6 +20,7 @@ from modicum.core.files import user_cache
 # What each extra brings, by the names that are imported, and what it is for.
 EXTRAS = {
     "hf": (("peft", "tokenizers", "transformers"), "exchange with the Hugging Face libraries"),
+    "lightning": (("pytorch_lightning",), "callbacks of Lightning's trainer"),
     "data": (("pyarrow", "zstandard"), "data in Parquet, Arrow and Zstandard"),
     "hub": (("datasets",), "data sets of the Hugging Face hub"),
     "tuning": (("optuna", "scipy"), "the search for a bucket size"),
