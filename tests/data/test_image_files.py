@@ -111,9 +111,7 @@ def test_what_is_wrong_with_a_folder_is_named(
         find_images(touch(tmp_path, "a.png") / "a.png")
 
 
-@given(
-    st.lists(st.integers(1, 30), min_size=2, max_size=4), st.floats(0.1, 0.9), st.integers(0, 9)
-)
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=4), st.floats(0.1, 0.9), st.integers(0, 9))
 def test_a_part_of_each_class_is_held_out(counts: list[int], fraction: float, seed: int) -> None:
     files = [
         LabelledFile(Path(f"{label}/{n}.png"), f"{label}/{n}.png", str(label))
