@@ -25,8 +25,9 @@ RECORD = MachineRecord(loaded_bytes=30_000_000, kept=(0.02, 0.1), efficiency=0.5
 def _steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that holds the same at each plan, where a real one grows a little, and a record."""
     monkeypatch.setattr("modicum.planner.choose.resident_bytes", lambda: 250_000_000)
-    module = importlib.import_module("modicum.planner.planning")
-    monkeypatch.setattr(module, "machine_record", lambda device: RECORD)
+    for name in ("planning", "starting.method"):
+        module = importlib.import_module(f"modicum.planner.{name}")
+        monkeypatch.setattr(module, "machine_record", lambda device: RECORD)
 
 
 @pytest.fixture(scope="session")

@@ -92,15 +92,16 @@ def _printable(text: str) -> str:
 def _print_facts(
     inputs: TextInputs, data: TextData, facts: DataFacts, template: str | None
 ) -> None:
-    from modicum.cli.tables import table
+    from modicum.cli.tables import source_rows, table
 
     counts = data.train.counts
-    lines: list[tuple[str, Any, str]] = [
+    lines: list[Sequence[Any]] = [
         ("data", "", inputs.described),
         ("documents", f"{counts.documents:,}", _lengths(facts)),
         ("rows", f"{counts.rows:,}", f"{percent(counts.waste)} of them is padding"),
         ("trained tokens", f"{counts.trained:,}", ""),
     ]
+    lines += source_rows(data.counts)
     if words := too_long_words(data.counts):
         lines.append(("too long for a row", "", words))
     if template is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,6 +57,11 @@ class LeftOut:
         self.shortened += encoded.turns > 0
         self.turns += encoded.turns
         self.truncated += encoded.truncated
+
+    @classmethod
+    def summed(cls, each: Iterable[LeftOut]) -> LeftOut:
+        """What is left out of several sources together."""
+        return cls(*map(sum, zip(*(vars(one).values() for one in each), strict=True)))
 
     def scaled(self, factor: float) -> LeftOut:
         """So much of it."""

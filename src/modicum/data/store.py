@@ -11,7 +11,6 @@ appears by one rename, so a death at any moment leaves the old one, or none. Imp
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from array import array
 from collections.abc import Iterator, Mapping
@@ -21,69 +20,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from modicum.core.errors import InputError
-from modicum.core.files import file_digest, publish_folder, regular, write_json
+from modicum.core.files import file_digest, publish_folder, write_json
 from modicum.core.progress import CountProgress
 from modicum.data.encoding import Encoded, LeftOut, encode
 from modicum.data.readers import Document
 from modicum.data.sources import Source
+from modicum.data.token_store import MANIFEST, TOKENS, TRAINED, Prepared, checked, described
 from modicum.data.tokenizer import Tokenizer
 
 _FORMAT = 3
-_TOKENS, _TRAINED, _MANIFEST = "tokens.bin", "trained.bin", "manifest.json"
 # So much text is tokenized at a time, and at most so many documents: bounds the scratch memory.
 _BATCH_BYTES, _BATCH_DOCUMENTS = 1 << 20, 1024
-
-
-@dataclass(frozen=True)
-class TokenStore:
-    """One side (training or validation) of a store folder.
-
-    Args:
-        folder: where the files are.
-        side: "train" or "validation".
-        documents, tokens: how many this side has, end tokens counted.
-        token_bytes: 2 or 4, the width of an id in tokens.bin.
-        examples: whether each document is an example, which stays in one piece, not continuous
-            text.
-        begin: how many tokens the tokenizer puts before every document.
-        left_out: what is not among the tokens.
-    """
-
-    folder: Path
-    side: str
-    documents: int
-    tokens: int
-    token_bytes: int
-    examples: bool = False
-    begin: int = 0
-    left_out: LeftOut = field(default_factory=LeftOut)
-
-    @property
-    def tokens_file(self) -> Path:
-        """Unsigned ids of `token_bytes` each, of both sides."""
-        return self.folder / _TOKENS
-
-    @property
-    def trained_file(self) -> Path:
-        """A byte for each token of both sides, 1 where it is trained; where there are examples."""
-        return self.folder / _TRAINED
-
-    @property
-    def index_file(self) -> Path:
-        """int64 [documents, 4]: first place in the tokens file, length, prompt, trained."""
-        return self.folder / f"{self.side}.bin"
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What `prepare` made: both sides, the totals over them, and whether the cache served."""
-
-    train: TokenStore
-    validation: TokenStore | None
-    documents: int
-    tokens: int
-    bytes: int
-    reused: bool
 
 
 def prepare(
@@ -125,17 +72,17 @@ def prepare(
         "longest": longest,
         "room": room,
     }
-    if (known := _open(folder, made_from)) is not None:
+    if (known := checked(folder, made_from)) is not None:
         return known
     sources = [source, *([validation_source] if validation_source else [])]
     total = sum(each.total_bytes for each in sources)
     examples = {"train": not source.continuous, "validation": not sources[-1].continuous}
     with publish_folder(folder) as temporary:
         with ExitStack() as stack:
-            tokens = stack.enter_context(open(temporary / _TOKENS, "wb"))
+            tokens = stack.enter_context(open(temporary / TOKENS, "wb"))
             flags = None
             if any(examples.values()):
-                flags = stack.enter_context(open(temporary / _TRAINED, "wb"))
+                flags = stack.enter_context(open(temporary / TRAINED, "wb"))
             writer = _Writer(tokens, flags, tokenizer, model_vocabulary, room)
             ends = []
             for each in sources:
@@ -161,51 +108,12 @@ def prepare(
                 for side, flag in sides.items()
             },
         }
-        names = [_TOKENS, *([_TRAINED] if flags else []), *(f"{side}.bin" for side in sides)]
+        names = [TOKENS, *([TRAINED] if flags else []), *(f"{side}.bin" for side in sides)]
         manifest["files"] = {name: file_digest(temporary / name) for name in names}
-        write_json(temporary / _MANIFEST, manifest)
+        write_json(temporary / MANIFEST, manifest)
     if progress is not None:
         progress(total, total)
-    return _prepared(folder, manifest, reused=False)
-
-
-def _open(folder: Path, made_from: dict[str, Any]) -> Prepared | None:
-    """The store in `folder` if it is complete and was made from just this, else None."""
-    try:
-        manifest = json.loads(regular(folder / _MANIFEST).read_bytes())
-        if manifest["made_from"] != made_from:
-            return None
-        for name, digest in manifest["files"].items():
-            if file_digest(folder / name) != digest:
-                return None
-        return _prepared(folder, manifest, reused=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # absent, truncated or overwritten: to be made again
-
-
-def _prepared(folder: Path, manifest: dict[str, Any], reused: bool) -> Prepared:
-    width, begin = manifest["token_bytes"], manifest["begin"]
-    sides = {
-        name: TokenStore(
-            folder,
-            name,
-            side["documents"],
-            side["tokens"],
-            width,
-            side["examples"],
-            begin,
-            LeftOut(**side["left_out"]),
-        )
-        for name, side in manifest["sides"].items()
-    }
-    return Prepared(
-        sides["train"],
-        sides.get("validation"),
-        documents=sum(side.documents for side in sides.values()),
-        tokens=sum(side.tokens for side in sides.values()),
-        bytes=manifest["bytes"],
-        reused=reused,
-    )
+    return described(folder, manifest, reused=False)
 
 
 def held_out(documents: int, fraction: float, seed: int) -> bytearray:

@@ -38,8 +38,9 @@ def survey(
     sequence_length: int,
     boundaries: bool,
     too_long: TooLong,
+    most_bytes: int = SURVEYED_BYTES,
 ) -> DataSurvey:
-    """Count the rows of the documents that will be trained, of the first two megabytes.
+    """Count the rows of the documents that will be trained, of the first `most_bytes`.
 
     What follows after these is taken to be like them.
 
@@ -51,7 +52,7 @@ def survey(
     Raises:
         InputError: anything that the source says.
     """
-    documents, blank, complete = _first(source)
+    documents, blank, complete = _first(source, most_bytes)
     exact = complete and tokenizer is not None
     if tokenizer is None:
         some, size = [], 0
@@ -89,12 +90,12 @@ def survey(
     return DataSurvey(counts, left_out, exact)
 
 
-def _first(source: Source) -> tuple[list[Document], int, bool]:
-    """The documents of the first two megabytes, how many are blank, whether those are all."""
+def _first(source: Source, most_bytes: int) -> tuple[list[Document], int, bool]:
+    """The documents of the first `most_bytes`, how many are blank, whether those are all."""
     documents: list[Document] = []
     size = blank = 0
     for document in source.everything():
-        if documents and size + document.size > SURVEYED_BYTES:
+        if documents and size + document.size > most_bytes:
             return documents, blank, False
         if document.blank:
             blank += 1

@@ -98,17 +98,21 @@ class Prediction:
         """Bytes in addition to the device's: of what is staged for checkpoints."""
         return sum(entry.bytes for entry in self.ledger.entries if entry.place == "host")
 
-    def process_bytes(self, base: int, kept: float, *, staged: bool = True) -> int:
+    def process_bytes(
+        self, base: int, kept: float, *, staged: bool = True, peak: int | None = None
+    ) -> int:
         """The process's resident size at the peak.
 
         Args:
             base: what it holds before the first tensor.
             kept: bytes that the allocator keeps next to each byte of tensors at the peak.
             staged: whether a checkpoint is still being written then, from a copy of the state.
+            peak: tensor bytes of another moment than the peak.
         """
         # What is staged stays where it is, so nothing is lost between its blocks.
         host = self.host_bytes if staged else 0
-        return base + host + round(self.peak_bytes * (1 + kept))
+        size = self.peak_bytes if peak is None else peak
+        return base + host + round(size * (1 + kept))
 
 
 def predict(recipe: Recipe, config: Any, choice: Choice, device: str = "cpu") -> Prediction:
@@ -125,7 +129,7 @@ class Predictor:
 
     def __init__(self, device: str = "cpu") -> None:
         self._device = device
-        self._structures: dict[str, tuple[Any, Structure]] = {}
+        self._structures: dict[str, list[tuple[Any, Structure]]] = {}
 
     def __call__(self, recipe: Recipe, config: Any, choice: Choice) -> Prediction:
         """Add up the ledgers of everything that the recipe puts into a rank's step."""
@@ -164,6 +168,11 @@ class Predictor:
         traced = model.traces is not None
         return Prediction(choice, ledger + state, total, trainable, frozen, half, traced)
 
+    def adapted_layers(self, recipe: Recipe, config: Any) -> list[str]:
+        """The last names of the layers that the recipe's adapter changes, in order."""
+        sites = self._structure(recipe, config).sites
+        return list(dict.fromkeys(site.name.rpartition(".")[2] for site in sites))
+
     def _structure(self, recipe: Recipe, config: Any) -> Structure:
         """What is trained, and the adapter with the layers that its targets name.
 
@@ -172,10 +181,12 @@ class Predictor:
         """
         seed = recipe.training.seed if recipe.adapter is not None else None
         key = json.dumps([recipe.task, recipe.adapter, recipe.plugins, seed], sort_keys=True)
-        known = self._structures.get(key)
-        if known is None or known[0] != config:
-            known = self._structures[key] = config, _structure(recipe, config)
-        return known[1]
+        known = self._structures.setdefault(key, [])
+        for other, structure in known:
+            if other is config or other == config:
+                return structure
+        known.append((config, _structure(recipe, config)))
+        return known[-1][1]
 
 
 def _structure(recipe: Recipe, config: Any) -> Structure:

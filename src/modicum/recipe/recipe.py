@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError, model_validator
 
@@ -291,7 +291,9 @@ class Recipe(Section):
 def _siblings(location: tuple[int | str, ...]) -> list[str]:
     """The fields of the section in which an error is."""
     section: Any = Recipe
-    for name in location[:-1]:
+    for name in (name for name in location[:-1] if isinstance(name, str)):
         field = section.model_fields.get(name) if hasattr(section, "model_fields") else None
         section = field.annotation if field is not None else None
+        if get_origin(section) is tuple:  # a list of sections
+            section = get_args(section)[0]
     return list(getattr(section, "model_fields", {}))

@@ -80,18 +80,46 @@ class ModelSection(Section):
         return values
 
 
+RowsFormat = Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"]
+
+
+class SourceSection(Section):
+    """One of several sources. What it leaves out (null) is as the section `data` has it."""
+
+    path: str
+    """A file, a folder or a data set of the hub, as in `data.path`."""
+    weight: PositiveFloat | None = None
+    """Its part of the sum of all weights is its share of an epoch's rows; all sources have one, or
+    none, which means each row once an epoch."""
+    include: Strings | None = None
+    """Of a folder, the files to read."""
+    exclude: Strings | None = None
+    """Of those, the files to leave out."""
+    format: RowsFormat | None = None
+    """What its rows look like."""
+    column: str | None = None
+    """The column that holds the text to learn."""
+    prompt_column: str | None = None
+    """A column that comes before the text and is not learned."""
+    limit: ByteSize | None = None
+    """Read no more than this much of it."""
+
+
 class DataSection(Section):
     """The data: text, or rows of examples."""
 
     path: str | None = None
-    """A folder of text files, one text file, or a file of rows such as .jsonl; null means the
-    source files of the Python standard library on this machine."""
+    """A folder of text files, one text file, a file of rows such as .jsonl, or a data set of the
+    Hugging Face hub: `hub:OWNER/NAME,config=...,split=...`; null means the source files of the
+    Python standard library on this machine."""
+    sources: Annotated[tuple[SourceSection, ...], Field(strict=False)] = ()
+    """Several instead of `path`, mixed by `weight`; an epoch has as many rows as all together."""
     include: Strings = ()
     """Of a folder, the files to read, as patterns (`**/*.md`); empty means its JSONL and
     Parquet files, else its text files, else its tables."""
     exclude: Strings = ()
     """Of those, the files to leave out."""
-    format: Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"] = "auto"
+    format: RowsFormat = "auto"
     """What rows look like; auto: by the columns of the first row, or text where columns are
     named."""
     column: str = "text"
@@ -122,7 +150,20 @@ class DataSection(Section):
     tokenizer: str | None = None
     """A folder with tokenizer.json; null means the model's, or one trained on the data."""
     limit: ByteSize | None = None
-    """Read no more than this much text."""
+    """Read no more than this much text; of several sources, of each."""
+
+    @model_validator(mode="after")
+    def _sources_are_weighed_alike(self) -> DataSection:
+        if not self.sources:
+            return self
+        if self.path is not None:
+            problem = "the data is named twice; keep data.path or data.sources"
+            raise InputError(problem, field="data.path", value=self.path)
+        bare = [n for n, each in enumerate(self.sources) if each.weight is None]
+        if bare and len(bare) < len(self.sources):
+            problem = "other sources have a weight and this one has none; give all one, or none"
+            raise InputError(problem, field=f"data.sources.{bare[0]}.weight")
+        return self
 
 
 class TrainingSection(Section):
@@ -140,8 +181,9 @@ class TrainingSection(Section):
     """Sequences in a forward pass; an update accumulates as many as it takes."""
     seed: Seed = 0
     """Reaches initial weights, data order, dropout and samples."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: products in bfloat16, frozen weights stored in it, trained ones in fp32."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: products in bfloat16, frozen weights stored in it, trained ones in fp32. auto: bf16
+    where an adapter is trained on weights that the model's files hold in bf16; else fp32."""
     recompute: Literal["auto", "none", "blocks"] = "auto"
     """Whether blocks forget their activations and compute them again in the backward pass."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"

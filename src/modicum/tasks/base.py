@@ -69,11 +69,15 @@ class Inputs:
         config: of the model, as far as it is known before the data is prepared.
         model_folder: where the trained weights are that the run starts from; None for a new model.
         described: the data, in words.
+        weights: whether the folder holds them; a plan needs shapes alone.
+        dtypes: of the folder's tensors, by safetensors' names (F32, BF16, F16).
     """
 
     config: Any
     model_folder: Path | None
     described: str
+    weights: bool = field(default=True, kw_only=True)
+    dtypes: frozenset[str] = field(default=frozenset(), kw_only=True)
 
 
 B = TypeVar("B", bound=AnyBatch)
@@ -136,6 +140,13 @@ class Task(ABC, Generic[M, B, I]):
 
         Raises:
             InputError: with the recipe's field, or the file and line at fault.
+        """
+
+    def check_weights(self, inputs: I) -> None:
+        """Refuse inputs that are enough for a plan, and not for training.
+
+        Raises:
+            InputError: with what is missing.
         """
 
     def survey(self, recipe: Recipe, inputs: I) -> Mapping[str, Any]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import read_text
 from modicum.data.chat_template import ChatTemplate, special_tokens
 from modicum.data.named_templates import DEFAULT, END, NAMED
+from modicum.data.source_mix import SourceMix
 from modicum.data.sources import Source, open_source
 from modicum.data.tokenizer import Tokenizer
-from modicum.recipe import Recipe
+from modicum.recipe import Recipe, SourceSection
 
 
-def sources(recipe: Recipe, tokenizer: Tokenizer | None = None) -> tuple[Source, Source | None]:
+def sources(
+    recipe: Recipe, tokenizer: Tokenizer | None = None
+) -> tuple[Source | SourceMix, Source | None]:
     """The data that a recipe trains on, and what it evaluates on if that is other data.
 
     Raises:
@@ -21,17 +25,21 @@ def sources(recipe: Recipe, tokenizer: Tokenizer | None = None) -> tuple[Source,
     """
     data, template = recipe.data, chat_template(recipe, tokenizer)
 
-    def opened(path: str | None, field: str) -> Source:
+    def opened(path: str | None, field: str, own: SourceSection | None = None) -> Source:
+        def asked(name: str) -> Any:
+            said = None if own is None else getattr(own, name)
+            return getattr(data, name) if said is None else said
+
         source = open_source(
             path,
-            include=data.include,
-            exclude=data.exclude,
-            column=data.column,
-            prompt_column=data.prompt_column,
-            rows=data.format,
+            include=asked("include"),
+            exclude=asked("exclude"),
+            column=asked("column"),
+            prompt_column=asked("prompt_column"),
+            rows=asked("format"),
             template=template,
             train_on=data.train_on,
-            limit_bytes=data.limit,
+            limit_bytes=asked("limit"),
             field=field,
         )
         if template is None and source.rows.name in ("messages", "sharegpt"):
@@ -46,7 +54,14 @@ def sources(recipe: Recipe, tokenizer: Tokenizer | None = None) -> tuple[Source,
     validation = None
     if data.validation_path is not None:
         validation = opened(data.validation_path, "data.validation_path")
-    return opened(data.path, "data.path"), validation
+    parts = [
+        opened(each.path, f"data.sources.{number}.path", each)
+        for number, each in enumerate(data.sources)
+    ]
+    if not parts:
+        return opened(data.path, "data.path"), validation
+    weights = [each.weight for each in data.sources if each.weight is not None]
+    return SourceMix(tuple(parts), tuple(weights) or None), validation
 
 
 def chat_template(recipe: Recipe, tokenizer: Tokenizer | None) -> ChatTemplate | None:
