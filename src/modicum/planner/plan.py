@@ -22,11 +22,14 @@ from modicum.planner.choose import (
     MICRO,
     choice_of,
 )
+from modicum.planner.earlier_adapter import START
 from modicum.planner.precision import PRECISION
 from modicum.planner.predict import Prediction, predict
 from modicum.planner.shown import plan_html
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, Inputs
+
+_CARRIED = (COMPILE, DEVICE, PRECISION, START)
 
 
 @dataclass(frozen=True)
@@ -281,11 +284,11 @@ def same_start(recipe: Recipe, ranks: int, row: Mapping[str, Any]) -> bool:
 def carried(rows: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     """Of a run's rows of plans, the choices that stay whatever the ranks.
 
-    The device, the precision, whether blocks are compiled, and a limit of the micro-batch that the
-    run has met.
+    The device, the precision, the adapter that it starts from, whether blocks are compiled, and a
+    limit of the micro-batch that the run has met.
     """
     last: list[JsonObject] = list(rows[-1]["choices"]) if rows else []
-    return [row for row in last if row["field"] in (COMPILE, DEVICE, PRECISION) or "most" in row]
+    return [row for row in last if row["field"] in _CARRIED or "most" in row]
 
 
 def _asked(recipe: Recipe) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from modicum.planner.choose import (
     first_that_fits,
     layouts,
 )
+from modicum.planner.earlier_adapter import started
 from modicum.planner.plan import Plan
 from modicum.planner.precision import settled
 from modicum.planner.predict import Prediction, Predictor
@@ -103,6 +104,7 @@ def asked_of(
     task = task_of(recipe)
     inputs = task.look(recipe)
     recipe, rows = settled(recipe, inputs.dtypes)
+    recipe, start = started(recipe, task, inputs, keep)
     device = _device(recipe, keep)
     machine, record, room = _agreed(recipe, device, live, count)
     predictor = Predictor(device.type)
@@ -111,7 +113,7 @@ def asked_of(
     counts = live.broadcast(task.survey(recipe, inputs))
     return Question(
         recipe, task, inputs, device.type, machine, record, room, predictor, counts, count,
-        tuple(rows),
+        (*rows, *start),
     )  # fmt: skip
 
 
