@@ -27,6 +27,7 @@ from modicum.planner.choose import (
     first_that_fits,
     layouts,
 )
+from modicum.planner.earlier_adapter import started
 from modicum.planner.explained import explained
 from modicum.planner.plan import Plan
 from modicum.planner.precision import settled
@@ -129,6 +130,7 @@ def asked_of(
     task = task_of(recipe)
     inputs = task.look(recipe)
     recipe, rows = settled(recipe, inputs.dtypes)
+    recipe, start = started(recipe, task, inputs, keep)
     if machine is None:
         device = _device(recipe, keep).type
         found, record, room = _agreed(recipe, torch.device(device), live, count)
@@ -144,7 +146,7 @@ def asked_of(
     counts = live.broadcast(task.survey(recipe, inputs))
     return Question(
         recipe, task, inputs, device, found, record, room, predictor, counts, count, machine,
-        tuple(rows),
+        (*rows, *start),
     )  # fmt: skip
 
 
