@@ -27,4 +27,7 @@ def decoder_of(config: DecoderConfig) -> Decoder:
 
 def config_of(model: Decoder) -> DecoderConfig:
     """The shape of a decoder, with the forms that its layers have."""
-    return model.config if isinstance(model, Llama) else model.decoder_config
+    if isinstance(model, Llama):
+        return model.config
+    assert isinstance(model.decoder_config, TransformersConfig)
+    return model.decoder_config

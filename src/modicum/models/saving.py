@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
 from modicum.models.config import ModelConfig
 from modicum.models.huggingface import CONFIG
 from modicum.models.safetensors_file import INDEX, WEIGHTS
+from modicum.models.tensor_groups import TensorGroup, dense_weight
 
 if TYPE_CHECKING:
     import torch
@@ -67,19 +68,6 @@ def save(
         for file in files:
             shutil.copyfile(file, temporary / Path(file).name)
     return target
-
-
-@dataclass(frozen=True)
-class TensorGroup:
-    """Tensors of a file that are made together.
-
-    Args:
-        bytes: of each, by its name in the file.
-        make: makes them; where weights are sharded over ranks, every rank calls it.
-    """
-
-    bytes: Mapping[str, int]
-    make: Callable[[], Mapping[str, torch.Tensor]]
 
 
 def _stored(model: Decoder, dense: bool) -> tuple[dict[str, Any], list[TensorGroup]]:
@@ -137,19 +125,3 @@ def _tensor(model: Llama, config: ModelConfig, name: str) -> torch.Tensor:
     from modicum.core.ranks.sharding import whole
 
     return whole(module.get_parameter(leaf).detach())
-
-
-def dense_weight(module: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:
-    """The full weight of a layer: its own, or the one that its form represents.
-
-    Args:
-        dtype: of what a quantized one becomes.
-    """
-    from modicum.core.layers.linear_forms import form_of
-    from modicum.core.ranks.sharding import whole
-
-    form = form_of(module)
-    if form is None:
-        return whole(module.get_parameter("weight").detach())
-    weight = whole(form.to_dense(module).detach())
-    return weight if form.trains else weight.to(dtype)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.errors import InputError
+from modicum.core.torch_private import is_persistent
+from modicum.models.transformers_private import begin_module, kept
 
 
 @torch.no_grad()
@@ -25,13 +27,8 @@ def compute_buffers(model: Any, device: torch.device | str) -> None:
         InputError: transformers does not say what stands in a buffer.
     """
     owners = [module for module in model.modules() if module._buffers or _meta(module)]
-    for parameter in model.parameters():
-        parameter._is_hf_initialized = True  # so that their functions leave it alone
-    try:
+    with kept(model.parameters()):
         found = [_computed(model, owners, device, first) for first in (0, 1)]
-    finally:
-        for parameter in model.parameters():
-            del parameter._is_hf_initialized
     stored = set(stored_buffers(model))
     for name, value in found[0].items():
         if name not in stored and not torch.equal(value, found[1][name]):
@@ -47,7 +44,7 @@ def stored_buffers(model: nn.Module) -> dict[str, Tensor]:
         f"{path}.{name}".lstrip("."): buffer
         for path, module in model.named_modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
+        if buffer is not None and is_persistent(module, name)
     }
 
 
@@ -59,7 +56,7 @@ def _computed(
             if buffer is not None:
                 module._buffers[name] = torch.full_like(buffer, first, device=device)
     for module in owners:
-        model._init_weights(module)
+        begin_module(model, module)
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 

@@ -9,40 +9,22 @@ import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
-from modicum.models.transformers_kinds import architecture, described
-
-# Where a config.json says the longest sequence; attention without positions of its own has no end.
-_CONTEXTS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length")
-_ENDLESS = 2**20
-Packing = Literal["none", "positions", "mask"]
+from modicum.models.transformers_shape import TransformersShape
 
 
 @dataclass(frozen=True)
-class TransformersConfig:
-    """All that decides a decoder of transformers: its parameters and its arithmetic.
-
-    Args:
-        raw: what its config.json holds.
-        forms: which form linear layers take, by full name.
-        packing: how the model is told of documents that share a row, so that each is computed as it
-            would be alone: by positions that restart, by a mask in addition, or not at all.
+class TransformersConfig(TransformersShape):
+    """The shape of a decoder of transformers, with what is known of its model without building it.
 
     Raises:
-        InputError: this transformers has no such decoder, or the model cannot be built from it.
+        InputError: this transformers has no such decoder.
     """
-
-    raw: Mapping[str, Any] = field(hash=False)
-    forms: FormPlan = field(default_factory=FormPlan)
-    packing: Packing = "none"
-
-    def __post_init__(self) -> None:
-        architecture(self.raw)
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], file: str | Path | None = None) -> TransformersConfig:
@@ -59,30 +41,9 @@ class TransformersConfig:
             raise error.located(file=file) from None
         return made
 
-    def to_hf(self) -> dict[str, Any]:
-        """The config.json of this model; forms are not in it, as files hold dense layers."""
-        return dict(self.raw)
-
     @property
     def _text(self) -> str:
         return json.dumps(self.raw, sort_keys=True)
-
-    @property
-    def model_type(self) -> str:
-        """What transformers calls the architecture."""
-        return str(self.raw["model_type"])
-
-    @property
-    def vocabulary_size(self) -> int:
-        """How many tokens there are logits for."""
-        return int(described(self.raw).vocab_size)
-
-    @property
-    def context(self) -> int:
-        """The longest sequence, in tokens: where the model does not say one, 2^20."""
-        known = described(self.raw)
-        found = (getattr(known, name, None) for name in _CONTEXTS)
-        return next((each for each in found if isinstance(each, int) and each > 0), _ENDLESS)
 
     @property
     def packs(self) -> bool:
@@ -156,7 +117,7 @@ def _facts(text: str) -> _Facts:
     from modicum.models.transformers_model import build
 
     with on_meta():
-        model = build(TransformersConfig(json.loads(text)))
+        model = build(TransformersShape(json.loads(text)))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     layers = {n: (site.in_features, site.out_features) for n, site in all_layers(model).items()}
     prefixes = tuple(f"{model.blocks_name}.{number}." for number in range(len(model.blocks)))

@@ -9,6 +9,7 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.extras import library
+from modicum.models.transformers_private import decoders
 
 _OLDEST = 5  # the first that says how the names in files become those of the model
 
@@ -53,7 +54,7 @@ def architecture(raw: Mapping[str, Any]) -> type[Any]:
 def _architecture(text: str) -> type[Any]:
     raw = json.loads(text)
     known = described(raw)
-    table = _transformers(raw["model_type"]).AutoModelForCausalLM._model_mapping
+    table = decoders()
     if type(known) not in table or getattr(known, "is_encoder_decoder", False):
         raise InputError(
             "transformers has no decoder of this kind that writes text",

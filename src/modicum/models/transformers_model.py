@@ -24,8 +24,9 @@ from modicum.core.ranks.sharding import is_sharded
 from modicum.models.llama import compute_dtype
 from modicum.models.rope import document_mask, document_positions
 from modicum.models.transformers_buffers import compute_buffers
-from modicum.models.transformers_config import TransformersConfig
 from modicum.models.transformers_kinds import architecture, described
+from modicum.models.transformers_private import begin_module, runs_again
+from modicum.models.transformers_shape import TransformersShape
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class TransformersDecoder(nn.Module):
     """
 
     peft_task_type: ClassVar = "CAUSAL_LM"  # as which PEFT loads adapters of it
-    decoder_config: TransformersConfig
+    decoder_config: TransformersShape
     blocks_name: str
     transposed: frozenset[str]
     recompute_blocks: bool
@@ -70,16 +71,13 @@ class TransformersDecoder(nn.Module):
     def recompute(self, value: bool) -> None:
         self.recompute_blocks = value
         for block in self.blocks:
-            if value and not hasattr(type(block), "gradient_checkpointing"):
+            if not runs_again(block, recomputed if value else None):
                 raise InputError(
                     "blocks of this model cannot run again in the backward pass",
                     field="training.recompute",
                     value=type(block).__name__,
                     allowed="none",
                 )
-            # How transformers' own blocks are told so.
-            block.gradient_checkpointing = value  # type: ignore[assignment]
-            block._gradient_checkpointing_func = recomputed  # type: ignore[assignment]
 
     def forward(self, input_ids: Tensor, documents: Tensor | None = None) -> Tensor:
         """Logits [B, T, vocabulary].
@@ -88,18 +86,42 @@ class TransformersDecoder(nn.Module):
             documents: int [B, T], the document of each token; attention stays in a document and
                 positions restart with each. None: every row is one document.
 
+        Where nothing else keeps documents of a row apart, each is computed by itself.
+
         Raises:
-            ValueError: this model cannot keep documents apart.
+            InputError: so it would have to be, and the weights are sharded over ranks, which would
+                wait for each other with different numbers of documents.
         """
         more: dict[str, Any] = {}
         if documents is not None:
             if (packing := self.decoder_config.packing) == "none":
-                raise ValueError("this model is not shown to keep documents of a row apart")
+                return self._one_by_one(input_ids, documents)
             more["position_ids"] = document_positions(documents)
             if packing == "mask":
                 dtype = compute_dtype(next(self.parameters()))
                 more["attention_mask"] = document_mask(documents, dtype)
         return cast(Tensor, self._run(input_ids, **more).logits)
+
+    def _one_by_one(self, input_ids: Tensor, documents: Tensor) -> Tensor:
+        """The logits of each document alone, those of equal length together."""
+        if any(is_sharded(parameter) for parameter in self.parameters()):
+            raise InputError(
+                "this model computes documents one at a time, which sharded weights do not go "
+                "with; set this to false, or let every rank hold all weights",
+                field="data.boundaries",
+                value=True,
+            )
+        begins = (document_positions(documents).flatten() == 0).nonzero().flatten().tolist()
+        ends = [*begins[1:], input_ids.numel()]
+        lengths = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        parts = list(input_ids.flatten().split(lengths))
+        found: list[Tensor] = list(parts)
+        for length in set(map(len, parts)):
+            places = [place for place, part in enumerate(parts) if len(part) == length]
+            logits = self(torch.stack([parts[place] for place in places]))
+            for place, each in zip(places, logits, strict=True):
+                found[place] = each
+        return torch.cat(found).unflatten(0, input_ids.shape)
 
     def _run(self, input_ids: Tensor, *, use_cache: bool = False, **more: Any) -> Any:
         if "use_cache" in _parameters(type(self)):
@@ -151,11 +173,11 @@ class TransformersDecoder(nn.Module):
                 elif isinstance(module, FormLayer):
                     module.initialise(std=0.02, seed=seed, name=name)
                 else:
-                    self._init_weights(module)  # type: ignore[operator]
+                    begin_module(self, module)
         return self
 
 
-def build(config: TransformersConfig) -> TransformersDecoder:
+def build(config: TransformersShape) -> TransformersDecoder:
     """The model of a configuration, its linear layers in the forms that it says; call it on meta.
 
     Raises:

@@ -21,6 +21,7 @@ from modicum.core.errors import InputError
 from modicum.models.safetensors_file import TensorEntry, read_tensor
 from modicum.models.transformers_buffers import stored_buffers
 from modicum.models.transformers_model import TransformersDecoder
+from modicum.models.transformers_private import may_be_left, may_be_missing
 
 # What old files hold in addition: tables that are computed, and masks.
 _COMPUTED = re.compile(
@@ -83,7 +84,7 @@ def placed(model: TransformersDecoder, found: Mapping[str, TensorEntry], folder:
             groups.setdefault(target, []).append((pattern, name, entry))
         elif target in wanted:
             made[target] = entry
-        elif not _may_be_left(model, target):
+        elif not (_COMPUTED.search(target) or may_be_left(model, target)):
             raise InputError("the model has no place for this tensor", file=entry.file, field=name)
     for target, group in groups.items():
         made |= _converted(model, by_pattern[group[0][0]], target, group)
@@ -107,12 +108,6 @@ def _renamed(
     if target not in wanted and name in wanted:
         return name, None
     return target, pattern
-
-
-def _may_be_left(model: Any, name: str) -> bool:
-    """Whether a file may hold a tensor of this name that the model has no place for."""
-    known = model._keys_to_ignore_on_load_unexpected or ()
-    return bool(_COMPUTED.search(name)) or any(re.search(each, name) for each in known)
 
 
 def _converted(
@@ -151,11 +146,10 @@ def _checked(
             kept[first[id(tensor)]] = made[name] if known is None else _both(known, made[name])
     buffers = stored_buffers(model)
     kept |= {name: made[name] for name in buffers if name in made}
-    computed = cast(Any, model)._keys_to_ignore_on_load_missing or ()
     for name in [*first.values(), *buffers]:
         if name in kept:
             _check(name, kept[name], tuple(wanted[name].shape))
-        elif name not in buffers or not any(re.search(each, name) for each in computed):
+        elif name not in buffers or not may_be_missing(model, name):
             raise InputError(
                 "the weights lack a tensor that config.json calls for",
                 file=folder,

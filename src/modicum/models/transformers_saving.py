@@ -12,10 +12,10 @@ from torch import Tensor
 from modicum.core.layers.linear_forms import form_of
 from modicum.core.layers.meta import on_meta
 from modicum.core.ranks.sharding import whole
-from modicum.models.saving import TensorGroup, dense_weight
+from modicum.models.tensor_groups import TensorGroup, dense_weight
 from modicum.models.transformers_buffers import stored_buffers
-from modicum.models.transformers_config import TransformersConfig
 from modicum.models.transformers_model import TransformersDecoder, build
+from modicum.models.transformers_shape import TransformersShape
 
 
 def groups(model: TransformersDecoder) -> list[TensorGroup]:
@@ -24,10 +24,10 @@ def groups(model: TransformersDecoder) -> list[TensorGroup]:
     Linear forms are written as the dense weights that they represent, shared tensors once.
     """
     with on_meta():
-        plain: Any = build(TransformersConfig(model.decoder_config.raw))
+        plain: Any = build(TransformersShape(model.decoder_config.raw))
     shapes = dict(plain.named_parameters())
     shapes |= stored_buffers(plain)
-    prefixes = model.decoder_config.block_prefixes()
+    prefixes = [f"{model.blocks_name}.{number}." for number in range(len(model.blocks))]
     names: dict[str, list[str]] = {prefix: [] for prefix in ["", *prefixes]}
     for name in shapes:
         names[next((each for each in prefixes if name.startswith(each)), "")].append(name)

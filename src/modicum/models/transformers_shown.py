@@ -15,9 +15,9 @@ from torch import Tensor
 
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.models.transformers_buffers import stored_buffers
-from modicum.models.transformers_config import Packing, TransformersConfig
 from modicum.models.transformers_model import TransformersDecoder, build
 from modicum.models.transformers_reduced import reduced
+from modicum.models.transformers_shape import Packing, TransformersShape
 
 _TOKENS = 61
 _LENGTHS = (9, 1, 7, 3)  # of the documents in a row, longer and shorter than the window
@@ -100,10 +100,10 @@ def _small(raw: Mapping[str, Any]) -> TransformersDecoder | None:
     return None
 
 
-def _candidates(raw: Mapping[str, Any]) -> Iterator[TransformersConfig]:
+def _candidates(raw: Mapping[str, Any]) -> Iterator[TransformersShape]:
     for narrow in (True, False):
         try:
-            yield TransformersConfig(reduced(raw, _TOKENS, narrow=narrow))
+            yield TransformersShape(reduced(raw, _TOKENS, narrow=narrow))
         except Exception:  # as above
             continue
 

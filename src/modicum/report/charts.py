@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from modicum.core.files import JsonObject
-from modicum.report.columns import SKIPPED, StepColumns
+from modicum.report.columns import BY_CLASS, SKIPPED, StepColumns
 from modicum.report.events import events
 from modicum.report.facts import counted
 from modicum.report.folder import FolderContents, section
@@ -67,7 +67,9 @@ def payload(
 
 def charts(names: Iterable[str]) -> list[Chart]:
     """The charts of these columns: those that are known, then others in the order of the names."""
-    found = dict.fromkeys(name for name in names if name not in _NO_CURVE)
+    found = dict.fromkeys(
+        name for name in names if name not in _NO_CURVE and not name.startswith(f"{BY_CLASS}.")
+    )
     known = [chart for chart in CHARTS if chart.name in found]
     others = [name for name in found if name not in {chart.name for chart in CHARTS}]
     return [*known, *(Chart(name, name.replace("_", " ").capitalize()) for name in others)]

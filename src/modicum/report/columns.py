@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 
 from modicum.core.files import JsonObject
 from modicum.report.numbers import number
 
 SKIPPED = "skipped"
+BY_CLASS = "by_class"
 _LARGEST = 64  # columns that are kept: a damaged file may name another one in each row
 
 
@@ -57,7 +58,7 @@ class StepColumns:
             return
         count, skipped = len(self.steps), bool(row.get(SKIPPED))
         self.steps.append(step)
-        for name, value in row.items():
+        for name, value in _flat(row):
             known = number(value)
             if known is None or name == "step" or (skipped and name == "loss"):
                 continue
@@ -71,7 +72,9 @@ class StepColumns:
             if len(self._columns) >= _LARGEST:
                 return
             column = self._columns[name] = array("d")
-        if (missing := place - len(column)) > 0:
+        if (missing := place - len(column)) < 0:
+            return  # a class and a metric of one name
+        if missing:
             column.extend([math.nan] * missing)
         try:
             column.append(value)
@@ -115,6 +118,11 @@ class StepColumns:
         value = column[-1] if len(column) == len(self) and column else math.nan
         return None if math.isnan(value) else value
 
+    def row(self, step: float) -> dict[str, float]:
+        """The finite values at a step; none where there is no such step."""
+        first, last = self.between(step, step)
+        return {name: value for name in self.names for value in self.points(name, first, last)[1]}
+
     def running(self, name: str) -> list[float]:
         """The sum of a column up to each row, that row's among it."""
         column = self._columns.get(name, array("d"))
@@ -128,3 +136,12 @@ class StepColumns:
 
 
 Points = tuple[list[int], list[float]]
+
+
+def _flat(row: JsonObject) -> Iterator[tuple[str, object]]:
+    """Names and values; of the numbers by class, each under a name of its own."""
+    for name, value in row.items():
+        if name == BY_CLASS and isinstance(value, dict):
+            yield from ((f"{BY_CLASS}.{each}", number) for each, number in value.items())
+        else:
+            yield name, value

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.files import JsonObject
-from modicum.report.columns import SKIPPED, StepColumns
+from modicum.report.columns import BY_CLASS, SKIPPED, StepColumns
 from modicum.report.folder import FolderContents, listing, read, section
 from modicum.report.numbers import as_count, finite, number
 
@@ -57,6 +57,7 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "steps_skipped": len(metrics.values(SKIPPED)),
         "tokens": tokens,
         "tokens_per_second": rate,
+        "data_wait": number(record.get("data_wait")),
         "parameters": {name: number(parameters.get(name)) for name in ("total", "trainable")},
         "loss": _losses(run),
         "peak_bytes": peak,
@@ -115,6 +116,34 @@ def _losses(run: FolderContents) -> dict[str, Any]:
     }
 
 
+def measures(run: FolderContents) -> list[dict[str, Any]]:
+    """The metrics of the evaluations: before training, after it, and the best of the run.
+
+    Each class's share of right answers is a row of its own.
+    """
+    checked = run.evaluations
+    if not len(checked):
+        return []
+    best = number(section(run.run, "best").get("step"))
+    before, after = checked.row(0), checked.row(checked.steps[-1])
+    at_best = {} if best is None else checked.row(best)
+    return [
+        {
+            "what": _measure(name),
+            "before": before.get(name),
+            "after": after.get(name),
+            "best": at_best.get(name),
+        }
+        for name in after
+        if name != "seconds"
+    ]
+
+
+def _measure(name: str) -> str:
+    first, _, of_class = name.partition(f"{BY_CLASS}.")
+    return f"accuracy of {of_class}" if of_class and not first else name.replace("_", " ")
+
+
 def counted(run: FolderContents) -> str:
     """Which of the peaks a memory budget is about: tensors on an accelerator, else the process."""
     return "measured" if section(run.run, "machine").get("accelerator") else "process"
@@ -159,11 +188,15 @@ def comparison(run: FolderContents, result: dict[str, Any]) -> list[dict[str, An
 
 
 def kinds_by_phase(run: FolderContents) -> dict[str, dict[str, float]]:
-    """Predicted bytes {phase: {kind: bytes}} on the device, of the last plan.
+    """Predicted bytes {phase: {kind: bytes}} on the device, of the last plan."""
+    return kinds_of(section(_last(run.plans), "prediction"))
+
+
+def kinds_of(prediction: JsonObject) -> dict[str, dict[str, float]]:
+    """Bytes {phase: {kind: bytes}} on the device, of a plan's prediction.
 
     What a phase's total has beyond the items that the plan lists for it is of kind "other".
     """
-    prediction = section(_last(run.plans), "prediction")
     items: dict[str, dict[str, float]] = {}
     for row in listing(prediction, "table"):
         kind, size = str(row.get("kind")), number(row.get("bytes"))

@@ -175,9 +175,16 @@ class RunFolder:
         """What relative paths in the run's recipe mean: they are of where the run was begun."""
         return Path(self.read_record().get("directory") or Path.cwd())
 
+    def as_begun(self, recipe: Recipe) -> Recipe:
+        """The recipe with the precision of the run that is here, where it leaves that open."""
+        if recipe.training.precision != "auto" or not self.started():
+            return recipe
+        return recipe.changed(training__precision=self.read_recipe().training.precision)
+
     def _compared(self, recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any]]:
         """The run's recipe and another, as plain values that can be compared."""
-        return self.read_recipe().plain(), recipe.anchored(self.directory()).plain()
+        anchored = self.as_begun(recipe.anchored(self.directory()))
+        return self.read_recipe().plain(), anchored.plain()
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Keep the recipe, every field spelled out."""

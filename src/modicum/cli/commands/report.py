@@ -22,7 +22,7 @@ def report(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a run's report anew, or that of several runs, and say where it is."""
+    """Write a run's report anew, or one of several runs."""
     from modicum import report as reports
 
     if as_json:

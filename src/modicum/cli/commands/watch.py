@@ -18,7 +18,7 @@ def watch(
         int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")
     ] = 8321,
 ) -> None:
-    """Show runs in a browser while they train; their folders are only read."""
+    """Show runs in a browser while they train."""
     from modicum.report.watch import watch as serve
 
     def ready(address: str) -> None:
