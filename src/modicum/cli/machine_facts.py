@@ -25,6 +25,7 @@ EXTRAS = {
     "hub": (("datasets",), "data sets of the Hugging Face hub"),
     "tuning": (("optuna", "scipy"), "the search for a bucket size"),
     "picture": (("matplotlib",), "pictures of what a plan predicts"),
+    "images": (("PIL",), "images of one's own, in PNG and JPEG files"),
     "watch": (("starlette", "uvicorn"), "runs in a browser while they train"),
     "notebook": (("pandas",), "the curves of a run as a DataFrame"),
     "tensorboard": (("tensorboard",), "runs in TensorBoard"),
