@@ -101,6 +101,19 @@ def places(name: str | Path, overrides: Iterable[str] = ()) -> Iterator[None]:
         raise written.located(error) from None
 
 
+def written(name: str | Path, overrides: Iterable[str], field: str) -> str | None:
+    """Where a recipe's field is written: `r.yaml:3`, or the override; None: nowhere.
+
+    Raises:
+        InputError: as `load`.
+    """
+    _, known = _read(name, overrides)
+    if field in known.overrides:
+        return known.overrides[field]
+    line = known.lines.get(field)
+    return None if line is None else f"{known.path}:{line}"
+
+
 @dataclass(frozen=True)
 class _Written:
     """Where a recipe's fields are written: lines of its file, and overrides."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from modicum.cli.init import ask_here
-from modicum.planner.starting import UserQuestion
+from modicum.planner.starting import OpenQuestion
 
 
 def one_message(ended: Any) -> str:
@@ -115,4 +115,22 @@ def test_a_terminal_is_asked_until_the_answer_is_right(
 
 def test_the_end_of_what_is_typed_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal(""))
-    assert ask_here(UserQuestion("data.column", "Which?", "text", ("text", "other"))) == "text"
+    assert ask_here(OpenQuestion("data.column", "Which?", "text", ("text", "other"))) == "text"
+
+
+def test_a_config_alone_is_planned_and_not_trained(modicum: Any, runs: Any, tmp_path: Path) -> None:
+    folder, out = tmp_path / "config", tmp_path / "my.yaml"
+    folder.mkdir()
+    config = (runs.new / "model" / "config.json").read_text(encoding="utf-8")
+    (folder / "config.json").write_text(config, encoding="utf-8")
+    texts = runs.recipe.parent / "texts"
+    ended = modicum("init", "--model", folder, "--data", texts, "--out", out)
+    assert ended.code == 0, ended.err
+    assert "no weights are here" in ended.out
+    planned = modicum("plan", out)
+    assert planned.code == 0
+    assert "training needs them" in planned.out
+    ended = modicum("train", out, "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert "enough for a plan and not for training" in one_message(ended)
+    assert not (tmp_path / "run").exists()

@@ -14,7 +14,7 @@ from modicum.core.units import format_bytes, format_duration
 from modicum.recipe_yaml import json_schema, load, overridden
 
 if TYPE_CHECKING:
-    from modicum.planner.starting import Start, UserQuestion
+    from modicum.planner.starting import OpenQuestion, Start
 
 SCHEMA = "recipe.schema.json"
 _HEAD = f"""\
@@ -62,7 +62,7 @@ def write_recipe(
     return made
 
 
-def ask_here(question: UserQuestion) -> Any:
+def ask_here(question: OpenQuestion) -> Any:
     """The answer of whoever sits at the terminal; nothing is the default.
 
     What is not allowed is asked for again.

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from modicum.cli.plain_tables import plain
 from modicum.core.units import format_bytes, format_duration
 from modicum.data.fitting import too_long_words
+from modicum.data.image_files import class_words
 from modicum.report.numbers import finite, number, percent, quantity
 
 TableRow = Sequence[Any]
@@ -72,6 +73,9 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         for key in ("peak_bytes", "process_bytes", "process_base", "budget_bytes")
     )
     costs: list[TableRow] = []
+    if machine := plan.get("machine"):
+        measured = "measured" if machine.get("measured") else "not measured"
+        costs.append(("machine", machine.get("name"), f"{measured}: {machine.get('source')}"))
     ranks, layout = number(plan.get("ranks")), plan.get("layout") or {}
     if ranks is not None and ranks > 1:
         shards, replicas = layout.get("shards"), layout.get("replicas")
@@ -96,7 +100,9 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         between = f"{' to '.join(least_most)}; " if least_most else ""
         costs.append(("process", format_bytes(process), between + limit))
     if sent := number(prediction.get("wire_bytes")):
-        costs.append(("wire", format_bytes(sent), "sent by each rank in an update"))
+        alone = number((plan.get("machine") or {}).get("wire_seconds"))
+        at_least = "" if alone is None else f", {alone:.2g} s at the link's rate"
+        costs.append(("wire", format_bytes(sent), f"sent by each rank in an update{at_least}"))
     costs += data_rows(plan)
     if (rate := number(prediction.get("tokens_per_second"))) is not None:
         costs.append(("speed", quantity(rate, "tokens/s"), "prompts and padding among them"))
@@ -119,6 +125,8 @@ def data_rows(plan: Mapping[str, Any]) -> list[TableRow]:
             said += [f"{percent(waste)} of the rows is padding"]
         found.append(("rows", f"{about}{rows:,}", ", ".join(said)))
     found += source_rows(counts)
+    if isinstance(classes := counts.get("classes"), Mapping):
+        found.append(("images", "", class_words(classes)))
     if (steps := number(plan.get("steps"))) is not None:
         epochs = number(plan.get("epochs"))
         of = "" if epochs is None else f"{about}{epochs:.3g} epochs"

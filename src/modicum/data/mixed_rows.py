@@ -10,7 +10,7 @@ from torch import Tensor
 
 from modicum.data.batch import Batch
 from modicum.data.fitting import PackingCounts
-from modicum.data.text_rows import RowsOfStore, TextRows
+from modicum.data.text_rows import StoreRows, TextRows
 
 
 class MixedRows(TextRows):
@@ -23,7 +23,7 @@ class MixedRows(TextRows):
         parts: the rows of each source, all of one length.
     """
 
-    def __init__(self, parts: Sequence[RowsOfStore]) -> None:
+    def __init__(self, parts: Sequence[StoreRows]) -> None:
         super().__init__(parts[0].sequence_length, parts[0].boundaries)
         self._parts = tuple(parts)
         sizes = torch.tensor([len(part) for part in parts])
@@ -38,7 +38,7 @@ class MixedRows(TextRows):
         self.counts = summed([part.counts for part in parts])
 
     @property
-    def parts(self) -> tuple[RowsOfStore, ...]:
+    def parts(self) -> tuple[StoreRows, ...]:
         """The rows of each source; `places` has their numbers in this list."""
         return self._parts
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from modicum.data.batch import IGNORED, Batch
 from modicum.data.example_table import ExampleTable, Placing
 from modicum.data.fitting import TooLong
-from modicum.data.text_rows import RowsOfStore, mapped
+from modicum.data.text_rows import StoreRows, mapped
 from modicum.data.token_store import TokenStore
 
 
-class PackedExamples(RowsOfStore):
+class PackedExamples(StoreRows):
     """Rows of examples that stand together by first-fit decreasing; the end of a row is padding.
 
     Args:

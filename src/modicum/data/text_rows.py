@@ -48,7 +48,7 @@ class TextRows(ABC):
 
     @property
     @abstractmethod
-    def parts(self) -> tuple[RowsOfStore, ...]:
+    def parts(self) -> tuple[StoreRows, ...]:
         """The rows of each store."""
 
     @abstractmethod
@@ -89,7 +89,7 @@ class TextRows(ABC):
         return found
 
 
-class RowsOfStore(TextRows):
+class StoreRows(TextRows):
     """The rows of one side of a token store.
 
     Args:
@@ -103,7 +103,7 @@ class RowsOfStore(TextRows):
         self._tokens = mapped(store.tokens_file, store.token_bytes)
 
     @property
-    def parts(self) -> tuple[RowsOfStore, ...]:
+    def parts(self) -> tuple[StoreRows, ...]:
         """Itself."""
         return (self,)
 

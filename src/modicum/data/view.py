@@ -17,7 +17,7 @@ from torch import Tensor
 from modicum.data.batch import IGNORED
 from modicum.data.source_mix import SourceMix
 from modicum.data.sources import Source
-from modicum.data.text_rows import RowsOfStore, TextRows, indexed, mapped
+from modicum.data.text_rows import StoreRows, TextRows, indexed, mapped
 
 # An answer's end is among its last tokens: templates write a line's end after it.
 _LAST = 3
@@ -112,7 +112,7 @@ def facts_of(
     )
 
 
-def _documents(rows: RowsOfStore) -> Iterator[tuple[int, Tensor]]:
+def _documents(rows: StoreRows) -> Iterator[tuple[int, Tensor]]:
     """The first place and the tokens of each document."""
     tokens = mapped(rows.store.tokens_file, rows.store.token_bytes)
     for first, length in indexed(rows.store)[:2].t().tolist():
@@ -125,7 +125,7 @@ def _digests(rows: TextRows) -> Iterator[bytes]:
             yield hashlib.blake2b(tokens.numpy().tobytes(), digest_size=16).digest()
 
 
-def _unended(rows: RowsOfStore, ends: Collection[int]) -> Iterator[bool]:
+def _unended(rows: StoreRows, ends: Collection[int]) -> Iterator[bool]:
     """Of each example with something to learn, whether it lacks an end."""
     flags = mapped(rows.store.trained_file, 1)
     mask = 0xFFFF if rows.store.token_bytes == 2 else 0xFFFFFFFF

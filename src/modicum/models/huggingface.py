@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,15 @@ class ModelHeader:
     def bytes(self) -> int:
         """The weights' size as stored."""
         return sum(entry.bytes for entry in self.tensors.values())
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """The format's names (F32, BF16...) of the dtypes that there are, or config.json names."""
+        if self.tensors:
+            return frozenset(entry.dtype for entry in self.tensors.values())
+        raw = read_json(self.folder / CONFIG)
+        named = str(raw.get("dtype", raw.get("torch_dtype"))).removeprefix("torch.")
+        return frozenset({_NAMES[named]} if named in _NAMES else ())
 
     @property
     def dtype(self) -> str:

@@ -13,11 +13,12 @@ from typing import Any, Literal, get_args, get_origin
 
 from modicum.core.contracts.method_record import MethodRecord
 from modicum.core.errors import InputError
-from modicum.recipe import SLOTS, Recipe, methods_for
+from modicum.recipe import Recipe, methods_for
 
 EXACT, NUMERICS, METHOD, ROWS, SHAPE = range(5)
-# Sections whose methods spend bytes of their own choosing; a task is what is learned.
-_SLOTS = tuple(slot for slot in SLOTS if slot not in ("task", "comm", "transform"))
+# Sections whose methods decide bytes, what changes least first. A task is what is learned; what
+# is exchanged and what changes gradients only adds to a rank's bytes.
+_SLOTS = ("memory", "adapter", "optimizer", "linear", "compress")
 # A method with one of these traits changes how numbers are held, and not what is trained.
 _NUMERIC_TRAITS = {"quantized_base", "compresses_saved"}
 # From what everybody knows, over what a proof has found good, to what it found worse.
@@ -96,6 +97,48 @@ def _of_new_models(recipe: Recipe) -> Iterator[Knob]:
         yield Knob(SHAPE, "model.vocabulary_size", fractions(model.vocabulary_size, 512))
     yield Knob(SHAPE, "model.layers", fractions(model.layers, 1))
     yield Knob(SHAPE, "model.width", fractions(model.width, 2 * model.heads))
+
+
+def loosening(recipe: Recipe, ranks: int = 1, context: int | None = None) -> list[Knob]:
+    """Knobs by which a recipe that has room might spend it, each with the most lavish value last.
+
+    Args:
+        context: the longest row that the model takes.
+    """
+    training, adapter = recipe.training, recipe.adapter
+    knobs = []
+    if training.recompute == "blocks":
+        knobs.append(Knob(EXACT, "training.recompute", ("auto", "none")))
+    if training.micro_batch_size not in ("auto", -(-training.batch_size // ranks)):
+        knobs.append(Knob(EXACT, "training.micro_batch_size", ("auto",)))
+    if ranks > 1 and recipe.parallel.strategy == "fsdp" and recipe.parallel.reshard_after_forward:
+        knobs.append(Knob(EXACT, "parallel.reshard_after_forward", (False,)))
+    if training.precision == "bf16":
+        knobs.append(Knob(NUMERICS, "training.precision", ("fp32",)))
+    if recipe.linear is not None and "linear" in _frozen_forms(recipe):
+        knobs.append(Knob(NUMERICS, "linear", (*_forms_but(recipe), None)))
+    if adapter is not None:
+        rank = {**recipe.methods()["adapter"].defaults, **adapter}.get("rank")
+        if isinstance(rank, int):
+            knobs.append(Knob(METHOD, "adapter.rank", multiples(rank, None)))
+        knobs.append(Knob(METHOD, "adapter", (None,)))
+    longer = multiples(recipe.data.sequence_length, context)
+    knobs.append(Knob(ROWS, "data.sequence_length", longer))
+    if recipe.model.path is None:
+        knobs.append(Knob(SHAPE, "model.width", multiples(recipe.model.width, None)))
+    return [knob for knob in knobs if knob.values]
+
+
+def _frozen_forms(recipe: Recipe) -> list[str]:
+    """The sections whose method only holds frozen numbers in another way."""
+    return [slot for slot, record in recipe.methods().items() if _cost(record) == NUMERICS]
+
+
+def _forms_but(recipe: Recipe) -> list[dict[str, Any]]:
+    """The other ways to hold frozen weights, as sections."""
+    own = recipe.methods()["linear"].name
+    known = methods_for("linear", recipe.plugins).items()
+    return [{"method": n} for n, record in known if n != own and _cost(record) == NUMERICS]
 
 
 def _methods(recipe: Recipe) -> Iterator[Knob]:
@@ -183,3 +226,12 @@ def fractions(value: int, least: int) -> tuple[int, ...]:
     (50, 25)
     """
     return tuple(value // part for part in (2, 4, 8, 16) if value // part >= least)
+
+
+def multiples(value: int, most: int | None) -> tuple[int, ...]:
+    """Twice, four and eight times a value, while it is not above `most`.
+
+    >>> multiples(100, 500)
+    (200, 400)
+    """
+    return tuple(value * part for part in (2, 4, 8) if most is None or value * part <= most)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from modicum.core.files import JsonObject
 from modicum.core.machine import Machine
 from modicum.core.machine.record import MachineRecord
 from modicum.planner.choose import Room, choices, first_that_fits
 from modicum.planner.predict import Prediction, Predictor
+from modicum.planner.profiles import Profile
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, Inputs
 
@@ -29,6 +31,8 @@ class Question:
         room: the bytes that a rank may take.
         counts: what is known of the data.
         ranks: how many there are.
+        profile: where the machine's figures are from, if not from this machine.
+        settled: what the recipe left open and the inputs alone decide, as rows of a plan.
     """
 
     recipe: Recipe
@@ -41,6 +45,8 @@ class Question:
     predictor: Predictor
     counts: Mapping[str, Any] = field(default_factory=dict)
     ranks: int = 1
+    profile: Profile | None = None
+    settled: tuple[JsonObject, ...] = ()
     _configs: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def config(self, recipe: Recipe) -> Any:
@@ -89,7 +95,3 @@ class Question:
                 if choice.micro_batch_size == size
             ]
         return min(found, key=self.room.needed)
-
-    def of(self, recipe: Recipe) -> Question:
-        """The same of another recipe, for which inputs and machine are those."""
-        return replace(self, recipe=recipe)

@@ -26,14 +26,14 @@ MOST_TRIED, MOST_TRACED = 600, 16
 
 _NEARLY = 1.02
 
-NewValues = dict[str, Any]  # fields and their new values
+FieldValues = dict[str, Any]  # fields and their new values
 
 
 @dataclass(frozen=True)
 class Remedy:
     """Fields and their new values that make a recipe fit, and the bytes that it then needs."""
 
-    change: NewValues
+    change: FieldValues
     needs: int
 
     @property
@@ -126,14 +126,14 @@ class _Search:
             if change is not None and (spent := self.spent(change)) is not None:
                 yield Remedy(change, spent.needed)
 
-    def spent(self, change: NewValues) -> _Spent | None:
+    def spent(self, change: FieldValues) -> _Spent | None:
         """What the recipe needs with a change; None where it is refused, or enough was tried."""
         key = json.dumps(change, sort_keys=True)
         if key not in self._known:
             self._known[key] = self._tried(change) if self._left else None
         return self._known[key]
 
-    def _tried(self, change: NewValues) -> _Spent | None:
+    def _tried(self, change: FieldValues) -> _Spent | None:
         recipe = changed(self._asked.recipe, change)
         if recipe is None:
             return None
@@ -145,7 +145,7 @@ class _Search:
         room = self._asked.room
         return _Spent(room.needed(found), room.by_phase(found))
 
-    def _fits(self, change: NewValues) -> bool:
+    def _fits(self, change: FieldValues) -> bool:
         """Whether the recipe is within its room with a change."""
         return (spent := self.spent(change)) is not None and spent.needed <= self._limit
 
@@ -160,7 +160,7 @@ class _Search:
             left = _less(left, saved)
         return max(left) <= self._limit
 
-    def _mildest(self, knobs: tuple[Knob, ...]) -> NewValues | None:
+    def _mildest(self, knobs: tuple[Knob, ...]) -> FieldValues | None:
         """The mildest values of these knobs that fit together, and none of them is idle."""
         change = {knob.field: self._strongest(knob) for knob in knobs}
         if not self._fits(change):
@@ -173,7 +173,7 @@ class _Search:
         fewer = combinations(change.items(), len(change) - 1) if len(change) > 1 else ()
         return None if any(self._fits(dict(some)) for some in fewer) else change
 
-    def _by_mildness(self, knob: Knob, change: NewValues) -> Sequence[Any]:
+    def _by_mildness(self, knob: Knob, change: FieldValues) -> Sequence[Any]:
         """A knob's values, the mildest first; of ways to hold numbers, that with most bits."""
         if knob.cost != NUMERICS:
             return knob.values
@@ -188,7 +188,7 @@ class _Search:
         return spent
 
     @cached_property
-    def _contexts(self) -> list[tuple[Knob, NewValues]]:
+    def _contexts(self) -> list[tuple[Knob, FieldValues]]:
         """Other methods, and what methods ask for: next to them a knob may save more, or go."""
         found = []
         for knob in self.knobs:
@@ -222,7 +222,7 @@ class _Search:
         best = tuple(map(max, zip(*seen, strict=True))) if seen else (0,)
         return best if max(best) > 0 else None
 
-    def _saving(self, context: NewValues, value: NewValues) -> tuple[int, ...] | None:
+    def _saving(self, context: FieldValues, value: FieldValues) -> tuple[int, ...] | None:
         before, after = self.spent(context), self.spent({**context, **value})
         if before is None or after is None:
             return None

@@ -47,6 +47,9 @@ class ModelSection(Section):
     path: str | None = None
     """A Hugging Face folder, or the run folder of a full training. The fields below are then the
     model's own and must be left out."""
+    adapter: str | None = None
+    """A folder with an adapter for it, modicum's or PEFT's, that training starts from. What the
+    section `adapter` does not say is then what the folder has; a run keeps a copy."""
     layers: PositiveInt = 4
     """Decoder blocks."""
     width: PositiveInt = 256
@@ -87,7 +90,7 @@ class SourceSection(Section):
     """One of several sources. What it leaves out (null) is as the section `data` has it."""
 
     path: str
-    """A file or folder, as in `data.path`."""
+    """A file, a folder or a data set of the hub, as in `data.path`."""
     weight: PositiveFloat | None = None
     """Its part of the sum of all weights is its share of an epoch's rows; all sources have one, or
     none, which means each row once an epoch."""
@@ -109,11 +112,11 @@ class DataSection(Section):
     """The data: text, or rows of examples."""
 
     path: str | None = None
-    """A folder of text files, one text file, or a file of rows such as .jsonl; null means the
-    source files of the Python standard library on this machine."""
+    """A folder of text files, one text file, a file of rows such as .jsonl, or a data set of the
+    Hugging Face hub: `hub:OWNER/NAME,config=...,split=...`; null means the source files of the
+    Python standard library on this machine."""
     sources: Annotated[tuple[SourceSection, ...], Field(strict=False)] = ()
-    """Several instead of `path`, each with a `path` and, if they are to be mixed, a `weight`. An
-    epoch has as many rows as all of them together."""
+    """Several instead of `path`, mixed by `weight`; an epoch has as many rows as all together."""
     include: Strings = ()
     """Of a folder, the files to read, as patterns (`**/*.md`); empty means its JSONL and
     Parquet files, else its text files, else its tables."""
@@ -181,8 +184,9 @@ class TrainingSection(Section):
     """Sequences in a forward pass; an update accumulates as many as it takes."""
     seed: Seed = 0
     """Reaches initial weights, data order, dropout and samples."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: products in bfloat16, frozen weights stored in it, trained ones in fp32."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: products in bfloat16, frozen weights stored in it, trained ones in fp32. auto: bf16
+    where an adapter is trained on weights that the model's files hold in bf16; else fp32."""
     recompute: Literal["auto", "none", "blocks"] = "auto"
     """Whether blocks forget their activations and compute them again in the backward pass."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
@@ -218,10 +222,11 @@ class EvaluationSection(Section):
     rows: PositiveInt = 64
     """At most so many rows of the validation data."""
     metric: str = "loss"
-    """What `keep_best` and `patience` go by: a metric of the task (`loss`; of images `accuracy`
-    too). The evaluation before training does not count."""
+    """What `keep_best` and `patience` go by, a metric of the task: `loss`; of text `token_accuracy`
+    and `perplexity`, of images `accuracy` and `macro_f1`. The evaluation before training does not
+    count."""
     better: Literal["auto", "lower", "higher"] = "auto"
-    """Which values of it are better; auto knows `loss` and `accuracy`."""
+    """Which values of it are better; auto knows it of all of these."""
     keep_best: bool = False
     """Whether the checkpoint of the best evaluation is kept, next to the newest, and its weights
     are what the run exports."""

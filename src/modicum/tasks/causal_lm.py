@@ -34,6 +34,7 @@ from modicum.models.transformers_held import held_by_transformers
 from modicum.recipe import Recipe, SamplesSection
 from modicum.tasks import text
 from modicum.tasks.base import BlockSample, Data, Task, Tensors, evaluating
+from modicum.tasks.metrics import perplexity, right_answers
 from modicum.tasks.text import TextData, TextInputs
 
 # A trial's model has few tokens: their embedding has no part in a block's time.
@@ -45,6 +46,7 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
 
     name = "causal_lm"
     unit = "tokens"
+    metrics = ("loss", "token_accuracy", "perplexity")
     called = ("continued",)
 
     # Planning
@@ -211,6 +213,18 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         """
         scores, labels = outputs.flatten(0, 1).float(), batch.labels.flatten()
         return F.cross_entropy(scores, labels, ignore_index=-100, reduction="sum")
+
+    @torch.no_grad()
+    def evaluate(self, model: Decoder, batch: Batch) -> dict[str, float]:
+        """The sum of losses, and of how many tokens the likeliest is the right one."""
+        logits = self.outputs(model, batch)
+        right = right_answers(logits, batch.labels)
+        return {"loss": float(self.loss_of(logits, batch)), "token_accuracy": right}
+
+    def measures(self, sums: Mapping[str, float], count: int) -> dict[str, Any]:
+        """Means over the trained tokens, and the perplexity."""
+        means = super().measures(sums, count)
+        return {**means, "perplexity": perplexity(means["loss"])}
 
     # Afterwards
 

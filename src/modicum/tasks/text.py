@@ -70,7 +70,7 @@ def look(recipe: Recipe) -> TextInputs:
     Raises:
         InputError: with the recipe's field, or the file and line at fault.
     """
-    folder, tokenizer, weights = None, None, True
+    folder, tokenizer, weights, dtypes = None, None, True, frozenset[str]()
     config: DecoderConfig
     if recipe.model.path is not None:
         try:
@@ -78,6 +78,7 @@ def look(recipe: Recipe) -> TextInputs:
         except InputError as error:
             raise error.located(field="model.path") from None
         folder, config, weights = header.folder, header.config, bool(header.tensors)
+        dtypes = header.dtypes
         check_trained(config, recipe)
     else:
         config = new_config(recipe)
@@ -107,7 +108,9 @@ def look(recipe: Recipe) -> TextInputs:
         _inspect(validation, "data.validation_path")
     apart = isinstance(config, ModelConfig) or config.packs or not recipe.data.boundaries
     told = source.describe() + ("" if apart else f"; {_ALONE}")
-    return TextInputs(config, folder, told, tokenizer, source, validation, forms, weights=weights)
+    return TextInputs(
+        config, folder, told, tokenizer, source, validation, forms, weights=weights, dtypes=dtypes
+    )
 
 
 def check_trained(config: DecoderConfig, recipe: Recipe) -> None:

@@ -26,7 +26,7 @@ from modicum.data.source_mix import SourceMix
 from modicum.data.sources import Source
 from modicum.data.store import prepare
 from modicum.data.survey import SURVEYED_BYTES, survey
-from modicum.data.text_rows import RowsOfStore, TextRows
+from modicum.data.text_rows import StoreRows, TextRows
 from modicum.data.token_store import MANIFEST, Prepared, TokenStore, written
 from modicum.data.tokenizer import Tokenizer
 from modicum.recipe import Recipe
@@ -113,7 +113,14 @@ def _folder(folder: Path, source: AnySource, number: int) -> Path:
     return folder / str(number) if isinstance(source, SourceMix) else folder
 
 
-def packed(recipe: Recipe, store: TokenStore, *, check: bool = True) -> RowsOfStore:
+def _longest(recipe: Recipe) -> int | None:
+    """The tokens of the longest example that is not refused; the last one is no input."""
+    if recipe.data.too_long != "refuse":
+        return None
+    return recipe.data.sequence_length + int(recipe.data.boundaries)
+
+
+def packed(recipe: Recipe, store: TokenStore, *, check: bool = True) -> StoreRows:
     """The rows of a store: examples in one piece each, continuous text end to end.
 
     Args:

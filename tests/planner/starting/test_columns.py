@@ -8,12 +8,12 @@ import pytest
 
 from modicum.core.errors import InputError
 from modicum.data.sources import open_source
-from modicum.planner.starting.columns import Columns, columns_of
+from modicum.planner.starting.columns import FoundColumns, columns_of
 
 LONG = "a sentence of some words that is long enough"
 
 
-def found(folder: Path, *rows: dict[str, Any]) -> Columns | None:
+def found(folder: Path, *rows: dict[str, Any]) -> FoundColumns | None:
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return columns_of(open_source(file))

@@ -12,7 +12,7 @@ import pytest
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.models.config import ModelConfig
 from modicum.planner import plan
-from modicum.planner.starting import Start, UserQuestion, start
+from modicum.planner.starting import OpenQuestion, Start, start
 from modicum.planner.starting.recipe_text import recipe_text
 from modicum.recipe_yaml import load
 
@@ -151,7 +151,7 @@ def test_open_questions_are_asked_and_answers_checked(hollow: Hollow, tmp_path: 
     file.write_text("\n".join(lines))
     model, asked = str(hollow(SMALL)), []
 
-    def answer(question: UserQuestion) -> Any:
+    def answer(question: OpenQuestion) -> Any:
         asked.append(question.field)
         return "eins" if question.field == "data.column" else question.default
 
@@ -166,21 +166,40 @@ def test_open_questions_are_asked_and_answers_checked(hollow: Hollow, tmp_path: 
         start(model, str(file), memory="2GB", ask=lambda question: "drei")
 
 
-def test_conversations_need_a_template_that_can_be_asked_for(
-    hollow: Hollow, tmp_path: Path
-) -> None:
-    file, model = tmp_path / "chat.jsonl", str(hollow(SMALL))
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    """Thirty conversations."""
+    file = tmp_path / "chat.jsonl"
     turns = [{"role": "user", "content": "to be"}, {"role": "assistant", "content": "or not"}]
     file.write_text((json.dumps({"messages": turns}) + "\n") * 30)
-    with pytest.raises(InputError) as caught:
-        start(model, str(file))
-    assert caught.value.field == "data.chat_template"
+    return file
+
+
+def test_conversations_have_a_template_that_goes_with_the_tokenizer(
+    hollow: Hollow, talk: Path, tmp_path: Path
+) -> None:
+    model = str(hollow(SMALL))
+    made = start(model, str(talk))
+    # The tokenizer lacks the tokens of chatml and of llama-3.
+    assert made.recipe.data.chat_template == "zephyr"
+    assert "no template of its own" in reasons(made)["data.chat_template"]
     template = tmp_path / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     wanted = {"data.chat_template": str(template)}
-    made = start(model, str(file), ask=lambda question: wanted.get(question.field))
+    made = start(model, str(talk), ask=lambda question: wanted.get(question.field))
     assert made.recipe.data.chat_template == str(template)
     assert made.recipe.data.format == "messages"
+    with pytest.raises(InputError, match="chatml") as caught:
+        start(model, str(talk), asked={"data.chat_template": "chatml"})
+    assert caught.value.field == "data.chat_template"
+    (Path(model) / "chat_template.jinja").write_text(template.read_text())
+    made = start(model, str(talk))
+    assert made.recipe.data.chat_template is None
+    assert "the model's own" in reasons(made)["data.format"]
+
+
+def test_a_new_model_on_conversations_says_its_template(talk: Path) -> None:
+    assert start(None, str(talk)).recipe.data.chat_template == "chatml"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ _LEAST = 20  # characters, of a column that is taken for text
 
 
 @dataclass(frozen=True)
-class Columns:
+class FoundColumns:
     """What was found in the first rows.
 
     Args:
@@ -44,7 +44,7 @@ class Columns:
     unread: tuple[str, ...] = ()
 
 
-def columns_of(source: Source) -> Columns | None:
+def columns_of(source: Source) -> FoundColumns | None:
     """The columns of a source's first rows; None of a source of text files.
 
     Raises:
@@ -59,11 +59,11 @@ def columns_of(source: Source) -> Columns | None:
         return None  # an empty file, which is refused when its text is read
     known = format_of(rows[0])
     if known != "text":
-        return Columns(known)
+        return FoundColumns(known)
     return _text_columns(rows, source)
 
 
-def _text_columns(rows: Sequence[Mapping[str, Any]], source: Source) -> Columns:
+def _text_columns(rows: Sequence[Mapping[str, Any]], source: Source) -> FoundColumns:
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = {name: [row.get(name) for row in rows] for name in names}
     strings = {name: [c for c in found if isinstance(c, str)] for name, found in cells.items()}
@@ -74,9 +74,9 @@ def _text_columns(rows: Sequence[Mapping[str, Any]], source: Source) -> Columns:
     answer = next((plain[name] for name in ANSWERS if name in plain), None)
     text = next((plain[name] for name in TEXTS if name in plain), None)
 
-    def made(column: str, before: str | None = None, sure: bool = True) -> Columns:
+    def made(column: str, before: str | None = None, sure: bool = True) -> FoundColumns:
         unread = tuple(name for name in names if name not in (column, before))
-        return Columns("text", column, before, sure, tuple(texts), unread)
+        return FoundColumns("text", column, before, sure, tuple(texts), unread)
 
     if "text" in texts:
         return made("text")

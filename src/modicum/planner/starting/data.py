@@ -6,8 +6,8 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.data.sources import open_source
-from modicum.planner.starting.columns import Columns, columns_of
-from modicum.planner.starting.draft import Draft, UserQuestion
+from modicum.planner.starting.columns import FoundColumns, columns_of
+from modicum.planner.starting.draft import Draft, OpenQuestion
 from modicum.planner.starting.splits import split_of
 
 _NAMED = ("data.column", "data.prompt_column", "data.format")
@@ -47,13 +47,13 @@ def look_at_columns(draft: Draft) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _set_columns(draft: Draft, found: Columns) -> None:
+def _set_columns(draft: Draft, found: FoundColumns) -> None:
     if found.format != "text":
         draft.set("data.format", found.format, "found in the first row")
         return
     unread = f"; not read: {', '.join(found.unread)}" if found.unread else ""
     if not found.sure:
-        question = UserQuestion(
+        question = OpenQuestion(
             "data.column", "Which column holds the text to learn?", found.column, found.texts
         )
         draft.question(question, f"a guess: the longest of the columns{unread}")

@@ -22,7 +22,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class UserQuestion:
+class OpenQuestion:
     """What cannot be seen in model and data.
 
     Args:
@@ -57,10 +57,10 @@ class UserQuestion:
         return answer
 
 
-Ask = Callable[[UserQuestion], Any]
+Ask = Callable[[OpenQuestion], Any]
 
 
-def take_default(question: UserQuestion) -> Any:
+def take_default(question: OpenQuestion) -> Any:
     """The answer of nobody."""
     return question.default
 
@@ -77,7 +77,7 @@ class Draft:
     asked: Mapping[str, Any] = field(default_factory=dict)
     ask: Ask = take_default
     settings: dict[str, Setting] = field(default_factory=dict)
-    questions: list[UserQuestion] = field(default_factory=list)
+    questions: list[OpenQuestion] = field(default_factory=list)
 
     def set(self, name: str, value: Any, why: str) -> Any:
         """Give a field its value, unless another one is asked for; the value that it has."""
@@ -86,7 +86,7 @@ class Draft:
         self.settings[name] = Setting(name, value, why)
         return value
 
-    def question(self, question: UserQuestion, why: str) -> Any:
+    def question(self, question: OpenQuestion, why: str) -> Any:
         """Give a field what is asked for, else the answer to a question; the value that it has.
 
         Raises:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from modicum.core.errors import DoesNotFit, InputError
+from modicum.data.named_templates import DEFAULT, NAMED
 from modicum.planner.plan import Plan
 from modicum.planner.planning import plan
 from modicum.planner.starting import rules
 from modicum.planner.starting.data import chosen_data, look_at_columns
-from modicum.planner.starting.draft import Ask, Draft, UserQuestion, take_default
+from modicum.planner.starting.draft import Ask, Draft, OpenQuestion, take_default
 from modicum.planner.starting.lengths import Lengths, measured, row_length, text_length
 from modicum.planner.starting.method import check_method, choose_method
 from modicum.planner.starting.recipe_text import model_words
@@ -22,6 +23,7 @@ from modicum.tasks.text import TextInputs
 
 # Tokens in a row of continuous text, at most: of a new model, and of a trained one.
 _NEW_LENGTH, _TRAINED_LENGTH = 256, 1024
+_TEMPLATE = "data.chat_template"
 _NEW_MODEL = {
     "layers": (4, "a new model; for a trained one: modicum init --model FOLDER"),
     "width": (256, "of the residual stream"),
@@ -85,6 +87,7 @@ def start(
     inputs = _looked_at(draft)
     dtype = None if inputs.model_folder is None else stored_dtype(inputs.model_folder)
     facts = _model_facts(draft, inputs, dtype)
+    _describe_template(draft, inputs)
     lengths, tokenizer = measured(inputs.source, inputs.tokenizer, inputs.config.vocabulary_size)
     _describe_data(draft, inputs, lengths)
     _set_rows(draft, inputs, lengths, model is None)
@@ -117,7 +120,7 @@ def _set_budget(draft: Draft, memory: str | None) -> None:
         return
     text = "How much memory may it take, as in 8GB?"
     draft.question(
-        UserQuestion("budget.memory", text, None), f"what is free now; else {why}, as in 8GB"
+        OpenQuestion("budget.memory", text, None), f"what is free now; else {why}, as in 8GB"
     )
 
 
@@ -127,31 +130,62 @@ def _looked_at(draft: Draft) -> TextInputs:
     Raises:
         InputError: what is wrong with them.
     """
-    wanted = {"data__sequence_length": 2, "data__validation_fraction": 0.0}
-    wanted = {k: v for k, v in wanted.items() if k.replace("__", ".") not in draft.asked}
-
-    def look() -> TextInputs:
-        recipe = draft.recipe(**wanted)
-        found = task_of(recipe).look(recipe)
-        if not isinstance(found, TextInputs):
-            raise InputError(
-                "recipes of this task are not made here; `modicum methods --room tasks` shows "
-                "what it takes",
-                field="task.method",
-                value=(recipe.task or {}).get("method"),
-            )
-        return found
-
     try:
-        return look()
+        return _look(draft)
     except InputError as error:
-        field = "data.chat_template"
-        if error.field != field or field in draft.asked:
+        if error.field != _TEMPLATE or _TEMPLATE in draft.asked:
             raise
-        text = "The rows are conversations and the model has no chat template: a file with one?"
-        if draft.question(UserQuestion(field, text, None), "what writes conversations") is None:
-            raise error from None
-    return look()
+        default = _template_for(draft, error)
+    text = f"A chat template for the conversations: {', '.join(NAMED)}, or a file?"
+    why = "the model has no template of its own; this one goes with its tokenizer"
+    draft.question(OpenQuestion(_TEMPLATE, text, default), why)
+    return _look(draft)
+
+
+def _look(draft: Draft, template: str | None = None) -> TextInputs:
+    wanted: dict[str, Any] = {"data__sequence_length": 2, "data__validation_fraction": 0.0}
+    if template is not None:
+        wanted["data__chat_template"] = template
+    wanted = {k: v for k, v in wanted.items() if k.replace("__", ".") not in draft.asked}
+    recipe = draft.recipe(**wanted)
+    found = task_of(recipe).look(recipe)
+    if isinstance(found, TextInputs):
+        return found
+    raise InputError(
+        "recipes of this task are not made here; `modicum methods --room tasks` shows what it "
+        "takes",
+        field="task.method",
+        value=(recipe.task or {}).get("method"),
+    )
+
+
+def _template_for(draft: Draft, refused: InputError) -> str:
+    """The first of the named templates that the tokenizer goes with.
+
+    Raises:
+        InputError: none; what the data was refused with.
+    """
+    for name in NAMED:
+        try:
+            _look(draft, name)
+        except InputError as error:
+            if error.field != _TEMPLATE:
+                raise
+        else:
+            return name
+    raise refused
+
+
+def _describe_template(draft: Draft, inputs: TextInputs) -> None:
+    """Say what writes the conversations, where there are any."""
+    if not inputs.source.rows.conversations or _TEMPLATE in draft.settings:
+        return
+    if inputs.tokenizer is None:
+        draft.set(_TEMPLATE, DEFAULT, "what writes conversations for a new model")
+    elif "data.format" in draft.settings and _TEMPLATE not in draft.asked:
+        found = draft.settings["data.format"]
+        why = f"{found.why}; written by the model's own chat template"
+        draft.set("data.format", found.value, why)
 
 
 def _model_facts(draft: Draft, inputs: TextInputs, dtype: str | None) -> dict[str, Any]:
