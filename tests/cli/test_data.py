@@ -95,4 +95,29 @@ def test_a_new_model_has_a_template_and_a_tokenizer_without_one_is_refused(
 def test_only_text_has_rows_to_look_at(modicum: Any, tmp_path: Path) -> None:
     file = tmp_path / "images.yaml"
     file.write_text("task: {method: images, data: textures}\n")
-    assert "only text has rows" in modicum("data", file).err
+    assert "only text, and images of your own" in modicum("data", file).err
+
+
+def test_images_are_counted_by_class(modicum: Any, tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    for label, count in (("cats", 8), ("dogs", 4)):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for n in range(count):
+            pillow.new("L", (4, 4), n).save(tmp_path / "images" / label / f"{n}.png")
+    file = tmp_path / "images.yaml"
+    task = f"{{method: images, data_path: {tmp_path / 'images'}, validation_fraction: 0.25}}"
+    file.write_text(f"task: {task}\n")
+    ended = modicum("data", file)
+    assert ended.code == 0, ended.err
+    shown = [line.split() for line in ended.out.splitlines()]
+    assert ["cats", "6", "2"] in shown
+    assert ["dogs", "3", "1"] in shown
+    assert ["all", "9", "3"] in shown
+    rows = [json.loads(line) for line in modicum("data", file, "--json").out.splitlines()]
+    assert [row["row"] for row in rows] == list(range(12))
+    assert {(row["side"], row["label"]) for row in rows[9:]} == {
+        ("validation", "cats"), ("validation", "dogs"),
+    }  # fmt: skip
+    planned = json.loads(modicum("plan", file, "--json").out)
+    assert planned["counts"]["classes"] == {"cats": 6, "dogs": 3}
+    assert "cats 6, dogs 3" in modicum("plan", file).out

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from modicum.report.charts import CHARTS, STRETCHES, charts, payload
-from modicum.report.columns import Columns
+from modicum.report.columns import StepColumns
 from modicum.report.folder import FolderContents
 
 
 def run(rows: list[dict[str, Any]], checked: list[dict[str, Any]] | None = None) -> FolderContents:
-    return FolderContents(Path("x"), metrics=Columns(rows), evaluations=Columns(checked or []))
+    return FolderContents(
+        Path("x"), metrics=StepColumns(rows), evaluations=StepColumns(checked or [])
+    )
 
 
 def test_a_column_that_nobody_named_has_a_chart_after_the_others() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modicum.report.columns import Columns
+from modicum.report.columns import StepColumns
 from modicum.report.lines import GrowingFile, objects
 
 ROWS = st.lists(
@@ -26,7 +26,7 @@ ROWS = st.lists(
 
 @given(rows=ROWS, split=st.integers(0, 20))
 def test_what_was_written_last_of_a_step_counts(rows: list[dict[str, Any]], split: int) -> None:
-    columns = Columns(rows[:split])
+    columns = StepColumns(rows[:split])
     columns.extend(rows[split:])
     latest = {row["step"]: row for row in rows}
     assert list(columns.steps) == sorted(latest)
@@ -40,7 +40,7 @@ def test_what_was_written_last_of_a_step_counts(rows: list[dict[str, Any]], spli
 
 
 def test_sums_know_of_gaps() -> None:
-    columns = Columns([{"step": 1, "tokens": 5}, {"step": 2}, {"step": 3, "tokens": 2, "x": 1}])
+    columns = StepColumns([{"step": 1, "tokens": 5}, {"step": 2}, {"step": 3, "tokens": 2, "x": 1}])
     assert columns.running("tokens") == [5.0, 5.0, 7.0]
     assert columns.running("x") == [0.0, 0.0, 1.0]
     assert columns.running("absent") == [0.0, 0.0, 0.0]
@@ -51,7 +51,7 @@ def test_sums_know_of_gaps() -> None:
 
 
 def test_a_row_of_other_names_each_time_does_not_grow_for_ever() -> None:
-    columns = Columns({"step": step, f"name{step}": 1.0} for step in range(1000))
+    columns = StepColumns({"step": step, f"name{step}": 1.0} for step in range(1000))
     assert len(columns.names) == 64
     assert len(columns) == 1000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 import torch
 from decoders import add_tokenizer, decoder_folder, theirs
 from peft import PeftModel
+from pool import Pool
 from tests.trainer.conftest import full
 from tests.trainer.test_ranks import outcome, rows, trains
 
 import modicum
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
+from modicum.models import traced_cache
+from modicum.models.traced_cache import TraceRequest
 from modicum.serve import load_run
 
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -23,11 +27,23 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "lora": {"adapter": {"method": "lora", "rank": 4, "dropout": 0.2}},
     "nf4": {"adapter": {"method": "lora", "rank": 4}, "linear": {"method": "nf4"}},
 }
-# Planning traces in a process of its own, which takes longer than all else here.
 FIRST: list[Any] = ["gpt2-nf4", "qwen3-full", "gemma-lora"]
 LATER = ["gpt2-full", "gpt_neox-lora", "opt-full", "mixtral-lora"]
 FIRST += [pytest.param(name, marks=pytest.mark.slow) for name in LATER]
 pytestmark = pytest.mark.filterwarnings("ignore:all-linear leaves out")  # experts
+
+
+@pytest.fixture(autouse=True, scope="module")
+def traced_here() -> Iterator[None]:
+    """Traces are made in this process: to start another takes longer than all else."""
+
+    def here(request: TraceRequest, wanted: list[Any]) -> Any:
+        asked = {"build": request.build, "arguments": dict(request.arguments), "wanted": wanted}
+        return json.loads(traced_cache.answer(asked))["passes"]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(traced_cache, "_traced_apart", here)
+        yield
 
 
 def values(base: Path, dataset: Path, how: str, **sections: Any) -> dict[str, Any]:
@@ -85,13 +101,35 @@ def test_what_it_exports_computes_what_it_learned(trained: tuple[Path, dict[str,
     assert list(talk.write("the cat", max_tokens=3, temperature=0.0))
 
 
-@pytest.mark.expensive
-def test_rows_of_several_documents_are_refused_where_they_cannot_be_kept_apart(
+@pytest.mark.slow
+def test_documents_are_computed_one_at_a_time_where_nothing_keeps_them_apart(
     dataset: Path, tmp_path: Path
 ) -> None:
     base = add_tokenizer(decoder_folder(tmp_path / "base", "bloom"), dataset.read_text())
     made = values(base, dataset, "full")
-    with pytest.raises(InputError, match=r"data\.boundaries.*'bloom' is not shown to keep"):
-        modicum.plan(modicum.Recipe(**made))
-    made["data"]["boundaries"] = False
+    plan = modicum.plan(modicum.Recipe(**made))
+    assert plan.inputs.described.endswith("the documents of a row one at a time")
     assert trains(Ranks(), made, tmp_path / "run") == "done"
+    peak = json.loads((tmp_path / "run" / "run.json").read_text())["peak_bytes"]
+    assert peak["predicted"] == pytest.approx(peak["measured"], rel=0.2)
+    made["training"]["compile"] = "blocks"
+    with pytest.raises(InputError, match=r"training\.compile.*one at a time"):
+        modicum.plan(modicum.Recipe(**made))
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", ["gemma", "qwen3"])
+def test_sharded_over_ranks_it_learns_the_same(
+    name: str, dataset: Path, tmp_path: Path, pool: Pool
+) -> None:
+    base = add_tokenizer(decoder_folder(tmp_path / "base", name), dataset.read_text())
+    made = values(base, dataset, "full") | {"parallel": {"strategy": "fsdp"}}
+    assert pool.run(trains, made, tmp_path / "two", ranks=2) == ["done", "done"]
+    assert trains(Ranks(), made, tmp_path / "one") == "done"
+    two, one = ([row["loss"] for row in rows(tmp_path / run)] for run in ("two", "one"))
+    assert two == pytest.approx(one, rel=1e-3)
+    ids = torch.randint(0, 300, (1, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        shares, alone = (theirs(tmp_path / run / "model")(ids).logits for run in ("two", "one"))
+    torch.testing.assert_close(shares, alone, rtol=0, atol=1e-2)

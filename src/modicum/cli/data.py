@@ -32,16 +32,26 @@ def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bo
     Raises:
         InputError: something about recipe or data is wrong, or the task is not of text.
     """
+    from modicum.cli.image_data import show_images
     from modicum.core.ranks.ranks import Ranks
     from modicum.data.view import facts_of, view_of
     from modicum.tasks import CausalLM, task_of
+    from modicum.tasks.image_origins import OwnImages
+    from modicum.tasks.images import ImageTask
     from modicum.tasks.text import prepared
 
     with recipe_yaml.places(recipe, overrides):
         asked = recipe_yaml.load(recipe, overrides).anchored()
         task = task_of(asked)
+        if isinstance(task, ImageTask) and isinstance(task.origin, OwnImages):
+            show_images(asked, task, task.origin, rows=rows, as_json=as_json)
+            return
         if not isinstance(task, CausalLM):
-            raise InputError("only text has rows to look at", field="task.method", value=task.name)
+            raise InputError(
+                "only text, and images of your own (task.data_path), have rows to look at",
+                field="task.method",
+                value=task.name,
+            )
         inputs = task.look(asked)
         with tempfile.TemporaryDirectory(prefix="modicum-data-") as folder:
             data = prepared(asked, inputs, Path(folder), lambda *_: None, Ranks())

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from modicum.cli.plain_tables import plain
 from modicum.core.units import format_bytes, format_duration
 from modicum.data.fitting import too_long_words
+from modicum.data.image_files import class_words
 from modicum.report.numbers import finite, number, percent, quantity
 
 TableRow = Sequence[Any]
@@ -124,6 +125,8 @@ def data_rows(plan: Mapping[str, Any]) -> list[TableRow]:
             said += [f"{percent(waste)} of the rows is padding"]
         found.append(("rows", f"{about}{rows:,}", ", ".join(said)))
     found += source_rows(counts)
+    if isinstance(classes := counts.get("classes"), Mapping):
+        found.append(("images", "", class_words(classes)))
     if (steps := number(plan.get("steps"))) is not None:
         epochs = number(plan.get("epochs"))
         of = "" if epochs is None else f"{about}{epochs:.3g} epochs"

@@ -86,18 +86,42 @@ class TransformersDecoder(nn.Module):
             documents: int [B, T], the document of each token; attention stays in a document and
                 positions restart with each. None: every row is one document.
 
+        Where nothing else keeps documents of a row apart, each is computed by itself.
+
         Raises:
-            ValueError: this model cannot keep documents apart.
+            InputError: so it would have to be, and the weights are sharded over ranks, which would
+                wait for each other with different numbers of documents.
         """
         more: dict[str, Any] = {}
         if documents is not None:
             if (packing := self.decoder_config.packing) == "none":
-                raise ValueError("this model is not shown to keep documents of a row apart")
+                return self._one_by_one(input_ids, documents)
             more["position_ids"] = document_positions(documents)
             if packing == "mask":
                 dtype = compute_dtype(next(self.parameters()))
                 more["attention_mask"] = document_mask(documents, dtype)
         return cast(Tensor, self._run(input_ids, **more).logits)
+
+    def _one_by_one(self, input_ids: Tensor, documents: Tensor) -> Tensor:
+        """The logits of each document alone, those of equal length together."""
+        if any(is_sharded(parameter) for parameter in self.parameters()):
+            raise InputError(
+                "this model computes documents one at a time, which sharded weights do not go "
+                "with; set this to false, or let every rank hold all weights",
+                field="data.boundaries",
+                value=True,
+            )
+        begins = (document_positions(documents).flatten() == 0).nonzero().flatten().tolist()
+        ends = [*begins[1:], input_ids.numel()]
+        lengths = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        parts = list(input_ids.flatten().split(lengths))
+        found: list[Tensor] = list(parts)
+        for length in set(map(len, parts)):
+            places = [place for place, part in enumerate(parts) if len(part) == length]
+            logits = self(torch.stack([parts[place] for place in places]))
+            for place, each in zip(places, logits, strict=True):
+                found[place] = each
+        return torch.cat(found).unflatten(0, input_ids.shape)
 
     def _run(self, input_ids: Tensor, *, use_cache: bool = False, **more: Any) -> Any:
         if "use_cache" in _parameters(type(self)):

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from modicum.core.files import JsonObject
-from modicum.report.columns import BY_CLASS, SKIPPED, Columns
+from modicum.report.columns import BY_CLASS, SKIPPED, StepColumns
 from modicum.report.events import events
 from modicum.report.facts import counted
 from modicum.report.folder import FolderContents, section
@@ -107,7 +107,7 @@ def levels(run: FolderContents) -> dict[str, JsonObject]:
 class _Clock:
     """How many tokens were trained and how many seconds passed by the end of each step."""
 
-    def __init__(self, metrics: Columns) -> None:
+    def __init__(self, metrics: StepColumns) -> None:
         self._steps = metrics.steps
         self._sums = {name: metrics.running(name) for name in _UNITS[1:]}
 
@@ -123,7 +123,7 @@ class _Clock:
 
 
 def curves(
-    columns: Columns, clock: _Clock, low: float = -math.inf, high: float = math.inf
+    columns: StepColumns, clock: _Clock, low: float = -math.inf, high: float = math.inf
 ) -> dict[str, Any]:
     """For each column its points from step `low` to `high`.
 
@@ -145,7 +145,7 @@ def curves(
 
 
 def _curve(
-    columns: Columns, clock: _Clock, places: list[int], values: list[float]
+    columns: StepColumns, clock: _Clock, places: list[int], values: list[float]
 ) -> dict[str, Any]:
     size = math.ceil(len(values) / STRETCHES)
     steps = [columns.steps[place] for place in places]

@@ -19,13 +19,13 @@ BY_CLASS = "by_class"
 _LARGEST = 64  # columns that are kept: a damaged file may name another one in each row
 
 
-class Columns:
+class StepColumns:
     """Rows in order of their step, each step once: what was written last counts.
 
     Values that are no finite number are NaN in a column. The loss of an update that was skipped is
     none, and its `skipped` is 1.
 
-    >>> columns = Columns([{"step": 2, "loss": 3.0}, {"step": 1, "loss": 4.0, "text": "x"}])
+    >>> columns = StepColumns([{"step": 2, "loss": 3.0}, {"step": 1, "loss": 4.0, "text": "x"}])
     >>> columns.points("loss")
     ([0, 1], [4.0, 3.0])
     """

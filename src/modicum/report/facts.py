@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.files import JsonObject
-from modicum.report.columns import BY_CLASS, SKIPPED, Columns
+from modicum.report.columns import BY_CLASS, SKIPPED, StepColumns
 from modicum.report.folder import FolderContents, listing, read, section
 from modicum.report.numbers import as_count, finite, number
 
@@ -80,7 +80,7 @@ def _last(rows: list[JsonObject]) -> JsonObject:
     return rows[-1] if rows else {}
 
 
-def _read(metrics: Columns) -> float:
+def _read(metrics: StepColumns) -> float:
     """Tokens that were read in all steps: what the rows' speeds say."""
     rates, seconds = (
         dict(zip(*metrics.points(name), strict=True)) for name in ("tokens_per_second", "seconds")

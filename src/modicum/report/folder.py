@@ -10,7 +10,7 @@ from typing import Any
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject, read_bytes
 from modicum.recipe_yaml import parse
-from modicum.report.columns import Columns
+from modicum.report.columns import StepColumns
 from modicum.report.lines import GrowingFile
 
 FILES = (
@@ -27,8 +27,8 @@ class FolderContents:
     recipe_text: str = ""
     recipe: JsonObject = field(default_factory=dict)
     plans: list[JsonObject] = field(default_factory=list)
-    metrics: Columns = field(default_factory=Columns)
-    evaluations: Columns = field(default_factory=Columns)
+    metrics: StepColumns = field(default_factory=StepColumns)
+    evaluations: StepColumns = field(default_factory=StepColumns)
     samples: list[JsonObject] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -72,9 +72,9 @@ def _rows(path: Path, notes: list[str]) -> list[JsonObject]:
     return rows
 
 
-def _columns(path: Path, notes: list[str]) -> Columns:
+def _columns(path: Path, notes: list[str]) -> StepColumns:
     """The numbers of such a file."""
-    file, columns = GrowingFile(path), Columns()
+    file, columns = GrowingFile(path), StepColumns()
     for some in file.more(unended=True):
         columns.extend(some)
     _note(file, notes)
@@ -120,7 +120,7 @@ def checked(folder: str | Path) -> Path:
 
 
 def read(
-    folder: str | Path, metrics: Columns | None = None, evaluations: Columns | None = None
+    folder: str | Path, metrics: StepColumns | None = None, evaluations: StepColumns | None = None
 ) -> FolderContents:
     """Read all that a run folder holds.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from modicum.core.files import JsonObject
 from modicum.data.fitting import too_long_words
+from modicum.data.image_files import class_words
 from modicum.report import facts as told
 from modicum.report import numbers, plots
 from modicum.report.events import events
@@ -64,9 +65,16 @@ def data_lines(result: dict[str, Any]) -> list[str]:
         lines.append(f"Longer than a row: {words}.")
     if empty := numbers.number(counts.get("empty")):
         lines.append(f"Left out, as nothing is learned in them: {empty:,}.")
+    if classes := integers(section(counts, "classes")):
+        lines.append(f"Images: {class_words(classes)}.")
     if (wait := numbers.number(result.get("data_wait"))) is not None:
         lines.append(f"Steps waited for their rows for {numbers.percent(wait)} of their time.")
     return lines
+
+
+def integers(values: JsonObject) -> dict[str, int]:
+    """Those of a file's values that are counts."""
+    return {name: value for name, value in values.items() if type(value) is int}
 
 
 def source_lines(sources: Any) -> list[str]:

@@ -120,7 +120,9 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         """Rows of zeros, of documents where the shape has them."""
         size = (shape.sequences, shape.tokens)
         ids, labels = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
-        documents = torch.zeros(size, dtype=torch.int32) if shape.segments else None
+        # Documents that are computed one at a time take no more than a row that is one document.
+        apart = isinstance(config, ModelConfig) or config.packs
+        documents = torch.zeros(size, dtype=torch.int32) if shape.segments and apart else None
         return Batch(ids, labels, documents)
 
     def slack(

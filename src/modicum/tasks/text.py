@@ -37,6 +37,8 @@ from modicum.tasks.text_parts import (
 from modicum.tasks.text_parts import surveyed as survey_of
 from modicum.tasks.text_sources import sources
 
+_ALONE = "this model computes the documents of a row one at a time"
+
 
 @dataclass(frozen=True)
 class TextInputs(Inputs):
@@ -104,7 +106,8 @@ def look(recipe: Recipe) -> TextInputs:
         _inspect(part, field_of(source, number))
     if validation is not None:
         _inspect(validation, "data.validation_path")
-    told = source.describe()
+    apart = isinstance(config, ModelConfig) or config.packs or not recipe.data.boundaries
+    told = source.describe() + ("" if apart else f"; {_ALONE}")
     return TextInputs(
         config, folder, told, tokenizer, source, validation, forms, weights=weights, dtypes=dtypes
     )
@@ -114,7 +117,8 @@ def check_trained(config: DecoderConfig, recipe: Recipe) -> None:
     """Refuse what is not shown of a decoder of transformers.
 
     Raises:
-        InputError: logits depend on later tokens, or documents that share a row are not kept apart.
+        InputError: logits depend on later tokens, or blocks are to be compiled that meet rows of
+            any length.
     """
     if isinstance(config, ModelConfig):
         return
@@ -122,13 +126,14 @@ def check_trained(config: DecoderConfig, recipe: Recipe) -> None:
         config.check()
     except InputError as error:
         raise error.located(field="model.path") from None
-    if recipe.data.boundaries and not config.packs:
+    if recipe.training.compile == "blocks" and not config.packs and recipe.data.boundaries:
         raise InputError(
-            f"a model of the type {config.model_type} is not shown to keep documents apart that "
-            "share a row; set this to false",
-            field="data.boundaries",
-            value=True,
-            allowed="false",
+            f"a model of the type {config.model_type} computes documents of a row one at a time, "
+            "each length of which would be compiled anew; set this to none, or data.boundaries to "
+            "false",
+            field="training.compile",
+            value="blocks",
+            allowed="none",
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from modicum.report.charts import payload
-from modicum.report.columns import Columns
+from modicum.report.columns import StepColumns
 from modicum.report.folder import FILES, FolderContents, checked, read
 from modicum.report.lines import GrowingFile
 from modicum.report.overlay import names
@@ -23,14 +23,14 @@ class _FollowedFile:
     """The columns of one file, up to its last complete line."""
 
     def __init__(self, path: Path) -> None:
-        self.columns = Columns()
+        self.columns = StepColumns()
         self._file, self._begun = GrowingFile(path), 0
 
     def look(self) -> tuple[int, int]:
         """Read on; how often the file was begun, and how many rows there are."""
         for rows in self._file.more():
             if self._file.begun != self._begun:
-                self._begun, self.columns = self._file.begun, Columns()
+                self._begun, self.columns = self._file.begun, StepColumns()
             self.columns.extend(rows)
         return self._begun, len(self.columns)
 
