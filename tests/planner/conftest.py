@@ -27,8 +27,9 @@ def _steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("modicum.planner.choose.resident_bytes", lambda: 250_000_000)
     # Models of these tests are far smaller than what a budget is kept with to spare.
     monkeypatch.setattr("modicum.planner.choose.LEAST_HEADROOM", 0)
-    module = importlib.import_module("modicum.planner.planning")
-    monkeypatch.setattr(module, "machine_record", lambda device: RECORD)
+    for name in ("planning", "starting.method"):
+        module = importlib.import_module(f"modicum.planner.{name}")
+        monkeypatch.setattr(module, "machine_record", lambda device: RECORD)
 
 
 @pytest.fixture(scope="session")

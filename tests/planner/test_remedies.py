@@ -106,9 +106,9 @@ def test_a_recipe_is_made_to_fit_by_the_first_remedy(adapted):
 
 
 def test_remedies_come_by_what_they_touch(adapted):
-    training = {"batch_size": 8, "micro_batch_size": 8, "recompute": "none"}
+    training = {"batch_size": 8, "micro_batch_size": 8, "recompute": "none", "precision": "fp32"}
     recipe = adapted(training=training, adapter={"method": "lora"})
-    costs = {knob.field: knob.cost for knob in tightening(recipe)}
+    costs = {knob.field: knob.cost for knob in tightening(asked_of(recipe).recipe)}
     assert costs["training.micro_batch_size"] == costs["training.recompute"] == EXACT
     assert costs["training.precision"] == NUMERICS
     assert costs["adapter.rank"] == costs["optimizer.method"] == METHOD

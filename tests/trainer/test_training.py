@@ -140,6 +140,9 @@ def test_the_run_folder_tells_the_run(dataset, finished, tmp_path):
     # Speed counts all that is read: 20 updates of 8 rows, as the plan does.
     assert content["tokens_per_second"] == pytest.approx(20 * 8 * 32 / seconds)
     assert metrics[3]["tokens_per_second"] == pytest.approx(8 * 32 / metrics[3]["seconds"])
+    waited = [row["data_seconds"] for row in metrics]
+    assert all(wait > 0 for wait in waited)
+    assert content["data_wait"] == pytest.approx(sum(waited) / seconds)
     assert content["data"]["exact"]
     assert content["data"]["rows"] == len(packed(dataset, finished, tmp_path))
     assert content["seconds"] > seconds

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Shown:
+class PlanView:
     """What of a plan is to be shown.
 
     Args:
@@ -40,7 +40,7 @@ class Shown:
     picture: Path | None = None
 
 
-def show(shown: Shown) -> None:
+def show(shown: PlanView) -> None:
     """Plan, and print what is asked for.
 
     Raises:
@@ -126,7 +126,7 @@ def _profile(name: str) -> Profile:
     return profile_of(values, path)
 
 
-def _draw(row: Mapping[str, Any] | None, shown: Shown) -> None:
+def _draw(row: Mapping[str, Any] | None, shown: PlanView) -> None:
     """Draw, and say where the picture is.
 
     Raises:

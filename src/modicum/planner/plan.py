@@ -205,6 +205,7 @@ class Plan:
             "epochs": self.epochs,
             "counts": dict(self.counts),
             "device": self.device,
+            "weights": self.inputs.weights,
             "data": self.inputs.described,
         }
 

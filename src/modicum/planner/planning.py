@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from modicum.core.arguments import check_type
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine, pick_device, this_machine
@@ -25,8 +27,10 @@ from modicum.planner.choose import (
     first_that_fits,
     layouts,
 )
+from modicum.planner.earlier_adapter import started
 from modicum.planner.explained import explained
 from modicum.planner.plan import Plan
+from modicum.planner.precision import settled
 from modicum.planner.predict import Prediction, Predictor
 from modicum.planner.profiles import Profile
 from modicum.planner.question import Question
@@ -59,7 +63,8 @@ def plan(
         advise: also try what the room that is left could be spent on.
 
     Raises:
-        InputError: something about the model or the data is wrong, or does not go with the ranks.
+        InputError: something about the model or the data is wrong, or does not go with the ranks;
+            this is no recipe.
         DoesNotFit: no choice keeps the budget; with the three cheapest changes that would.
 
     >>> import modicum
@@ -69,6 +74,7 @@ def plan(
     >>> modicum.plan(recipe, ranks=4).row()["layout"]["name"]
     'ddp'
     """
+    _check(recipe, ranks)
     live = Ranks() if isinstance(ranks, int) else ranks
     asked = asked_of(recipe, ranks=ranks, keep=keep if replay is None else replay, machine=machine)
     if replay is not None:
@@ -84,7 +90,7 @@ def plan(
         raise does_not_fit(asked)
     made = planned(asked, found)
     rows = explained(asked.recipe, found, asked.room, kept, made.seconds)
-    made = made.with_choices(live.broadcast(rows))
+    made = made.with_choices(live.broadcast([*asked.settled, *rows]))
     return replace(made, uses=tuple(uses_of_room(asked, found))) if advise else made
 
 
@@ -100,7 +106,7 @@ def plan_anyway(
     found = asked.fitting(asked.recipe)
     made = planned(asked, found or asked.frugal(asked.recipe))
     rows = explained(asked.recipe, made.prediction, asked.room, {}, made.seconds)
-    return replace(made, choices=tuple(rows)), found is not None
+    return replace(made, choices=(*asked.settled, *rows)), found is not None
 
 
 def made_to_fit(
@@ -154,6 +160,8 @@ def asked_of(
     layouts(recipe, count)  # what does not go with the ranks is reported before all else
     task = task_of(recipe)
     inputs = task.look(recipe)
+    recipe, rows = settled(recipe, inputs.dtypes)
+    recipe, start = started(recipe, task, inputs, keep)
     if machine is None:
         device = _device(recipe, keep).type
         found, record, room = _agreed(recipe, torch.device(device), live, count)
@@ -168,8 +176,9 @@ def asked_of(
     # Every rank looks, so that what is wrong with the data is reported by all.
     counts = live.broadcast(task.survey(recipe, inputs))
     return Question(
-        recipe, task, inputs, device, found, record, room, predictor, counts, count, machine
-    )
+        recipe, task, inputs, device, found, record, room, predictor, counts, count, machine,
+        (*rows, *start),
+    )  # fmt: skip
 
 
 def planned(asked: Question, prediction: Prediction, rows: tuple[JsonObject, ...] = ()) -> Plan:
@@ -178,6 +187,23 @@ def planned(asked: Question, prediction: Prediction, rows: tuple[JsonObject, ...
         asked.recipe, asked.task, asked.inputs, asked.machine, asked.device, prediction, rows,
         asked.room.base, asked.record, counts=asked.counts, profile=asked.profile,
     )  # fmt: skip
+
+
+def _check(recipe: Recipe, ranks: Ranks | int) -> None:
+    """Refuse what is no recipe, and what is no number of ranks."""
+    file = "modicum.recipe_yaml.load(path), which gives the recipe of a file"
+    instead = {
+        str: file,
+        Path: file,
+        dict: "modicum.Recipe(**fields)",
+        Plan: "modicum.train(plan): it is planned already",
+    }
+    check_type(recipe, Recipe, "plan(recipe)", "a modicum.Recipe", instead)
+    check_type(ranks, (Ranks, int), "plan(ranks)", "a number of ranks, from 1")
+    if isinstance(ranks, int) and (isinstance(ranks, bool) or ranks < 1):
+        raise InputError(
+            "is no number of ranks", field="plan(ranks)", value=ranks, allowed="1 and more"
+        )
 
 
 def _device(recipe: Recipe, kept: Sequence[JsonObject]) -> torch.device:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from modicum.core.files import JsonObject
 from modicum.core.machine import Machine
 from modicum.core.machine.record import MachineRecord
 from modicum.planner.choose import Room, choices, first_that_fits
@@ -31,6 +32,7 @@ class Question:
         counts: what is known of the data.
         ranks: how many there are.
         profile: where the machine's figures are from, if not from this machine.
+        settled: what the recipe left open and the inputs alone decide, as rows of a plan.
     """
 
     recipe: Recipe
@@ -44,6 +46,7 @@ class Question:
     counts: Mapping[str, Any] = field(default_factory=dict)
     ranks: int = 1
     profile: Profile | None = None
+    settled: tuple[JsonObject, ...] = ()
     _configs: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def config(self, recipe: Recipe) -> Any:

@@ -38,4 +38,4 @@ def plan(
 
     overrides = (*(set_ or ()), *(["budget.ledger=traced"] if traced else []))
     asked = run.Asked(recipe, overrides, as_json=as_json, ranks=ranks)
-    planning.show(planning.Shown(asked, why, compare, machine, picture))
+    planning.show(planning.PlanView(asked, why, compare, machine, picture))
