@@ -105,7 +105,8 @@ def test_images_are_counted_by_class(modicum: Any, tmp_path: Path) -> None:
         for n in range(count):
             pillow.new("L", (4, 4), n).save(tmp_path / "images" / label / f"{n}.png")
     file = tmp_path / "images.yaml"
-    file.write_text("task: {method: images, data_path: images, validation_fraction: 0.25}\n")
+    task = f"{{method: images, data_path: {tmp_path / 'images'}, validation_fraction: 0.25}}"
+    file.write_text(f"task: {task}\n")
     ended = modicum("data", file)
     assert ended.code == 0, ended.err
     shown = [line.split() for line in ended.out.splitlines()]
