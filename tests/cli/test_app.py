@@ -298,7 +298,7 @@ def test_chat_reads_lines_from_a_pipe(
     assert said("def\n\n/new\ndef\n/quit\n") == [*once[:-1], *once]
 
 
-@pytest.mark.parametrize("command", [("chat", "--prompt", "x"), ("report",)])
+@pytest.mark.parametrize("command", [("chat", "--prompt", "x"), ("report",), ("watch",)])
 def test_a_folder_that_holds_no_run(modicum: Any, tmp_path: Path, command: Any) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):
         ended = modicum(command[0], folder, *command[1:])
@@ -358,6 +358,20 @@ def test_a_merge_into_bf16_says_how_much_was_rounded(
 def test_report_says_where_it_is(modicum: Any, runs: Any) -> None:
     assert modicum("report", runs.adapted).out == f"{runs.adapted / 'report.html'}\n"
     assert json.loads(modicum("report", runs.adapted, "--json").out)["steps"] == 3
+
+
+def test_report_of_several_runs(
+    modicum: Any, runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert modicum("report", runs.adapted, runs.new).out == "comparison.html\n"
+    assert "adapter.method" in (tmp_path / "comparison.html").read_text(encoding="utf-8")
+    assert modicum("report", runs.new, "--out", "one.html").out == "one.html\n"
+    summaries = json.loads(modicum("report", runs.adapted, runs.new, "--json").out)
+    assert [summary["folder"] for summary in summaries] == [str(runs.adapted), str(runs.new)]
+    ended = modicum("report", runs.new, runs.new)
+    assert ended.code == 2
+    assert "named twice" in one_message(ended)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import yaml
 
 from modicum.core.errors import DoesNotFit
 from modicum.models.config import ModelConfig
-from modicum.planner import plan
+from modicum.planner import made_to_fit, plan
 from modicum.planner.knobs import EXACT, METHOD, NUMERICS, ROWS, loosening, tightening
 from modicum.planner.planning import asked_of
 from modicum.planner.profiles import profile_of
@@ -53,6 +53,7 @@ def adapted(hollow, text):
     return make
 
 
+@pytest.mark.expensive
 def test_seven_billion_under_eight_gigabytes_are_answered_by_four_bits_and_an_adapter(adapted):
     recipe = adapted(SEVEN_BILLION, budget={"memory": "8GB"}, training={"batch_size": 4})
     with pytest.raises(DoesNotFit) as caught:
@@ -69,7 +70,8 @@ def test_seven_billion_under_eight_gigabytes_are_answered_by_four_bits_and_an_ad
     assert plan(Recipe(**values)).prediction == made.prediction
 
 
-@pytest.mark.parametrize("part", [0.3, 0.5, 0.8])
+@pytest.mark.expensive
+@pytest.mark.parametrize("part", [0.3, 0.8])
 def test_every_remedy_fits_and_none_of_its_changes_is_idle(adapted, part):
     recipe = adapted(training={"batch_size": 4})
     made = plan(recipe)
@@ -88,6 +90,19 @@ def test_every_remedy_fits_and_none_of_its_changes_is_idle(adapted, part):
             assert spent is None or spent.needed > budget
     fields = [frozenset(remedy.change) for remedy in found]
     assert len(set(fields)) == len(fields)
+
+
+def test_a_recipe_is_made_to_fit_by_the_first_remedy(adapted):
+    recipe = adapted(training={"batch_size": 4}, budget={"tensors": "100MB"})
+    assert made_to_fit(recipe) == (recipe, None)
+    least = recipe.changed(training__micro_batch_size=1, training__recompute="blocks")
+    tensors = plan(least).prediction.peak_bytes // 2
+    fitting, remedy = made_to_fit(recipe.changed(budget__tensors=tensors))
+    assert remedy.change
+    made = plan(fitting)
+    assert made.prediction.peak_bytes <= tensors == fitting.budget.tensors
+    with pytest.raises(DoesNotFit):
+        made_to_fit(recipe, machine=profile_of(TINY, "tiny.yaml"))
 
 
 def test_remedies_come_by_what_they_touch(adapted):

@@ -24,6 +24,7 @@ EXTRAS = {
     "data": (("pyarrow", "zstandard"), "data in Parquet, Arrow and Zstandard"),
     "hub": (("datasets",), "data sets of the Hugging Face hub"),
     "tuning": (("optuna", "scipy"), "the search for a bucket size"),
+    "picture": (("matplotlib",), "pictures of what a plan predicts"),
     "images": (("PIL",), "images of one's own, in PNG and JPEG files"),
     "watch": (("starlette", "uvicorn"), "runs in a browser while they train"),
     "notebook": (("pandas",), "the curves of a run as a DataFrame"),

@@ -85,14 +85,20 @@ class MixedSampler(Sampler):
     def indices(self, step: int) -> list[int]:
         """The rows of one step."""
         first = step * self.batch_size
-        return [self._row(first + place) for place in range(self.batch_size)]
+        taken: list[int] = []
+        while len(taken) < self.batch_size:
+            epoch, place = divmod(first + len(taken), self.rows)
+            sources, before = self._turns(epoch)
+            some = slice(place, place + self.batch_size - len(taken))
+            pairs = zip(sources[some].tolist(), before[some].tolist(), strict=True)
+            taken += [self._row(epoch, source, number) for source, number in pairs]
+        return taken
 
-    def _row(self, sequence: int) -> int:
-        epoch, place = divmod(sequence, self.rows)
-        sources, before = self._turns(epoch)
-        source = int(sources[place])
-        [row] = self._own[source].indices(epoch * self.quotas[source] + int(before[place]))
-        return int(self._places[source][row])
+    def _row(self, epoch: int, source: int, number: int) -> int:
+        """The row that a source gives after `number` others in an epoch."""
+        places = self._places[source]
+        again, place = divmod(epoch * self.quotas[source] + number, len(places))
+        return int(places[self._own[source].order(again)[place]])
 
     def _drawn_turns(self, epoch: int) -> tuple[Tensor, Tensor]:
         """The source of each place of an epoch, and how many of its rows come before it there."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from modicum.core.contracts.ledger import ALWAYS, Entry, Ledger, ModelQuery, Phase, Work
 from modicum.models.config import ModelConfig
+from modicum.models.ledger_block import DecoderBlock
 from modicum.models.ledger_head import Head
 from modicum.models.ledger_layout import held, parts, weight_bytes
-from modicum.models.ledger_parts import AdapterActivations, DecoderBlock
+from modicum.models.ledger_parts import AdapterActivations
 
 __all__ = ["AdapterActivations", "held", "ledger", "slack", "weight_bytes"]
 
 _SAVED: tuple[Phase, ...] = ("forward", "loss")
 _GENERATOR_BYTES = 5056  # the state of torch's generator, which a recomputed block restores
-_RUNNING: tuple[Phase, ...] = ("forward", "loss", "backward")
 
 
 def ledger(
@@ -47,11 +47,12 @@ def ledger(
     first, last = next((b for b in blocks if b.saved), blocks[-1]), blocks[-1]
     live = first.rerun if recompute else first.saved + first.casts
     logits, inner, masks = head.logits, max(block.inner for block in blocks), _mask_bytes(shape)
-    # While a wider block runs forward, what it and those after it keep is not there yet.
-    wider = [n for n, block in enumerate(blocks) if block.larger(last)]
-    # Of a block that runs again only the input is there, and nothing of the head yet.
-    there = kept[-1] + head.saved if last.prefix in again else last.saved
-    running = max([last.inner - there, *(blocks[n].inner - sum(kept[n:]) for n in wider)])
+    # While a block runs forward, what it and those after it keep is not there yet.
+    running = max(
+        (block.running if block.saved and block.prefix not in again else block.inner)
+        - sum(kept[n:])
+        for n, block in enumerate(blocks)
+    )
     computed = logits * shape.compute_bytes // 4
     scoring = max(
         2 * logits + (computed if computed < logits else 0), computed + head.product.forward
@@ -62,31 +63,29 @@ def ledger(
     passing = places + max(inner, first.stream + building)
     at_loss = [
         3 * logits,  # the logits' logarithms, their gradient and the gradient before the softmax
-        logits + last.stream + head.gradient_made,
-        computed + last.stream + head.product.inputs,
-        last.work
-        + head.gradient_held
-        - head.saved
-        - head.casts
-        + (last.run_again if recompute else 0),
+        logits + last.stream * head.flows + head.gradient_made,
+        computed + last.stream * head.flows + head.product.inputs,
+        head.norm_undone - head.saved,
+        _begun(last, head, again),
     ]
-    undoing = [live + first.work - head.gradients_to_come([first])]
+    undoing = [first.undoing(again=first.prefix in again) - head.gradients_to_come([first])]
     # A wider block is undone when those before it have kept what they keep, and no gradients.
     undoing += [
         sum(kept[:n] + copies[:n])
-        + (block.rerun if block.prefix in again else block.saved + block.casts)
-        + block.work
+        + block.undoing(again=block.prefix in again)
         - head.gradients_to_come(blocks[: n + 1])
         for n, block in enumerate(blocks)
         if block.larger(first)
     ]
+    if not any(block.saved for block in blocks):  # the head's backward pass is all there is
+        undoing = [head.saved + max(at_loss)]
     at_end = max([*undoing, head.embedding_work, 0])
     return Ledger.of(
         Entry("weight", weight_bytes(config, shape.weight_bytes), what="model"),
         Entry("activation", sum(kept) + head.saved, _SAVED, "activations"),
         Entry("activation", min(live, at_end), ("backward",), "activations of one block"),
         Entry("workspace", max(scoring, passing), ("evaluation",), "logits"),
-        Entry("workspace", max(scoring, running, 0), ("forward",), "logits"),
+        Entry("workspace", max(scoring, running - head.saved, 0), ("forward",), "logits"),
         Entry("workspace", max(*at_loss, 0), ("loss",), "logits and gradients"),
         Entry("workspace", max(at_end - live, 0), ("backward",), "gradients of a block"),
         Entry(
@@ -96,7 +95,7 @@ def ledger(
             "weights in bf16",
         ),
         Entry("workspace", sum(copies) + head.casts, ("loss",), "weights in bf16"),
-        Entry("buffer", places, _RUNNING, "positions, masks"),
+        Entry("buffer", places, _read(blocks, first, recompute), "positions, masks"),
         Entry("buffer", _batch_bytes(shape), ALWAYS, "tokens"),
         *_work(blocks, head, recompute),
     )
@@ -111,12 +110,25 @@ def slack(
 ) -> int:
     """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
     blocks, head = parts(config, shape, adapted)
-    last = blocks[-1]
-    there = last.work + head.gradient_held - head.saved - head.casts
-    if recompute:
-        there += last.run_again
+    again = {block.prefix for block in blocks if recompute and block.saved}
     whole = ledger(config, shape, adapted=adapted, recompute=recompute)
-    return whole.bytes("workspace", "loss") - max(there, 0)
+    return whole.bytes("workspace", "loss") - max(_begun(blocks[-1], head, again), 0)
+
+
+def _begun(last: DecoderBlock, head: Head, again: set[str]) -> int:
+    """Bytes in the last block's backward pass at most, beyond all that the forward pass keeps."""
+    runs = last.prefix in again
+    kept = last.entered if runs else last.saved + last.casts
+    there = last.undoing(again=runs) - (kept if last.saved else 0)
+    return there + head.gradient_held - head.saved - head.casts
+
+
+def _read(blocks: list[DecoderBlock], first: DecoderBlock, recompute: bool) -> tuple[Phase, ...]:
+    """The phases in which a block that attends may need its positions and masks."""
+    if recompute and first.saved:
+        return ("forward", "loss", "backward")
+    backward: tuple[Phase, ...] = ("backward",) if first.mixes else ()
+    return ("forward", *(("loss",) if any(b.mixes for b in blocks) else ()), *backward)
 
 
 def _rotary_bytes(config: ModelConfig, shape: ModelQuery) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modicum.core.machine.kernels import ProductScratch
-from modicum.models.ledger_parts import DecoderBlock, DecoderPart
+from modicum.models.ledger_block import DecoderBlock
+from modicum.models.ledger_parts import DecoderPart
 
 
 class Head(DecoderPart):
@@ -25,8 +26,13 @@ class Head(DecoderPart):
     def saved(self) -> int:
         """Bytes that autograd keeps, logits aside."""
         each = self.norm * self.flows
-        each += self.config.width * self.shape.compute_bytes * self.inputs("lm_head")
+        each += self.config.width * self.shape.compute_bytes * self.inputs("")
         return each * self.shape.positions + self.adapters
+
+    @property
+    def norm_undone(self) -> int:
+        """Bytes of what the last norm's backward pass makes next to its input."""
+        return 6 * 4 * self.config.width * self.shape.positions * self.flows
 
     @property
     def casts(self) -> int:

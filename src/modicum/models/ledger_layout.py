@@ -11,8 +11,9 @@ from modicum.core.layers.form_layer import StoredRows
 from modicum.core.layers.linear_forms import linear_form
 from modicum.core.layers.wiring import streams
 from modicum.models.config import ModelConfig
+from modicum.models.ledger_block import DecoderBlock
 from modicum.models.ledger_head import Head
-from modicum.models.ledger_parts import AdapterActivations, DecoderBlock
+from modicum.models.ledger_parts import AdapterActivations
 
 
 def held(config: ModelConfig, item_bytes: int) -> dict[str, StoredRows]:

@@ -59,7 +59,8 @@ class TracedLedgers(ABC):
         moves = self.moves(recompute=recompute)
         parts, batch = moves.parts(sequences), moves.at(sequences).batch_bytes
         if recompute:
-            parts = [_with_state(each) for each in parts]
+            undone = {each.part.block for each in parts if each.part.during == "backward"}
+            parts = [_with_state(each) if each.part.block in undone else each for each in parts]
         trained = played(parts, accumulated=again)
         evaluated = played(self.moves(backward=False).parts(sequences))
         there = 0 if again else self.gradients  # among what the backward pass leaves

@@ -29,7 +29,8 @@ USEFUL_TOKENS = {"cpu": 4096, "cuda": 32768}
 COMPILE_PAYS_AFTER = 600.0  # seconds
 # A budget is kept with so much to spare of what the run adds to the process: what is left of the
 # text that was read and tokenized depends on the data, and no allocator's waste is the same twice.
-HEADROOM = 0.1
+# The first is a part, and holds for large runs; the second are bytes, and hold for small ones.
+HEADROOM, LEAST_HEADROOM = 0.1, 48_000_000
 MICRO, RECOMPUTE, DEVICE = "training.micro_batch_size", "training.recompute", "training.device"
 STRATEGY, ASYNCHRONOUS = "parallel.strategy", "checkpoint.asynchronous"
 COMPILE = "training.compile"
@@ -95,17 +96,26 @@ class Room:
 
     def by_phase(self, prediction: Prediction) -> tuple[int, ...]:
         """The same in each phase of a step."""
-        phases = prediction.ledger.by_phase().values()
         if self.device != "cpu":
-            return tuple(phases)
-        most = (prediction.process_bytes(self.base, self.kept[1], peak=size) for size in phases)
-        return tuple(size + round(HEADROOM * (size - self.base)) for size in most)
+            return tuple(prediction.ledger.by_phase().values())
+        expected = sum(self.kept) / 2
+        sizes = prediction.process_by_phase(self.base, expected)
+        return tuple(with_headroom(size, self.base) for size in sizes)
 
     def holds(self, prediction: Prediction) -> bool:
         """Whether there is enough, on the device and next to it."""
         if self.device != "cpu" and prediction.host_bytes > self.host - self.base:
             return False
         return self.needed(prediction) <= self.limit
+
+
+def with_headroom(size: int, base: int) -> int:
+    """The budget that a process of this size needs, of which `base` is there before the run.
+
+    >>> with_headroom(1_400_000_000, 400_000_000)
+    1500000000
+    """
+    return size + max(round(HEADROOM * (size - base)), LEAST_HEADROOM)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine
 from modicum.core.machine.record import MachineRecord
+from modicum.core.units import Every
 from modicum.planner.choose import (
     MICRO,
     choice_of,
@@ -68,10 +69,21 @@ class Plan:
     def process_bytes(self) -> int | None:
         """The process's predicted resident size; None on an accelerator, where tensors count.
 
-        In the middle of `process_range`.
+        With what the allocator was seen to keep on average, and with a copy of the state where a
+        checkpoint is written before the last update.
         """
-        least_most = self.process_range
-        return None if least_most is None else sum(least_most) // 2
+        if self.device != "cpu":
+            return None
+        kept = self.record.expected - 1
+        return self.prediction.process_bytes(self.process_base, kept, staged=self._saves_on_the_way)
+
+    @property
+    def _saves_on_the_way(self) -> bool:
+        """Whether a checkpoint is written while training continues, as far as can be foreseen."""
+        every = Every.parse(self.recipe.checkpoint.every)
+        if every.steps is not None:
+            return every.steps < self.steps
+        return every.seconds is not None and every.seconds < self.seconds
 
     @property
     def process_range(self) -> tuple[int, int] | None:

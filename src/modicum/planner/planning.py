@@ -27,6 +27,7 @@ from modicum.planner.choose import (
     first_that_fits,
     layouts,
 )
+from modicum.planner.earlier_adapter import started
 from modicum.planner.explained import explained
 from modicum.planner.plan import Plan
 from modicum.planner.precision import settled
@@ -34,6 +35,7 @@ from modicum.planner.predict import Prediction, Predictor
 from modicum.planner.profiles import Profile
 from modicum.planner.question import Question
 from modicum.planner.refusal import does_not_fit
+from modicum.planner.remedies import Remedy, changed, remedies
 from modicum.planner.uses import uses_of_room
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
@@ -107,6 +109,36 @@ def plan_anyway(
     return replace(made, choices=(*asked.settled, *rows)), found is not None
 
 
+def made_to_fit(
+    recipe: Recipe, *, ranks: int = 1, machine: Profile | None = None
+) -> tuple[Recipe, Remedy | None]:
+    """The recipe where a plan of it fits, else with the cheapest change that makes it fit.
+
+    For whoever writes recipes: `modicum.plan` changes nothing by itself.
+
+    Returns:
+        recipe: as it was, or changed.
+        remedy: the change; None where there was no need for one.
+
+    Raises:
+        InputError: as `plan`.
+        DoesNotFit: no change is enough.
+
+    >>> import modicum
+    >>> recipe = modicum.Recipe(data={"include": ["json/**"]}, model={"layers": 2, "width": 64})
+    >>> made_to_fit(recipe)[1] is None
+    True
+    """
+    asked = asked_of(recipe, ranks=ranks, machine=machine)
+    if asked.fitting(asked.recipe) is not None:
+        return recipe, None
+    remedy = next(remedies(asked), None)
+    fitting = None if remedy is None else changed(recipe, remedy.change)
+    if fitting is None:
+        raise does_not_fit(asked)
+    return fitting, remedy
+
+
 def asked_of(
     recipe: Recipe,
     *,
@@ -129,6 +161,7 @@ def asked_of(
     task = task_of(recipe)
     inputs = task.look(recipe)
     recipe, rows = settled(recipe, inputs.dtypes)
+    recipe, start = started(recipe, task, inputs, keep)
     if machine is None:
         device = _device(recipe, keep).type
         found, record, room = _agreed(recipe, torch.device(device), live, count)
@@ -144,7 +177,7 @@ def asked_of(
     counts = live.broadcast(task.survey(recipe, inputs))
     return Question(
         recipe, task, inputs, device, found, record, room, predictor, counts, count, machine,
-        tuple(rows),
+        (*rows, *start),
     )  # fmt: skip
 
 

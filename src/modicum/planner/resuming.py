@@ -7,8 +7,11 @@ from typing import Any
 
 from modicum.core.files import JsonObject
 from modicum.planner.choose import COMPILE, DEVICE
+from modicum.planner.earlier_adapter import START
 from modicum.planner.precision import PRECISION
 from modicum.recipe import Recipe
+
+_CARRIED = (COMPILE, DEVICE, PRECISION, START)
 
 
 def same_start(recipe: Recipe, ranks: int, row: Mapping[str, Any]) -> bool:
@@ -21,11 +24,11 @@ def same_start(recipe: Recipe, ranks: int, row: Mapping[str, Any]) -> bool:
 def carried(rows: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     """Of a run's rows of plans, the choices that stay whatever the ranks.
 
-    The device, the precision, whether blocks are compiled, and a limit of the micro-batch that the
-    run has met.
+    The device, the precision, the adapter that it starts from, whether blocks are compiled, and a
+    limit of the micro-batch that the run has met.
     """
     last: list[JsonObject] = list(rows[-1]["choices"]) if rows else []
-    return [row for row in last if row["field"] in (COMPILE, DEVICE, PRECISION) or "most" in row]
+    return [row for row in last if row["field"] in _CARRIED or "most" in row]
 
 
 def asked_at_start(recipe: Recipe) -> dict[str, Any]:

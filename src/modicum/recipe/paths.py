@@ -1,7 +1,7 @@
 """The paths in a recipe, spelled so that they mean the same in any working directory.
 
 They are the fields named `path` (those of `data.sources` too), those whose names end in `_path`, a
-tokenizer, a chat template, and plugins.
+tokenizer, a chat template, the adapter that training starts from, and plugins.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_OTHERS = {("data", "tokenizer"), ("data", "chat_template")}
+_OTHERS = {("data", "tokenizer"), ("data", "chat_template"), ("model", "adapter")}
 # Chat templates by name (`data.named_templates`); a file that is called so is `./chatml`.
 CHAT_TEMPLATES = ("chatml", "llama-3", "zephyr", "alpaca")
 

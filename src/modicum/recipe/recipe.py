@@ -33,7 +33,7 @@ from modicum.recipe.sections import (
 from modicum.recipe.slots import DEFAULTS, SLOTS, filled, find_in, spelled
 
 # What the model section may say of a model that comes from a path.
-_OF_A_PATH = ("path",)
+_OF_A_PATH = ("path", "adapter")
 
 
 class Recipe(Section):
@@ -177,6 +177,13 @@ class Recipe(Section):
 
     def _check_model(self) -> None:
         model = self.model
+        if model.adapter is not None and (model.path is None or self.adapter is None):
+            needs = "model.path" if model.path is None else "the section adapter"
+            raise InputError(
+                f"training starts from this adapter; say with {needs} what it adapts and is",
+                field="model.adapter",
+                value=model.adapter,
+            )
         if model.path is not None:
             own = sorted(model.model_fields_set.difference(_OF_A_PATH))
             if own:

@@ -47,6 +47,9 @@ class ModelSection(Section):
     path: str | None = None
     """A Hugging Face folder, or the run folder of a full training. The fields below are then the
     model's own and must be left out."""
+    adapter: str | None = None
+    """A folder with an adapter for it, modicum's or PEFT's, that training starts from. What the
+    section `adapter` does not say is then what the folder has; a run keeps a copy."""
     layers: PositiveInt = 4
     """Decoder blocks."""
     width: PositiveInt = 256

@@ -33,7 +33,7 @@ def draw(row: JsonObject, file: Path, title: str) -> None:
         InputError: the ending is not one of `SUFFIXES`, or the file cannot be written.
     """
     check(file)
-    library("matplotlib", "cli", "a picture")
+    library("matplotlib", "picture", "a picture")
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
