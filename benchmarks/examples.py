@@ -84,9 +84,9 @@ def files(folder: Path) -> Iterator[tuple[str, Path]]:
                 writer.writeheader()
                 writer.writerows(rows)
         else:
-            pyarrow = library("pyarrow", "data", "a Parquet file")
-            library("pyarrow.parquet", "data", "a Parquet file")
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+            arrow = library("pyarrow", "data", "writing Parquet")
+            parquet = library("pyarrow.parquet", "data", "writing Parquet")
+            parquet.write_table(arrow.Table.from_pylist(rows), path)
         yield name, path
 
 
