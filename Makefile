@@ -22,7 +22,7 @@ SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo 0)
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses=4 --dist=worksteal
 
-.PHONY: help demo test test-rest test-more test-all test-avx2 lint format types imports docs wheel \
+.PHONY: help demo test test-rest test-more test-all test-avx2 test-browser lint format types imports docs wheel \
 	wheel-check promises benchmarks matrix fuzz install clean
 
 help: ## this list
@@ -49,6 +49,9 @@ test-avx2: install ## the forecasts' tests on the kernels of older x86 processor
 	@ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) \
 		tests/planner tests/models/test_ledger.py tests/models/test_convnet_ledger.py tests/memory \
 		tests/core/machine/test_memory.py
+
+test-browser: install ## the report's page in Chromium, if it is installed; a minute
+	@if scripts/find_chromium.sh; then $(BIN)/python -m pytest -q tests/browser; fi
 
 lint: install ## ruff: rules and format
 	@$(BIN)/ruff check

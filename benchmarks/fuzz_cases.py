@@ -163,6 +163,7 @@ def _runs(random: Random) -> Case:
         (
             (["report", run], (f"{run}/report.html",)),
             (["report", run, "--json"], ()),
+            (["report", "new", "adapted", "--out", "both.html"], ("both.html",)),
             (_chat(run), ()),
             (["train", f"{run}.yaml", "--out", run, "-q"], (run,)),
             (["train", f"{run}.yaml", "--out", run, "-q", "--set", "training.steps=3"], (run,)),

@@ -7,6 +7,7 @@ source tree. Nothing is written to docs/; the pages exist in the built site alon
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from modicum.planner.combinations import rows as combined_rows
 from modicum.proofs.contracts.base import BATTERIES, checks, skipped_by_traits
 from modicum.recipe_yaml import json_schema
 
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 SOURCES = Path(__file__).resolve().parents[1] / "src" / "modicum"
 
 
@@ -31,6 +33,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Recipe": "reference/recipe.md"},
         {"Methods": "reference/methods.md"},
         {"Combinations": "reference/combinations.md"},
+        {"Models": "reference/models.md"},
     ]
     reference.append({"API": [{name: f"reference/api/{name}.md"} for name in packages()]})
     return config
@@ -42,6 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "reference/methods.md", content=methods_page()))
     combined = combinations_page()
     files.append(File.generated(config, "reference/combinations.md", content=combined))
+    files.append(File.generated(config, "reference/models.md", content=models_page()))
     for name in packages():
         page = File.generated(config, f"reference/api/{name}.md", content=api_page(name))
         files.append(page)
@@ -231,6 +235,62 @@ def spelled(value: dict[str, Any], schema: dict[str, Any]) -> str:
     words = {"string": "text", "boolean": "true or false"}
     kinds = value["type"] if isinstance(value["type"], list) else [value["type"]]
     return " or ".join(words.get(kind, kind) for kind in kinds)
+
+
+def models_page() -> str:
+    """Which decoders of transformers do what, as `benchmarks/architectures.py` has seen it."""
+    found = json.loads((RESULTS / "architectures.json").read_text(encoding="utf-8"))
+    columns = {
+        "train": "train", "resume": "resume to the bit", "export": "export", "chat": "chat",
+        "lora": "LoRA", "merge": "merge", "nf4": "nf4 + LoRA", "fsdp": "FSDP2",
+        "compile": "compile",
+    }  # fmt: skip
+    said: dict[str, None] = {}
+
+    def mark(words: str) -> str:
+        if words == "seen":
+            return "✓"
+        said.setdefault(words)
+        return f"[{[*said].index(words) + 1}](#what-the-numbers-mean)"
+
+    lines = [
+        "# Models",
+        "",
+        "`model.path` takes any folder whose `config.json` names a decoder of text that "
+        "transformers knows, with weights in safetensors. Llama, Mistral and Qwen2 folders "
+        "that the built-in decoder can compute are its own; all others are transformers' own "
+        "modules, with weights that are read tensor by tensor. Nothing is taken from an "
+        "architecture's name: before a run, a small random model of the same kind shows "
+        "whether logits depend on later tokens, which is refused, and what keeps documents of "
+        "a row apart.",
+        "",
+        f"What stands here was run with transformers {found['versions']['transformers']} on tiny "
+        "random models (`python benchmarks/architectures.py`). Full training, LoRA and LoRA on "
+        "4-bit weights: the loss falls. Export and merge: transformers computes the same logits. "
+        "Chat: token for token what transformers generates. FSDP2, on two ranks, and compiled "
+        "blocks: the losses of one eager process.",
+        "",
+        f"| model | `model_type` | {' | '.join(columns.values())} |",
+        f"| --- | --- |{' --- |' * len(columns)}",
+    ]
+    for name, row in found["models"].items():
+        marks = " | ".join(mark(row[column]) if column in row else "" for column in columns)
+        lines.append(f"| {name} | `{row['model_type']}` | {marks} |")
+    if said:
+        lines += ["", "## What the numbers mean", ""]
+        lines += [f"{number}. {words}" for number, words in enumerate(said, 1)]
+    if found["large"]:
+        lines += ["", "## Forecasts", "", "Bytes of tensors at the peak of a full training:", ""]
+        lines += [
+            "| model | predicted | measured | predicted / measured |",
+            "| --- | --- | --- | --- |",
+        ]
+        lines += [
+            f"| {name} | {row['predicted'] / 1e6:.0f} MB | {row['measured'] / 1e6:.0f} MB | "
+            f"{row['predicted'] / row['measured']:.3f} |"
+            for name, row in found["large"].items()
+        ]
+    return "\n".join(lines)
 
 
 def cell(text: str) -> str:

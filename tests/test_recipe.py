@@ -41,8 +41,8 @@ MISTAKES = [
     (
         "# \n\ndata:\n  path: x\n  colum: y\n",
         ":5: data.colum: unknown key; allowed: boundaries, chat_template, column, exclude, format, "
-        "include, limit, path, prompt_column, sequence_length, tokenizer, too_long, train_on, "
-        "validation_fraction, validation_path. Did you mean 'column'?",
+        "include, limit, path, prompt_column, sequence_length, sources, tokenizer, too_long, "
+        "train_on, validation_fraction, validation_path. Did you mean 'column'?",
     ),
     (
         LORA + "  rnak: 3\n",
@@ -129,7 +129,7 @@ MISTAKES = [
     (
         "training:\n  precision: fp16\n",
         ":2: training.precision: not one of the known words (found: 'fp16'); "
-        "allowed: 'fp32' or 'bf16'. Did you mean 'bf16'?",
+        "allowed: 'auto', 'fp32' or 'bf16'. Did you mean 'bf16'?",
     ),
     (
         "training:\n  micro_batch_size: atuo\n",
@@ -320,7 +320,7 @@ recipes = st.fixed_dictionaries(
                 "learning_rate": st.floats(1e-300, 1e300),
                 "micro_batch_size": st.sampled_from(["auto", 1, 32]),
                 "clip_norm": st.sampled_from([None, 0.5, 3]),
-                "precision": st.sampled_from(["fp32", "bf16"]),
+                "precision": st.sampled_from(["auto", "fp32", "bf16"]),
             },
         ),
         "optimizer": st.fixed_dictionaries({"betas": st.tuples(st.floats(0, 0.9), st.just(0.5))}),
@@ -343,7 +343,7 @@ def test_plain_values_give_the_same_recipe_again(values):
 
 def test_a_resolved_recipe_with_a_model_from_a_path_loads_again():
     recipe = Recipe(model={"path": "base"}, adapter={"method": "lora", "rank": 2})
-    assert recipe.plain()["model"] == {"path": "base"}
+    assert recipe.plain()["model"] == {"path": "base", "adapter": None}
     assert Recipe(**recipe.plain()) == recipe
 
 

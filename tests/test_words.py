@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("src/modicum/**/*.py", "benchmarks/**/*.py", "docs/**/*.py")
-PAGES = ("*.md", "docs/**/*.md", "promises.yaml", "src/modicum/report/*.j2")
+PAGES = ("*.md", "docs/**/*.md", "promises.yaml", "src/modicum/report/**/*.j2")
 EXCEPTIONS = ("docs/contributing/renamed.md",)  # it quotes the old names
 
 

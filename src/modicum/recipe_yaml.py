@@ -101,6 +101,19 @@ def places(name: str | Path, overrides: Iterable[str] = ()) -> Iterator[None]:
         raise written.located(error) from None
 
 
+def written(name: str | Path, overrides: Iterable[str], field: str) -> str | None:
+    """Where a recipe's field is written: `r.yaml:3`, or the override; None: nowhere.
+
+    Raises:
+        InputError: as `load`.
+    """
+    _, known = _read(name, overrides)
+    if field in known.overrides:
+        return known.overrides[field]
+    line = known.lines.get(field)
+    return None if line is None else f"{known.path}:{line}"
+
+
 @dataclass(frozen=True)
 class _Written:
     """Where a recipe's fields are written: lines of its file, and overrides."""
@@ -126,18 +139,36 @@ def _read(name: str | Path, overrides: Iterable[str]) -> tuple[dict[str, Any], _
     path = locate(name)
     values, lines = parse(text_of(path), path)
     spelled: dict[str, str] = {}
+    for field, value in overridden(overrides, spelled).items():
+        try:
+            assign(values, field, value)
+        except InputError as error:
+            raise error.located(file=spelled[field]) from None
+    return values, _Written(path, lines, spelled)
+
+
+def overridden(overrides: Iterable[str], spelled: dict[str, str] | None = None) -> dict[str, Any]:
+    """The values of `--set` overrides by their field, dotted.
+
+    Args:
+        spelled: takes how each field was written.
+
+    Raises:
+        InputError: one is no `FIELD=VALUE`, or its value is no YAML.
+
+    >>> overridden(["training.steps=10"])
+    {'training.steps': 10}
+    """
+    values: dict[str, Any] = {}
+    spelled = {} if spelled is None else spelled
     for override in overrides:
         field, separator, value = override.partition("=")
         if not separator or not field.strip():
             raise InputError("expected FIELD=VALUE", field="--set", value=override)
         field = field.strip()
         spelled[field] = f"--set {override}"
-        parsed, _ = parse(value, spelled[field], mapping=False)
-        try:
-            assign(values, field, parsed)
-        except InputError as error:
-            raise error.located(file=spelled[field]) from None
-    return values, _Written(path, lines, spelled)
+        values[field], _ = parse(value, spelled[field], mapping=False)
+    return values
 
 
 def text_of(path: Path) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 
 COMMANDS = (
-    "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "chat",
-    "merge", "demo", "doctor", "drill", "promises", "completion", "bench", "checkpoint",
+    "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "watch",
+    "chat", "merge", "demo", "doctor", "drill", "promises", "completion", "bench", "checkpoint",
 )  # fmt: skip
 
 
@@ -68,36 +69,6 @@ def test_the_schema_knows_the_methods(modicum: Any) -> None:
     schema = json.loads(modicum("schema").out)
     choices = schema["properties"]["adapter"]["anyOf"]
     assert "lora" in {choice.get("title") for choice in choices}
-
-
-# init
-
-
-def test_init_writes_a_recipe_that_plans(modicum: Any, runs: Any, tmp_path: Path) -> None:
-    out = tmp_path / "deep" / "my.yaml"
-    ended = modicum(
-        "init", "--model", runs.new, "--data", runs.new / "recipe.yaml", "--memory", "2GB",
-        "--out", out,
-    )  # fmt: skip
-    assert ended.code == 0
-    assert out.read_text(encoding="utf-8").startswith("# yaml-language-server")
-    assert (out.parent / "recipe.schema.json").exists()
-    overrides = ("data.sequence_length=16", "data.validation_fraction=0")
-    planned = modicum("plan", out, "--json", *(x for o in overrides for x in ("--set", o)))
-    assert planned.code == 0, planned.err
-    row = json.loads(planned.out)
-    assert row["prediction"]["budget_bytes"] == 2 * 10**9
-    assert row["parameters"]["trainable"] < row["parameters"]["total"]
-    again = modicum("init", "--out", out)
-    assert again.code == 2
-    assert "there already" in one_message(again)
-
-
-def test_init_leaves_nothing_when_what_it_was_told_is_wrong(modicum: Any, tmp_path: Path) -> None:
-    out = tmp_path / "recipe.yaml"
-    assert modicum("init", "--memory", "8 gigs", "--out", out).code == 2
-    assert modicum("init", "--model", "m", "--adapter", "lorra", "--out", out).code == 2
-    assert list(tmp_path.iterdir()) == []
 
 
 # Wrong input
@@ -155,12 +126,13 @@ def test_an_out_that_is_a_file_or_holds_other_files(
 def test_a_budget_too_small_names_changes_that_fit(modicum: Any, runs: Any) -> None:
     ended = modicum("plan", runs.recipe, "--set", "budget.memory=1MB")
     assert ended.code == 3
-    first, *changes = ended.err.splitlines()
+    first, *lines = ended.err.splitlines()
     assert "does not fit budget.memory (1 MB)" in first
+    changes = [line.removeprefix("  - ") for line in lines if line.startswith("  - --set ")]
     assert changes
     for change in changes:
-        override = change.split("--set ")[1].split()[0]
-        assert modicum("plan", runs.recipe, "--set", override).code == 0
+        arguments = shlex.split(change.rpartition(" (needs ")[0])
+        assert modicum("plan", runs.recipe, *arguments).code == 0
 
 
 # train
@@ -326,7 +298,7 @@ def test_chat_reads_lines_from_a_pipe(
     assert said("def\n\n/new\ndef\n/quit\n") == [*once[:-1], *once]
 
 
-@pytest.mark.parametrize("command", [("chat", "--prompt", "x"), ("report",)])
+@pytest.mark.parametrize("command", [("chat", "--prompt", "x"), ("report",), ("watch",)])
 def test_a_folder_that_holds_no_run(modicum: Any, tmp_path: Path, command: Any) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):
         ended = modicum(command[0], folder, *command[1:])
@@ -386,6 +358,20 @@ def test_a_merge_into_bf16_says_how_much_was_rounded(
 def test_report_says_where_it_is(modicum: Any, runs: Any) -> None:
     assert modicum("report", runs.adapted).out == f"{runs.adapted / 'report.html'}\n"
     assert json.loads(modicum("report", runs.adapted, "--json").out)["steps"] == 3
+
+
+def test_report_of_several_runs(
+    modicum: Any, runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert modicum("report", runs.adapted, runs.new).out == "comparison.html\n"
+    assert "adapter.method" in (tmp_path / "comparison.html").read_text(encoding="utf-8")
+    assert modicum("report", runs.new, "--out", "one.html").out == "one.html\n"
+    summaries = json.loads(modicum("report", runs.adapted, runs.new, "--json").out)
+    assert [summary["folder"] for summary in summaries] == [str(runs.adapted), str(runs.new)]
+    ended = modicum("report", runs.new, runs.new)
+    assert ended.code == 2
+    assert "named twice" in one_message(ended)
 
 
 @pytest.mark.parametrize(

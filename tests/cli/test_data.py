@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from modicum.data import Tokenizer
+
 RECIPE = """\
 model: {{layers: 1, width: 16, heads: 2, vocabulary_size: 300}}
 data: {{path: {data}, chat_template: {template}, sequence_length: 64, validation_fraction: 0.2}}
@@ -61,7 +63,7 @@ def test_answers_are_marked_and_oddities_are_counted(modicum: Any, recipe: Path)
     assert "[assistant]⟦It is" in ended.out
     assert "\x1b" not in ended.out
     assert "the recipe's; the model has none" in ended.out
-    assert "format 'messages'" in ended.out
+    assert "format 'messages'" in " ".join(ended.out.split())  # a long path wraps the line
 
     def fact(name: str) -> int:
         found = re.search(rf"^{name} +([\d,]+)", ended.out, re.MULTILINE)
@@ -74,13 +76,48 @@ def test_answers_are_marked_and_oddities_are_counted(modicum: Any, recipe: Path)
     assert fact("without an end") == fact("documents")
 
 
-def test_conversations_without_a_template_are_refused(modicum: Any, recipe: Path) -> None:
-    ended = modicum("data", recipe, "--set", "data.chat_template=null")
+def test_a_new_model_has_a_template_and_a_tokenizer_without_one_is_refused(
+    modicum: Any, recipe: Path, tmp_path: Path
+) -> None:
+    ended = modicum("data", recipe, "--rows", "1", "--set", "data.chat_template=null")
+    assert ended.code == 0
+    assert "<|im_start|>assistant\n⟦It is" in ended.out
+    assert "chatml, as the model is new" in ended.out
+    assert re.search(r"^without an end +0 ", ended.out, re.MULTILINE)
+    Tokenizer.train(iter(["to be"] * 9), 270).save(tmp_path)
+    changes = ("--set", "data.chat_template=null", "--set", f"data.tokenizer={tmp_path}")
+    ended = modicum("data", recipe, *changes)
     assert ended.code == 2
     assert "data.chat_template: the rows are conversations (format 'messages')" in ended.err
+    assert "allowed: chatml, llama-3, zephyr, alpaca, or a file" in ended.err
 
 
 def test_only_text_has_rows_to_look_at(modicum: Any, tmp_path: Path) -> None:
     file = tmp_path / "images.yaml"
     file.write_text("task: {method: images, data: textures}\n")
-    assert "only text has rows" in modicum("data", file).err
+    assert "only text, and images of your own" in modicum("data", file).err
+
+
+def test_images_are_counted_by_class(modicum: Any, tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    for label, count in (("cats", 8), ("dogs", 4)):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for n in range(count):
+            pillow.new("L", (4, 4), n).save(tmp_path / "images" / label / f"{n}.png")
+    file = tmp_path / "images.yaml"
+    task = f"{{method: images, data_path: {tmp_path / 'images'}, validation_fraction: 0.25}}"
+    file.write_text(f"task: {task}\n")
+    ended = modicum("data", file)
+    assert ended.code == 0, ended.err
+    shown = [line.split() for line in ended.out.splitlines()]
+    assert ["cats", "6", "2"] in shown
+    assert ["dogs", "3", "1"] in shown
+    assert ["all", "9", "3"] in shown
+    rows = [json.loads(line) for line in modicum("data", file, "--json").out.splitlines()]
+    assert [row["row"] for row in rows] == list(range(12))
+    assert {(row["side"], row["label"]) for row in rows[9:]} == {
+        ("validation", "cats"), ("validation", "dogs"),
+    }  # fmt: skip
+    planned = json.loads(modicum("plan", file, "--json").out)
+    assert planned["counts"]["classes"] == {"cats": 6, "dogs": 3}
+    assert "cats 6, dogs 3" in modicum("plan", file).out

@@ -108,9 +108,12 @@ def test_a_finished_run_is_left_alone_and_a_dry_run_starts_nothing(
     assert "finished already" in ended.err
     planned = []
     monkeypatch.setattr("modicum.cli.train._plan", lambda *told: planned.append(told) or Planned())
+    shown = []
+    monkeypatch.setattr("modicum.cli.planning._plan", lambda *told: shown.append(told) or Planned())
     assert modicum(*command, "--dry-run", "--json").out == "{}\n"
     assert modicum("plan", recipe, "--ranks", "3", "--json").out == "{}\n"
-    assert [told[1:] for told in planned] == [(out, 2), (None, 3)]
+    assert [told[1:] for told in planned] == [(out, 2)]
+    assert [told[1:] for told in shown] == [(3, None)]
     assert not started
     assert not written
 
@@ -159,7 +162,7 @@ def test_of_ranks_only_the_first_shows_its_plan(
     modicum: Any, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("modicum.cli.train._plan", lambda *_: Planned())
+    monkeypatch.setattr("modicum.cli.planning._plan", lambda *_: Planned())
     told = []
     for rank in "01":
         monkeypatch.setenv("RANK", rank)

@@ -1,4 +1,4 @@
-"""Ten chat templates of the kinds that models have."""
+"""Twelve chat templates of the kinds that models have, in our own words."""
 
 from __future__ import annotations
 
@@ -65,5 +65,17 @@ TEMPLATES = {
         "== 'user' %}USER: {{ message.content }} {% elif message.role == 'system' %}"
         "{{ message.content }} {% else %}ASSISTANT: {{ message.content }}{{ eos_token }}{% endif %}"
         "{% endfor %}{% if add_generation_prompt %}ASSISTANT: {% endif %}"
+    ),
+    "alpaca": (
+        "{% for message in messages %}{% if message.role == 'system' %}{{ message.content }}"
+        "{% elif message.role == 'user' %}{{ '\n\n### Instruction:\n' + message.content }}"
+        "{% else %}{{ '\n\n### Response:\n' + message.content + eos_token }}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '\n\n### Response:\n' }}{% endif %}"
+    ),
+    "falcon": (
+        "{% for message in messages %}{% if not loop.first %}{{ '\n' }}{% endif %}"
+        "{% if message.role == 'assistant' %}Falcon: {{ message.content }}{{ eos_token }}"
+        "{% else %}{{ message.role | capitalize }}: {{ message.content }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '\nFalcon: ' }}{% endif %}"
     ),
 }

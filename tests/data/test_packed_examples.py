@@ -102,7 +102,7 @@ def test_dropped_examples_are_counted(tmp_path, write_store):
     )
     packed = PackedExamples(store, 4, too_long="drop")
     assert packed.batch([0]).labels.tolist() == [[8, IGNORED, IGNORED, IGNORED]]
-    assert packed.counts.dropped == 2  # one is too long, and one has nothing to learn
+    assert packed.counts.dropped == 1  # what has nothing to learn is not too long
     with pytest.raises(InputError, match="a row of 4"):
         PackedExamples(write_store(tmp_path, [([1, 2, 3, 4, 5, 6], 1)], examples=True), 4)
 

@@ -26,9 +26,9 @@ from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
 from modicum.linears import LowRankLinear
 from modicum.models import ModelConfig, create, huggingface, load, read_config, read_header, save
-from modicum.models.huggingface import WEIGHTS
 from modicum.models.ledger import ledger
 from modicum.models.llama import Llama
+from modicum.models.safetensors_file import WEIGHTS
 from modicum.parallel.sharded import Sharded
 from modicum.proofs.contracts.adapters.ledger import _flops, _saved
 from modicum.proofs.contracts.compress.subjects import compressed, llama, tokens

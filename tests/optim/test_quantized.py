@@ -15,7 +15,9 @@ from modicum.optim.quantized import (
     SMALLEST,
     dequantize,
     dynamic_map,
+    lookup,
     moment_bytes,
+    nearest,
     opened,
     quantize_,
     scales,
@@ -110,3 +112,13 @@ def test_fp32_moments_are_changed_in_place() -> None:
     assert state["m"] is first
     assert torch.equal(first, torch.full(shape, 2.0))
     assert torch.equal(state["v"], torch.zeros(shape))
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_are_those_of_a_search(signed: bool) -> None:
+    values, borders = lookup(signed, torch.device("cpu"))
+    wide = normal_(torch.empty(20_000), seed=0, name="values")
+    near = torch.cat([borders.nextafter(torch.tensor(end)) for end in (-2.0, 2.0)])
+    for tried in (values, borders, near, wide.clamp(-1, 1), wide.clamp(-1, 1) * 1e-6):
+        tried = tried if signed else tried.abs()
+        assert torch.equal(nearest(tried, signed=signed), torch.bucketize(tried, borders).int())

@@ -13,7 +13,7 @@ import pytest
 from modicum.core.machine.record import MachineRecord
 from modicum.data.tokenizer import Tokenizer
 from modicum.models.config import ModelConfig
-from modicum.planner.choose import HEADROOM
+from modicum.planner.choose import with_headroom
 from modicum.planner.plan import Plan
 from modicum.recipe import Recipe
 
@@ -25,8 +25,11 @@ RECORD = MachineRecord(loaded_bytes=30_000_000, kept=(0.02, 0.1), efficiency=0.5
 def _steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that holds the same at each plan, where a real one grows a little, and a record."""
     monkeypatch.setattr("modicum.planner.choose.resident_bytes", lambda: 250_000_000)
-    module = importlib.import_module("modicum.planner.planning")
-    monkeypatch.setattr(module, "machine_record", lambda device: RECORD)
+    # Models of these tests are far smaller than what a budget is kept with to spare.
+    monkeypatch.setattr("modicum.planner.choose.LEAST_HEADROOM", 0)
+    for name in ("planning", "starting.method"):
+        module = importlib.import_module(f"modicum.planner.{name}")
+        monkeypatch.setattr(module, "machine_record", lambda device: RECORD)
 
 
 @pytest.fixture(scope="session")
@@ -34,8 +37,8 @@ def needs() -> Callable[[Plan], int]:
     """The least budget that keeps a plan."""
 
     def bytes_of(made: Plan) -> int:
-        _, most = made.process_range
-        return most + round(HEADROOM * (most - made.process_base))
+        base, kept = made.process_base, made.record.expected - 1
+        return with_headroom(made.prediction.process_bytes(base, kept), base)
 
     return bytes_of
 

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from modicum.core.contracts.ledger import Entry, Ledger
+from modicum.models.config import ModelConfig
 from modicum.planner import plan
-from modicum.planner.predict import Choice, Predictor, predict
+from modicum.planner.predict import MAPPED_FROM, Choice, Prediction, Predictor, predict
 from modicum.recipe import Recipe
 from modicum.tasks.text import new_config
 from modicum.trainer import train
@@ -48,3 +52,32 @@ def test_every_choice_costs_what_its_arithmetic_says():
     assert again.ledger.flops("backward") > whole.ledger.flops("backward")
     assert parts.peak_bytes < whole.peak_bytes
     assert again.peak_bytes < whole.peak_bytes
+
+
+def test_of_what_comes_and_goes_the_allocator_keeps_small_blocks_and_gives_large_ones_back():
+    ledger = Ledger.of(
+        Entry("weight", 100),
+        Entry("activation", 40, ("forward", "loss")),
+        Entry("activation", 70, ("backward",)),
+        Entry("workspace", 500, ("loss",)),
+        Entry("host", 30, place="host"),
+    )
+
+    def process(largest: int, kept: float, **more: bool) -> int:
+        made = Prediction(Choice(1, 1, False), ledger, 1, 1, 0, False, largest_bytes=largest)
+        return made.process_bytes(1000, kept, **more)
+
+    # In one piece each: the pages of the backward pass stay, and the logits come on top.
+    assert process(MAPPED_FROM, 0.1, staged=False) == 1000 + 100 + 70 + 7 + 500
+    # Otherwise all of one phase is small, and of the largest one something is kept.
+    assert process(MAPPED_FROM - 1, 0.1, staged=False) == 1000 + 100 + 540 + 54
+    assert process(MAPPED_FROM, 0.0) == process(MAPPED_FROM, 0.0, staged=False) + 30
+
+
+@given(st.floats(0, 1), st.integers(1, 8))
+def test_a_process_holds_at_least_its_tensors(kept, rows):
+    recipe = Recipe(model={"layers": 2, "width": 64}, data={"sequence_length": 2048})
+    config = ModelConfig(vocabulary_size=4096, width=64, layers=2, heads=4, context=2048)
+    made = predict(recipe, config, Choice(rows, 1, recompute=True))
+    assert made.process_bytes(7, kept) >= 7 + made.peak_bytes
+    assert made.lasting_bytes + made.small_bytes <= made.peak_bytes

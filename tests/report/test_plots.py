@@ -1,72 +1,37 @@
-"""The arithmetic behind the plots."""
+"""The picture of memory by kind."""
 
 from __future__ import annotations
-
-import math
-import re
 
 import pytest
 
 from modicum.report import plots
 
 
-def test_smoothing_has_no_bias_at_the_start() -> None:
-    assert plots.smooth([3.0] * 5, half_life=2) == pytest.approx([3.0] * 5)
-    # One half-life of one value: the last counts twice as much as the one before it.
-    assert plots.smooth([0.0, 3.0], half_life=1) == pytest.approx([0.0, 2.0])
-
-
-def test_thinning_keeps_every_extreme() -> None:
-    values = [0.0] * 9999 + [7.0]
-    values[5000] = -3.0
-    steps, kept = plots.thin(([float(i) for i in range(10_000)], values), count=100)
-    assert len(kept) <= 101
-    assert steps == sorted(steps)
-    assert min(kept) == -3.0
-    assert (steps[-1], kept[-1]) == (9999.0, 7.0)
-    few = ([1.0, 2.0], [3.0, 4.0])
-    assert plots.thin(few) == few
-
-
-def test_a_loss_that_is_no_number_is_not_drawn() -> None:
-    rows = [
-        {"step": 1, "loss": 2.0},
-        {"step": 2, "loss": math.nan},
-        {"step": 3, "loss": None},
-        {"step": 4, "loss": "x"},
-        {"loss": 1.0},
-    ]
-    assert plots.series(rows, "loss") == ([1], [2.0])
-    assert plots.losses([{"step": 1, "loss": 5.0, "skipped": True}], []) is None
-
-
-def test_each_update_is_drawn_once_and_the_tokens_are_added_up() -> None:
-    rows = [{"step": step, "loss": 1.0, "tokens": 1000} for step in range(1, 41)]
-    svg = plots.losses(rows, [])
-    assert svg is not None
-    labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
-    below = [label for label in labels if label.isdigit() and label != "0"]
-    above = [label for label in labels if label.endswith(" k")]
-    assert above == [f"{step} k" for step in below]
-    assert above[-1] == "40 k"
-
-
 def test_bars_are_as_long_as_their_bytes() -> None:
-    phases = {"forward": {"weight": 100.0, "activation": 300.0}, "step": {"weight": 100.0}}
-    svg = plots.memory(phases, budget=500.0, measured=None)
-    assert svg is not None
-    widths = []
-    for role in ("weight", "activation"):
-        for box in re.findall(rf'<path d="([^"]*)"[^>]*style="fill: var\(--{role}\)', svg):
-            across = [float(x) for x in re.findall(r"[ML] ([\d.]+) ", box)]
-            widths.append(max(across) - min(across))
-    assert len(widths) == 3
-    assert widths[1] == pytest.approx(widths[0], rel=1e-3)
-    assert widths[2] == pytest.approx(3 * widths[0], rel=1e-3)
-    assert svg.count("stroke: var(--budget)") == 1
-    assert "var(--measured)" not in svg
+    phases = {"forward": {"activation": 300.0, "weight": 100.0}, "step": {"weight": 100.0}}
+    picture = plots.bars(phases, budget=500.0, measured=None)
+    assert picture is not None
+    forward, step = picture["rows"]
+    assert [part["kind"] for part in forward["parts"]] == ["weight", "activation"]
+    assert forward["parts"][1]["width"] == pytest.approx(3 * step["parts"][0]["width"], rel=1e-3)
+    assert picture["lines"] == [{"role": "budget", "place": pytest.approx(100 / 1.03, abs=1e-3)}]
+    assert [tick["text"] for tick in picture["ticks"]][:2] == ["0 B", "100 B"]
+    assert step["phase"] == "optimizer step"
 
 
-def test_a_kind_that_nobody_knows_has_the_colour_of_the_rest() -> None:
+def test_nothing_and_what_no_machine_holds_are_not_drawn() -> None:
+    assert plots.bars({}, 1.0, 1.0) is None
+    assert plots.bars({"step": {"weight": 0.0}}, None, None) is None
+    assert plots.bars({"step": {"weight": float("inf")}}, None, None) is None
+
+
+@pytest.mark.parametrize("end", [1.0, 9.99, 10.0, 3e9, 9.5e11])
+def test_ticks_are_few_and_round(end: float) -> None:
+    picture = plots.bars({"step": {"weight": end}}, None, None)
+    assert picture is not None
+    assert 3 <= len(picture["ticks"]) <= 7
+
+
+def test_a_kind_that_nobody_knows_has_the_colour_of_the_others() -> None:
     assert plots.colour("weight") == "weight"
     assert plots.colour("<novel>") == "other"

@@ -13,6 +13,7 @@ import torch
 import modicum
 from modicum.core.errors import InputError
 from modicum.data.chat_template import ChatTemplate
+from modicum.data.named_templates import NAMED
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import ModelConfig, create
 from modicum.serve import Conversation, load_run
@@ -188,7 +189,8 @@ def test_turns_are_written_by_the_template_anew(
     assert conversation.turns == []
 
 
-def test_a_run_on_conversations_is_asked_by_its_template(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_a_run_on_conversations_is_asked_by_its_template(tmp_path: Path, named: bool) -> None:
     talk = [{"role": "user", "content": "to be"}, {"role": "assistant", "content": "or not"}]
     data, template = tmp_path / "chat.jsonl", tmp_path / "template.jinja"
     data.write_text((json.dumps({"messages": talk}) + "\n") * 8)
@@ -196,14 +198,18 @@ def test_a_run_on_conversations_is_asked_by_its_template(tmp_path: Path) -> None
     section = {"path": str(data), "sequence_length": 32, "validation_fraction": 0.0}
     recipe = modicum.Recipe(
         model={"layers": 1, "width": 16, "heads": 2, "vocabulary_size": 270},
-        data=section | {"chat_template": str(template)},
+        data=section | ({} if named else {"chat_template": str(template)}),
         training={"steps": 1, "batch_size": 1},
         samples={"count": 0},
     )
     modicum.train(modicum.plan(recipe), tmp_path / "run")
     conversation = load_run(tmp_path / "run")
     assert conversation.template is not None
-    assert conversation.template.source == template.read_text()
+    expected = NAMED["chatml"].source if named else template.read_text()
+    assert conversation.template.source == expected
+    tokenizer = conversation.tokenizer
+    assert tokenizer.token(tokenizer.eos_id) == ("<|im_end|>" if named else "<|end|>")
+    assert conversation.model.config.eos_token_id == tokenizer.eos_id
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     record["data"]["conversations"] = False
     (tmp_path / "run" / "run.json").write_text(json.dumps(record))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -49,6 +50,9 @@ def test_the_first_of_the_best_counts_and_the_one_before_training_does_not() -> 
     higher = EvaluationSection(metric="accuracy")
     seen = [{"step": step, "accuracy": value} for step, value in ((1, 0.1), (2, 0.7), (3, 0.6))]
     assert best_of(seen, higher) == Best(2, 0.7, 1)
+    assert best_of(seen, higher, {"accuracy": "lower"}) == Best(1, 0.1, 2)
+    lower = EvaluationSection(metric="perplexity")
+    assert best_of(evaluations(0.0, 1.0, 2.0, perplexity=3.0), lower).step == 5
     assert best_of(evaluations(0.0, 1.0, 2.0), EvaluationSection(better="higher")).step == 10
 
 
@@ -86,7 +90,10 @@ def test_a_held_checkpoint_stays_until_its_successor_is_in_place(tmp_path: Path)
 @pytest.mark.parametrize(
     ("evaluation", "said"),
     [
-        ({"metric": "los"}, r"evaluation.metric: .*found: 'los'.*allowed: loss"),
+        (
+            {"metric": "los"},
+            r"evaluation.metric: .*found: 'los'.*allowed: loss, token_accuracy, perplexity",
+        ),
         ({"metric": "loss", "keep_best": True}, r"evaluation.keep_best: needs validation data"),
     ],
 )
@@ -128,6 +135,16 @@ def test_a_run_stops_early_and_exports_its_best(
     told: list[dict[str, Any]] = []
     run(judged(dataset), stopped, listener=told.append)
     assert told == []  # it has finished, and is left alone
+
+
+@pytest.mark.expensive
+def test_a_task_s_metric_decides(dataset: Path, stopped: Path, tmp_path: Path) -> None:
+    record = run(judged(dataset, metric="token_accuracy"), tmp_path / "run")
+    seen = [row["token_accuracy"] for row in rows(tmp_path / "run", "evaluations.jsonl")[1:]]
+    assert record["best"]["value"] == max(seen)
+    assert 0 < max(seen) < 1
+    by_loss = rows(stopped, "evaluations.jsonl")
+    assert [row["perplexity"] for row in by_loss] == [math.exp(row["loss"]) for row in by_loss]
 
 
 @pytest.mark.expensive

@@ -140,6 +140,9 @@ def test_the_run_folder_tells_the_run(dataset, finished, tmp_path):
     # Speed counts all that is read: 20 updates of 8 rows, as the plan does.
     assert content["tokens_per_second"] == pytest.approx(20 * 8 * 32 / seconds)
     assert metrics[3]["tokens_per_second"] == pytest.approx(8 * 32 / metrics[3]["seconds"])
+    waited = [row["data_seconds"] for row in metrics]
+    assert all(wait > 0 for wait in waited)
+    assert content["data_wait"] == pytest.approx(sum(waited) / seconds)
     assert content["data"]["exact"]
     assert content["data"]["rows"] == len(packed(dataset, finished, tmp_path))
     assert content["seconds"] > seconds
@@ -159,7 +162,7 @@ def test_the_run_folder_tells_the_run(dataset, finished, tmp_path):
     assert metrics[-1]["learning_rate"] == pytest.approx(1e-3)
     names = {path.name for path in finished.iterdir()}
     assert names >= {"recipe.yaml", "run.json", "plan.jsonl", "metrics.jsonl", "model", "tokenizer"}
-    recipe = modicum.Recipe(**full(dataset))
+    recipe = modicum.Recipe(**full(dataset, training={"precision": "fp32"}))  # what auto was
     from modicum.recipe_yaml import load as load_recipe
 
     assert load_recipe(finished / "recipe.yaml") == recipe
@@ -169,7 +172,7 @@ def test_a_resolved_recipe_of_an_adaptation_is_a_recipe(dataset, finished, finis
     from modicum.recipe_yaml import load as load_recipe
 
     recipe = load_recipe(finished_lora / "recipe.yaml")
-    assert recipe == modicum.Recipe(**lora(finished, dataset))
+    assert recipe == modicum.Recipe(**lora(finished, dataset, training={"precision": "fp32"}))
 
 
 class Diverging(CausalLM):

@@ -53,18 +53,26 @@ def load(
     >>> other.method.rank
     1
     """
-    path = Path(folder)
-    if (path / native_files.CONFIG).exists():
-        stored = native_files.read(path, plugins)
-    elif not (path / peft_files.CONFIG).exists() and model_files.files_of(path):
-        stored = model_files.read(path, name, plugins)
-    else:
-        stored = peft_files.read(path, model)
-    attached = _attached(model, stored, name)
+    attached = _attached(model, read_stored(Path(folder), model, name, plugins), name)
     if not train:
         for parameter in attached.parameters():
             parameter.requires_grad_(False)
     return attached
+
+
+def read_stored(
+    folder: Path, model: nn.Module, name: str = "default", plugins: Iterable[str | Path] = ()
+) -> StoredAdapter:
+    """What a folder says of the adapter that it holds for a model.
+
+    Raises:
+        InputError: as `load`.
+    """
+    if (folder / native_files.CONFIG).exists():
+        return native_files.read(folder, plugins)
+    if not (folder / peft_files.CONFIG).exists() and model_files.files_of(folder):
+        return model_files.read(folder, name, plugins)
+    return peft_files.read(folder, model)
 
 
 def _attached(model: nn.Module, stored: StoredAdapter, name: str) -> AttachedAdapter:

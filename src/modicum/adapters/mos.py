@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -179,6 +180,7 @@ class MoS(LoRA):
         return self.rank * (at.site.in_features + at.site.out_features)
 
 
+@functools.lru_cache(maxsize=4096)
 def pool_names(site: Site) -> tuple[str, str]:
     """The names of the pools that a layer takes its A and its B from: those of its kind."""
     named = (part for part in reversed(plain_name(site.name).split(".")) if not part.isdigit())
@@ -188,4 +190,5 @@ def pool_names(site: Site) -> tuple[str, str]:
 
 def peers(site: Site, sites: Sequence[Site]) -> list[Site]:
     """The layers that share a pool with this one, in the model's order."""
-    return [other for other in sites if pool_names(other) == pool_names(site)]
+    own = pool_names(site)
+    return [other for other in sites if pool_names(other) == own]

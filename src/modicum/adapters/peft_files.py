@@ -161,7 +161,8 @@ def _check_the_others(model: nn.Module, others: dict[str, Tensor], file: Path) -
         name = key.removeprefix(_PREFIX)
         there = own.get(name.replace(".base_layer.", "."))
         if there is not None:
-            if saved.shape != there.shape or not torch.equal(saved.to(there), there):
+            same = there.is_meta or torch.equal(saved.to(there), there)
+            if saved.shape != there.shape or not same:
                 problem = "a base weight was trained or resized in addition to the adapter"
                 raise InputError(problem, file=file, value=name)
         elif _FACTOR.sub("", name) in modules:

@@ -29,6 +29,7 @@ from modicum.cli.commands.prove import prove
 from modicum.cli.commands.report import report
 from modicum.cli.commands.schema import schema
 from modicum.cli.commands.train import train
+from modicum.cli.commands.watch import watch
 from modicum.cli.completion import begin_if_asked
 from modicum.core.errors import Interrupted
 
@@ -43,6 +44,7 @@ COMMANDS = (
     prove,
     check,
     report,
+    watch,
     chat,
     merge,
     demo,

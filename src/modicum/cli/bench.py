@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from modicum.cli.tables import print_json, table
-from modicum.core.machine.record import depends_on, machine_record, record_file
+from modicum.core.machine import this_machine
+from modicum.core.machine.memory import resident_bytes
+from modicum.core.machine.record import MachineRecord, depends_on, machine_record, record_file
 from modicum.core.units import format_bytes
 
 
@@ -17,7 +20,8 @@ def show_machine(*, again: bool, as_json: bool) -> None:
     """
     record, depends = machine_record(again=again), depends_on()
     if as_json:
-        print_json({"record": asdict(record), "depends_on": depends, "file": str(record_file())})
+        found = {"record": asdict(record), "depends_on": depends, "file": str(record_file())}
+        print_json(found | {"profile": _profile(record)})
         return
     least, most = record.kept
     table(
@@ -31,3 +35,21 @@ def show_machine(*, again: bool, as_json: bool) -> None:
     )
     print()
     table(("It depends on", ""), list(depends.items()))
+
+
+def _profile(record: MachineRecord) -> dict[str, Any]:
+    """This machine as `modicum plan --machine FILE` reads it on another one."""
+    import torch
+
+    found = this_machine(torch.device("cpu"))
+    return {
+        "name": found.processor,
+        "device": "cpu",
+        "memory": found.available_bytes + resident_bytes(),
+        "flops": {"fp32": found.flops},
+        "efficiency": record.efficiency,
+        "base": resident_bytes() + record.loaded_bytes,
+        "kept": list(record.kept),
+        "measured": True,
+        "source": f"modicum bench machine, {record.when}",
+    }

@@ -32,16 +32,26 @@ def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bo
     Raises:
         InputError: something about recipe or data is wrong, or the task is not of text.
     """
+    from modicum.cli.image_data import show_images
     from modicum.core.ranks.ranks import Ranks
     from modicum.data.view import facts_of, view_of
     from modicum.tasks import CausalLM, task_of
+    from modicum.tasks.image_origins import OwnImages
+    from modicum.tasks.images import ImageTask
     from modicum.tasks.text import prepared
 
     with recipe_yaml.places(recipe, overrides):
         asked = recipe_yaml.load(recipe, overrides).anchored()
         task = task_of(asked)
+        if isinstance(task, ImageTask) and isinstance(task.origin, OwnImages):
+            show_images(asked, task, task.origin, rows=rows, as_json=as_json)
+            return
         if not isinstance(task, CausalLM):
-            raise InputError("only text has rows to look at", field="task.method", value=task.name)
+            raise InputError(
+                "only text, and images of your own (task.data_path), have rows to look at",
+                field="task.method",
+                value=task.name,
+            )
         inputs = task.look(asked)
         with tempfile.TemporaryDirectory(prefix="modicum-data-") as folder:
             data = prepared(asked, inputs, Path(folder), lambda *_: None, Ranks())
@@ -82,16 +92,17 @@ def _printable(text: str) -> str:
 def _print_facts(
     inputs: TextInputs, data: TextData, facts: DataFacts, template: str | None
 ) -> None:
-    from modicum.cli.tables import table
+    from modicum.cli.tables import source_rows, table
 
     counts = data.train.counts
-    lines: list[tuple[str, Any, str]] = [
+    lines: list[Sequence[Any]] = [
         ("data", "", inputs.described),
         ("documents", f"{counts.documents:,}", _lengths(facts)),
         ("rows", f"{counts.rows:,}", f"{percent(counts.waste)} of them is padding"),
         ("trained tokens", f"{counts.trained:,}", ""),
     ]
-    if words := too_long_words(counts.as_json()):
+    lines += source_rows(data.counts)
+    if words := too_long_words(data.counts):
         lines.append(("too long for a row", "", words))
     if template is not None:
         lines.append(("chat template", "", template))
@@ -117,7 +128,7 @@ def _template_words(inputs: TextInputs, recipe: Any) -> str | None:
         return None
     own = None if inputs.tokenizer is None else inputs.tokenizer.chat_template
     if recipe.data.chat_template is None:
-        return "the model's own"
+        return "chatml, as the model is new" if own is None else "the model's own"
     if own is None:
         return "the recipe's; the model has none"
     same = own.source.strip() == template.source.strip()

@@ -1,83 +1,127 @@
-"""`modicum init`: a recipe to start from."""
+"""`modicum init`: a recipe to start from, of what model, data and machine are."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from modicum.core.errors import InputError
+from modicum.core.errors import DoesNotFit, InputError
 from modicum.core.files import write_text
-from modicum.recipe_yaml import json_schema, load
+from modicum.core.units import format_bytes, format_duration
+from modicum.recipe_yaml import json_schema, load, overridden
+
+if TYPE_CHECKING:
+    from modicum.planner.starting import OpenQuestion, Start
 
 SCHEMA = "recipe.schema.json"
-_HEAD = """\
-# yaml-language-server: $schema={schema}
+_HEAD = f"""\
+# yaml-language-server: $schema={SCHEMA}
 # A recipe of modicum. What is left out has its default; `modicum schema` lists everything.
-"""
-_NEW_MODEL = """\
-model:                     # a new model; for a trained one: modicum init --model FOLDER
-  layers: 4
-  width: 256
-  heads: 4
-  vocabulary_size: 4096
-"""
-_OLD_MODEL = """\
-model:
-  path: {model}
-"""
-_DATA = """\
-data:
-  path: {data}             # a folder of text files, a text file, or a .jsonl file
-  sequence_length: 256     # tokens in a row
-  validation_fraction: 0.05
-"""
-_ADAPTER = """\
-adapter:                   # leave out to train every weight
-  method: {adapter}
-"""
-_TRAINING = """\
-training:
-  steps: 500               # or epochs: 3
-  batch_size: 16           # sequences in an update
-  micro_batch_size: auto   # how many of them at a time: the planner's choice
-  learning_rate: {rate}
-  warmup_steps: 20
-checkpoint:
-  every: "5m"              # or a number of steps
-budget:
-  memory: {memory}          # bytes on the accelerator, or of the process on a CPU
 """
 
 
 def write_recipe(
-    out: Path, *, model: str | None, data: str | None, adapter: str | None, memory: str | None
-) -> list[Path]:
-    """Write `out` and the schema next to it; both paths, in that order.
+    out: Path,
+    *,
+    model: str | None,
+    data: str | None,
+    method: str | None,
+    memory: str | None,
+    overrides: Iterable[str] = (),
+    asks: bool = False,
+) -> Start:
+    """Look at model and data, and write `out` with the schema next to it.
+
+    Args:
+        overrides: `FIELD=VALUE`, as `--set` has them.
+        asks: whether open questions are asked on the terminal; else defaults are taken.
 
     Raises:
         InputError: `out` is there already, or what was asked for makes no valid recipe.
     """
+    from modicum.planner.starting import start
+    from modicum.planner.starting.draft import take_default
+    from modicum.planner.starting.recipe_text import recipe_text
+
     if out.exists():
         raise InputError("this file is there already; give another --out", file=out)
-    adapted = model is not None and adapter is not None
-    text = _HEAD.format(schema=SCHEMA)
-    text += _OLD_MODEL.format(model=_quoted(model)) if model is not None else _NEW_MODEL
-    text += _DATA.format(data=_quoted(data))
-    if adapted:
-        text += _ADAPTER.format(adapter=adapter)
-    rate = "1e-3" if adapted or model is None else "1e-4"
-    text += _TRAINING.format(rate=rate, memory=memory or "null ")
+    asked = overridden(overrides)
+    ask = ask_here if asks else take_default
+    made = start(model, data, memory=memory, method=method, asked=asked, ask=ask)
     out.parent.mkdir(parents=True, exist_ok=True)
-    schema = out.with_name(SCHEMA)
-    write_text(out, text)
+    write_text(out, _HEAD + recipe_text(made.draft.settings.values()))
     try:
         load(out)
     except InputError:
         out.unlink()
         raise
-    write_text(schema, json.dumps(json_schema(), indent=2) + "\n")
-    return [out, schema]
+    write_text(out.with_name(SCHEMA), json.dumps(json_schema(), indent=2) + "\n")
+    return made
 
 
-def _quoted(path: str | None) -> str:
-    return "null" if path is None else json.dumps(path, ensure_ascii=False)
+def ask_here(question: OpenQuestion) -> Any:
+    """The answer of whoever sits at the terminal; nothing is the default.
+
+    What is not allowed is asked for again.
+    """
+    choices = f" ({', '.join(question.choices)})" if question.choices else ""
+    default = "none" if question.default is None else question.default
+    while True:
+        print(f"{question.text}{choices} [{default}] ", end="", file=sys.stderr, flush=True)
+        answer = sys.stdin.readline().strip()
+        if not answer:
+            return question.default
+        try:
+            return question.check(answer)
+        except InputError as error:
+            print(error, file=sys.stderr)
+
+
+def lines_of(made: Start, out: Path) -> list[str]:
+    """What was found and written, for people."""
+    from modicum.planner.starting.recipe_text import model_words
+
+    lines = [f"wrote {out}", f"wrote {out.with_name(SCHEMA)}"]
+    lines.append(f"model: {model_words(made.model)}")
+    count, about = made.data["documents"], "" if made.data["exact"] else "about "
+    lines.append(
+        f"data:  {made.data['described']}; {about}{count:,} document{'s' * (count != 1)} of up to "
+        f"{made.data['longest']:,} tokens"
+    )
+    if made.plan is not None:
+        row = made.plan.row()
+        prediction, budget = row["prediction"], row["prediction"]["budget_bytes"]
+        needed = prediction["process_bytes"] or prediction["peak_bytes"]
+        of = "" if budget is None else f" of {format_bytes(budget)}"
+        lines.append(
+            f"plan:  fits, with {format_bytes(needed)}{of}; {row['steps']:,} steps in about "
+            f"{format_duration(prediction['seconds'])}"
+        )
+        lines.append(f"next:  modicum data {out}; modicum train {out}")
+    return lines
+
+
+def as_json(made: Start, out: Path) -> dict[str, Any]:
+    """What was found and written, as plain values."""
+    return {
+        "recipe": str(out),
+        "schema": str(out.with_name(SCHEMA)),
+        "model": dict(made.model),
+        "data": dict(made.data),
+        "settings": [vars(setting) for setting in made.draft.settings.values()],
+        "questions": [vars(question) for question in made.draft.questions],
+        "fits": made.plan is not None,
+        "changes": [] if made.refused is None else made.refused.changes,
+        "plan": None if made.plan is None else made.plan.row(),
+    }
+
+
+def refusal_of(made: Start, out: Path) -> DoesNotFit | None:
+    """Why the recipe that was written does not fit; None where it does."""
+    if made.refused is None:
+        return None
+    problem = str(made.refused).partition("\n")[0]
+    return DoesNotFit(f"{out} was written, and {problem}", made.refused.changes)

@@ -79,7 +79,13 @@ def evaluation(event: EventRecord) -> str:
     """An evaluation, in a line."""
     loss = quantity(event.get("loss"), "nats")
     step = event.get("step")
-    return f"validation loss {loss} " + ("before training" if step == 0 else f"after step {step}")
+    others = (
+        f", {name.replace('_', ' ')} {value:.4g}"
+        for name, value in event.items()
+        if isinstance(value, float) and name not in ("loss", "seconds")
+    )
+    when = "before training" if step == 0 else f"after step {step}"
+    return f"validation loss {loss}{''.join(others)} {when}"
 
 
 def sample(event: EventRecord, width: int = 72) -> str:

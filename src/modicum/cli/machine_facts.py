@@ -20,8 +20,13 @@ from modicum.core.files import user_cache
 # What each extra brings, by the names that are imported, and what it is for.
 EXTRAS = {
     "hf": (("peft", "tokenizers", "transformers"), "exchange with the Hugging Face libraries"),
+    "lightning": (("pytorch_lightning",), "callbacks of Lightning's trainer"),
     "data": (("pyarrow", "zstandard"), "data in Parquet, Arrow and Zstandard"),
+    "hub": (("datasets",), "data sets of the Hugging Face hub"),
     "tuning": (("optuna", "scipy"), "the search for a bucket size"),
+    "picture": (("matplotlib",), "pictures of what a plan predicts"),
+    "images": (("PIL",), "images of one's own, in PNG and JPEG files"),
+    "watch": (("starlette", "uvicorn"), "runs in a browser while they train"),
     "notebook": (("pandas",), "the curves of a run as a DataFrame"),
     "tensorboard": (("tensorboard",), "runs in TensorBoard"),
     "wandb": (("wandb",), "runs in Weights & Biases"),

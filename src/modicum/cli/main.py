@@ -14,7 +14,7 @@ from modicum.core.errors import InputError, Interrupted, ModicumError, Restart
 from modicum.parallel.rank_environment import LOST, RankPlace, end_with_supervisor, place
 
 # What the extra `cli` brings, by the names that are imported.
-EXTRA = ("jinja2", "matplotlib", "psutil", "rich", "tokenizers", "typer", "yaml")
+EXTRA = ("jinja2", "psutil", "rich", "tokenizers", "typer", "yaml")
 
 
 def run() -> None:

@@ -24,6 +24,9 @@ RanksOption = Annotated[
     typer.Option(min=1, metavar="N", help="Share the work between N processes on this machine."),
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunsArgument = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="A run folder, or several.")
+]
 PluginOption = Annotated[
     list[str] | None,
     typer.Option(metavar="FILE", help="A Python file with methods of your own."),

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from modicum.cli.plain_tables import plain
 from modicum.core.units import format_bytes, format_duration
 from modicum.data.fitting import too_long_words
+from modicum.data.image_files import class_words
 from modicum.report.numbers import finite, number, percent, quantity
 
 TableRow = Sequence[Any]
@@ -72,6 +73,9 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         for key in ("peak_bytes", "process_bytes", "process_base", "budget_bytes")
     )
     costs: list[TableRow] = []
+    if machine := plan.get("machine"):
+        measured = "measured" if machine.get("measured") else "not measured"
+        costs.append(("machine", machine.get("name"), f"{measured}: {machine.get('source')}"))
     ranks, layout = number(plan.get("ranks")), plan.get("layout") or {}
     if ranks is not None and ranks > 1:
         shards, replicas = layout.get("shards"), layout.get("replicas")
@@ -81,6 +85,8 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         total = number(parameters.get("total"))
         frozen = total is not None and total != trainable
         costs.append(("parameters", f"{trainable:,}", f"trained, of {total:,}" if frozen else ""))
+    if plan.get("weights") is False:
+        costs.append(("weights", "none here", "enough for a plan; training needs them"))
     if tensors is not None:
         of = " of each rank" if ranks is not None and ranks > 1 else ""
         by = ", by a trace of the model" if prediction.get("ledger") == "traced" else ""
@@ -94,7 +100,9 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         between = f"{' to '.join(least_most)}; " if least_most else ""
         costs.append(("process", format_bytes(process), between + limit))
     if sent := number(prediction.get("wire_bytes")):
-        costs.append(("wire", format_bytes(sent), "sent by each rank in an update"))
+        alone = number((plan.get("machine") or {}).get("wire_seconds"))
+        at_least = "" if alone is None else f", {alone:.2g} s at the link's rate"
+        costs.append(("wire", format_bytes(sent), f"sent by each rank in an update{at_least}"))
     costs += data_rows(plan)
     if (rate := number(prediction.get("tokens_per_second"))) is not None:
         costs.append(("speed", quantity(rate, "tokens/s"), "prompts and padding among them"))
@@ -116,12 +124,30 @@ def data_rows(plan: Mapping[str, Any]) -> list[TableRow]:
             said = [f"{documents:,} documents", f"{trained:,} trained tokens"]
             said += [f"{percent(waste)} of the rows is padding"]
         found.append(("rows", f"{about}{rows:,}", ", ".join(said)))
+    found += source_rows(counts)
+    if isinstance(classes := counts.get("classes"), Mapping):
+        found.append(("images", "", class_words(classes)))
     if (steps := number(plan.get("steps"))) is not None:
         epochs = number(plan.get("epochs"))
         of = "" if epochs is None else f"{about}{epochs:.3g} epochs"
         found.append(("steps", f"{steps:,}", of))
     if words := too_long_words(counts):
         found.append(("too long for a row", "", about + words))
+    if empty := number(counts.get("empty")):
+        found.append(("empty", f"{about}{empty:,}", "left out, as nothing is learned in them"))
+    return found
+
+
+def source_rows(counts: Mapping[str, Any]) -> list[TableRow]:
+    """What each of several sources gives to an epoch; none where there is one."""
+    found: list[TableRow] = []
+    for source in counts.get("sources") or ():
+        rows, trained, share, passes = (
+            number(source.get(key)) or 0 for key in ("rows", "trained", "share", "passes")
+        )
+        own = f"{rows:,} rows ({trained:,} trained tokens)"
+        said = f"of an epoch's rows; its {own} are taken {passes:.3g} times in one"
+        found.append((str(source.get("name")), percent(share), said))
     return found
 
 

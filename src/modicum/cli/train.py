@@ -64,7 +64,7 @@ def train(asked: Asked) -> None:
         ModicumError: what is wrong, or in the way.
         typer.Exit: ranks ended badly, and why has been said.
     """
-    here = _place(asked)
+    here = placed(asked)
     folder = asked.folder
     if not os.path.lexists(folder):  # else the run itself sees what is there
         check_folder(folder, "--out")
@@ -95,7 +95,7 @@ def show_plan(asked: Asked, folder: Path | None) -> None:
     """The plan of a new run or, with a folder, of the run there that the recipe continues."""
     from modicum.cli.tables import print_json, print_plan
 
-    here = _place(asked)
+    here = placed(asked)
     if folder is not None and not os.path.lexists(folder):
         check_folder(folder, "--out")
     told = _recipe(asked) if folder is not None else recipe_yaml.load(asked.recipe, asked.overrides)
@@ -123,7 +123,7 @@ def _plan(recipe: Recipe, folder: Path | None, ranks: int) -> Any:
     return plan(recipe, ranks=ranks) if folder is None else continued(recipe, folder, ranks=ranks)
 
 
-def _place(asked: Asked) -> RankPlace:
+def placed(asked: Asked) -> RankPlace:
     """This process's place among ranks.
 
     Raises:

@@ -113,13 +113,19 @@ class InputError(ModicumError):
 
 
 class DoesNotFit(ModicumError):
-    """No plan keeps the budget. `changes` are the cheapest changes that would."""
+    """No plan keeps the budget. `changes` are the cheapest changes that would.
+
+    Args:
+        yaml: the first of them as lines of a recipe.
+    """
 
     exit_code = 3
 
-    def __init__(self, problem: str, changes: Iterable[str] = ()) -> None:
-        self.changes = list(changes)
+    def __init__(self, problem: str, changes: Iterable[str] = (), *, yaml: str = "") -> None:
+        self.changes, self.yaml = list(changes), yaml
         lines = [problem, *(f"  - {change}" for change in self.changes)]
+        if yaml:
+            lines += ["The first in the recipe:", *(f"    {line}" for line in yaml.splitlines())]
         super().__init__("\n".join(lines))
 
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from modicum.data.readers import Document
     from modicum.data.sampler import Sampler
     from modicum.data.sources import Inspection, Source, inspect, open_source
-    from modicum.data.store import Prepared, TokenStore, prepare
+    from modicum.data.store import prepare
+    from modicum.data.token_store import Prepared, TokenStore
     from modicum.data.tokenizer import Tokenizer
 
 _HOMES = {
@@ -36,10 +37,10 @@ _HOMES = {
     "Packed": "packing",
     "PackedExamples": "packed_examples",
     "PackingCounts": "fitting",
-    "Prepared": "store",
+    "Prepared": "token_store",
     "Sampler": "sampler",
     "Source": "sources",
-    "TokenStore": "store",
+    "TokenStore": "token_store",
     "Tokenizer": "tokenizer",
     "inspect": "sources",
     "open_source": "sources",

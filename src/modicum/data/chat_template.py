@@ -32,6 +32,7 @@ class ChatTemplate:
     Args:
         source: the Jinja text.
         tokens: `bos_token`, `eos_token` and so on.
+        special: the special tokens that it writes, which a tokenizer trained for it has.
 
     >>> template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
     >>> asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
@@ -41,6 +42,7 @@ class ChatTemplate:
 
     source: str
     tokens: Mapping[str, str] = field(default_factory=dict)
+    special: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:

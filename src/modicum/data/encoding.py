@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from modicum.core.errors import InputError
 from modicum.data.fitting import Example
 from modicum.data.readers import Document
+from modicum.data.talks import Talk, shortened
 from modicum.data.tokenizer import Tokenizer
 
 
@@ -18,11 +20,15 @@ class Encoded(NamedTuple):
         ids: with what the tokenizer puts in front, and the end.
         prompt: how many come before the first one that is trained.
         flags: a byte each, 1 where it is trained; the first never is, as nothing predicts it.
+        turns: of a conversation, how many of its earliest turns were left out.
+        truncated: whether the user's first turn lost its beginning.
     """
 
     ids: list[int]
     prompt: int
     flags: bytes
+    turns: int = 0
+    truncated: bool = False
 
     @property
     def example(self) -> Example:
@@ -30,8 +36,53 @@ class Encoded(NamedTuple):
         return Example(len(self.ids), self.prompt, self.flags.count(1))
 
 
+@dataclass
+class LeftOut:
+    """What is left out of documents before they are packed.
+
+    Args:
+        empty: documents with nothing in them to learn, such as a blank answer.
+        shortened: conversations without their earliest turns.
+        turns: how many these are.
+        truncated: conversations in which the user's first turn lost its beginning.
+    """
+
+    empty: int = 0
+    shortened: int = 0
+    turns: int = 0
+    truncated: int = 0
+
+    def shorten(self, encoded: Encoded) -> None:
+        """Count a conversation that may have been shortened."""
+        self.shortened += encoded.turns > 0
+        self.turns += encoded.turns
+        self.truncated += encoded.truncated
+
+    @classmethod
+    def summed(cls, each: Iterable[LeftOut]) -> LeftOut:
+        """What is left out of several sources together."""
+        return cls(*map(sum, zip(*(vars(one).values() for one in each), strict=True)))
+
+    def scaled(self, factor: float) -> LeftOut:
+        """So much of it."""
+        return LeftOut(**{name: round(value * factor) for name, value in vars(self).items()})
+
+    def in_counts(self, counts: Mapping[str, Any]) -> dict[str, Any]:
+        """The counts of packing with these."""
+        return {
+            **counts,
+            "truncated": counts["truncated"] + self.truncated,
+            "empty": self.empty,
+            "shortened": self.shortened,
+            "turns_left_out": self.turns,
+        }
+
+
 def encode(
-    tokenizer: Tokenizer, documents: Sequence[Document], model_vocabulary: int | None = None
+    tokenizer: Tokenizer,
+    documents: Sequence[Document],
+    model_vocabulary: int | None = None,
+    room: int | None = None,
 ) -> list[Encoded]:
     """The tokens of documents.
 
@@ -40,13 +91,14 @@ def encode(
 
     Args:
         model_vocabulary: ids must lie below it.
+        room: a conversation of more tokens is shortened to these, if that is possible (`talks`).
 
     Raises:
         InputError: one does not; with the document.
     """
     chats = [document for document in documents if document.spans is not None]
     plain = [document for document in documents if document.spans is None]
-    marked = iter(_chats(tokenizer, chats))
+    marked = iter(_chats(tokenizer, chats, room))
     stretches = iter(_plain(tokenizer, plain))
     found = [next(stretches if each.spans is None else marked) for each in documents]
     for document, encoded in zip(documents, found, strict=True):
@@ -68,13 +120,40 @@ def _plain(tokenizer: Tokenizer, documents: Sequence[Document]) -> Iterator[Enco
         yield Encoded(ids, before, bytes(free) + b"\1" * (len(ids) - free))
 
 
-def _chats(tokenizer: Tokenizer, documents: Sequence[Document]) -> Iterator[Encoded]:
+def _chats(
+    tokenizer: Tokenizer, documents: Sequence[Document], room: int | None
+) -> Iterator[Encoded]:
     texts = [document.text for document in documents]
     spans = [document.spans or () for document in documents]
-    for ids, flags in tokenizer.encode_marked(texts, spans):
-        flags = b"\0" + flags[1:]
-        first = flags.find(1)
-        yield Encoded(ids, len(ids) if first < 0 else first, flags)
+    encoded = tokenizer.encode_marked(texts, spans)
+    for document, (ids, flags) in zip(documents, encoded, strict=True):
+        if room is not None and len(ids) > room and document.talk is not None:
+            yield _shorter(tokenizer, document, document.talk, room) or _marked(ids, flags)
+        else:
+            yield _marked(ids, flags)
+
+
+def _marked(ids: list[int], flags: bytes) -> Encoded:
+    flags = b"\0" + flags[1:]
+    first = flags.find(1)
+    return Encoded(ids, len(ids) if first < 0 else first, flags)
+
+
+def _shorter(tokenizer: Tokenizer, document: Document, talk: Talk, room: int) -> Encoded | None:
+    """A conversation's tokens where it is shortened to at most `room`; None if it cannot be."""
+
+    def tokens(shorter: Talk) -> tuple[list[int], bytes]:
+        text, spans = shorter.written()
+        return tokenizer.encode_marked([text], [spans])[0]
+
+    try:
+        found = shortened(talk, lambda shorter: len(tokens(shorter)[0]) <= room)
+        if found is None:
+            return None
+        ids, prompt, flags, *_ = _marked(*tokens(found.talk))
+    except InputError as error:
+        raise error.located(file=document.origin) from None
+    return Encoded(ids, prompt, flags, found.turns, found.truncated)
 
 
 def _beyond(document: Document, ids: list[int], tokenizer: Tokenizer, size: int) -> InputError:

@@ -59,7 +59,7 @@ class PackingCounts:
         trained: tokens that are trained.
         truncated: examples that lost the front of their prompt.
         split: examples that go over several rows.
-        dropped: examples that are not trained: too long for their row, or nothing in them to learn.
+        dropped: examples that are not trained, as they are too long for a row.
     """
 
     documents: int
@@ -85,17 +85,27 @@ def too_long_words(counts: Mapping[str, Any]) -> str:
     """What becomes of examples that are longer than a row, for people; empty where none is.
 
     Args:
-        counts: as `PackingCounts.as_json` gives them.
+        counts: as a plan and run.json have them.
 
     >>> too_long_words({"truncated": 2, "split": 0, "dropped": 1})
     '2 truncated at the front of their prompt, 1 dropped'
     """
     words = (
+        ("shortened", "without their earliest turns"),
         ("truncated", "truncated at the front of their prompt"),
         ("split", "split over several rows"),
         ("dropped", "dropped"),
     )
     return ", ".join(f"{counts[key]:,} {said}" for key, said in words if counts.get(key))
+
+
+def row_room(sequence_length: int, boundaries: bool) -> int:
+    """Tokens of the longest example that a row holds; its last is no input where it stands alone.
+
+    >>> row_room(64, boundaries=True)
+    65
+    """
+    return sequence_length + int(boundaries)
 
 
 @dataclass
@@ -145,7 +155,6 @@ class Fitting:
     def pieces(self, number: int, example: Example) -> list[Piece]:
         """The pieces of one example, by the policy where it is longer than a row."""
         if not example.trained:
-            self.dropped += 1
             return []
         width, room = example.length - int(self.boundaries), self.sequence_length
         if width <= room:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from modicum.core.random import bits
 from modicum.data.batch import IGNORED, Batch
-from modicum.data.fitting import LOOK_AHEAD, Example, Fitting, PackingCounts, TooLong
-from modicum.data.store import TokenStore
-from modicum.data.text_rows import TextRows, indexed, mapped
+from modicum.data.example_table import ExampleTable, Placing
+from modicum.data.fitting import TooLong
+from modicum.data.text_rows import StoreRows, mapped
+from modicum.data.token_store import TokenStore
 
 
-class PackedExamples(TextRows):
+class PackedExamples(StoreRows):
     """Rows of examples that stand together by first-fit decreasing; the end of a row is padding.
 
     Args:
@@ -23,6 +23,7 @@ class PackedExamples(TextRows):
         boundaries: whether attention keeps examples apart.
         too_long: what becomes of an example that is longer than a row, as `Fitting` has it.
         seed: of the order in which examples are taken; the rows are a function of it.
+        table: of the same store and settings, where it was made before.
 
     Raises:
         InputError: nothing in the store is trained.
@@ -36,32 +37,16 @@ class PackedExamples(TextRows):
         *,
         too_long: TooLong = "truncate",
         seed: int = 0,
+        table: ExampleTable | None = None,
     ) -> None:
         super().__init__(store, sequence_length, boundaries)
         self._flags = mapped(store.trained_file, 1)
-        index = indexed(store)
-        fitting = Fitting(sequence_length, boundaries, too_long, store.begin)
-        fitting.fit(_shuffled(index, seed))
-        pieces = torch.tensor(fitting.table, dtype=torch.int64).view(-1, 5)
-        numbers, start, self._widths, self._heads, self._skips = pieces.t().contiguous()
-        self._starts = index[0, numbers] + start
-        self._stops = index[0, numbers] + index[1, numbers]
-        ends = torch.tensor(fitting.ends, dtype=torch.int64)
-        spans = torch.stack([ends[:-1], ends[1:]], 1)
-        trained = _sums(self._trained_in(numbers, start, index), spans)
-        self._spans, self.trained = spans[trained > 0], trained[trained > 0]
-        rows = len(self.trained)
-        self.counts = PackingCounts(
-            store.documents,
-            rows,
-            rows * sequence_length,
-            int(_sums(self._widths, self._spans).sum()),
-            self.total_trained_tokens,
-            fitting.truncated,
-            fitting.split,
-            fitting.dropped,
-        )
-        if rows == 0:
+        if table is None:
+            placing = Placing(sequence_length, boundaries, too_long, seed)
+            table = ExampleTable.of(store, placing)
+        self._starts, self._stops, self._widths, self._heads, self._skips = table.pieces
+        self._spans, self.trained, self.counts = table.spans, table.trained, table.counts
+        if not len(self.trained):
             raise self._nothing_trained(
                 "no example has a token to learn that fits into a row of "
                 f"{sequence_length} after its prompt; see data.sequence_length and data.too_long"
@@ -109,27 +94,3 @@ class PackedExamples(TextRows):
         """Where in the tokens file the tokens of pieces are that stand at `inside` them."""
         skipped = self._skips[piece] * (inside >= self._heads[piece])
         return self._starts[piece] + inside + skipped
-
-    def _trained_in(self, numbers: Tensor, start: Tensor, index: Tensor) -> Tensor:
-        """The trained labels of each piece; only those of examples that are split are counted."""
-        trained = index[3, numbers]
-        width = index[1, numbers] - int(self.boundaries)
-        for place in ((start > 0) | (width > self._widths + self._skips)).nonzero().flatten():
-            first = int(self._starts[place]) + 1
-            last = min(first + int(self._widths[place]), int(self._stops[place]))
-            trained[place] = self._flags[first:last].sum()
-        return trained
-
-
-def _shuffled(index: Tensor, seed: int) -> Iterator[tuple[int, Example]]:
-    """All examples with their numbers, in the seed's order."""
-    words = bits(index.shape[1], seed=seed, name="packing order")
-    for some in torch.argsort(words, stable=True).split(LOOK_AHEAD):
-        for number, row in zip(some.tolist(), index[1:, some].t().tolist(), strict=True):
-            yield number, Example(*row)
-
-
-def _sums(values: Tensor, spans: Tensor) -> Tensor:
-    """The sums of `values` over spans [rows, 2] of it."""
-    before = torch.cat([torch.zeros(1, dtype=torch.int64), values.cumsum(0)])
-    return before[spans[:, 1]] - before[spans[:, 0]]

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from modicum.data.batch import IGNORED, Batch
 from modicum.data.fitting import PackingCounts
-from modicum.data.store import TokenStore
-from modicum.data.text_rows import TextRows, indexed
+from modicum.data.text_rows import StoreRows, indexed
+from modicum.data.token_store import TokenStore
 
 # How long to look for a row that holds several documents: so many rows, so many times.
 _ROWS_AT_A_TIME, _LOOKS = 64, 64
 
 
-class Packed(TextRows):
+class Packed(StoreRows):
     """The rows of a store's documents, one after the other.
 
     Args:

@@ -12,6 +12,7 @@ from typing import Any
 from modicum.core.errors import InputError
 from modicum.data.json_rows import DataRow, kind_name
 from modicum.data.opening import not_utf8, opened, opened_text
+from modicum.data.talks import Talk
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Document:
         size: bytes of the file that were read for it.
         spans: of a conversation, the characters [start, end) of the text that are trained; None
             where all of it is.
+        talk: the conversation that the text was written from.
     """
 
     text: str
@@ -32,6 +34,7 @@ class Document:
     origin: str
     size: int
     spans: tuple[tuple[int, int], ...] | None = None
+    talk: Talk | None = None
 
     @property
     def blank(self) -> bool:

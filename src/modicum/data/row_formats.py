@@ -15,6 +15,7 @@ from typing import Any, Literal
 from modicum.core.errors import InputError
 from modicum.data.chat_template import ChatTemplate, Message, TrainOn
 from modicum.data.readers import Document, string_of
+from modicum.data.talks import Talk
 
 Format = Literal["text", "messages", "sharegpt", "alpaca", "prompt_completion"]
 _ROLES = {
@@ -102,10 +103,10 @@ class RowFormat:
                 "tokenizer has none; name a file with one in data.chat_template",
                 field="data.chat_template",
             )
-        text, spans = self.template.conversation(
-            self._messages(row), tools=_parsed(row.get("tools")), train_on=self.train_on
-        )
-        return Document(text, None, origin, size, tuple(spans))
+        tools = _parsed(row.get("tools"))
+        talk = Talk(self.template, self._messages(row), tools, self.train_on)
+        text, spans = talk.written()
+        return Document(text, None, origin, size, tuple(spans), talk)
 
     def _messages(self, row: Mapping[str, Any]) -> list[Message]:
         if self.name == "alpaca":

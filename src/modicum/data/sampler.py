@@ -33,6 +33,8 @@ class Sampler:
         if rows < 1 or batch_size < 1:
             raise InputError(f"a step needs rows to take: {batch_size} of {rows} are asked for")
         self.rows, self.batch_size, self.seed, self.shuffle = rows, batch_size, seed, shuffle
+        # A step is of one epoch, or of two.
+        self.order = lru_cache(maxsize=2)(self._drawn)
 
     def indices(self, step: int) -> list[int]:
         """The rows of one step, counted from 0."""
@@ -42,7 +44,7 @@ class Sampler:
             epoch, place = divmod(start + len(taken), self.rows)
             stop = place + self.batch_size - len(taken)
             if self.shuffle:
-                taken += _order(self.rows, self.seed, epoch)[place:stop].tolist()
+                taken += self.order(epoch)[place:stop].tolist()
             else:
                 taken += range(place, min(stop, self.rows))
         return taken
@@ -51,8 +53,7 @@ class Sampler:
         """The epoch, counted from 0, of the first sequence of a step."""
         return step * self.batch_size // self.rows
 
-
-@lru_cache(maxsize=2)
-def _order(rows: int, seed: int, epoch: int) -> Tensor:
-    """A permutation of `rows`: int64 [rows]. Rows that draw equal words keep their order."""
-    return torch.argsort(bits(rows, seed=seed, name="data order", step=epoch), stable=True)
+    def _drawn(self, epoch: int) -> Tensor:
+        """A permutation of the rows: int64 [rows]. Rows that draw equal words keep their order."""
+        words = bits(self.rows, seed=self.seed, name="data order", step=epoch)
+        return torch.argsort(words, stable=True)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from modicum.core.errors import InputError, clipped
 from modicum.data.globs import chosen_by, walk
+from modicum.data.hub import hub_files
 from modicum.data.opening import opened_text
 from modicum.data.row_files import ROW_KINDS, RowKind, bytes_of
 from modicum.data.saved_datasets import saved_files
@@ -137,6 +138,15 @@ def folder_files(
             candidates=_names(there),
         )
     return tuple(_source_file(path, name) for name, path in chosen)
+
+
+def hub_source_files(spelling: str) -> tuple[SourceFile, ...]:
+    """The files of a data set of the hub.
+
+    Raises:
+        InputError: it cannot be loaded.
+    """
+    return tuple(_source_file(path, path.name) for path in hub_files(spelling))
 
 
 def _usual(there: list[tuple[str, Path]]) -> list[tuple[str, Path]]:

@@ -19,6 +19,7 @@ from typing import Literal
 from modicum.core.errors import InputError
 from modicum.core.units import format_bytes
 from modicum.data.chat_template import ChatTemplate, TrainOn
+from modicum.data.hub import PREFIX
 from modicum.data.opening import opened
 from modicum.data.readers import Document, read_python, read_rows, read_text
 from modicum.data.row_files import rows_of
@@ -26,6 +27,7 @@ from modicum.data.row_formats import Format, RowFormat, format_of
 from modicum.data.source_files import (
     SourceFile,
     folder_files,
+    hub_source_files,
     library_files,
     nothing_there,
     one_file,
@@ -167,7 +169,8 @@ def open_source(
     recipe_file: str | Path | None = None,
     field: str = "data.path",
 ) -> Source:
-    """The source that `path` names: a file, a folder, or None for the Python standard library.
+    """The source that `path` names: a file, a folder, `hub:OWNER/NAME` for a data set of the hub
+    (`HubName`), or None for the Python standard library.
 
     Globs are relative to the folder: `*` stays within a name, `**` spans folders, and a folder's
     name takes all that is in it. `rows` is the format of the rows; auto: by the columns of the
@@ -183,7 +186,16 @@ def open_source(
     'json/__init__.py'
     """
     wrong = partial(InputError, file=recipe_file, field=field)
-    if path is None:
+    if path is not None and str(path).startswith(PREFIX):
+        if include or exclude:
+            problem = "a data set of the hub has splits, not files to choose among by patterns"
+            raise wrong(f"{problem}; leave out include and exclude", value=str(path))
+        try:
+            files, title = hub_source_files(str(path)), str(path)
+        except InputError as error:
+            raise error.located(field=field) from None
+        piece_bytes = FOLDER_PIECE
+    elif path is None:
         files, title, piece_bytes = (
             library_files(include, exclude, wrong),
             _LIBRARY,

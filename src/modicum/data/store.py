@@ -11,77 +11,26 @@ appears by one rename, so a death at any moment leaves the old one, or none. Imp
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from modicum.core.errors import InputError
-from modicum.core.files import file_digest, publish_folder, regular, write_json
+from modicum.core.files import file_digest, publish_folder, write_json
 from modicum.core.progress import CountProgress
-from modicum.data.encoding import encode
+from modicum.data.encoding import Encoded, LeftOut, encode
 from modicum.data.readers import Document
 from modicum.data.sources import Source
+from modicum.data.token_store import MANIFEST, TOKENS, TRAINED, Prepared, checked, described
 from modicum.data.tokenizer import Tokenizer
 
-_FORMAT = 2
-_TOKENS, _TRAINED, _MANIFEST = "tokens.bin", "trained.bin", "manifest.json"
+_FORMAT = 3
 # So much text is tokenized at a time, and at most so many documents: bounds the scratch memory.
 _BATCH_BYTES, _BATCH_DOCUMENTS = 1 << 20, 1024
-
-
-@dataclass(frozen=True)
-class TokenStore:
-    """One side (training or validation) of a store folder.
-
-    Args:
-        folder: where the files are.
-        side: "train" or "validation".
-        documents, tokens: how many this side has, end tokens counted.
-        token_bytes: 2 or 4, the width of an id in tokens.bin.
-        examples: whether each document is an example, which stays in one piece, not continuous
-            text.
-        begin: how many tokens the tokenizer puts before every document.
-    """
-
-    folder: Path
-    side: str
-    documents: int
-    tokens: int
-    token_bytes: int
-    examples: bool = False
-    begin: int = 0
-
-    @property
-    def tokens_file(self) -> Path:
-        """Unsigned ids of `token_bytes` each, of both sides."""
-        return self.folder / _TOKENS
-
-    @property
-    def trained_file(self) -> Path:
-        """A byte for each token of both sides, 1 where it is trained; where there are examples."""
-        return self.folder / _TRAINED
-
-    @property
-    def index_file(self) -> Path:
-        """int64 [documents, 4]: first place in the tokens file, length, prompt, trained."""
-        return self.folder / f"{self.side}.bin"
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What `prepare` made: both sides, the totals over them, and whether the cache served."""
-
-    train: TokenStore
-    validation: TokenStore | None
-    documents: int
-    tokens: int
-    bytes: int
-    reused: bool
 
 
 def prepare(
@@ -94,6 +43,7 @@ def prepare(
     validation_fraction: float = 0.0,
     seed: int = 0,
     longest: int | None = None,
+    room: int | None = None,
     progress: CountProgress | None = None,
 ) -> Prepared:
     """Tokenize all of `source` into `folder`, or find that this was done before.
@@ -104,6 +54,7 @@ def prepare(
 
     Args:
         longest: an example of more tokens is refused.
+        room: a conversation of more tokens loses its earliest turns.
 
     Raises:
         InputError: anything that the source says; a token id that the model has no row for; an
@@ -119,23 +70,24 @@ def prepare(
         "tokenizer": tokenizer.digest,
         "model_vocabulary": model_vocabulary,
         "longest": longest,
+        "room": room,
     }
-    if (known := _open(folder, made_from)) is not None:
+    if (known := checked(folder, made_from)) is not None:
         return known
     sources = [source, *([validation_source] if validation_source else [])]
     total = sum(each.total_bytes for each in sources)
     examples = {"train": not source.continuous, "validation": not sources[-1].continuous}
     with publish_folder(folder) as temporary:
         with ExitStack() as stack:
-            tokens = stack.enter_context(open(temporary / _TOKENS, "wb"))
+            tokens = stack.enter_context(open(temporary / TOKENS, "wb"))
             flags = None
             if any(examples.values()):
-                flags = stack.enter_context(open(temporary / _TRAINED, "wb"))
-            writer = _Writer(tokens, flags, tokenizer, model_vocabulary)
+                flags = stack.enter_context(open(temporary / TRAINED, "wb"))
+            writer = _Writer(tokens, flags, tokenizer, model_vocabulary, room)
             ends = []
             for each in sources:
                 writer.longest = None if each.continuous else longest
-                for done in writer.write(each.documents()):
+                for done in writer.write(each):
                     if progress is not None:
                         progress(min(done, total), total)
                 ends.append(writer.documents)
@@ -143,6 +95,7 @@ def prepare(
             validation = held_out(writer.documents, validation_fraction, seed)
         else:
             validation = bytearray(ends[0]) + bytearray(b"\1") * (writer.documents - ends[0])
+        left_out = writer.left_out(validation, examples)
         sides = {"train": 0, **({"validation": 1} if any(validation) else {})}
         manifest: dict[str, Any] = {
             "made_from": made_from,
@@ -151,48 +104,16 @@ def prepare(
             "begin": len(tokenizer.begin_ids),
             "sides": {
                 side: writer.write_index(temporary / f"{side}.bin", validation, flag)
-                | {"examples": examples[side]}
+                | {"examples": examples[side], "left_out": vars(left_out[side])}
                 for side, flag in sides.items()
             },
         }
-        names = [_TOKENS, *([_TRAINED] if flags else []), *(f"{side}.bin" for side in sides)]
+        names = [TOKENS, *([TRAINED] if flags else []), *(f"{side}.bin" for side in sides)]
         manifest["files"] = {name: file_digest(temporary / name) for name in names}
-        write_json(temporary / _MANIFEST, manifest)
+        write_json(temporary / MANIFEST, manifest)
     if progress is not None:
         progress(total, total)
-    return _prepared(folder, manifest, reused=False)
-
-
-def _open(folder: Path, made_from: dict[str, Any]) -> Prepared | None:
-    """The store in `folder` if it is complete and was made from just this, else None."""
-    try:
-        manifest = json.loads(regular(folder / _MANIFEST).read_bytes())
-        if manifest["made_from"] != made_from:
-            return None
-        for name, digest in manifest["files"].items():
-            if file_digest(folder / name) != digest:
-                return None
-        return _prepared(folder, manifest, reused=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # absent, truncated or overwritten: to be made again
-
-
-def _prepared(folder: Path, manifest: dict[str, Any], reused: bool) -> Prepared:
-    width, begin = manifest["token_bytes"], manifest["begin"]
-    sides = {
-        name: TokenStore(
-            folder, name, side["documents"], side["tokens"], width, side["examples"], begin
-        )
-        for name, side in manifest["sides"].items()
-    }
-    return Prepared(
-        sides["train"],
-        sides.get("validation"),
-        documents=sum(side.documents for side in sides.values()),
-        tokens=sum(side.tokens for side in sides.values()),
-        bytes=manifest["bytes"],
-        reused=reused,
-    )
+    return described(folder, manifest, reused=False)
 
 
 def held_out(documents: int, fraction: float, seed: int) -> bytearray:
@@ -226,11 +147,15 @@ class _Writer:
     flags: BinaryIO | None
     tokenizer: Tokenizer
     model_vocabulary: int
+    room: int | None
     longest: int | None = None
     bytes: int = 0
     lengths: array[int] = field(default_factory=lambda: array("q"))
     prompts: array[int] = field(default_factory=lambda: array("I"))
     trained: array[int] = field(default_factory=lambda: array("I"))
+    # Few documents are shortened, by number; blank ones have none, and are those of each source.
+    shortened: dict[int, Encoded] = field(default_factory=dict)
+    blank: list[int] = field(default_factory=list)
 
     @property
     def documents(self) -> int:
@@ -240,11 +165,15 @@ class _Writer:
     def token_bytes(self) -> int:
         return 2 if self.model_vocabulary <= 1 << 16 else 4
 
-    def write(self, documents: Iterator[Document]) -> Iterator[int]:
-        """Tokenize and append all `documents`; gives the bytes done so far now and then."""
+    def write(self, source: Source) -> Iterator[int]:
+        """Tokenize and append all documents; gives the bytes done so far now and then."""
         batch: list[Document] = []
-        size = 0
-        for document in documents:
+        size, before = 0, self.documents
+        self.blank.append(0)
+        for document in source.everything():
+            if document.blank:
+                self.blank[-1] += 1
+                continue
             batch.append(document)
             size += document.size
             if size >= _BATCH_BYTES or len(batch) >= _BATCH_DOCUMENTS:
@@ -254,19 +183,34 @@ class _Writer:
         if batch:
             self._append(batch)
             yield self.bytes
+        if self.documents == before:
+            next(source.documents())  # which says that there is nothing
 
     def _append(self, batch: list[Document]) -> None:
-        encoded = encode(self.tokenizer, batch, self.model_vocabulary)
+        encoded = encode(self.tokenizer, batch, self.model_vocabulary, self.room)
         for document, each in zip(batch, encoded, strict=True):
             if self.longest is not None and len(each.ids) > self.longest:
                 raise _too_long(document, len(each.ids), self.longest)
             array("H" if self.token_bytes == 2 else "I", each.ids).tofile(self.handle)
             if self.flags is not None:
                 self.flags.write(each.flags)
+            if each.turns or each.truncated:
+                self.shortened[self.documents] = each
             self.lengths.append(len(each.ids))
             self.prompts.append(each.prompt)
             self.trained.append(each.flags.count(1))
             self.bytes += document.size
+
+    def left_out(self, flags: bytearray, examples: Mapping[str, bool]) -> dict[str, LeftOut]:
+        """What each side lacks; blank documents are of the side that their source is read for."""
+        empty = {"train": self.blank[0], "validation": sum(self.blank[1:])}
+        found = {side: LeftOut(number) for side, number in empty.items()}
+        sides = ["validation" if flag else "train" for flag in flags]
+        for side, trained in zip(sides, self.trained, strict=True):
+            found[side].empty += examples[side] and not trained
+        for number, encoded in self.shortened.items():
+            found[sides[number]].shorten(encoded)
+        return found
 
     def write_index(self, path: Path, flags: bytearray, flag: int) -> dict[str, Any]:
         """Write the index of the documents whose flag is `flag`; its documents and tokens."""

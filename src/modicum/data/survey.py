@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 
-from modicum.data.encoding import encode
-from modicum.data.fitting import Example, Fitting, PackingCounts, TooLong
+from modicum.data.encoding import LeftOut, encode
+from modicum.data.fitting import Example, Fitting, PackingCounts, TooLong, row_room
 from modicum.data.readers import Document
 from modicum.data.sources import Source
 from modicum.data.store import held_out
@@ -24,6 +24,7 @@ class DataSurvey:
     """What packing will make of a source, `exact` where all of it was read as the run will."""
 
     counts: PackingCounts
+    left_out: LeftOut
     exact: bool
 
 
@@ -37,8 +38,9 @@ def survey(
     sequence_length: int,
     boundaries: bool,
     too_long: TooLong,
+    most_bytes: int = SURVEYED_BYTES,
 ) -> DataSurvey:
-    """Count the rows of the documents that will be trained, of the first two megabytes.
+    """Count the rows of the documents that will be trained, of the first `most_bytes`.
 
     What follows after these is taken to be like them.
 
@@ -50,7 +52,7 @@ def survey(
     Raises:
         InputError: anything that the source says.
     """
-    documents, complete = _first(source)
+    documents, blank, complete = _first(source, most_bytes)
     exact = complete and tokenizer is not None
     if tokenizer is None:
         some, size = [], 0
@@ -59,7 +61,8 @@ def survey(
             some.append(document.text)
             if size > TRAINED_ON_BYTES:
                 break
-        tokenizer = Tokenizer.train(iter(some), vocabulary_size)
+        template = source.rows.template if source.rows.conversations else None
+        tokenizer = Tokenizer.train(iter(some), vocabulary_size, template=template)
     share = 1.0
     seen = sum(document.size for document in documents)
     if held_out_fraction and complete and len(documents) > 1:
@@ -69,26 +72,37 @@ def survey(
         share = 1 - held_out_fraction
     if not complete:
         share *= max(1.0, source.total_bytes / max(seen, 1))
-    examples = [each.example for each in encode(tokenizer, documents)]
+    room = row_room(sequence_length, boundaries) if too_long == "truncate" else None
+    encoded = encode(tokenizer, documents, room=room)
+    examples = [each.example for each in encoded]
+    left_out = LeftOut(blank)
     if source.continuous:
         counts = _continuous(examples, sequence_length)
     else:
         fitting = Fitting(sequence_length, boundaries, too_long, len(tokenizer.begin_ids))
         fitting.fit(enumerate(examples))
         counts = _fitted(fitting, examples)
-    return DataSurvey(counts if exact else _scaled(counts, share), exact)
+        left_out.empty += sum(not example.trained for example in examples)
+        for each in encoded:
+            left_out.shorten(each)
+    if not exact:
+        counts, left_out = _scaled(counts, share), left_out.scaled(share)
+    return DataSurvey(counts, left_out, exact)
 
 
-def _first(source: Source) -> tuple[list[Document], bool]:
-    """The documents of the first two megabytes, and whether those are all."""
+def _first(source: Source, most_bytes: int) -> tuple[list[Document], int, bool]:
+    """The documents of the first `most_bytes`, how many are blank, whether those are all."""
     documents: list[Document] = []
-    size = 0
-    for document in source.documents():
-        if documents and size + document.size > SURVEYED_BYTES:
-            return documents, False
-        documents.append(document)
-        size += document.size
-    return documents, True
+    size = blank = 0
+    for document in source.everything():
+        if documents and size + document.size > most_bytes:
+            return documents, blank, False
+        if document.blank:
+            blank += 1
+        else:
+            documents.append(document)
+            size += document.size
+    return documents, blank, True
 
 
 def _continuous(examples: Sequence[Example], sequence_length: int) -> PackingCounts:

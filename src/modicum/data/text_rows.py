@@ -13,14 +13,13 @@ from torch import Tensor
 from modicum.core.errors import InputError
 from modicum.data.batch import Batch
 from modicum.data.fitting import PackingCounts
-from modicum.data.store import TokenStore
+from modicum.data.token_store import TokenStore
 
 
 class TextRows(ABC):
-    """The rows of one side of a token store, made when they are asked for.
+    """Rows of tokens, made when they are asked for.
 
     Args:
-        store: where the tokens are; they stay on disk, mapped into memory.
         sequence_length: T, inputs of a row.
         boundaries: whether documents are kept apart: attention does not cross them.
 
@@ -32,9 +31,8 @@ class TextRows(ABC):
     trained: Tensor
     counts: PackingCounts
 
-    def __init__(self, store: TokenStore, sequence_length: int, boundaries: bool = True) -> None:
-        self.store, self.sequence_length, self.boundaries = store, sequence_length, boundaries
-        self._tokens = mapped(store.tokens_file, store.token_bytes)
+    def __init__(self, sequence_length: int, boundaries: bool = True) -> None:
+        self.sequence_length, self.boundaries = sequence_length, boundaries
 
     def __len__(self) -> int:
         return len(self.trained)
@@ -47,6 +45,11 @@ class TextRows(ABC):
     def count(self, index: int) -> int:
         """Trained tokens of one row."""
         return int(self.trained[index])
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[StoreRows, ...]:
+        """The rows of each store."""
 
     @abstractmethod
     def batch(self, indices: Sequence[int]) -> Batch:
@@ -84,6 +87,25 @@ class TextRows(ABC):
             if part.documents is not None:
                 found.append(replace(part, documents=None))
         return found
+
+
+class StoreRows(TextRows):
+    """The rows of one side of a token store.
+
+    Args:
+        store: where the tokens are; they stay on disk, mapped into memory.
+        sequence_length, boundaries: as `TextRows` has them.
+    """
+
+    def __init__(self, store: TokenStore, sequence_length: int, boundaries: bool = True) -> None:
+        super().__init__(sequence_length, boundaries)
+        self.store = store
+        self._tokens = mapped(store.tokens_file, store.token_bytes)
+
+    @property
+    def parts(self) -> tuple[StoreRows, ...]:
+        """Itself."""
+        return (self,)
 
     def _ids(self, places: Tensor) -> Tensor:
         """The token ids at places of the tokens file, int64."""

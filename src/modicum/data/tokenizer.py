@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from modicum.core.errors import InputError, nearest
 from modicum.core.files import read_json, read_text, write_text
 from modicum.data.chat_template import ChatTemplate, own_template
+from modicum.data.named_templates import END
 
 if TYPE_CHECKING:
     import tokenizers
 
-END = "<|end|>"  # ends every document; also pads
-SMALLEST_VOCABULARY = 257  # every byte, and the end
+_BYTES = 256  # each is a token; with an end, the smallest vocabulary has one more
 _MODEL, _CONFIGURATION = "tokenizer.json", "tokenizer_config.json"
 # Kept next to the model as they were found, so that a saved tokenizer is the one that was loaded.
 _TEMPLATE = "chat_template.jinja"
@@ -58,28 +58,39 @@ class Tokenizer:
         texts: Iterator[str],
         vocabulary_size: int,
         progress: Callable[[int, int | None], None] | None = None,
+        *,
+        template: ChatTemplate | None = None,
     ) -> Tokenizer:
         """Byte-level BPE on `texts`: the same texts give the same tokenizer, on any machine.
 
         Fewer tokens than `vocabulary_size` come out when the texts hold too few repeated pairs.
         `progress` is called with the bytes read so far.
 
+        Args:
+            template: what wrote the texts; the tokenizer gets it, with its special tokens, and
+                ends texts as it ends a turn.
+
         Raises:
             InputError: the vocabulary is too small, or `tokenizers` is not installed.
         """
-        if vocabulary_size < SMALLEST_VOCABULARY:
+        tokens = {"eos_token": END} if template is None else {"eos_token": END, **template.tokens}
+        end = tokens["eos_token"]
+        special = list(dict.fromkeys([end, *(template.special if template is not None else ())]))
+        if vocabulary_size < _BYTES + len(special):
             raise InputError(
-                f"a byte-level vocabulary needs at least {SMALLEST_VOCABULARY} tokens, "
-                "one for each byte and one for the end of a text",
+                f"a byte-level vocabulary needs at least {_BYTES + len(special)} tokens, one for "
+                f"each byte and {', '.join(special)}",
                 value=vocabulary_size,
             )
+        between = re.compile("|".join(map(re.escape, special)))
         library = _library()
 
         def pieces() -> Iterator[str]:
             done = 0
             for text in texts:
                 done += len(text.encode())
-                yield from split(text)
+                for part in between.split(text):
+                    yield from split(part)
                 if progress is not None:
                     progress(done, None)
 
@@ -89,19 +100,21 @@ class Tokenizer:
         trainer = library.trainers.BpeTrainer(
             vocab_size=vocabulary_size,
             min_frequency=2,
-            special_tokens=[END],
+            special_tokens=special,
             initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
         inner.train_from_iterator(pieces(), trainer)
         configuration = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": END,
-            "pad_token": END,
+            **tokens,
+            "pad_token": end,
             "clean_up_tokenization_spaces": False,
         }
         companions = {_CONFIGURATION: json.dumps(configuration, indent=2) + "\n"}
-        return cls(inner, inner.token_to_id(END), companions)
+        if template is not None:
+            companions[_TEMPLATE] = template.source
+        return cls(inner, inner.token_to_id(end), companions)
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:

@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from modicum.data.batch import IGNORED
+from modicum.data.source_mix import SourceMix
 from modicum.data.sources import Source
-from modicum.data.text_rows import TextRows, indexed, mapped
+from modicum.data.text_rows import StoreRows, TextRows, indexed, mapped
 
 # An answer's end is among its last tokens: templates write a line's end after it.
 _LAST = 3
@@ -86,17 +88,19 @@ class DataFacts:
 
 
 def facts_of(
-    source: Source, ends: Collection[int], train: TextRows, validation: TextRows | None
+    source: Source | SourceMix, ends: Collection[int], train: TextRows, validation: TextRows | None
 ) -> DataFacts:
     """Facts about the documents behind prepared rows; reads all of them.
 
     Args:
         ends: the tokens at which the model stops.
     """
-    lengths = sorted(indexed(train.store)[1].tolist())
+    index = torch.cat([indexed(part.store) for part in train.parts], 1)
+    lengths = sorted(index[1].tolist())
     own = Counter(_digests(train))
     other = None if validation is None else sum(d in own for d in _digests(validation))
-    untrained = 0 if source.continuous else int((indexed(train.store)[3] == 0).sum())
+    examples = [part for part in train.parts if part.store.examples]
+    untrained = sum(int((indexed(part.store)[3] == 0).sum()) for part in examples)
     return DataFacts(
         lengths[0],
         lengths[len(lengths) // 2],
@@ -104,11 +108,11 @@ def facts_of(
         sum(own.values()) - len(own),
         untrained + sum(document.blank for document in source.everything()),
         other,
-        None if source.continuous else sum(_unended(train, ends)),
+        sum(sum(_unended(part, ends)) for part in examples) if examples else None,
     )
 
 
-def _documents(rows: TextRows) -> Iterator[tuple[int, Tensor]]:
+def _documents(rows: StoreRows) -> Iterator[tuple[int, Tensor]]:
     """The first place and the tokens of each document."""
     tokens = mapped(rows.store.tokens_file, rows.store.token_bytes)
     for first, length in indexed(rows.store)[:2].t().tolist():
@@ -116,11 +120,12 @@ def _documents(rows: TextRows) -> Iterator[tuple[int, Tensor]]:
 
 
 def _digests(rows: TextRows) -> Iterator[bytes]:
-    for _, tokens in _documents(rows):
-        yield hashlib.blake2b(tokens.numpy().tobytes(), digest_size=16).digest()
+    for part in rows.parts:
+        for _, tokens in _documents(part):
+            yield hashlib.blake2b(tokens.numpy().tobytes(), digest_size=16).digest()
 
 
-def _unended(rows: TextRows, ends: Collection[int]) -> Iterator[bool]:
+def _unended(rows: StoreRows, ends: Collection[int]) -> Iterator[bool]:
     """Of each example with something to learn, whether it lacks an end."""
     flags = mapped(rows.store.trained_file, 1)
     mask = 0xFFFF if rows.store.token_bytes == 2 else 0xFFFFFFFF

@@ -18,9 +18,9 @@ from modicum.core.layers.block_plan import BlockPlan, Skips, check_heads
 from modicum.core.layers.form_plan import DENSE_FORM, Argument, FormPlan, LayerForm
 from modicum.core.layers.wiring import BlockWires, block_wires
 from modicum.models.block_checks import checked_blocks
+from modicum.models.config_checks import FORMED, refuse_unsupported
 from modicum.models.rope_config import rope_from_hf, rope_to_hf
 
-MODEL_TYPES = ("llama", "mistral", "qwen2")
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -42,7 +42,6 @@ _SPELLING: dict[str, tuple[str, type]] = {
     "attention_bias": ("attention_bias", bool),
     "mlp_bias": ("mlp_bias", bool),
 }
-_FORMS = "forms_"  # what the model type begins with where not all layers and blocks are alike
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _REQUIRED = (
     *("vocabulary_size", "width", "layers", "heads", "mlp_width"),
@@ -151,8 +150,8 @@ class ModelConfig:
         """
         if not isinstance(raw, Mapping):
             raise InputError("must be a JSON object", file=file)
-        _refuse_unsupported(raw, file)
-        values: dict[str, Any] = {"model_type": raw["model_type"].removeprefix(_FORMS)}
+        refuse_unsupported(raw, file)
+        values: dict[str, Any] = {"model_type": raw["model_type"].removeprefix(FORMED)}
         try:
             values["forms"] = FormPlan.from_json(raw.get("forms", {}))
         except InputError as error:
@@ -195,7 +194,7 @@ class ModelConfig:
         if not self.forms.plain:
             # Another model type, since a library that knows dense layers alone would start those
             # that it does not find from random numbers.
-            raw |= {"model_type": _FORMS + self.model_type, "forms": self.forms.as_json()}
+            raw |= {"model_type": FORMED + self.model_type, "forms": self.forms.as_json()}
             raw["architectures"] = ["Forms" + name for name in raw["architectures"]]
         return raw | rope_to_hf(self.rope_theta, self.rope_scaling)
 
@@ -296,44 +295,3 @@ def _read(raw: Mapping[str, Any], key: str, kind: type, file: str | Path | None)
     if wrong_bool or not isinstance(value, (int, float) if kind is float else kind):
         raise InputError(f"must be of type {kind.__name__}", file=file, field=key, value=value)
     return value
-
-
-def _refuse_unsupported(raw: Mapping[str, Any], file: str | Path | None) -> None:
-    """Say which feature of the file's model the built-in decoder does not have."""
-    model_type = raw.get("model_type")
-    if "low_rank" in raw:
-        problem = "an older modicum wrote these low-rank layers, and this one reads them no more"
-        raise InputError(f"{problem}; compress the model again", file=file, field="low_rank")
-    if str(model_type).removeprefix(_FORMS if "forms" in raw else "") not in MODEL_TYPES:
-        # No nearest match: the same weights under another type's name would compute something else.
-        raise InputError(
-            "this kind of model is not supported",
-            file=file,
-            field="model_type",
-            value=model_type,
-            allowed=", ".join(MODEL_TYPES),
-        )
-    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise InputError(
-            "this activation is not supported",
-            file=file,
-            field="hidden_act",
-            value=raw["hidden_act"],
-            allowed="silu",
-        )
-    if raw.get("quantization_config") is not None:
-        raise InputError(
-            "the weights are already quantized; point at the full-precision model instead",
-            file=file,
-            field="quantization_config",
-        )
-    window = raw.get("sliding_window") if raw.get("use_sliding_window", True) else None
-    slides = model_type != "llama" and window is not None
-    if slides and window < raw.get("max_position_embeddings", 0):
-        raise InputError(
-            "a sliding attention window shorter than max_position_embeddings is not supported; "
-            "set max_position_embeddings to the window to use the model up to that length",
-            file=file,
-            field="sliding_window",
-            value=window,
-        )

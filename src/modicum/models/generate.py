@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from modicum.core.errors import InputError
-from modicum.models.llama import Llama
+from modicum.models.decoders import Decoder, config_of
 
 
 def sample(
@@ -42,7 +43,7 @@ def sample(
 
 @torch.no_grad()
 def generate(
-    model: Llama,
+    model: Decoder,
     input_ids: Tensor,
     *,
     max_tokens: int,
@@ -62,7 +63,7 @@ def generate(
         InputError: there is nothing to continue, or the prompt fills the context.
     """
     length = input_ids.shape[1]
-    context = model.config.context
+    context = config_of(model).context
     if length == 0:
         raise InputError("the prompt is empty; give at least one token", field="prompt")
     if length >= context:
@@ -72,7 +73,7 @@ def generate(
         )
     ends = {eos_id} if isinstance(eos_id, int) else set(eos_id or ())
     count = min(max_tokens, context - length)
-    states = model.new_states(1, length + count)
+    states: Any = model.new_states(1, length + count)
     for _ in range(count):
         logits, states = model.continued(input_ids, states)
         token = agreed(sample(logits[0].cpu(), temperature, top_p, generator))

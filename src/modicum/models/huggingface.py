@@ -16,16 +16,19 @@ from modicum.core.errors import InputError
 from modicum.core.files import read_json
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
 from modicum.models.config import ModelConfig
-from modicum.models.safetensors_file import TensorEntry, read_entries, read_index
+from modicum.models.decoder_config import DecoderConfig, decoder_config
+from modicum.models.other_folders import no_model
+from modicum.models.safetensors_file import TensorEntry, find_tensors, read_tensor
 
 if TYPE_CHECKING:
     import torch
 
-    from modicum.models.llama import Llama
+    from modicum.models.decoders import Decoder
+    from modicum.models.transformers_names import ConvertedTensor
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+CONFIG = "config.json"
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,22 @@ class ModelHeader:
     """A model folder that was checked: its configuration, and where each tensor lies."""
 
     folder: Path
-    config: ModelConfig
-    tensors: dict[str, TensorEntry]
+    config: DecoderConfig
+    tensors: dict[str, TensorEntry | ConvertedTensor]
 
     @property
     def bytes(self) -> int:
         """The weights' size as stored."""
         return sum(entry.bytes for entry in self.tensors.values())
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """The format's names (F32, BF16...) of the dtypes that there are, or config.json names."""
+        if self.tensors:
+            return frozenset(entry.dtype for entry in self.tensors.values())
+        raw = read_json(self.folder / CONFIG)
+        named = str(raw.get("dtype", raw.get("torch_dtype"))).removeprefix("torch.")
+        return frozenset({_NAMES[named]} if named in _NAMES else ())
 
     @property
     def dtype(self) -> str:
@@ -66,7 +78,7 @@ def resolve(path: str | Path) -> Path:
     return inner if not (folder / CONFIG).exists() and (inner / CONFIG).exists() else folder
 
 
-def read_config(folder: str | Path) -> ModelConfig:
+def read_config(folder: str | Path) -> DecoderConfig:
     """The configuration of a model folder or of a run's model.
 
     Raises:
@@ -75,8 +87,8 @@ def read_config(folder: str | Path) -> ModelConfig:
     """
     file = resolve(folder) / CONFIG
     if not file.is_file():
-        raise InputError("this folder is no model: it has no config.json", file=file.parent)
-    return ModelConfig.from_hf(read_json(file), file)
+        raise no_model(file.parent)
+    return decoder_config(read_json(file), file)
 
 
 def read_header(folder: str | Path) -> ModelHeader:
@@ -88,8 +100,23 @@ def read_header(folder: str | Path) -> ModelHeader:
     """
     folder = resolve(folder)
     config = read_config(folder)
-    found = _find_tensors(folder)
-    tensors = {}
+    found = find_tensors(folder)
+    if isinstance(config, ModelConfig):
+        return ModelHeader(folder, config, _placed(config, found, folder))
+    from modicum.core.layers.meta import on_meta
+    from modicum.models.transformers_model import build
+    from modicum.models.transformers_names import placed
+
+    with on_meta():
+        model = build(config)
+    return ModelHeader(folder, config, placed(model, found, folder))
+
+
+def _placed(
+    config: ModelConfig, found: dict[str, TensorEntry], folder: Path
+) -> dict[str, TensorEntry | ConvertedTensor]:
+    """The built-in decoder's tensors, by the names that they have in files too."""
+    tensors: dict[str, TensorEntry | ConvertedTensor] = {}
     for name, shape in config.parameter_shapes().items():
         entry = found.pop(name, None)
         if entry is None:
@@ -122,7 +149,7 @@ def read_header(folder: str | Path) -> ModelHeader:
             raise InputError(
                 "the built-in model has no place for this tensor", file=entry.file, field=name
             )
-    return ModelHeader(folder, config, tensors)
+    return tensors
 
 
 def load(
@@ -130,7 +157,7 @@ def load(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     linear: str | FormPlan = "dense",
-) -> Llama:
+) -> Decoder:
     """The model in `folder`, streamed: at its peak, the model and one tensor more.
 
     Args:
@@ -149,6 +176,12 @@ def load(
     from modicum.models.llama import Llama
 
     header = read_header(folder)
+    if not isinstance(header.config, ModelConfig):
+        from modicum.models.transformers_loading import empty_decoder
+
+        empty = empty_decoder(header.config, header.dtype, dtype, device, linear)
+        fill(empty, folder)
+        return empty
     held = header.config.forms
     plan = linear if isinstance(linear, FormPlan) else held.with_default(linear)
     plan = replace(plan, blocks=held.blocks)
@@ -176,7 +209,7 @@ def load(
     return model
 
 
-def fill(model: Llama, folder: str | Path, skip: Collection[str] = ()) -> None:
+def fill(model: Decoder, folder: str | Path, skip: Collection[str] = ()) -> None:
     """Copy a folder's weights into a model that has memory, cast to the dtypes that it has.
 
     The model may have adapters attached, which are left as they are, and may be sharded over ranks:
@@ -216,9 +249,17 @@ def fill(model: Llama, folder: str | Path, skip: Collection[str] = ()) -> None:
                 part.copy_(_read_rows(header, name, before, part.shape[0]))
         for path, layer in frozen_linears(model).items():
             rows, before = own_rows(layer)
-            write_weight(layer, _read_rows(header, f"{path}.weight", before, rows))
+            if path in getattr(model, "transposed", ()):  # its rows are columns of the file's
+                weight = _read_rows(header, f"{path}.weight").T[before : before + rows]
+            else:
+                weight = _read_rows(header, f"{path}.weight", before, rows)
+            write_weight(layer, weight)
         for path, layer in formed.items():
-            fit_weight(layer, _read_rows(header, f"{path}.weight"))
+            weight = _read_rows(header, f"{path}.weight")
+            fit_weight(layer, weight.T if path in getattr(model, "transposed", ()) else weight)
+        for name, buffer in model.named_buffers():
+            if name in header.tensors:
+                buffer.copy_(_read_rows(header, name))
 
 
 def reader(folder: str | Path) -> Callable[[str], torch.Tensor]:
@@ -247,49 +288,14 @@ def reader(folder: str | Path) -> Callable[[str], torch.Tensor]:
     return read
 
 
-def _find_tensors(folder: Path) -> dict[str, TensorEntry]:
-    """Every tensor of the folder's one weight file, or of those that its index names."""
-    if (folder / WEIGHTS).exists():
-        return read_entries(folder / WEIGHTS)
-    if not (folder / INDEX).exists():
-        pickled = sorted(file for pattern in _PICKLES for file in folder.glob(pattern))
-        if pickled:
-            raise InputError(
-                "pickled weights are not read, as unpickling can run any code; convert the model "
-                "to safetensors (`model.save_pretrained(folder)` in transformers) and use that",
-                file=pickled[0],
-            )
-        raise InputError(f"this folder is no model: it has no {WEIGHTS}", file=folder)
-    found: dict[str, TensorEntry] = {}
-    for shard, names in read_index(folder / INDEX).items():
-        entries = read_entries(folder / shard)
-        for name in names:
-            if name not in entries:
-                raise InputError(
-                    "the index promises a tensor that the file lacks",
-                    file=folder / shard,
-                    field=name,
-                )
-            found[name] = entries[name]
-    return found
-
-
 def _read_rows(
     header: ModelHeader, name: str, before: int = 0, rows: int | None = None
 ) -> torch.Tensor:
     """A tensor of the folder, on the CPU, or `rows` of its rows after the first `before`.
 
-    It lies in the file's own pages: copy it, and let go of it.
+    It may lie in the file's own pages: copy it, and let go of it.
     """
-    from safetensors import SafetensorError, safe_open
-
-    place = header.tensors[name].file
-    try:
-        # Opened for each tensor alone: a file's pages count as resident as long as it is mapped,
-        # and the full file's would double the peak.
-        with safe_open(place, framework="pt") as file:
-            end = None if rows is None else before + rows
-            tensor: torch.Tensor = file.get_slice(name)[before:end]
-            return tensor
-    except SafetensorError as error:  # which is stricter than a look at the header is
-        raise InputError(f"cannot be read: {error}", file=place, field=name) from None
+    entry = header.tensors[name]
+    if isinstance(entry, TensorEntry):
+        return read_tensor(entry, before, rows)
+    return entry.read()[before : None if rows is None else before + rows]

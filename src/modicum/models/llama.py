@@ -112,7 +112,7 @@ class Llama(nn.Module):
             raise ValueError("tokens that continue cached ones cannot be split into documents")
         x = self.model.embed_tokens(input_ids)
         past = states.position if states is not None else 0
-        sequence = describe(self.config, input_ids, documents, past, _compute_dtype(x))
+        sequence = describe(self.config, input_ids, documents, past, compute_dtype(x))
         if states is None:
             recompute = self.recompute and torch.is_grad_enabled()
             for block in self.model.layers:
@@ -159,7 +159,7 @@ class Llama(nn.Module):
     def new_states(self, batch: int, capacity: int | None = None) -> States:
         """Empty states for `batch` rows of up to `capacity` tokens (default: the context)."""
         weight = self.model.embed_tokens.weight
-        room = (batch, capacity or self.config.context, weight.device, _compute_dtype(weight))
+        room = (batch, capacity or self.config.context, weight.device, compute_dtype(weight))
         mixers = (cast(Block, block).self_attn for block in self.model.layers)
         return States(tuple(mixer.new_state(*room) for mixer in mixers))
 
@@ -236,7 +236,7 @@ def create(
     return model.initialise(seed)
 
 
-def _compute_dtype(x: Tensor) -> torch.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which linear layers will give their outputs for x."""
     kind = x.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):

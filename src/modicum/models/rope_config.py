@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import InputError
+from modicum.models.config_checks import NotBuiltIn
 
 ROPE_TYPES = ("default", "linear", "llama3")
 _NUMBERS = {
@@ -31,7 +32,8 @@ def rope_from_hf(
     """The base (theta) and the scaling, None for plain rotary positions.
 
     Raises:
-        InputError: the type of scaling is not supported, or one of its numbers is missing.
+        NotBuiltIn: the type of scaling is not supported.
+        InputError: one of its numbers is missing.
     """
     place = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     given = raw.get(place) or {}
@@ -43,7 +45,7 @@ def rope_from_hf(
         raise InputError("must be a number", file=file, field="rope_theta", value=theta)
     nested = next((key for key, value in entry.items() if isinstance(value, Mapping)), None)
     if nested is not None:
-        raise InputError(
+        raise NotBuiltIn(
             "rotary positions that differ from layer to layer are not supported",
             file=file,
             field=f"{place}.{nested}",
@@ -51,7 +53,7 @@ def rope_from_hf(
     legacy = entry.pop("type", "default")
     kind = entry.pop("rope_type", legacy)
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
-        raise InputError(
+        raise NotBuiltIn(
             "this scaling of rotary positions is not supported",
             file=file,
             field=f"{place}.rope_type",
@@ -60,7 +62,7 @@ def rope_from_hf(
         )
     partial = entry.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1.0):
-        raise InputError(
+        raise NotBuiltIn(
             "rotary positions on a part of each head are not supported",
             file=file,
             field="partial_rotary_factor",

@@ -11,10 +11,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import read_json
+
+if TYPE_CHECKING:
+    import torch
 
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64"), 64),
@@ -22,17 +25,23 @@ _BITS = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
     **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 8),
 }
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _LONGEST_HEADER = 100_000_000  # the format's own limit, in bytes
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of a file: `dtype` in the format's own names (F32, BF16...), `bytes` its size."""
+    """One tensor of a file: `dtype` in the format's own names (F32, BF16...), `bytes` its size.
+
+    `name` is the one that it has in the file.
+    """
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
     bytes: int
+    name: str
 
 
 def read_entries(file: Path) -> dict[str, TensorEntry]:
@@ -91,14 +100,38 @@ def _entry(file: Path, name: str, raw: Any) -> tuple[TensorEntry, int]:
         sound = False
     if not sound:
         raise InputError("the header's entry cannot be read", file=file, field=name)
-    return TensorEntry(file, dtype, shape, size), end
+    return TensorEntry(file, dtype, shape, size, name), end
+
+
+def read_tensor(entry: TensorEntry, before: int = 0, rows: int | None = None) -> torch.Tensor:
+    """A tensor of a file, on the CPU, or `rows` of its rows after the first `before`.
+
+    It lies in the file's own pages: copy it, and let go of it.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        # Opened for each tensor alone: a file's pages count as resident as long as it is mapped,
+        # and the full file's would double the peak.
+        with safe_open(entry.file, framework="pt") as file:
+            part = file.get_slice(entry.name)
+            end = None if rows is None else before + rows
+            tensor: torch.Tensor = part[before:end] if entry.shape else file.get_tensor(entry.name)
+            return tensor
+    except SafetensorError as error:  # which is stricter than a look at the header is
+        problem = f"cannot be read: {error}"
+        raise InputError(problem, file=entry.file, field=entry.name) from None
 
 
 def read_index(file: Path) -> Mapping[str, list[str]]:
     """Which tensors stand in which file, from a `model.safetensors.index.json`.
 
     Raises:
-        InputError: the index cannot be read, or names a file outside of its folder.
+        InputError: the index cannot be read, names a file outside of its folder, or a shard is
+            missing.
     """
     try:
         weight_map = read_json(file)["weight_map"]
@@ -110,4 +143,40 @@ def read_index(file: Path) -> Mapping[str, list[str]]:
     for shard in files:
         if Path(shard).name != shard:
             raise InputError("a shard must lie in the same folder", file=file, value=shard)
+        if not (file.parent / shard).is_file():
+            raise InputError(
+                "the index names this shard and it is not there; copy or download it again",
+                file=file.parent / shard,
+            )
     return files
+
+
+def find_tensors(folder: Path) -> dict[str, TensorEntry]:
+    """Every tensor of the folder's one weight file, or of those that its index names.
+
+    Raises:
+        InputError: there is no such file, one cannot be read, or the weights are pickled.
+    """
+    if (folder / WEIGHTS).exists():
+        return read_entries(folder / WEIGHTS)
+    if not (folder / INDEX).exists():
+        pickled = sorted(file for pattern in _PICKLES for file in folder.glob(pattern))
+        if pickled:
+            raise InputError(
+                "pickled weights are not read, as unpickling can run any code; convert the model "
+                "to safetensors (`model.save_pretrained(folder)` in transformers) and use that",
+                file=pickled[0],
+            )
+        raise InputError(f"this folder is no model: it has no {WEIGHTS}", file=folder)
+    found: dict[str, TensorEntry] = {}
+    for shard, names in read_index(folder / INDEX).items():
+        entries = read_entries(folder / shard)
+        for name in names:
+            if name not in entries:
+                raise InputError(
+                    "the index promises a tensor that the file lacks",
+                    file=folder / shard,
+                    field=name,
+                )
+            found[name] = entries[name]
+    return found

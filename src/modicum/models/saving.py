@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Any
 from modicum.core.files import publish_folder, write_json
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
 from modicum.models.config import ModelConfig
-from modicum.models.huggingface import CONFIG, INDEX, WEIGHTS
+from modicum.models.huggingface import CONFIG
+from modicum.models.safetensors_file import INDEX, WEIGHTS
+from modicum.models.tensor_groups import TensorGroup, dense_weight
 
 if TYPE_CHECKING:
     import torch
 
+    from modicum.models.decoders import Decoder
     from modicum.models.llama import Llama
 
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 SHARD_BYTES = 5 * 10**9
 
 
 def save(
-    model: Llama,
+    model: Decoder,
     folder: str | Path,
     *,
     files: Iterable[str | Path] = (),
@@ -47,21 +51,18 @@ def save(
     Raises:
         InputError: the disk is full or cannot be written.
     """
-    from modicum.core.layers.linear_forms import forms_of
-
     target = Path(folder)
-    found = FormPlan() if dense else forms_of(model)
-    config = replace(model.config, forms=model.config.forms.dense().with_forms(found.layers))
+    raw, groups = _stored(model, dense)
     if not write:
-        for name in config.parameter_shapes():
-            _tensor(model, config, name)
+        for group in groups:
+            group.make()
         return target
     with publish_folder(target) as temporary:
-        dtype = _write_weights(model, config, temporary, shard_bytes)
-        raw = config.to_hf()
+        _write_weights(groups, temporary, shard_bytes)
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         raw.pop("dtype", None)  # transformers 5's name for what both 4 and 5 read as torch_dtype
         write_json(temporary / CONFIG, raw | {"torch_dtype": dtype})
-        tokens = {name: raw[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        tokens = {name: raw.get(name) for name in _TOKENS}
         generation = {name: token for name, token in tokens.items() if token is not None}
         write_json(temporary / "generation_config.json", {"_from_model_config": True} | generation)
         for file in files:
@@ -69,43 +70,58 @@ def save(
     return target
 
 
-def _write_weights(model: Llama, config: ModelConfig, folder: Path, shard_bytes: int) -> str:
-    """Write the tensors in shards, one at a time, and the index; the name of their dtype."""
+def _stored(model: Decoder, dense: bool) -> tuple[dict[str, Any], list[TensorGroup]]:
+    """What config.json holds, and the files' tensors."""
+    from modicum.core.layers.linear_forms import forms_of
+    from modicum.models.llama import Llama
+
+    if not isinstance(model, Llama):
+        from modicum.models.transformers_saving import groups
+
+        return model.decoder_config.to_hf(), groups(model)
+    found = FormPlan() if dense else forms_of(model)
+    config = replace(model.config, forms=model.config.forms.dense().with_forms(found.layers))
+    item = next(model.parameters()).dtype.itemsize
+
+    def group(name: str, shape: tuple[int, ...]) -> TensorGroup:
+        make = lambda: {name: _tensor(model, config, name)}  # noqa: E731
+        return TensorGroup({name: math.prod(shape) * item}, make)
+
+    return config.to_hf(), [group(*each) for each in config.parameter_shapes().items()]
+
+
+def _write_weights(groups: Iterable[TensorGroup], folder: Path, shard_bytes: int) -> None:
+    """Write the tensors in shards, one shard at a time, and the index."""
     from safetensors.torch import save_file
 
-    dtype = next(model.parameters()).dtype
-    shards: list[list[str]] = [[]]
+    shards: list[list[TensorGroup]] = [[]]
     sizes = [0]
-    for name, shape in config.parameter_shapes().items():
-        size = math.prod(shape) * dtype.itemsize
+    for group in groups:
+        size = sum(group.bytes.values())
         if shards[-1] and sizes[-1] + size > shard_bytes:
             shards.append([])
             sizes.append(0)
-        shards[-1].append(name)
+        shards[-1].append(group)
         sizes[-1] += size
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         several = len(shards) > 1
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if several else WEIGHTS
-        tensors = {name: _tensor(model, config, name).contiguous() for name in shard}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(shard, file)
+        tensors = {name: tensor for group in shard for name, tensor in group.make().items()}
+        kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(kept, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(kept, file)
     if len(shards) > 1:
         index: dict[str, Any] = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
         write_json(folder / INDEX, index)
-    return str(dtype).removeprefix("torch.")
 
 
 def _tensor(model: Llama, config: ModelConfig, name: str) -> torch.Tensor:
     """The full parameter of this name in the file; the weight it holds, if that is to be dense."""
-    from modicum.core.layers.linear_forms import form_of
-    from modicum.core.ranks.sharding import whole
-
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
-    dense = leaf == "weight" and config.forms.of(path) == DENSE_FORM
-    form = form_of(module) if dense else None
-    if form is None:
-        return whole(module.get_parameter(leaf).detach())
-    weight = whole(form.to_dense(module).detach())
-    return weight if form.trains else weight.to(next(model.parameters()).dtype)
+    if leaf == "weight" and config.forms.of(path) == DENSE_FORM:
+        return dense_weight(module, next(model.parameters()).dtype)
+    from modicum.core.ranks.sharding import whole
+
+    return whole(module.get_parameter(leaf).detach())

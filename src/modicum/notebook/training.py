@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
+from types import NoneType
+from typing import Any
 
 from modicum import trainer
+from modicum.core.arguments import check_callable, check_type
 from modicum.core.progress import Listener
 from modicum.core.ranks.ranks import Ranks
 from modicum.notebook.progress import NotebookProgress, notebook_display
@@ -48,11 +52,13 @@ def train(
 
     Raises:
         InputError: the folder is in use, holds another run or other files; the data is wrong;
-            a rank has another recipe, code or model; training diverged; the disk is full.
+            a rank has another recipe, code or model; training diverged; the disk is full; an
+            argument is of another type.
         Interrupted: SIGTERM or Ctrl-C (in a notebook: interrupt the kernel) on any rank; the state
             is saved, and the same call resumes.
         PeerLost: another rank is gone.
     """
+    _check(plan, out, listener, fork, ranks)
     folder = default_folder(plan.recipe) if out is None else Path(out)
     with ExitStack() as stack:
         if listener is None and (display := notebook_display()) is not None:
@@ -66,6 +72,27 @@ def train(
             ranks=ranks,
         )
     return TrainedRun(content, folder)
+
+
+def _check(plan: object, out: object, listener: Any, fork: object, ranks: object) -> None:
+    """Refuse arguments of other types before anything is written."""
+    planned = "modicum.train(modicum.plan(recipe))"
+    file = "modicum.train(modicum.plan(modicum.recipe_yaml.load(path)))"
+    instead = {
+        Recipe: planned,
+        str: file,
+        Path: file,
+        TrainedRun: f"{planned}; the same recipe resumes or extends the run",
+        dict: "modicum.train(modicum.plan(modicum.Recipe(**fields)))",
+    }
+    check_type(plan, Plan, "train(plan)", "a modicum.Plan", instead)
+    for name, path in (("out", out), ("fork", fork)):
+        check_type(path, (str, os.PathLike, NoneType), f"train({name})", "a path, or None")
+    check_callable(listener, "train(listener)")
+    check_type(
+        ranks, (Ranks, NoneType), "train(ranks)", "joined ranks, or None",
+        {int: "modicum.plan(recipe, ranks=N), or start N ranks: modicum train --ranks N"},
+    )  # fmt: skip
 
 
 def default_folder(recipe: Recipe) -> Path:

@@ -1,6 +1,7 @@
 # Written by scripts/stubs.py.
 from modicum.core.exports import Exports
 from modicum.optim.adamw import AdamW as AdamW
+from modicum.optim.adamw8bit import AdamW8bit as AdamW8bit
 from modicum.optim.backward import step_in_backward as step_in_backward
 from modicum.optim.base import MatrixOptimizer as MatrixOptimizer
 from modicum.optim.eva import Eva as Eva

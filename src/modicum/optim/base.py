@@ -9,7 +9,7 @@ and the ledger.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,6 +28,7 @@ from modicum.optim.ledger import of_matrices
 from modicum.optim.owners import OwnedMatrix, Owners
 from modicum.optim.parts import OptimizerParts
 from modicum.optim.quantized import opened
+from modicum.optim.saved_dtypes import load_as_saved
 
 
 class MatrixOptimizer(Valued, torch.optim.Optimizer):
@@ -241,16 +242,5 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         return parameter not in self.owners or self.owners[parameter].here
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave; tensors keep the dtypes in which they were saved.
-
-        PyTorch would cast them all to the parameter's: codes to floats, fp32 moments to bf16.
-        """
-        super().load_state_dict({**state_dict, "state": {}})
-        numbers = (number for g in state_dict["param_groups"] for number in g["params"])
-        for number, parameter in zip(numbers, self._parameters(), strict=True):
-            for key, value in state_dict["state"].get(number, {}).items():
-                device = "cpu" if key == "step" else own_part(parameter)[0].device
-                self.state[parameter][key] = value.to(device, copy=True)
-
-    def _parameters(self) -> Iterator[nn.Parameter]:
-        return (parameter for group in self.param_groups for parameter in group["params"])
+        """Take up what `state_dict` gave; tensors keep the dtypes in which they were saved."""
+        load_as_saved(self, state_dict)

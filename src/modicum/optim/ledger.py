@@ -113,8 +113,8 @@ def _scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) ->
     quantized = coded(inside, parts.bits)
     copied = quantized or parts.bits == 16
     opened = 4 * len(parts.inner.moments) * inside if copied else 0
-    # A chunk's padded copy, its magnitudes, the scaled values, their places and what comes out.
-    codes = 5 * 4 * min(CHUNK, inside + BLOCK) if quantized else 0
+    # A chunk's padded copy, its magnitudes, the scaled values, their places, codes and borders.
+    codes = 6 * 4 * min(CHUNK, inside + BLOCK) if quantized else 0
     # LAPACK's gesdd: a copy of G, U, V and its scratch.
     svd = 4 * (2 * large * small + 8 * small**2 + 96 * (large + small))
     turning = 4 * (2 * inside + 4 * bases) if parts.on_refresh == "rotate" else 0

@@ -46,10 +46,42 @@ def dynamic_map(signed: bool) -> Tensor:
 
 
 @functools.cache
-def _lookup(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+def lookup(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """The map on a device, and the 255 borders between its values."""
     values = dynamic_map(signed).to(device)
     return values, (values[:-1] + values[1:]) / 2
+
+
+@functools.cache
+def _first_codes(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """By the upper 16 bits of an fp32 number the least code of such numbers, int32 [65536].
+
+    And by a code the border to the next one; numbers alike in these bits have one in between at
+    most.
+    """
+    _, borders = lookup(signed, torch.device("cpu"))
+    upper = torch.arange(1 << 16, dtype=torch.int32)
+    # Of negative numbers the least has all lower bits set.
+    least = upper << 16
+    least[1 << 15 :] |= 0xFFFF
+    first = torch.bucketize(least.view(torch.float32), borders, out_int32=True)
+    ends = torch.cat([borders, torch.tensor([torch.inf])])
+    return first.to(device), ends.to(device)
+
+
+def nearest(values: Tensor, *, signed: bool) -> Tensor:
+    """The codes of fp32 values between -1 and 1, or 0 and 1: int32, of their shape.
+
+    The same as a search among the borders, which on a CPU takes ten times as long.
+
+    >>> nearest(torch.tensor([0.0, 1e-7, 1.0]), signed=False).tolist()
+    [0, 0, 255]
+    """
+    first, ends = _first_codes(signed, values.device)
+    flat = values.reshape(-1)
+    codes = first.index_select(0, (flat.view(torch.int32) >> 16).bitwise_and_(0xFFFF))
+    codes += flat > ends.index_select(0, codes)
+    return codes.view(values.shape)
 
 
 def scales(elements: int) -> int:
@@ -59,7 +91,6 @@ def scales(elements: int) -> int:
 
 def quantize_(codes: Tensor, scale: Tensor, values: Tensor, *, signed: bool) -> None:
     """Put `values` (fp32, of the shape of `codes`) into uint8 `codes` and fp32 `scale` [blocks]."""
-    _, borders = _lookup(signed, values.device)
     flat, out = values.reshape(-1), codes.view(-1)
     for start in range(0, flat.numel(), CHUNK):
         part = flat[start : start + CHUNK]
@@ -68,13 +99,12 @@ def quantize_(codes: Tensor, scale: Tensor, values: Tensor, *, signed: bool) -> 
         scale[start // BLOCK : start // BLOCK + len(largest)] = largest
         # A block of zeros has the scale zero, and any positive one in its place gives the code 0.
         scaled = whole / largest.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
-        found = torch.bucketize(scaled.view(-1)[: part.numel()], borders, out_int32=True)
-        out[start : start + CHUNK] = found
+        out[start : start + CHUNK] = nearest(scaled.view(-1)[: part.numel()], signed=signed)
 
 
 def dequantize(codes: Tensor, scale: Tensor, *, signed: bool) -> Tensor:
     """The values that codes and scales represent: fp32, of the shape of `codes`."""
-    values, _ = _lookup(signed, codes.device)
+    values, _ = lookup(signed, codes.device)
     result = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
     flat, out = codes.view(-1), result.view(-1)
     for start in range(0, flat.numel(), CHUNK):

@@ -285,11 +285,20 @@ class GradientTransform(Method):
         """
         from modicum.core.contracts.trainer_callback import callback_of
 
-        def begin(model: nn.Module, optimizer: torch.optim.Optimizer) -> TransformRuntime:
-            with joined() as ranks:
-                return self.bind(TransformContext(model, ranks=ranks, optimizer=optimizer))
+        return callback_of(self._begun)
 
-        return callback_of(begin)
+    def lightning_callback(self) -> Any:
+        """The transform for Lightning's `Trainer(callbacks=[...])`, bound when training begins.
+
+        After a resume averages begin anew, since checkpoints do not hold them.
+        """
+        from modicum.core.contracts.lightning_callback import lightning_callback_of
+
+        return lightning_callback_of(self._begun)
+
+    def _begun(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> TransformRuntime:
+        with joined() as ranks:
+            return self.bind(TransformContext(model, ranks=ranks, optimizer=optimizer))
 
 
 def shard_group(parameter: Tensor) -> dist.ProcessGroup | None:

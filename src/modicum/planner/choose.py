@@ -29,7 +29,8 @@ USEFUL_TOKENS = {"cpu": 4096, "cuda": 32768}
 COMPILE_PAYS_AFTER = 600.0  # seconds
 # A budget is kept with so much to spare of what the run adds to the process: what is left of the
 # text that was read and tokenized depends on the data, and no allocator's waste is the same twice.
-HEADROOM = 0.1
+# The first is a part, and holds for large runs; the second are bytes, and hold for small ones.
+HEADROOM, LEAST_HEADROOM = 0.1, 48_000_000
 MICRO, RECOMPUTE, DEVICE = "training.micro_batch_size", "training.recompute", "training.device"
 STRATEGY, ASYNCHRONOUS = "parallel.strategy", "checkpoint.asynchronous"
 COMPILE = "training.compile"
@@ -59,10 +60,20 @@ class Room:
 
     @classmethod
     def of(
-        cls, recipe: Recipe, machine: Machine, device: str, record: MachineRecord, share: Share
+        cls,
+        recipe: Recipe,
+        machine: Machine,
+        device: str,
+        record: MachineRecord,
+        share: Share,
+        now: int | None = None,
     ) -> Room:
-        """The room for one of the ranks that share this machine."""
-        now = resident_bytes()
+        """The room for one of the ranks that share this machine.
+
+        Args:
+            now: what a process holds when it plans; this one's if left out.
+        """
+        now = resident_bytes() if now is None else now
         base, host = now + record.loaded_bytes, share.of(machine.available_bytes, now)
         if device == "cpu":
             most, name = host, "this machine's free memory"
@@ -81,16 +92,30 @@ class Room:
 
     def needed(self, prediction: Prediction) -> int:
         """The bytes of a prediction that count here."""
-        if self.device == "cpu":
-            most = prediction.process_bytes(self.base, self.kept[1])
-            return most + round(HEADROOM * (most - self.base))
-        return prediction.peak_bytes
+        return max(self.by_phase(prediction))
+
+    def by_phase(self, prediction: Prediction) -> tuple[int, ...]:
+        """The same in each phase of a step."""
+        if self.device != "cpu":
+            return tuple(prediction.ledger.by_phase().values())
+        expected = sum(self.kept) / 2
+        sizes = prediction.process_by_phase(self.base, expected)
+        return tuple(with_headroom(size, self.base) for size in sizes)
 
     def holds(self, prediction: Prediction) -> bool:
         """Whether there is enough, on the device and next to it."""
         if self.device != "cpu" and prediction.host_bytes > self.host - self.base:
             return False
         return self.needed(prediction) <= self.limit
+
+
+def with_headroom(size: int, base: int) -> int:
+    """The budget that a process of this size needs, of which `base` is there before the run.
+
+    >>> with_headroom(1_400_000_000, 400_000_000)
+    1500000000
+    """
+    return size + max(round(HEADROOM * (size - base)), LEAST_HEADROOM)
 
 
 @dataclass(frozen=True)
@@ -252,89 +277,11 @@ def first_that_fits(
     return None
 
 
-def smallest(recipe: Recipe, config: Any, predictor: Predictor, room: Room, ranks: int) -> int:
-    """What the most frugal choice needs: of micro-batches, the largest one or the smallest."""
-    frugal = list(choices(recipe, room.device, ranks))
-    sizes = {choice.micro_batch_size for choice in frugal}
-    copies = min(choice.asynchronous for choice in frugal)
-    return min(
-        room.needed(predictor(recipe, config, choice))
-        for choice in frugal
-        if choice.micro_batch_size in (min(sizes), max(sizes)) and choice.asynchronous == copies
-    )
-
-
-def explained(
-    recipe: Recipe,
-    prediction: Prediction,
-    room: Room,
-    kept: Mapping[str, JsonObject],
-    seconds: float,
-) -> list[JsonObject]:
-    """The choices as rows for people; `seconds` is what the run is estimated to take."""
-    choice, training = prediction.choice, recipe.training
-    rows: list[JsonObject] = []
-    if MICRO in kept:
-        rows.append({**kept[MICRO], "value": choice.micro_batch_size})
-    elif training.micro_batch_size == "auto":
-        rows.append(_row(MICRO, choice.micro_batch_size, _why_micro(recipe, prediction, room)))
-    if training.recompute == "auto":
-        why = "keeping activations is faster, and fits"
-        if choice.recompute:
-            why = f"activations of all blocks do not fit into {room.name}"
-        rows.append(_row(RECOMPUTE, "blocks" if choice.recompute else "none", why))
-    if choice.layout.ranks > 1 and recipe.parallel.strategy == "auto":
-        rows.append(_strategy(recipe, choice, room))
-    if recipe.checkpoint.asynchronous == "auto":
-        why = "training continues while a copy of the state is written, and the copy fits"
-        if not choice.asynchronous:
-            where = room.name if room.device == "cpu" else "the host's free memory"
-            why = f"a copy of the state does not fit into {where}"
-        rows.append(_row(ASYNCHRONOUS, choice.asynchronous, why))
-    if COMPILE in kept:
-        rows.append(dict(kept[COMPILE]))
-    elif training.compile == "auto" and seconds < COMPILE_PAYS_AFTER:
-        why = "the run is too short to win back the time that compiling takes"
-        rows.append(_row(COMPILE, "none", why))
-    if training.device == "auto":
-        why = "CUDA is there" if room.device == "cuda" else "no accelerator is there"
-        rows.append(_row(DEVICE, room.device, why))
-    return rows
-
-
-def _row(field: str, value: Any, why: str) -> JsonObject:
-    return {"field": field, "value": value, "why": why}
-
-
-def _strategy_of(layout: Layout) -> str:
+def strategy_of(layout: Layout) -> str:
     """What a recipe calls it."""
     if layout.copies:
         return "zero"
     return "ddp" if layout.shards == 1 else "fsdp"
-
-
-def _strategy(recipe: Recipe, choice: Choice, room: Room) -> JsonObject:
-    """Whether weights are sharded, and why."""
-    if (shard := recipe.parallel.shard) is not None:
-        return _row(STRATEGY, "fsdp", f"parallel.shard is {shard}")
-    if recipe.comm is not None:
-        goes = _strategy_of(choice.layout)
-        return _row(STRATEGY, goes, f"comm.method {recipe.comm['method']} goes with it")
-    if choice.layout.shards == 1:
-        return _row(STRATEGY, "ddp", "all weights fit on every rank, and need not cross the wire")
-    why = f"with all weights on every rank it does not fit into {room.name}"
-    return _row(STRATEGY, "fsdp", why)
-
-
-def _why_micro(recipe: Recipe, prediction: Prediction, room: Room) -> str:
-    choice = prediction.choice
-    if choice.micro_batches == 1:
-        whole = "the full batch fits" if choice.layout.ranks == 1 else "a rank's sequences fit"
-        return f"{whole} at once"
-    largest = next(choices(recipe, room.device, choice.layout.ranks)).micro_batch_size
-    if choice.micro_batch_size == largest:
-        return f"{USEFUL_TOKENS[room.device]} tokens at a time are as fast as more"
-    return f"the largest that keeps {room.name}"
 
 
 def choice_of(recipe: Recipe, rows: Iterable[Mapping[str, Any]], ranks: int) -> Choice:
@@ -349,7 +296,7 @@ def choice_of(recipe: Recipe, rows: Iterable[Mapping[str, Any]], ranks: int) -> 
     recompute = values.get(RECOMPUTE, training.recompute) == "blocks"
     copied = values.get(ASYNCHRONOUS, recipe.checkpoint.asynchronous) is True
     allowed = layouts(recipe, ranks)
-    named = {_strategy_of(layout): layout for layout in reversed(allowed)}
+    named = {strategy_of(layout): layout for layout in reversed(allowed)}
     layout = named.get(values.get(STRATEGY, ""), allowed[0])
     choice = Choice.of(training.batch_size, int(size), recompute, layout, copied)
     seen = values.get(MEMORY)

@@ -16,14 +16,16 @@ from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine
 from modicum.core.machine.record import MachineRecord
+from modicum.core.units import Every
 from modicum.planner.choose import (
-    COMPILE,
-    DEVICE,
     MICRO,
     choice_of,
 )
 from modicum.planner.predict import Prediction, predict
+from modicum.planner.profiles import Profile
+from modicum.planner.resuming import asked_at_start, carried, same_start
 from modicum.planner.shown import plan_html
+from modicum.planner.uses import Use
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, Inputs
 
@@ -41,6 +43,8 @@ class Plan:
         revision: 1 for the first; a run adds others when it learns more.
         surgeries: what has changed the shapes of `inputs.config`, in order.
         counts: of the data, `rows` and what else the task counts; `exact` once it is prepared.
+        profile: where the machine's figures are from, if not from the machine that we are on.
+        uses: what the room that is left could be spent on.
     """
 
     recipe: Recipe
@@ -58,15 +62,28 @@ class Plan:
     surgeries: tuple[Surgery, ...] = ()
     counts: Mapping[str, Any] = field(default_factory=dict)
     when: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    profile: Profile | None = None
+    uses: tuple[Use, ...] = ()
 
     @property
     def process_bytes(self) -> int | None:
         """The process's predicted resident size; None on an accelerator, where tensors count.
 
-        In the middle of `process_range`.
+        With what the allocator was seen to keep on average, and with a copy of the state where a
+        checkpoint is written before the last update.
         """
-        least_most = self.process_range
-        return None if least_most is None else sum(least_most) // 2
+        if self.device != "cpu":
+            return None
+        kept = self.record.expected - 1
+        return self.prediction.process_bytes(self.process_base, kept, staged=self._saves_on_the_way)
+
+    @property
+    def _saves_on_the_way(self) -> bool:
+        """Whether a checkpoint is written while training continues, as far as can be foreseen."""
+        every = Every.parse(self.recipe.checkpoint.every)
+        if every.steps is not None:
+            return every.steps < self.steps
+        return every.seconds is not None and every.seconds < self.seconds
 
     @property
     def process_range(self) -> tuple[int, int] | None:
@@ -148,7 +165,13 @@ class Plan:
         ledger, recipe = self.prediction.ledger, self.recipe
         layout, rate = self.prediction.choice.layout, self.tokens_per_second
         least_most = self.process_range
+        more: dict[str, Any] = {}
+        if self.profile is not None:
+            more["machine"] = self.profile.described(self.prediction.wire_bytes)
+        if self.uses:
+            more["room"] = [use.row() for use in self.uses]
         return {
+            **more,
             "revision": self.revision,
             "when": self.when,
             "why": self.why,
@@ -158,7 +181,7 @@ class Plan:
                 "replicas": layout.replicas,
                 "shards": layout.shards,
             },
-            "asked": _asked(recipe),
+            "asked": asked_at_start(recipe),
             "choices": list(self.choices),
             "prediction": {
                 "peak_bytes": self.prediction.peak_bytes,
@@ -182,6 +205,7 @@ class Plan:
             "epochs": self.epochs,
             "counts": dict(self.counts),
             "device": self.device,
+            "weights": self.inputs.weights,
             "data": self.inputs.described,
         }
 
@@ -269,25 +293,3 @@ class Plan:
     def revised(self, why: str, tokens_per_second: float) -> Plan:
         """The next revision, with a speed that was measured."""
         return replace(self._next(why), measured_tokens_per_second=tokens_per_second)
-
-
-def same_start(recipe: Recipe, ranks: int, row: Mapping[str, Any]) -> bool:
-    """Whether a row of plan.jsonl was made for as many ranks, and for what is asked of them."""
-    return row.get("ranks", 1) == ranks and row.get("asked", _asked(recipe)) == _asked(recipe)
-
-
-def carried(rows: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
-    """Of a run's rows of plans, the choices that stay whatever the ranks.
-
-    The device, whether blocks are compiled, and a limit of the micro-batch that the run has met.
-    """
-    last: list[JsonObject] = list(rows[-1]["choices"]) if rows else []
-    return [row for row in last if row["field"] in (COMPILE, DEVICE) or "most" in row]
-
-
-def _asked(recipe: Recipe) -> dict[str, Any]:
-    """What of a recipe may be another at each start of a run."""
-    return {
-        "parallel": recipe.parallel.model_dump(mode="json"),
-        "asynchronous": recipe.checkpoint.asynchronous,
-    }

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from modicum.core.arguments import check_type
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine, pick_device, this_machine
@@ -22,13 +24,19 @@ from modicum.planner.choose import (
     Share,
     choice_of,
     choices,
-    explained,
     first_that_fits,
     layouts,
 )
+from modicum.planner.earlier_adapter import started
+from modicum.planner.explained import explained
 from modicum.planner.plan import Plan
-from modicum.planner.predict import Predictor
+from modicum.planner.precision import settled
+from modicum.planner.predict import Prediction, Predictor
+from modicum.planner.profiles import Profile
+from modicum.planner.question import Question
 from modicum.planner.refusal import does_not_fit
+from modicum.planner.remedies import Remedy, changed, remedies
+from modicum.planner.uses import uses_of_room
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
 
@@ -39,6 +47,8 @@ def plan(
     ranks: Ranks | int = 1,
     replay: Sequence[JsonObject] | None = None,
     keep: Sequence[JsonObject] = (),
+    machine: Profile | None = None,
+    advise: bool = False,
 ) -> Plan:
     """Look at the inputs, predict, and choose what the recipe leaves open.
 
@@ -49,9 +59,12 @@ def plan(
             there yet, all to run on this machine.
         replay: choices of an earlier plan, which are kept instead of made anew.
         keep: of an earlier plan, the choices that are kept when the others are made anew.
+        machine: plan for this one, and not for the one that we are on.
+        advise: also try what the room that is left could be spent on.
 
     Raises:
-        InputError: something about the model or the data is wrong, or does not go with the ranks.
+        InputError: something about the model or the data is wrong, or does not go with the ranks;
+            this is no recipe.
         DoesNotFit: no choice keeps the budget; with the three cheapest changes that would.
 
     >>> import modicum
@@ -61,34 +74,136 @@ def plan(
     >>> modicum.plan(recipe, ranks=4).row()["layout"]["name"]
     'ddp'
     """
+    _check(recipe, ranks)
+    live = Ranks() if isinstance(ranks, int) else ranks
+    asked = asked_of(recipe, ranks=ranks, keep=keep if replay is None else replay, machine=machine)
+    if replay is not None:
+        choice = choice_of(asked.recipe, replay, asked.ranks)
+        prediction = asked.predictor(asked.recipe, asked.inputs.config, choice)
+        return planned(asked, prediction, tuple(replay))
+    kept = {row["field"]: row for row in keep}
+    open_ones = choices(asked.recipe, asked.device, asked.ranks, kept)
+    found = first_that_fits(
+        open_ones, asked.recipe, asked.inputs.config, asked.predictor, asked.room
+    )
+    if found is None:
+        raise does_not_fit(asked)
+    made = planned(asked, found)
+    rows = explained(asked.recipe, found, asked.room, kept, made.seconds)
+    made = made.with_choices(live.broadcast([*asked.settled, *rows]))
+    return replace(made, uses=tuple(uses_of_room(asked, found))) if advise else made
+
+
+def plan_anyway(
+    recipe: Recipe, *, ranks: int = 1, machine: Profile | None = None
+) -> tuple[Plan, bool]:
+    """A plan, and whether it fits: where none does, the most frugal one.
+
+    Raises:
+        InputError: as `plan`.
+    """
+    asked = asked_of(recipe, ranks=ranks, machine=machine)
+    found = asked.fitting(asked.recipe)
+    made = planned(asked, found or asked.frugal(asked.recipe))
+    rows = explained(asked.recipe, made.prediction, asked.room, {}, made.seconds)
+    return replace(made, choices=(*asked.settled, *rows)), found is not None
+
+
+def made_to_fit(
+    recipe: Recipe, *, ranks: int = 1, machine: Profile | None = None
+) -> tuple[Recipe, Remedy | None]:
+    """The recipe where a plan of it fits, else with the cheapest change that makes it fit.
+
+    For whoever writes recipes: `modicum.plan` changes nothing by itself.
+
+    Returns:
+        recipe: as it was, or changed.
+        remedy: the change; None where there was no need for one.
+
+    Raises:
+        InputError: as `plan`.
+        DoesNotFit: no change is enough.
+
+    >>> import modicum
+    >>> recipe = modicum.Recipe(data={"include": ["json/**"]}, model={"layers": 2, "width": 64})
+    >>> made_to_fit(recipe)[1] is None
+    True
+    """
+    asked = asked_of(recipe, ranks=ranks, machine=machine)
+    if asked.fitting(asked.recipe) is not None:
+        return recipe, None
+    remedy = next(remedies(asked), None)
+    fitting = None if remedy is None else changed(recipe, remedy.change)
+    if fitting is None:
+        raise does_not_fit(asked)
+    return fitting, remedy
+
+
+def asked_of(
+    recipe: Recipe,
+    *,
+    ranks: Ranks | int = 1,
+    keep: Sequence[JsonObject] = (),
+    machine: Profile | None = None,
+) -> Question:
+    """Look at a recipe's inputs and at the machine, with nothing chosen yet.
+
+    Args:
+        recipe, ranks, keep, machine: as `plan`.
+
+    Raises:
+        InputError: as `plan`.
+    """
     live = Ranks() if isinstance(ranks, int) else ranks
     count = ranks if isinstance(ranks, int) else ranks.size
     recipe = recipe.anchored()
     layouts(recipe, count)  # what does not go with the ranks is reported before all else
     task = task_of(recipe)
     inputs = task.look(recipe)
-    device = _device(recipe, keep if replay is None else replay)
-    machine, record, room = _agreed(recipe, device, live, count)
-    predictor = Predictor(device.type)
+    recipe, rows = settled(recipe, inputs.dtypes)
+    recipe, start = started(recipe, task, inputs, keep)
+    if machine is None:
+        device = _device(recipe, keep).type
+        found, record, room = _agreed(recipe, torch.device(device), live, count)
+    else:
+        device, record = machine.device_for(recipe), machine.record
+        found = machine.machine(recipe.training.precision)
+        share = Share(count if device == "cpu" else 1, live=False)
+        room = Room.of(recipe, found, device, record, share, machine.base)
+        room = replace(room, name=room.name.replace("this machine", machine.name))
+    predictor = Predictor(device)
     # After the room is measured: what this leaves in memory is used again when the run tokenizes.
     # Every rank looks, so that what is wrong with the data is reported by all.
     counts = live.broadcast(task.survey(recipe, inputs))
-    if replay is not None:
-        prediction = predictor(recipe, inputs.config, choice_of(recipe, replay, count))
-        return Plan(
-            recipe, task, inputs, machine, device.type, prediction, tuple(replay), room.base,
-            record, counts=counts,
-        )  # fmt: skip
-    kept = {row["field"]: row for row in keep}
-    open_ones = choices(recipe, device.type, count, kept)
-    found = first_that_fits(open_ones, recipe, inputs.config, predictor, room)
-    if found is None:
-        raise does_not_fit(recipe, task, inputs, predictor, room, count)
-    made = Plan(
-        recipe, task, inputs, machine, device.type, found, (), room.base, record, counts=counts
-    )
-    rows = live.broadcast(explained(recipe, found, room, kept, made.seconds))
-    return made.with_choices(rows)
+    return Question(
+        recipe, task, inputs, device, found, record, room, predictor, counts, count, machine,
+        (*rows, *start),
+    )  # fmt: skip
+
+
+def planned(asked: Question, prediction: Prediction, rows: tuple[JsonObject, ...] = ()) -> Plan:
+    """The plan that answers a question with this prediction and these choices."""
+    return Plan(
+        asked.recipe, asked.task, asked.inputs, asked.machine, asked.device, prediction, rows,
+        asked.room.base, asked.record, counts=asked.counts, profile=asked.profile,
+    )  # fmt: skip
+
+
+def _check(recipe: Recipe, ranks: Ranks | int) -> None:
+    """Refuse what is no recipe, and what is no number of ranks."""
+    file = "modicum.recipe_yaml.load(path), which gives the recipe of a file"
+    instead = {
+        str: file,
+        Path: file,
+        dict: "modicum.Recipe(**fields)",
+        Plan: "modicum.train(plan): it is planned already",
+    }
+    check_type(recipe, Recipe, "plan(recipe)", "a modicum.Recipe", instead)
+    check_type(ranks, (Ranks, int), "plan(ranks)", "a number of ranks, from 1")
+    if isinstance(ranks, int) and (isinstance(ranks, bool) or ranks < 1):
+        raise InputError(
+            "is no number of ranks", field="plan(ranks)", value=ranks, allowed="1 and more"
+        )
 
 
 def _device(recipe: Recipe, kept: Sequence[JsonObject]) -> torch.device:

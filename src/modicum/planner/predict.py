@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from modicum.adapters.base import Adapter
-from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.contracts.ledger import ALWAYS, PHASES, Ledger, ModelQuery, Phase
 from modicum.core.contracts.method import Context
 from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.errors import InputError
@@ -24,6 +24,8 @@ from modicum.recipe import Recipe
 from modicum.tasks import task_of
 
 ALONE = Layout()
+# The most that glibc allows as the size from which a block is mapped on its own; commands set it.
+MAPPED_FROM = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Prediction:
         frozen_bytes: of weights that are read once and never change.
         half: whether matrix products are in bf16.
         traced: whether the model's part is traced; if not, it is arithmetic.
+        largest_bytes: of the largest tensor of a step.
     """
 
     choice: Choice
@@ -77,6 +80,7 @@ class Prediction:
     frozen_bytes: int
     half: bool
     traced: bool = False
+    largest_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -98,17 +102,44 @@ class Prediction:
         """Bytes in addition to the device's: of what is staged for checkpoints."""
         return sum(entry.bytes for entry in self.ledger.entries if entry.place == "host")
 
+    @property
+    def lasting_bytes(self) -> int:
+        """Tensor bytes that are there in every phase: weights, and the optimizer's state."""
+        there = [entry for entry in self.ledger.entries if entry.phases == ALWAYS]
+        return sum(entry.bytes for entry in there if entry.place == "device")
+
     def process_bytes(self, base: int, kept: float, *, staged: bool = True) -> int:
-        """The process's resident size at the peak.
+        """The process's resident size at its largest.
 
         Args:
             base: what it holds before the first tensor.
-            kept: bytes that the allocator keeps next to each byte of tensors at the peak.
+            kept: bytes that the allocator keeps next to each byte of tensors that come and go.
             staged: whether a checkpoint is still being written then, from a copy of the state.
         """
-        # What is staged stays where it is, so nothing is lost between its blocks.
+        return max(self.process_by_phase(base, kept, staged=staged))
+
+    def process_by_phase(self, base: int, kept: float, *, staged: bool = True) -> tuple[int, ...]:
+        """The same, for each phase in which large tensors come and go.
+
+        Of what comes and goes, small blocks take what they took in their worst phase: the C library
+        keeps those pages when they are free, and with holes between them. A large tensor is mapped
+        on its own, and given back when it is free. What is always there has no holes.
+        """
         host = self.host_bytes if staged else 0
-        return base + host + round(self.peak_bytes * (1 + kept))
+        steady = base + host + self.lasting_bytes + round(self.small_bytes * (1 + kept))
+        return tuple(steady + self._mapped_bytes(phase) for phase in PHASES)
+
+    @property
+    def small_bytes(self) -> int:
+        """Bytes in tensors that come and go and are not mapped on their own, in the worst phase."""
+        sizes, lasting = self.ledger.by_phase(), self.lasting_bytes
+        return max(sizes[phase] - lasting - self._mapped_bytes(phase) for phase in PHASES)
+
+    def _mapped_bytes(self, phase: Phase) -> int:
+        """Bytes in tensors that are mapped on their own: work on what the model gives, if large."""
+        if self.largest_bytes < MAPPED_FROM or phase not in ("evaluation", "forward", "loss"):
+            return 0
+        return self.ledger.bytes("workspace", phase)
 
 
 def predict(recipe: Recipe, config: Any, choice: Choice, device: str = "cpu") -> Prediction:
@@ -125,7 +156,7 @@ class Predictor:
 
     def __init__(self, device: str = "cpu") -> None:
         self._device = device
-        self._structures: dict[str, tuple[Any, Structure]] = {}
+        self._structures: dict[str, list[tuple[Any, Structure]]] = {}
 
     def __call__(self, recipe: Recipe, config: Any, choice: Choice) -> Prediction:
         """Add up the ledgers of everything that the recipe puts into a rank's step."""
@@ -162,7 +193,13 @@ class Predictor:
             total += trainable
         frozen = parts.frozen_bytes if recipe.adapter is not None else 0
         traced = model.traces is not None
-        return Prediction(choice, ledger + state, total, trainable, frozen, half, traced)
+        largest = task.largest_bytes(config, shape)
+        return Prediction(choice, ledger + state, total, trainable, frozen, half, traced, largest)
+
+    def adapted_layers(self, recipe: Recipe, config: Any) -> list[str]:
+        """The last names of the layers that the recipe's adapter changes, in order."""
+        sites = self._structure(recipe, config).sites
+        return list(dict.fromkeys(site.name.rpartition(".")[2] for site in sites))
 
     def _structure(self, recipe: Recipe, config: Any) -> Structure:
         """What is trained, and the adapter with the layers that its targets name.
@@ -172,10 +209,12 @@ class Predictor:
         """
         seed = recipe.training.seed if recipe.adapter is not None else None
         key = json.dumps([recipe.task, recipe.adapter, recipe.plugins, seed], sort_keys=True)
-        known = self._structures.get(key)
-        if known is None or known[0] != config:
-            known = self._structures[key] = config, _structure(recipe, config)
-        return known[1]
+        known = self._structures.setdefault(key, [])
+        for other, structure in known:
+            if other is config or other == config:
+                return structure
+        known.append((config, _structure(recipe, config)))
+        return known[-1][1]
 
 
 def _structure(recipe: Recipe, config: Any) -> Structure:

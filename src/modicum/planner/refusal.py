@@ -6,30 +6,26 @@ from itertools import islice
 
 from modicum.core.errors import DoesNotFit
 from modicum.core.units import format_bytes
-from modicum.planner.choose import Room, smallest
-from modicum.planner.predict import Predictor
+from modicum.planner.question import Question
 from modicum.planner.remedies import Remedy, more_ranks, remedies
 from modicum.recipe import Recipe
-from modicum.tasks import AnyTask, Inputs
+
+MOST_SHOWN = 3
 
 
-def does_not_fit(
-    recipe: Recipe, task: AnyTask, inputs: Inputs, predictor: Predictor, room: Room, ranks: int
-) -> DoesNotFit:
+def does_not_fit(asked: Question) -> DoesNotFit:
     """The refusal, with the three cheapest changes that would make it fit."""
-
-    def needs(changed: Recipe, count: int = ranks) -> int:
-        return smallest(changed, task.reconfigured(inputs, changed), predictor, room, count)
-
-    needed, base = needs(recipe), room.base if room.device == "cpu" else 0
-    found = list(islice(remedies(recipe, needs, room.limit, ranks), 3))
-    if len(found) < 3 and (larger := _larger_budget(recipe, needed, base, room.most)):
+    recipe, room, ranks = asked.recipe, asked.room, asked.ranks
+    needed, base = room.needed(asked.frugal(recipe)), room.base if room.device == "cpu" else 0
+    found = list(islice(remedies(asked), MOST_SHOWN))
+    if len(found) < MOST_SHOWN and (larger := _larger_budget(recipe, needed, base, room.most)):
         found.append(Remedy(larger, needed))
     # Bytes are reported as those that the budget counts.
     beyond = bool(base) and room.limit - base == recipe.budget.tensors
     uncounted = base if beyond else 0
     changes = [f"{each.words} (needs {format_bytes(each.needs - uncounted)})" for each in found]
-    if (more := more_ranks(recipe, needs, room.limit, ranks)) is not None:
+    few = ranks > 1 or len(changes) < MOST_SHOWN
+    if few and (more := more_ranks(asked)) is not None:
         count, each = more
         changes.append(
             f"{count} ranks on more machines, with --set parallel.strategy=fsdp "
@@ -43,11 +39,14 @@ def does_not_fit(
         what += f", beyond {own % 'of'}"
     elif room.device == "cpu":
         what += f", of which {own % 'are'}"
+    end = "What would make it fit, cheapest first:"
+    if not changes:
+        end = "No five changes together are enough"
     return DoesNotFit(
         f"does not fit {room.name}: the most frugal plan needs {format_bytes(needed - uncounted)} "
-        f"for {what}"
-        + (". What would make it fit, cheapest first:" if changes else ", and no change is enough"),
+        f"for {what}. {end}",
         changes,
+        yaml=found[0].yaml if found else "",
     )
 
 

@@ -1,180 +1,279 @@
 """What would make a recipe fit that does not: the cheapest changes, each tried on the predictor.
 
-A change costs by what it touches, in this order: how the arithmetic is split, its precision, the
-method, the length of the rows, the shape of a new model. Sets of several changes are offered only
-where none of them is enough alone.
+Up to three knobs are turned at once, and only where none of them is enough without the others.
+There are thousands of such sets. What a knob saves in each phase is found by turning it alone and
+next to each other method; a set whose savings do not add up to enough is not tried.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from functools import cached_property
+from itertools import combinations, islice
 from typing import Any
 
 from modicum.core.errors import InputError
-from modicum.recipe import Recipe
+from modicum.planner.knobs import METHOD, NUMERICS, Knob, tightening
+from modicum.planner.question import Question
+from modicum.recipe import SLOTS, Recipe
+from modicum.recipe.nested import assign
 
-# The bytes that a recipe needs at its most frugal.
-Needs = Callable[[Recipe], int]
 MOST_TOGETHER = 3
+# Recipes that are tried before the search ends. A trace is made by another process, in seconds.
+MOST_TRIED, MOST_TRACED = 600, 16
+
+_NEARLY = 1.02
+
+FieldValues = dict[str, Any]  # fields and their new values
 
 
 @dataclass(frozen=True)
 class Remedy:
     """Fields and their new values that make a recipe fit, and the bytes that it then needs."""
 
-    change: dict[str, Any]
+    change: FieldValues
     needs: int
 
     @property
     def words(self) -> str:
         """The change as arguments of the command line."""
-        return " ".join(f"--set {field}={_spelled(value)}" for field, value in self.change.items())
+        return " ".join(f"--set {_quoted(f'{f}={_spelled(v)}')}" for f, v in self.change.items())
+
+    @property
+    def yaml(self) -> str:
+        """The change as lines of a recipe."""
+        values: dict[str, Any] = {}
+        for field, value in self.change.items():
+            assign(values, field, value)
+        return "\n".join(f"{section}: {_spelled(fields)}" for section, fields in values.items())
 
 
 @dataclass(frozen=True)
-class _Knob:
-    """A field, the values to try, the mildest first, and the rank of its cost."""
+class _Spent:
+    """Bytes that count, of the most frugal choice: the most of any phase, and of each."""
 
-    cost: int
-    field: str
-    values: tuple[Any, ...]
+    needed: int
+    phases: tuple[int, ...]
 
 
-def remedies(recipe: Recipe, needs: Needs, limit: int, ranks: int = 1) -> Iterator[Remedy]:
-    """Changes that bring a recipe's needs within the limit, the cheapest first."""
-    knobs = _knobs(recipe, ranks)
-    known: dict[str, int | None] = {}
+def remedies(asked: Question) -> Iterator[Remedy]:
+    """Changes that bring a recipe's needs within its room, the cheapest first.
 
-    def fits(change: dict[str, Any]) -> bool:
-        key = json.dumps(change, sort_keys=True)
-        if key not in known:
-            try:
-                known[key] = needs(_sketched(recipe, change))
-            except InputError:
-                known[key] = None
-        needed = known[key]
-        return needed is not None and needed <= limit
-
-    for cost in sorted({knob.cost for knob in knobs}):
-        within = [knob for knob in knobs if knob.cost <= cost]
+    Of sets of the same fields there is one, with the mildest values. Where no three changes are
+    enough there is one set of four or five, if these are.
+    """
+    search, none = _Search(asked), True
+    for cost in sorted({knob.cost for knob in search.knobs}):
         for count in range(1, MOST_TOGETHER + 1):
-            for chosen in combinations(within, count):
-                if max(knob.cost for knob in chosen) != cost:
-                    continue
-                change = _mildest(chosen, fits)
-                if change is None or not _allowed(recipe, change):
-                    continue
-                yield Remedy(change, known[json.dumps(change, sort_keys=True)] or 0)
+            for remedy in search.of(cost, count):
+                none = False
+                yield remedy
+    for count in (MOST_TOGETHER + 1, MOST_TOGETHER + 2) if none else ():
+        for cost in sorted({knob.cost for knob in search.knobs}):
+            for remedy in islice(search.of(cost, count), 1):
+                yield remedy
+                return
 
 
-def more_ranks(
-    recipe: Recipe, needs: Callable[[Recipe, int], int], limit: int, ranks: int
-) -> tuple[int, int] | None:
+def more_ranks(asked: Question) -> tuple[int, int] | None:
     """How many ranks would be enough if weights were sharded over all, and the bytes for each.
 
-    None where a recipe is planned for one rank, or no number of them is enough.
+    None where no number of them is enough.
     """
-    cut = _sketched(recipe, {"parallel.strategy": "fsdp", "parallel.shard": None})
-    for factor in (2, 4, 8) if ranks > 1 else ():
-        if ranks * factor > recipe.training.batch_size:
+    cut = changed(asked.recipe, {"parallel.strategy": "fsdp", "parallel.shard": None})
+    for factor in (2, 4, 8):
+        count = asked.ranks * factor
+        if cut is None or count > asked.recipe.training.batch_size:
             break
-        needed = needs(cut, ranks * factor)
-        if needed <= limit:
-            return ranks * factor, needed
+        try:
+            needed = asked.room.needed(asked.frugal(cut, count))
+        except InputError:
+            break
+        if needed <= asked.room.limit:
+            return count, needed
     return None
 
 
-def _mildest(
-    knobs: tuple[_Knob, ...], fits: Callable[[dict[str, Any]], bool]
-) -> dict[str, Any] | None:
-    """The mildest values of these knobs that fit together and not with one of them left out."""
-    if not fits({knob.field: knob.values[-1] for knob in knobs}):
-        return None
-    places = product(*(range(len(knob.values)) for knob in knobs))
-    for place in sorted(places, key=lambda place: (sum(place), max(place))):
-        change = {knob.field: knob.values[i] for knob, i in zip(knobs, place, strict=True)}
-        if not fits(change):
-            continue
-        fewer = combinations(change.items(), len(change) - 1) if len(change) > 1 else ()
-        if any(fits(dict(rest)) for rest in fewer):
-            continue
-        return change
-    return None
-
-
-def _knobs(recipe: Recipe, ranks: int) -> list[_Knob]:
-    training, adapter, model = recipe.training, recipe.adapter, recipe.model
-    new = model.path is None
-    knobs = []
-    if training.micro_batch_size not in ("auto", 1):
-        knobs.append(_Knob(0, "training.micro_batch_size", ("auto",)))
-    if training.recompute == "none":
-        knobs.append(_Knob(0, "training.recompute", ("blocks",)))
-    if recipe.checkpoint.asynchronous is True:
-        knobs.append(_Knob(0, "checkpoint.asynchronous", ("auto",)))
-    knobs += _knobs_of_ranks(recipe, ranks)
-    if training.precision == "fp32":
-        knobs.append(_Knob(1, "training.precision", ("bf16",)))
-    if adapter is None and not new:
-        knobs.append(_Knob(2, "adapter.method", ("lora",)))
-    if adapter is not None:
-        knobs.append(_Knob(2, "adapter.rank", _fractions(adapter.get("rank", 1), 1)))
-    knobs.append(_Knob(3, "data.sequence_length", _fractions(recipe.data.sequence_length, 32)))
-    if new:
-        if not model.tied_embeddings:
-            knobs.append(_Knob(4, "model.tied_embeddings", (True,)))
-        if recipe.data.tokenizer is None:
-            smaller = _fractions(model.vocabulary_size, 512)
-            knobs.append(_Knob(4, "model.vocabulary_size", smaller))
-        knobs.append(_Knob(4, "model.layers", _fractions(model.layers, 1)))
-        knobs.append(_Knob(4, "model.width", _fractions(model.width, 2 * model.heads)))
-    return [knob for knob in knobs if knob.values]
-
-
-def _knobs_of_ranks(recipe: Recipe, ranks: int) -> list[_Knob]:
-    """How the weights are sharded over the ranks."""
-    section = recipe.parallel
-    if ranks == 1:
-        return []
-    if section.strategy == "ddp":
-        return [_Knob(0, "parallel.strategy", ("fsdp",))]
-    knobs = []
-    if section.shard is not None:
-        larger = [n for n in range(section.shard + 1, ranks + 1) if ranks % n == 0]
-        knobs.append(_Knob(0, "parallel.shard", tuple(larger)))
-    if not section.reshard_after_forward:
-        knobs.append(_Knob(0, "parallel.reshard_after_forward", (True,)))
-    return knobs
-
-
-def _fractions(value: int, least: int) -> tuple[int, ...]:
-    """A half, a quarter, an eighth and a sixteenth of a value, while it is not below `least`."""
-    return tuple(value // part for part in (2, 4, 8, 16) if value // part >= least)
-
-
-def _sketched(recipe: Recipe, change: dict[str, Any]) -> Recipe:
-    """The recipe with a change that is not checked yet: checking costs more than predicting."""
-    for path, value in change.items():
-        section, name = path.split(".")
-        if section == "adapter":
-            changed: Any = {**(recipe.adapter or {}), name: value}
-        else:
-            changed = getattr(recipe, section).model_copy(update={name: value})
-        recipe = recipe.model_copy(update={section: changed})
-    return recipe
-
-
-def _allowed(recipe: Recipe, change: dict[str, Any]) -> bool:
-    """Whether the recipe may be changed so."""
+def changed(recipe: Recipe, change: Mapping[str, Any]) -> Recipe | None:
+    """The recipe with other values of some fields; None where they do not go together."""
     try:
-        recipe.changed(**{path.replace(".", "__"): value for path, value in change.items()})
+        return recipe.changed(**{path.replace(".", "__"): value for path, value in change.items()})
     except InputError:
-        return False
-    return True
+        return None
+
+
+class _Search:
+    """What has been tried, and what knobs are seen to save."""
+
+    def __init__(self, asked: Question) -> None:
+        self._asked, self._limit = asked, asked.room.limit
+        self._known: dict[str, _Spent | None] = {}
+        base = asked.frugal(asked.recipe)
+        self._left = MOST_TRACED if base.traced else MOST_TRIED
+        layers = asked.predictor.adapted_layers(asked.recipe, asked.inputs.config)
+        self.knobs = tightening(asked.recipe, asked.ranks, layers)
+        self._savings: dict[tuple[str, int], tuple[int, ...] | None] = {}
+
+    def of(self, cost: int, count: int) -> Iterator[Remedy]:
+        """Remedies of so many knobs, of which the one that costs most has this cost."""
+        within = [knob for knob in self.knobs if knob.cost <= cost]
+        for chosen in combinations(within, count):
+            if max(knob.cost for knob in chosen) != cost or not self._promises(chosen):
+                continue
+            change = self._mildest(chosen)
+            if change is not None and (spent := self.spent(change)) is not None:
+                yield Remedy(change, spent.needed)
+
+    def spent(self, change: FieldValues) -> _Spent | None:
+        """What the recipe needs with a change; None where it is refused, or enough was tried."""
+        key = json.dumps(change, sort_keys=True)
+        if key not in self._known:
+            self._known[key] = self._tried(change) if self._left else None
+        return self._known[key]
+
+    def _tried(self, change: FieldValues) -> _Spent | None:
+        recipe = changed(self._asked.recipe, change)
+        if recipe is None:
+            return None
+        self._left -= 1
+        try:
+            found = self._asked.frugal(recipe)
+        except InputError:
+            return None
+        room = self._asked.room
+        return _Spent(room.needed(found), room.by_phase(found))
+
+    def _fits(self, change: FieldValues) -> bool:
+        """Whether the recipe is within its room with a change."""
+        return (spent := self.spent(change)) is not None and spent.needed <= self._limit
+
+    def _promises(self, knobs: tuple[Knob, ...]) -> bool:
+        """Whether these knobs can be turned together, and may save enough."""
+        if not all(one.apart(two) for one, two in combinations(knobs, 2)):
+            return False
+        left = self._base.phases
+        for knob in knobs:
+            if (saved := self._saved(knob)) is None:
+                return False
+            left = _less(left, saved)
+        return max(left) <= self._limit
+
+    def _mildest(self, knobs: tuple[Knob, ...]) -> FieldValues | None:
+        """The mildest values of these knobs that fit together, and none of them is idle."""
+        change = {knob.field: self._strongest(knob) for knob in knobs}
+        if not self._fits(change):
+            return None
+        for knob in sorted(knobs, key=lambda knob: -knob.cost):
+            for value in self._by_mildness(knob, change):
+                if self._fits(milder := {**change, knob.field: value}):
+                    change = milder
+                    break
+        fewer = combinations(change.items(), len(change) - 1) if len(change) > 1 else ()
+        return None if any(self._fits(dict(some)) for some in fewer) else change
+
+    def _by_mildness(self, knob: Knob, change: FieldValues) -> Sequence[Any]:
+        """A knob's values, the mildest first; of ways to hold numbers, that with most bits."""
+        if knob.cost != NUMERICS:
+            return knob.values
+        tried = ((self.spent({**change, knob.field: value}), value) for value in knob.values)
+        going = [(spent.needed, value) for spent, value in tried if spent is not None]
+        return [value for _, value in sorted(going, key=lambda pair: -pair[0])]
+
+    @cached_property
+    def _base(self) -> _Spent:
+        spent = self.spent({})
+        assert spent is not None
+        return spent
+
+    @cached_property
+    def _contexts(self) -> list[tuple[Knob, FieldValues]]:
+        """Other methods, and what methods ask for: next to them a knob may save more, or go."""
+        found = []
+        for knob in self.knobs:
+            if knob.cost == METHOD and (_names_methods(knob) or _asked_for(knob)):
+                change = {knob.field: self._strongest(knob)}
+                if self.spent(change) is not None:
+                    found.append((knob, change))
+        return found
+
+    def _saved(self, knob: Knob) -> tuple[int, ...] | None:
+        """What a knob saves in each phase, the most that was seen; None: nothing, or it is refused
+        everywhere."""
+        key = (knob.field, knob.cost)
+        if key not in self._savings:
+            self._savings[key] = self._seen_saving(knob)
+        return self._savings[key]
+
+    def _seen_saving(self, knob: Knob) -> tuple[int, ...] | None:
+        value = {knob.field: self._strongest(knob)}
+        alone = self._saving({}, value)
+        if _asked_for(knob):
+            return alone
+        if alone is not None and max(alone) <= 0 and _of_a_method(knob):
+            return None  # nor next to another method
+        found = [alone] + [
+            self._saving(change, value)
+            for other, change in self._contexts
+            if knob.apart(other) and not (alone and _asked_for(other))
+        ]
+        seen = [saving for saving in found if saving is not None]
+        best = tuple(map(max, zip(*seen, strict=True))) if seen else (0,)
+        return best if max(best) > 0 else None
+
+    def _saving(self, context: FieldValues, value: FieldValues) -> tuple[int, ...] | None:
+        before, after = self.spent(context), self.spent({**context, **value})
+        if before is None or after is None:
+            return None
+        return _less(before.phases, after.phases)
+
+    def _strongest(self, knob: Knob) -> Any:
+        """The value that needs least; of methods that do not go alone, next to another one.
+
+        Of methods that need nearly the same it is the one that is preferred.
+        """
+        if not _names_methods(knob):
+            return knob.values[-1]
+        contexts = [{}] if knob.cost == METHOD else [{}, *(change for _, change in self._contexts)]
+        for context in contexts:
+            tried = [(self.spent({**context, knob.field: value}), value) for value in knob.values]
+            going = [(spent.needed, value) for spent, value in tried if spent is not None]
+            if going:
+                least = min(needed for needed, _ in going)
+                return next(value for needed, value in going if needed <= _NEARLY * least)
+        return knob.values[-1]
+
+
+def _names_methods(knob: Knob) -> bool:
+    return knob.field.endswith(".method") or isinstance(knob.values[0], dict)
+
+
+def _of_a_method(knob: Knob) -> bool:
+    """Whether its field is one of a method that is there."""
+    return knob.field.partition(".")[0] in SLOTS and not _names_methods(knob)
+
+
+def _asked_for(knob: Knob) -> bool:
+    """Whether it saves nothing by itself, and some methods ask for it."""
+    return knob.field == "training.clip_norm"
+
+
+def _less(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a - b for a, b in zip(one, other, strict=True))
 
 
 def _spelled(value: object) -> str:
+    """A value in YAML, on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_spelled(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_spelled, value)) + "]"
+    if value is None:
+        return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _quoted(text: str) -> str:
+    """For a shell, which reads brackets and spaces otherwise."""
+    return text if all(c.isalnum() or c in "._=-+/" for c in text) else f"'{text}'"

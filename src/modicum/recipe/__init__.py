@@ -13,6 +13,7 @@ from modicum.recipe.sections import (
     ParallelSection,
     SamplesSection,
     Section,
+    SourceSection,
     TrackingSection,
     TrainingSection,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "Recipe",
     "SamplesSection",
     "Section",
+    "SourceSection",
     "TrackingSection",
     "TrainingSection",
     "assign",

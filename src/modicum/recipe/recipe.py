@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError, model_validator
 
@@ -33,7 +33,7 @@ from modicum.recipe.sections import (
 from modicum.recipe.slots import DEFAULTS, SLOTS, filled, find_in, spelled
 
 # What the model section may say of a model that comes from a path.
-_OF_A_PATH = ("path",)
+_OF_A_PATH = ("path", "adapter")
 
 
 class Recipe(Section):
@@ -77,7 +77,13 @@ class Recipe(Section):
     plugins: Strings = ()
     """Python files that define methods of your own."""
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, *given: object, **fields: Any) -> None:
+        if given:
+            raise InputError(
+                f"Recipe(...) takes its sections by name, no {type(given[0]).__name__}; write "
+                "modicum.Recipe(**fields) of a dict, modicum.recipe_yaml.load(path) of a file",
+                allowed=", ".join(type(self).model_fields),
+            )
         for slot in SLOTS:
             if isinstance(fields.get(slot), Method):
                 fields[slot] = spelled(fields[slot])
@@ -171,6 +177,13 @@ class Recipe(Section):
 
     def _check_model(self) -> None:
         model = self.model
+        if model.adapter is not None and (model.path is None or self.adapter is None):
+            needs = "model.path" if model.path is None else "the section adapter"
+            raise InputError(
+                f"training starts from this adapter; say with {needs} what it adapts and is",
+                field="model.adapter",
+                value=model.adapter,
+            )
         if model.path is not None:
             own = sorted(model.model_fields_set.difference(_OF_A_PATH))
             if own:
@@ -285,7 +298,9 @@ class Recipe(Section):
 def _siblings(location: tuple[int | str, ...]) -> list[str]:
     """The fields of the section in which an error is."""
     section: Any = Recipe
-    for name in location[:-1]:
+    for name in (name for name in location[:-1] if isinstance(name, str)):
         field = section.model_fields.get(name) if hasattr(section, "model_fields") else None
         section = field.annotation if field is not None else None
+        if get_origin(section) is tuple:  # a list of sections
+            section = get_args(section)[0]
     return list(getattr(section, "model_fields", {}))

@@ -47,6 +47,9 @@ class ModelSection(Section):
     path: str | None = None
     """A Hugging Face folder, or the run folder of a full training. The fields below are then the
     model's own and must be left out."""
+    adapter: str | None = None
+    """A folder with an adapter for it, modicum's or PEFT's, that training starts from. What the
+    section `adapter` does not say is then what the folder has; a run keeps a copy."""
     layers: PositiveInt = 4
     """Decoder blocks."""
     width: PositiveInt = 256
@@ -80,18 +83,46 @@ class ModelSection(Section):
         return values
 
 
+RowsFormat = Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"]
+
+
+class SourceSection(Section):
+    """One of several sources. What it leaves out (null) is as the section `data` has it."""
+
+    path: str
+    """A file, a folder or a data set of the hub, as in `data.path`."""
+    weight: PositiveFloat | None = None
+    """Its part of the sum of all weights is its share of an epoch's rows; all sources have one, or
+    none, which means each row once an epoch."""
+    include: Strings | None = None
+    """Of a folder, the files to read."""
+    exclude: Strings | None = None
+    """Of those, the files to leave out."""
+    format: RowsFormat | None = None
+    """What its rows look like."""
+    column: str | None = None
+    """The column that holds the text to learn."""
+    prompt_column: str | None = None
+    """A column that comes before the text and is not learned."""
+    limit: ByteSize | None = None
+    """Read no more than this much of it."""
+
+
 class DataSection(Section):
     """The data: text, or rows of examples."""
 
     path: str | None = None
-    """A folder of text files, one text file, or a file of rows such as .jsonl; null means the
-    source files of the Python standard library on this machine."""
+    """A folder of text files, one text file, a file of rows such as .jsonl, or a data set of the
+    Hugging Face hub: `hub:OWNER/NAME,config=...,split=...`; null means the source files of the
+    Python standard library on this machine."""
+    sources: Annotated[tuple[SourceSection, ...], Field(strict=False)] = ()
+    """Several instead of `path`, mixed by `weight`; an epoch has as many rows as all together."""
     include: Strings = ()
     """Of a folder, the files to read, as patterns (`**/*.md`); empty means its JSONL and
     Parquet files, else its text files, else its tables."""
     exclude: Strings = ()
     """Of those, the files to leave out."""
-    format: Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"] = "auto"
+    format: RowsFormat = "auto"
     """What rows look like; auto: by the columns of the first row, or text where columns are
     named."""
     column: str = "text"
@@ -99,7 +130,8 @@ class DataSection(Section):
     prompt_column: str | None = None
     """A column that holds what comes before the text and is not learned."""
     chat_template: str | None = None
-    """A file with the Jinja template that writes conversations; null means the model's own."""
+    """What writes conversations: chatml, llama-3, zephyr, alpaca, or a file with a Jinja template.
+    null means the model's own, and of a new model whose tokenizer is trained here chatml."""
     train_on: Literal["all", "last"] = "all"
     """Of a conversation, which turns of the assistant are learned."""
     validation_path: str | None = None
@@ -110,16 +142,31 @@ class DataSection(Section):
     """Tokens in a row. The rows of files are examples, each in one piece and several to a row of
     tokens; text files are continuous, and split wherever a row ends."""
     too_long: Literal["truncate", "split", "drop", "refuse"] = "truncate"
-    """What becomes of an example that is longer than a row. truncate: tokens at the front of its
-    prompt are left out, and the example is dropped where its answer alone fills a row; what has no
-    prompt is split. split: it goes over several rows, the later ones without its prompt. drop: it
-    is left out. refuse: the run does not begin. The plan and the report count them."""
+    """What becomes of an example that is longer than a row. truncate: a conversation loses its
+    earliest turns, each as one, and keeps its system turn; of another example, and where the last
+    exchange alone is too long, tokens at the front of the prompt are left out; it is dropped where
+    its answer alone fills a row; what has no prompt is split. split: it goes over several rows, the
+    later ones without its prompt. drop: it is left out. refuse: the run does not begin. The plan
+    and the report count them."""
     boundaries: bool = True
     """Whether attention stops at the documents' boundaries within a row."""
     tokenizer: str | None = None
     """A folder with tokenizer.json; null means the model's, or one trained on the data."""
     limit: ByteSize | None = None
-    """Read no more than this much text."""
+    """Read no more than this much text; of several sources, of each."""
+
+    @model_validator(mode="after")
+    def _sources_are_weighed_alike(self) -> DataSection:
+        if not self.sources:
+            return self
+        if self.path is not None:
+            problem = "the data is named twice; keep data.path or data.sources"
+            raise InputError(problem, field="data.path", value=self.path)
+        bare = [n for n, each in enumerate(self.sources) if each.weight is None]
+        if bare and len(bare) < len(self.sources):
+            problem = "other sources have a weight and this one has none; give all one, or none"
+            raise InputError(problem, field=f"data.sources.{bare[0]}.weight")
+        return self
 
 
 class TrainingSection(Section):
@@ -137,8 +184,9 @@ class TrainingSection(Section):
     """Sequences in a forward pass; an update accumulates as many as it takes."""
     seed: Seed = 0
     """Reaches initial weights, data order, dropout and samples."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: products in bfloat16, frozen weights stored in it, trained ones in fp32."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: products in bfloat16, frozen weights stored in it, trained ones in fp32. auto: bf16
+    where an adapter is trained on weights that the model's files hold in bf16; else fp32."""
     recompute: Literal["auto", "none", "blocks"] = "auto"
     """Whether blocks forget their activations and compute them again in the backward pass."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
@@ -174,10 +222,11 @@ class EvaluationSection(Section):
     rows: PositiveInt = 64
     """At most so many rows of the validation data."""
     metric: str = "loss"
-    """What `keep_best` and `patience` go by: a metric of the task (`loss`; of images `accuracy`
-    too). The evaluation before training does not count."""
+    """What `keep_best` and `patience` go by, a metric of the task: `loss`; of text `token_accuracy`
+    and `perplexity`, of images `accuracy` and `macro_f1`. The evaluation before training does not
+    count."""
     better: Literal["auto", "lower", "higher"] = "auto"
-    """Which values of it are better; auto knows `loss` and `accuracy`."""
+    """Which values of it are better; auto knows it of all of these."""
     keep_best: bool = False
     """Whether the checkpoint of the best evaluation is kept, next to the newest, and its weights
     are what the run exports."""

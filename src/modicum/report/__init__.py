@@ -1,15 +1,15 @@
-"""What a run folder says, for people: `write` makes its `report.html`, `summary` a plain dict.
+"""What a run folder says, for people: `write` makes its `report.html`, `summary` a dict.
 
     >>> from modicum import report
     >>> report.write("runs/demo")                                            # doctest: +SKIP
     PosixPath('runs/demo/report.html')
 
-Importing this imports neither jinja2 nor matplotlib: `write` does, when it is called.
+`compare` makes one page of several runs. Importing this does not import jinja2: writing does.
 """
 
 from __future__ import annotations
 
 from modicum.report.facts import summary
-from modicum.report.run import write
+from modicum.report.run import compare, write
 
-__all__ = ["summary", "write"]
+__all__ = ["compare", "summary", "write"]

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.files import JsonObject
+from modicum.report.columns import BY_CLASS, SKIPPED, StepColumns
 from modicum.report.folder import FolderContents, listing, read, section
-from modicum.report.numbers import finite, number
+from modicum.report.numbers import as_count, finite, number
 
 STATUSES = ("finished", "running", "interrupted", "failed")
 # Kinds that lie elsewhere than what a phase's total counts.
@@ -32,8 +33,8 @@ def facts(run: FolderContents) -> dict[str, Any]:
     record, metrics = run.run, run.metrics
     status = record.get("status")
     seconds = number(record.get("seconds"))
-    spent = _total(metrics, "seconds")
-    tokens = _first(record.get("tokens"), _total(metrics, "tokens"))
+    spent = metrics.total("seconds")
+    tokens = _first(record.get("tokens"), as_count(metrics.total("tokens")))
     rate = number(record.get("tokens_per_second"))
     if rate is None and spent and (read := _read(metrics)):
         rate = read / spent
@@ -48,14 +49,15 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "started": record.get("started"),
         "ended": record.get("ended"),
         "seconds": _first(seconds, spent),
-        "steps": _first(record.get("steps"), _last(metrics).get("step")),
+        "steps": _first(record.get("steps"), as_count(metrics.steps[-1]) if metrics else None),
         "steps_planned": _first(
             record.get("steps_planned"), section(run.recipe, "training").get("steps")
         ),
         "data": section(record, "data"),
-        "steps_skipped": sum(bool(row.get("skipped")) for row in metrics),
+        "steps_skipped": len(metrics.values(SKIPPED)),
         "tokens": tokens,
         "tokens_per_second": rate,
+        "data_wait": number(record.get("data_wait")),
         "parameters": {name: number(parameters.get(name)) for name in ("total", "trainable")},
         "loss": _losses(run),
         "peak_bytes": peak,
@@ -78,24 +80,22 @@ def _last(rows: list[JsonObject]) -> JsonObject:
     return rows[-1] if rows else {}
 
 
-def _total(rows: list[JsonObject], name: str) -> float | None:
-    values = [known for row in rows if (known := number(row.get(name))) is not None]
-    return sum(values) if values else None
-
-
-def _read(rows: list[JsonObject]) -> float:
+def _read(metrics: StepColumns) -> float:
     """Tokens that were read in all steps: what the rows' speeds say."""
-    pairs = [(number(row.get("tokens_per_second")), number(row.get("seconds"))) for row in rows]
-    return sum(rate * seconds for rate, seconds in pairs if rate and seconds)
+    rates, seconds = (
+        dict(zip(*metrics.points(name), strict=True)) for name in ("tokens_per_second", "seconds")
+    )
+    return sum(rate * seconds.get(place, 0.0) for place, rate in rates.items())
 
 
 def _peak_bytes(run: FolderContents) -> dict[str, Any]:
     told, predicted = section(run.run, "peak_bytes"), section(_last(run.plans), "prediction")
-    resident = [known for row in run.metrics if (known := number(row.get("bytes"))) is not None]
     return {
         "predicted": _first(told.get("predicted"), predicted.get("peak_bytes")),
         "measured": number(told.get("measured")),
-        "process": _first(told.get("process"), max(resident, default=None)),
+        "process": _first(
+            told.get("process"), as_count(max(run.metrics.values("bytes"), default=None))
+        ),
         "process_predicted": _first(told.get("process_predicted"), predicted.get("process_bytes")),
         "base": _first(told.get("base"), predicted.get("process_base")),
         "budget": _first(told.get("budget"), predicted.get("budget_bytes")),
@@ -103,16 +103,45 @@ def _peak_bytes(run: FolderContents) -> dict[str, Any]:
 
 
 def _losses(run: FolderContents) -> dict[str, Any]:
-    final = section(run.run, "final")
-    trained = [known for row in run.metrics if (known := number(row.get("loss"))) is not None]
-    before = [row for row in run.evaluations if number(row.get("step")) == 0]
+    final, checked = section(run.run, "final"), run.evaluations
+    trained = run.metrics.values("loss")
+    before = dict(zip(*checked.points("loss"), strict=True)).get(0)
+    begins = len(checked) > 0 and checked.steps[0] == 0
     return {
         "final": _first(final.get("loss"), trained[-1] if trained else None),
-        "validation": _first(final.get("validation_loss"), _last(run.evaluations).get("loss")),
+        "validation": _first(final.get("validation_loss"), checked.last("loss")),
         "initial_validation": _first(
-            final.get("initial_validation_loss"), _last(before).get("loss")
+            final.get("initial_validation_loss"), before if begins else None
         ),
     }
+
+
+def measures(run: FolderContents) -> list[dict[str, Any]]:
+    """The metrics of the evaluations: before training, after it, and the best of the run.
+
+    Each class's share of right answers is a row of its own.
+    """
+    checked = run.evaluations
+    if not len(checked):
+        return []
+    best = number(section(run.run, "best").get("step"))
+    before, after = checked.row(0), checked.row(checked.steps[-1])
+    at_best = {} if best is None else checked.row(best)
+    return [
+        {
+            "what": _measure(name),
+            "before": before.get(name),
+            "after": after.get(name),
+            "best": at_best.get(name),
+        }
+        for name in after
+        if name not in ("seconds", "tokens")
+    ]
+
+
+def _measure(name: str) -> str:
+    first, _, of_class = name.partition(f"{BY_CLASS}.")
+    return f"accuracy of {of_class}" if of_class and not first else name.replace("_", " ")
 
 
 def counted(run: FolderContents) -> str:
@@ -159,11 +188,15 @@ def comparison(run: FolderContents, result: dict[str, Any]) -> list[dict[str, An
 
 
 def kinds_by_phase(run: FolderContents) -> dict[str, dict[str, float]]:
-    """Predicted bytes {phase: {kind: bytes}} on the device, of the last plan.
+    """Predicted bytes {phase: {kind: bytes}} on the device, of the last plan."""
+    return kinds_of(section(_last(run.plans), "prediction"))
+
+
+def kinds_of(prediction: JsonObject) -> dict[str, dict[str, float]]:
+    """Bytes {phase: {kind: bytes}} on the device, of a plan's prediction.
 
     What a phase's total has beyond the items that the plan lists for it is of kind "other".
     """
-    prediction = section(_last(run.plans), "prediction")
     items: dict[str, dict[str, float]] = {}
     for row in listing(prediction, "table"):
         kind, size = str(row.get("kind")), number(row.get("bytes"))

@@ -10,7 +10,8 @@ from typing import Any
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject, read_bytes
 from modicum.recipe_yaml import parse
-from modicum.report.numbers import number
+from modicum.report.columns import StepColumns
+from modicum.report.lines import GrowingFile
 
 FILES = (
     "recipe.yaml", "plan.jsonl", "metrics.jsonl", "evaluations.jsonl", "samples.jsonl", "run.json",
@@ -26,8 +27,8 @@ class FolderContents:
     recipe_text: str = ""
     recipe: JsonObject = field(default_factory=dict)
     plans: list[JsonObject] = field(default_factory=list)
-    metrics: list[JsonObject] = field(default_factory=list)
-    evaluations: list[JsonObject] = field(default_factory=list)
+    metrics: StepColumns = field(default_factory=StepColumns)
+    evaluations: StepColumns = field(default_factory=StepColumns)
     samples: list[JsonObject] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -57,31 +58,27 @@ def _text(path: Path) -> str | None:
         return None
 
 
+def _note(file: GrowingFile, notes: list[str]) -> None:
+    if file.damaged:
+        lines = "1 line was" if file.damaged == 1 else f"{file.damaged} lines were"
+        notes.append(f"{file.path.name}: {lines} truncated or damaged, and left out here.")
+
+
 def _rows(path: Path, notes: list[str]) -> list[JsonObject]:
     """The JSON objects of a file with one a line; what is none is left out, and noted."""
-    rows, bad = [], 0
-    # Not splitlines(): a JSON string may hold U+2028, which is no end of a line of this file.
-    for line in (_text(path) or "").split("\n"):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            bad += 1
-    if bad:
-        lines = "1 line was" if bad == 1 else f"{bad} lines were"
-        notes.append(f"{path.name}: {lines} truncated or damaged, and left out here.")
+    file = GrowingFile(path)
+    rows = [row for some in file.more(unended=True) for row in some]
+    _note(file, notes)
     return rows
 
 
-def _by_step(rows: list[JsonObject]) -> list[JsonObject]:
-    """Rows in order of their step, each step once: what was written last counts."""
-    latest = {step: row for row in rows if (step := number(row.get("step"))) is not None}
-    return [latest[step] for step in sorted(latest)]
+def _columns(path: Path, notes: list[str]) -> StepColumns:
+    """The numbers of such a file."""
+    file, columns = GrowingFile(path), StepColumns()
+    for some in file.more(unended=True):
+        columns.extend(some)
+    _note(file, notes)
+    return columns
 
 
 def _recipe(text: str, notes: list[str]) -> JsonObject:
@@ -108,8 +105,8 @@ def _run(path: Path, notes: list[str]) -> JsonObject:
     return run
 
 
-def read(folder: str | Path) -> FolderContents:
-    """Read all that a run folder holds.
+def checked(folder: str | Path) -> Path:
+    """The path of a run folder.
 
     Raises:
         InputError: there is no such folder, or nothing in it that a run writes.
@@ -119,7 +116,22 @@ def read(folder: str | Path) -> FolderContents:
         raise InputError("no such folder; give the folder of a run", file=path)
     if not any((path / name).is_file() for name in FILES):
         raise InputError("not the folder of a run", file=path, allowed=f"one with {FILES[0]} in it")
-    notes: list[str] = []
+    return path
+
+
+def read(
+    folder: str | Path, metrics: StepColumns | None = None, evaluations: StepColumns | None = None
+) -> FolderContents:
+    """Read all that a run folder holds.
+
+    Args:
+        metrics: of `metrics.jsonl`, where somebody has read it already.
+        evaluations: the same of `evaluations.jsonl`.
+
+    Raises:
+        InputError: there is no such folder, or nothing in it that a run writes.
+    """
+    path, notes = checked(folder), list[str]()
     recipe_text = _text(path / "recipe.yaml") or ""
     return FolderContents(
         path=path,
@@ -127,8 +139,10 @@ def read(folder: str | Path) -> FolderContents:
         recipe_text=recipe_text,
         recipe=_recipe(recipe_text, notes),
         plans=_rows(path / "plan.jsonl", notes),
-        metrics=_by_step(_rows(path / "metrics.jsonl", notes)),
-        evaluations=_by_step(_rows(path / "evaluations.jsonl", notes)),
+        metrics=_columns(path / "metrics.jsonl", notes) if metrics is None else metrics,
+        evaluations=(
+            _columns(path / "evaluations.jsonl", notes) if evaluations is None else evaluations
+        ),
         samples=_rows(path / "samples.jsonl", notes),
         notes=notes,
     )

@@ -14,7 +14,19 @@ def number(value: Any) -> float | int | None:
     """`value` if it is a finite number, else None: a run folder may hold NaN, null, text."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if math.isfinite(value) else None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+
+
+def as_count(value: float | None) -> float | int | None:
+    """A count as an integer, which a column of floats made a float.
+
+    >>> as_count(3.0), as_count(0.5), as_count(None)
+    (3, 0.5, None)
+    """
+    return int(value) if value is not None and float(value).is_integer() else value
 
 
 def finite(value: Any) -> Any:

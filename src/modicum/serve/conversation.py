@@ -18,8 +18,8 @@ from modicum.core.weight_digests import BASE_WEIGHTS, changed_weights
 from modicum.data.chat_template import ChatTemplate, Message
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface
+from modicum.models.decoders import Decoder, config_of
 from modicum.models.generate import generate
-from modicum.models.llama import Llama
 from modicum.recipe_yaml import load as load_recipe
 from modicum.tasks.text import formed
 
@@ -35,7 +35,7 @@ class Conversation:
     its beginning.
     """
 
-    model: Llama
+    model: Decoder
     tokenizer: Tokenizer
     adapter: AttachedAdapter | None = None
     template: ChatTemplate | None = None
@@ -105,7 +105,7 @@ class Conversation:
         self, count: int, temperature: float, top_p: float, generator: torch.Generator
     ) -> Iterator[int]:
         """The next `count` tokens or fewer; where the context is full its older half is dropped."""
-        context = self.model.config.context
+        context = config_of(self.model).context
         device = next(self.model.parameters()).device
         while count > 0:
             ids = self.history[-max(context // 2, context - count) :]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.data.rows import AnyBatch, Rows
 from modicum.data.sampler import Sampler
 from modicum.recipe import Recipe
+from modicum.tasks.metrics import BETTER
 
 # Of each tensor that represents a parameter, how many rows it has and the bytes of one.
 Tensors = tuple[tuple[int, int], ...]
@@ -68,11 +69,15 @@ class Inputs:
         config: of the model, as far as it is known before the data is prepared.
         model_folder: where the trained weights are that the run starts from; None for a new model.
         described: the data, in words.
+        weights: whether the folder holds them; a plan needs shapes alone.
+        dtypes: of the folder's tensors, by safetensors' names (F32, BF16, F16).
     """
 
     config: Any
     model_folder: Path | None
     described: str
+    weights: bool = field(default=True, kw_only=True)
+    dtypes: frozenset[str] = field(default=frozenset(), kw_only=True)
 
 
 B = TypeVar("B", bound=AnyBatch)
@@ -115,13 +120,16 @@ class Task(ABC, Generic[M, B, I]):
     Attributes:
         name: what a recipe calls it.
         unit: what losses are counted in, as a plural for people (`tokens`, `images`).
-        metrics: the sums that `evaluate` gives, in order, each over the count; the first is `loss`.
+        metrics: what `measures` gives as numbers; the first is `loss`. A recipe names one of them
+            in `evaluation.metric`.
+        better: of metrics, whether `lower` or `higher` values are better.
         called: methods of the model, other than `forward`, that are called from outside.
     """
 
     name: str
     unit: str
     metrics: tuple[str, ...] = ("loss",)
+    better: Mapping[str, Literal["lower", "higher"]] = BETTER
     called: tuple[str, ...] = ()
 
     # Planning
@@ -132,6 +140,13 @@ class Task(ABC, Generic[M, B, I]):
 
         Raises:
             InputError: with the recipe's field, or the file and line at fault.
+        """
+
+    def check_weights(self, inputs: I) -> None:
+        """Refuse inputs that are enough for a plan, and not for training.
+
+        Raises:
+            InputError: with what is missing.
         """
 
     def survey(self, recipe: Recipe, inputs: I) -> Mapping[str, Any]:
@@ -268,8 +283,16 @@ class Task(ABC, Generic[M, B, I]):
 
     @torch.no_grad()
     def evaluate(self, model: M, batch: B) -> dict[str, float]:
-        """The batch's sums, by `metrics`."""
+        """The batch's sums, by name; always the same names."""
         return {"loss": float(self.loss_sum(model, batch))}
+
+    def measures(self, sums: Mapping[str, float], count: int) -> dict[str, Any]:
+        """The metrics, by the sums over all batches and ranks and the count that belongs to them.
+
+        Their means, unless a task makes something else of them. What is no number, such as a
+        figure for each class, is for reports.
+        """
+        return {name: total / max(count, 1) for name, total in sums.items()}
 
     # Afterwards
 

@@ -23,26 +23,30 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
 from modicum.data.text_rows import TextRows
 from modicum.data.tokenizer import Tokenizer
-from modicum.models import huggingface, saving
+from modicum.models import huggingface, plan_headers, saving
 from modicum.models.config import ModelConfig
+from modicum.models.decoder_config import DecoderConfig
+from modicum.models.decoders import Decoder, config_of, decoder_of
 from modicum.models.generate import generate
 from modicum.models.ledger import AdapterActivations, held, slack
 from modicum.models.ledger import ledger as model_ledger
-from modicum.models.llama import Llama
+from modicum.models.transformers_held import held_by_transformers
 from modicum.recipe import Recipe, SamplesSection
 from modicum.tasks import text
 from modicum.tasks.base import BlockSample, Data, Task, Tensors, evaluating
+from modicum.tasks.metrics import perplexity, right_answers
 from modicum.tasks.text import TextData, TextInputs
 
 # A trial's model has few tokens: their embedding has no part in a block's time.
 _TRIAL_VOCABULARY = 257
 
 
-class CausalLM(Task[Llama, Batch, TextInputs]):
+class CausalLM(Task[Decoder, Batch, TextInputs]):
     """Cross-entropy of the next token, in nats, over the tokens that are trained."""
 
     name = "causal_lm"
     unit = "tokens"
+    metrics = ("loss", "token_accuracy", "perplexity")
     called = ("continued",)
 
     # Planning
@@ -51,15 +55,20 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         """Check paths, headers and the data's first 1,000 rows."""
         return text.look(recipe)
 
+    def check_weights(self, inputs: TextInputs) -> None:
+        """Refuse a folder of config.json without weights."""
+        if inputs.model_folder is not None:
+            plan_headers.check_weights(inputs.model_folder)
+
     def survey(self, recipe: Recipe, inputs: TextInputs) -> Mapping[str, Any]:
         """Rows, tokens and too long examples: of all data where that is little, else about."""
         return text.surveyed(recipe, inputs)
 
-    def uncompressed(self, config: ModelConfig, inputs: TextInputs) -> ModelConfig:
+    def uncompressed(self, config: DecoderConfig, inputs: TextInputs) -> DecoderConfig:
         """The decoder with its layers as the folder holds them."""
         return replace(config, forms=inputs.forms)
 
-    def reshaped(self, config: ModelConfig, surgery: Surgery) -> ModelConfig:
+    def reshaped(self, config: DecoderConfig, surgery: Surgery) -> DecoderConfig:
         """The decoder whose layers' forms have the surgery's arguments (`rank` of low_rank)."""
         changed = {}
         for name, arguments in surgery.layers.items():
@@ -76,11 +85,12 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
             changed[name] = LayerForm(form.name, {**form.arguments, **arguments})
         return replace(config, forms=config.forms.with_forms(changed))
 
-    def reconfigured(self, inputs: TextInputs, recipe: Recipe) -> ModelConfig:
+    def reconfigured(self, inputs: TextInputs, recipe: Recipe) -> DecoderConfig:
         """The configuration of the model that a changed recipe would have."""
         if inputs.model_folder is not None:
             return text.formed(recipe, replace(inputs.config, forms=inputs.forms))
         config = text.formed(recipe, text.new_config(recipe))
+        assert isinstance(config, ModelConfig)
         if inputs.tokenizer is not None:
             config = replace(config, vocabulary_size=inputs.config.vocabulary_size)
         return config
@@ -91,49 +101,59 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
 
     def ledger(
         self,
-        config: ModelConfig,
+        config: DecoderConfig,
         shape: ModelQuery,
         *,
         adapted: AdapterActivations | None = None,
         recompute: bool = False,
         shares: Shares | None = None,
-    ) -> Ledger:
-        """What the decoder spends at the shape of a micro-batch; no policy works on text."""
+    ) -> Ledger | None:
+        """What the decoder spends at the shape of a micro-batch; no policy works on text.
+
+        None for a decoder of transformers, which is traced.
+        """
+        if not isinstance(config, ModelConfig):
+            return None
         return model_ledger(config, shape, adapted=adapted, recompute=recompute)
 
-    def example(self, config: ModelConfig, shape: ModelQuery) -> Batch:
+    def example(self, config: DecoderConfig, shape: ModelQuery) -> Batch:
         """Rows of zeros, of documents where the shape has them."""
         size = (shape.sequences, shape.tokens)
         ids, labels = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
-        documents = torch.zeros(size, dtype=torch.int32) if shape.segments else None
+        # Documents that are computed one at a time take no more than a row that is one document.
+        apart = isinstance(config, ModelConfig) or config.packs
+        documents = torch.zeros(size, dtype=torch.int32) if shape.segments and apart else None
         return Batch(ids, labels, documents)
 
     def slack(
         self,
-        config: ModelConfig,
+        config: DecoderConfig,
         shape: ModelQuery,
         *,
         adapted: AdapterActivations | None = None,
         recompute: bool = False,
     ) -> int:
         """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
+        assert isinstance(config, ModelConfig)
         return slack(config, shape, adapted=adapted, recompute=recompute)
 
-    def held(self, config: ModelConfig, item_bytes: int) -> dict[str, Tensors]:
+    def held(self, config: DecoderConfig, item_bytes: int) -> dict[str, Tensors]:
         """Of each parameter, the tensors that represent it: codes and scales, where it is coded."""
-        return held(config, item_bytes)
+        if isinstance(config, ModelConfig):
+            return held(config, item_bytes)
+        return held_by_transformers(config, item_bytes)
 
-    def largest_bytes(self, config: ModelConfig, shape: ModelQuery) -> int:
+    def largest_bytes(self, config: DecoderConfig, shape: ModelQuery) -> int:
         """Of the logits."""
         return 4 * shape.positions * config.vocabulary_size
 
     # Building
 
-    def model(self, config: ModelConfig) -> Llama:
+    def model(self, config: DecoderConfig) -> Decoder:
         """The decoder."""
-        return Llama(config)
+        return decoder_of(config)
 
-    def fill(self, model: Llama, inputs: TextInputs, skip: Collection[str] = ()) -> None:
+    def fill(self, model: Decoder, inputs: TextInputs, skip: Collection[str] = ()) -> None:
         """Read the folder's weights into a model that has memory."""
         assert inputs.model_folder is not None
         huggingface.fill(model, inputs.model_folder, skip)
@@ -154,16 +174,19 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         """Read and check all text, tokenize it once, and pack it."""
         return text.prepared(recipe, inputs, folder, progress, ranks)
 
-    def config(self, inputs: TextInputs, data: Data[Batch]) -> ModelConfig:
+    def config(self, inputs: TextInputs, data: Data[Batch]) -> DecoderConfig:
         """The model's configuration, its special tokens those of the tokenizer where it is new."""
         config = inputs.config
-        if inputs.model_folder is not None:
+        if not isinstance(config, ModelConfig) or inputs.model_folder is not None:
             return config
         eos = _text(data).tokenizer.eos_id
         return replace(config, bos_token_id=eos, eos_token_id=eos, pad_token_id=eos)
 
-    def trial(self, config: ModelConfig, batch: Batch) -> BlockSample[Batch]:
+    def trial(self, config: DecoderConfig, batch: Batch) -> BlockSample[Batch]:
         """A decoder of one block and few tokens."""
+        tried = replace(batch, input_ids=batch.input_ids % _TRIAL_VOCABULARY)
+        if not isinstance(config, ModelConfig):
+            return BlockSample(config.shortened(_TRIAL_VOCABULARY), tried)
         first = config.block_prefixes()[0]
         small = replace(
             config,
@@ -174,11 +197,11 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
             eos_token_id=None,
             pad_token_id=None,
         )
-        return BlockSample(small, replace(batch, input_ids=batch.input_ids % _TRIAL_VOCABULARY))
+        return BlockSample(small, tried)
 
     # In a step
 
-    def outputs(self, model: Llama, batch: Batch) -> Tensor:
+    def outputs(self, model: Decoder, batch: Batch) -> Tensor:
         """Logits [rows, tokens, vocabulary]."""
         logits: Tensor = model(batch.input_ids, batch.documents)
         return logits
@@ -191,10 +214,22 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         scores, labels = outputs.flatten(0, 1).float(), batch.labels.flatten()
         return F.cross_entropy(scores, labels, ignore_index=-100, reduction="sum")
 
+    @torch.no_grad()
+    def evaluate(self, model: Decoder, batch: Batch) -> dict[str, float]:
+        """The sum of losses, and of how many tokens the likeliest is the right one."""
+        logits = self.outputs(model, batch)
+        right = right_answers(logits, batch.labels)
+        return {"loss": float(self.loss_of(logits, batch)), "token_accuracy": right}
+
+    def measures(self, sums: Mapping[str, float], count: int) -> dict[str, Any]:
+        """Means over the trained tokens, and the perplexity."""
+        means = super().measures(sums, count)
+        return {**means, "perplexity": perplexity(means["loss"])}
+
     # Afterwards
 
     def samples(
-        self, recipe: Recipe, model: Llama, data: Data[Batch], ranks: Ranks
+        self, recipe: Recipe, model: Decoder, data: Data[Batch], ranks: Ranks
     ) -> list[dict[str, Any]]:
         """What the model writes after each prompt; the same weights and seed write the same."""
         section, tokenizer = recipe.samples, _text(data).tokenizer
@@ -203,7 +238,7 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
         with evaluating(model):
             for prompt in prompts(section, tokenizer, _text(data).validation):
                 seed = derive_seed(recipe.training.seed, f"sample/{prompt}")
-                ids = tokenizer.encode_prompt(prompt)[-(model.config.context - 1) :]
+                ids = tokenizer.encode_prompt(prompt)[-(config_of(model).context - 1) :]
                 written = generate(
                     model,
                     torch.tensor([ids], device=device),
@@ -216,12 +251,14 @@ class CausalLM(Task[Llama, Batch, TextInputs]):
                 found.append({"prompt": prompt, "text": tokenizer.decode(list(written))})
         return found
 
-    def export(self, model: Llama, data: Data[Batch], folder: Path, *, write: bool = True) -> None:
+    def export(
+        self, model: Decoder, data: Data[Batch], folder: Path, *, write: bool = True
+    ) -> None:
         """Write a Hugging Face folder; of other forms the dense weights."""
         saving.save(model, folder, files=data.files, write=write)
 
     def export_small(
-        self, model: Llama, data: Data[Batch], folder: Path, *, write: bool = True
+        self, model: Decoder, data: Data[Batch], folder: Path, *, write: bool = True
     ) -> bool:
         """Write a folder of the model as it is, if it has layers of another form that train."""
         small = bool(forms_of(model).layers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,13 +13,14 @@ from pydantic import Field
 from torch import Tensor
 
 from modicum.core.contracts.ledger import Ledger, ModelQuery
-from modicum.core.contracts.method import Info, Method, PositiveInt
+from modicum.core.contracts.method import Info, Method, PositiveInt, Probability
 from modicum.core.errors import InputError
+from modicum.core.files import read_text, write_text
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import IGNORED
-from modicum.data.images import DIGIT_CLASSES, DIGITS, SIDE, ImageBatch, Images, Textures, digits
+from modicum.data.images import ImageBatch, Images
 from modicum.data.sampler import Sampler
 from modicum.models import convnet
 from modicum.models.convnet import ConvNet, ConvNetConfig
@@ -27,16 +28,27 @@ from modicum.models.convnet_ledger import ConvBlockBytes
 from modicum.models.convnet_ledger import ledger as model_ledger
 from modicum.recipe import Recipe
 from modicum.tasks.base import BlockSample, Data, Inputs, Task
+from modicum.tasks.image_origins import MadeImages, origin_of, within_task
+from modicum.tasks.metrics import class_metrics, class_sums, right_answers
 
 
 class ImageClasses(Method):
-    """Images of 32x32 pixels into classes, by a small convolutional network without batch norm.
+    """Images into classes, by a small convolutional network without batch norm.
 
     Args:
-        data: `textures` are made as they are asked for; `digits` are scikit-learn's.
+        data: `textures` are made as they are asked for; `digits` are scikit-learn's; both have
+            32x32 pixels.
+        data_path: your own instead, in PNG and JPEG: a folder with one folder a class, or with
+            `train` and `validation` of these; or a table with the columns file and label.
+        validation_path: of your own images, those to evaluate on.
+        validation_fraction: without such, this part of each class is held out.
+        size: pixels of height and width that your own images are made to have.
+        fit: how. crop: the shorter side is made to fit and the middle taken. stretch: both sides
+            are made to fit. pad: the longer side is, and what is missing is black.
+        colour: rgb, or grey for one channel.
         classes: of textures; digits have ten.
         images: how many textures to train on; of digits, all that are not held out.
-        held_out: how many to evaluate on.
+        held_out: how many textures or digits to evaluate on.
         path: a folder of trained weights to start from, whose shape the model then has.
         widths: channels that each convolution makes.
         pool_every: after so many convolutions height and width are halved.
@@ -45,8 +57,8 @@ class ImageClasses(Method):
     >>> task = ImageClasses(images=256, widths=(8, 8)).bind(None)
     >>> batch = task.rows(seed=0)[0].batch([0, 1])
     >>> model = convnet.create(task.look(Recipe()).config, seed=0)
-    >>> sorted(task.evaluate(model, batch))
-    ['accuracy', 'loss']
+    >>> sorted(task.measures(task.evaluate(model, batch), count=2))
+    ['accuracy', 'by_class', 'loss', 'macro_f1']
     """
 
     info = Info(
@@ -59,6 +71,12 @@ class ImageClasses(Method):
     )
 
     data: Literal["textures", "digits"] = "textures"
+    data_path: str | None = None
+    validation_path: str | None = None
+    validation_fraction: Probability = 0.1
+    size: PositiveInt = 32
+    fit: Literal["crop", "stretch", "pad"] = "crop"
+    colour: Literal["rgb", "grey"] = "rgb"
     classes: Annotated[int, Field(ge=2)] = 10
     images: PositiveInt = 16384
     held_out: Annotated[int, Field(ge=0)] = 512
@@ -84,50 +102,52 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
 
     name = "images"
     unit = "images"
-    metrics = ("loss", "accuracy")
+    metrics = ("loss", "accuracy", "macro_f1")
 
     def __init__(self, asked: ImageClasses) -> None:
         self.asked = asked
+        self.origin = origin_of(asked)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the classes, in the order of their labels."""
+        return self.origin.names
 
     # Planning
 
     def look(self, recipe: Recipe) -> Inputs:
-        """The shape of model and data; nothing is read but the configuration of trained weights.
+        """The shape of model and data; files are listed, and no image but the first is read.
 
         Raises:
-            InputError: the folder is no such model, or of other images.
+            InputError: the folder is no such model, or of other images; or images have no class.
         """
-        asked = self.asked
-        classes = DIGIT_CLASSES if asked.data == "digits" else asked.classes
-        channels = 1 if asked.data == "digits" else 3
+        asked, origin = self.asked, self.origin
+        with within_task():
+            origin.check(recipe.training.seed)
+            classes, channels, size = len(self.names), origin.channels, origin.size
         folder = None if asked.path is None else Path(asked.path)
         if folder is not None:
             inner = folder / "model"  # a run folder keeps its weights there
             folder = inner if (inner / convnet.CONFIG).is_file() else folder
             config = convnet.read_config(folder)
-            if (config.classes, config.channels, config.size) != (classes, channels, SIDE):
+            if (config.classes, config.channels, config.size) != (classes, channels, size):
                 raise InputError(
                     f"this model is for {config.classes} classes of images of "
-                    f"{config.channels}x{config.size}x{config.size}, and {asked.data} have "
-                    f"{classes} of {channels}x{SIDE}x{SIDE}",
+                    f"{config.channels}x{config.size}x{config.size}, and {origin.title} have "
+                    f"{classes} of {channels}x{size}x{size}",
                     field="task.path",
                     value=asked.path,
                 )
         else:
-            try:
+            with within_task():
                 config = ConvNetConfig(
-                    classes, channels, SIDE, asked.widths, asked.pool_every, asked.norm
+                    classes, channels, size, asked.widths, asked.pool_every, asked.norm
                 )
-            except InputError as error:
-                raise error.within("task") from None
-        count = "1797" if asked.data == "digits" else str(asked.images + asked.held_out)
-        return Inputs(config, folder, f"{count} {asked.data} of {SIDE}x{SIDE} pixels")
+        return Inputs(config, folder, origin.described(recipe.training.seed))
 
     def survey(self, recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
-        """How many images are trained."""
-        asked = self.asked
-        left = DIGITS - asked.held_out if asked.data == "digits" else asked.images
-        return {"rows": max(left, 0), "exact": True}
+        """How many images are trained, and of your own how many of each class."""
+        return {**self.origin.counts(recipe.training.seed), "exact": True}
 
     def row(self, recipe: Recipe) -> ModelQuery:
         """One image; the ledger counts images as sequences of one token."""
@@ -179,31 +199,24 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         convnet.fill(model, inputs.model_folder, skip)
 
     def rows(self, seed: int) -> tuple[Images, Images | None]:
-        """The images to train on and those to evaluate on, as functions of the seed.
+        """The made images to train on and those to evaluate on, as functions of the seed.
 
         Raises:
             InputError: scikit-learn is asked for its digits and is not there, or all are held out.
         """
-        asked = self.asked
-        if asked.data == "digits":
-            return digits(seed, asked.held_out)
-        train = Textures(asked.images, asked.classes, seed)
-        held = Textures(asked.held_out, asked.classes, seed, first=asked.images)
-        return train, held if asked.held_out else None
+        assert isinstance(self.origin, MadeImages)
+        return self.origin.rows(seed)
 
     def prepare(
         self, recipe: Recipe, inputs: Inputs, folder: Path, progress: StageProgress, ranks: Ranks
     ) -> Data[ImageBatch]:
-        """Nothing is written: every rank makes its own images."""
+        """Your own images become arrays in the run folder, once; others are made by every rank."""
         training = recipe.training
-        try:
-            train, validation = self.rows(training.seed)
-        except InputError as error:
-            raise error.within("task") from None
-        sampler = Sampler(len(train), training.batch_size, training.seed)
-        what = ("data", "classes", "images", "held_out")
-        identity = {"images": self.asked.model_dump(include=set(what)), "seed": training.seed}
-        return Data(train, validation, sampler, identity, counts={"rows": len(train)})
+        with within_task():
+            found = self.origin.prepared(training.seed, folder, progress, ranks)
+        sampler = Sampler(len(found.train), training.batch_size, training.seed)
+        counts = self.origin.counts(training.seed)
+        return Data(found.train, found.validation, sampler, found.identity, found.files, counts)
 
     def trial(self, config: ConvNetConfig, batch: ImageBatch) -> BlockSample[ImageBatch]:
         """A classifier of the first block alone."""
@@ -222,15 +235,25 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
 
     @torch.no_grad()
     def evaluate(self, model: ConvNet, batch: ImageBatch) -> dict[str, float]:
-        """The sum of losses, and how many answers are right."""
+        """The sum of losses, how many answers are right, and counts of each class."""
         logits = self.outputs(model, batch)
-        right = (logits.argmax(1) == batch.labels).sum()
-        return {"loss": float(self.loss_of(logits, batch)), "accuracy": float(right)}
+        loss, right = float(self.loss_of(logits, batch)), right_answers(logits, batch.labels)
+        return {"loss": loss, "accuracy": right, **class_sums(logits, batch.labels)}
+
+    def measures(self, sums: Mapping[str, float], count: int) -> dict[str, Any]:
+        """Means of loss and right answers, macro F1, and the accuracy by class."""
+        means = super().measures({name: sums[name] for name in ("loss", "accuracy")}, count)
+        return {**means, **class_metrics(sums, self.names)}
 
     # Afterwards
 
     def export(
         self, model: ConvNet, data: Data[ImageBatch], folder: Path, *, write: bool = True
     ) -> None:
-        """Write config.json and model.safetensors, which `models.convnet.load` reads."""
+        """Write config.json and model.safetensors, which `models.convnet.load` reads.
+
+        Of your own images `images.json` stands next to them: classes, and how images become arrays.
+        """
         convnet.save(model, folder, write=write)
+        for file in data.files if write else ():
+            write_text(folder / file.name, read_text(file))

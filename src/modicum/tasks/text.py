@@ -9,28 +9,35 @@ from typing import Any
 
 from modicum.compress.base import Compressor
 from modicum.core.errors import InputError
-from modicum.core.files import file_digest
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.meta import on_meta
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
-from modicum.data.fitting import PackingCounts
-from modicum.data.packed_examples import PackedExamples
-from modicum.data.packing import Packed
-from modicum.data.sampler import Sampler
-from modicum.data.sources import Inspection, Source, inspect
-from modicum.data.store import Prepared, TokenStore, prepare
-from modicum.data.survey import survey
+from modicum.data.sources import Source, inspect
 from modicum.data.text_rows import TextRows
 from modicum.data.tokenizer import Tokenizer
 from modicum.linears.base import LinearMethod
-from modicum.models import huggingface
 from modicum.models.config import ModelConfig
-from modicum.models.llama import Llama
+from modicum.models.decoder_config import DecoderConfig
+from modicum.models.decoders import decoder_of
+from modicum.models.plan_headers import header_for_plan
 from modicum.recipe import Recipe
 from modicum.tasks.base import Data, Inputs
+from modicum.tasks.text_parts import (
+    AnySource,
+    counts_of,
+    field_of,
+    identity_of,
+    parts_of,
+    rows_of,
+    sampler_of,
+    tokenized,
+)
+from modicum.tasks.text_parts import surveyed as survey_of
 from modicum.tasks.text_sources import sources
+
+_ALONE = "this model computes the documents of a row one at a time"
 
 
 @dataclass(frozen=True)
@@ -41,11 +48,10 @@ class TextInputs(Inputs):
     folder holds the layers, before the recipe's.
     """
 
-    config: ModelConfig
+    config: DecoderConfig
     tokenizer: Tokenizer | None
-    source: Source
+    source: AnySource
     validation_source: Source | None
-    inspection: Inspection
     forms: FormPlan
 
 
@@ -64,13 +70,16 @@ def look(recipe: Recipe) -> TextInputs:
     Raises:
         InputError: with the recipe's field, or the file and line at fault.
     """
-    folder, tokenizer = None, None
+    folder, tokenizer, weights, dtypes = None, None, True, frozenset[str]()
+    config: DecoderConfig
     if recipe.model.path is not None:
         try:
-            header = huggingface.read_header(recipe.model.path)
+            header = header_for_plan(recipe.model.path)
         except InputError as error:
             raise error.located(field="model.path") from None
-        folder, config = header.folder, header.config
+        folder, config, weights = header.folder, header.config, bool(header.tensors)
+        dtypes = header.dtypes
+        check_trained(config, recipe)
     else:
         config = new_config(recipe)
     if recipe.data.sequence_length > config.context:
@@ -80,34 +89,64 @@ def look(recipe: Recipe) -> TextInputs:
             value=recipe.data.sequence_length,
             allowed=f"at most {config.context}",
         )
-    tokenizer_path = recipe.data.tokenizer or folder
+    # A folder of config.json alone is planned with a tokenizer that is guessed from the data.
+    own = folder if weights or (folder and (folder / "tokenizer.json").is_file()) else None
+    tokenizer_path = recipe.data.tokenizer or own
     if tokenizer_path is not None:
         try:
             tokenizer = Tokenizer.load(tokenizer_path)
         except InputError as error:
             field = "data.tokenizer" if recipe.data.tokenizer else "model.path"
             raise error.located(field=field) from None
-        if folder is None:
+        if isinstance(config, ModelConfig) and folder is None:
             config = replace(config, vocabulary_size=tokenizer.vocabulary_size)
     forms, config = config.forms, formed(recipe, config)
     source, validation = sources(recipe, tokenizer)
-    inspection = _inspected(source, "data.path")
+    for number, part in enumerate(parts_of(source)):
+        _inspect(part, field_of(source, number))
     if validation is not None:
-        _inspected(validation, "data.validation_path")
-    told = source.describe()
-    return TextInputs(config, folder, told, tokenizer, source, validation, inspection, forms)
+        _inspect(validation, "data.validation_path")
+    apart = isinstance(config, ModelConfig) or config.packs or not recipe.data.boundaries
+    told = source.describe() + ("" if apart else f"; {_ALONE}")
+    return TextInputs(
+        config, folder, told, tokenizer, source, validation, forms, weights=weights, dtypes=dtypes
+    )
 
 
-def _inspected(source: Source, field: str) -> Inspection:
+def check_trained(config: DecoderConfig, recipe: Recipe) -> None:
+    """Refuse what is not shown of a decoder of transformers.
+
+    Raises:
+        InputError: logits depend on later tokens, or blocks are to be compiled that meet rows of
+            any length.
+    """
+    if isinstance(config, ModelConfig):
+        return
     try:
-        return inspect(source)
+        config.check()
+    except InputError as error:
+        raise error.located(field="model.path") from None
+    if recipe.training.compile == "blocks" and not config.packs and recipe.data.boundaries:
+        raise InputError(
+            f"a model of the type {config.model_type} computes documents of a row one at a time, "
+            "each length of which would be compiled anew; set this to none, or data.boundaries to "
+            "false",
+            field="training.compile",
+            value="blocks",
+            allowed="none",
+        )
+
+
+def _inspect(source: Source, field: str) -> None:
+    try:
+        inspect(source)
     except InputError as error:
         raise error.located(field=field) from None
 
 
 def formed(
-    recipe: Recipe, config: ModelConfig, slots: Iterable[str] = ("linear", "compress")
-) -> ModelConfig:
+    recipe: Recipe, config: DecoderConfig, slots: Iterable[str] = ("linear", "compress")
+) -> DecoderConfig:
     """The shape of the model with the forms that the recipe gives its layers, by arithmetic.
 
     Layers that the model's files hold in a form of their own keep it.
@@ -124,7 +163,7 @@ def formed(
             continue
         assert isinstance(method, (LinearMethod, Compressor))
         with on_meta():
-            model = Llama(config)
+            model = decoder_of(config)
         try:
             config = replace(config, forms=method.plan(model, config.forms))
         except InputError as error:
@@ -154,7 +193,8 @@ def prepared(
 ) -> TextData:
     """Read and check all text, tokenize it once, and pack it.
 
-    Rank 0 writes the tokenizer and the tokens into the run folder; the others find them written.
+    Rank 0 writes the tokenizer, the tokens and their rows into the run folder; the others find them
+    written.
 
     Raises:
         InputError: what is wrong with the data, with file and line.
@@ -164,37 +204,30 @@ def prepared(
         progress("reading data", 0, None)
 
     tokenizer = ranks.first_alone(lambda: _tokenizer(inputs, folder / "tokenizer", progress), check)
-    held = ranks.first_alone(
-        lambda: _tokenized(recipe, inputs, tokenizer, folder / "data", progress), check
+    held = tokenized(
+        recipe,
+        inputs.source,
+        inputs.validation_source,
+        tokenizer,
+        inputs.config.vocabulary_size,
+        folder / "data",
+        progress=lambda done, total: progress("tokenizing", done, total),
+        ranks=ranks,
+        check=check,
     )
-    train = packed(recipe, held.train)
-    validation = None if held.validation is None else packed(recipe, held.validation)
+    train, validation = rows_of(recipe, held)
     return TextData(
         train=train,
         validation=validation,
-        sampler=Sampler(len(train), recipe.training.batch_size, recipe.training.seed),
+        sampler=sampler_of(recipe, inputs.source, train),
         tokenizer=tokenizer,
-        identity={"made_from": file_digest(held.train.folder / "manifest.json")},
+        identity=identity_of(inputs.source, held),
         files=tuple(sorted((folder / "tokenizer").glob("*"))),
-        counts=_counts(inputs, train.counts),
-    )
-
-
-def packed(recipe: Recipe, store: TokenStore) -> TextRows:
-    """The rows of a store: examples in one piece each, continuous text end to end.
-
-    Raises:
-        InputError: nothing in it is trained.
-    """
-    data = recipe.data
-    if not store.examples:
-        return Packed(store, data.sequence_length, data.boundaries)
-    return PackedExamples(
-        store,
-        data.sequence_length,
-        data.boundaries,
-        too_long=data.too_long,
-        seed=recipe.training.seed,
+        counts=counts_of(
+            inputs.source,
+            [part.counts for part in train.parts],
+            [each.train.left_out for each in held],
+        ),
     )
 
 
@@ -204,34 +237,16 @@ def surveyed(recipe: Recipe, inputs: TextInputs) -> dict[str, Any]:
     Raises:
         InputError: what is wrong with the data, with file and line.
     """
-    data = recipe.data
-    drawn = 0.0 if data.validation_path is not None else data.validation_fraction
-    try:
-        found = survey(
-            inputs.source,
-            inputs.tokenizer,
-            vocabulary_size=inputs.config.vocabulary_size,
-            held_out_fraction=drawn,
-            seed=recipe.training.seed,
-            sequence_length=data.sequence_length,
-            boundaries=data.boundaries,
-            too_long=data.too_long,
-        )
-    except InputError as error:
-        raise error.located(field="data.path") from None
-    return {**_counts(inputs, found.counts), "exact": found.exact}
-
-
-def _counts(inputs: TextInputs, counts: PackingCounts) -> dict[str, Any]:
-    """What a plan and run.json have of the data."""
-    return {**counts.as_json(), "conversations": inputs.source.rows.conversations}
+    vocabulary = inputs.config.vocabulary_size
+    return survey_of(recipe, inputs.source, inputs.tokenizer, vocabulary)
 
 
 def _tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Tokenizer:
     """The run's tokenizer: the one kept in the run folder, the model's, or one trained now."""
     if (kept / "tokenizer.json").exists():
         return Tokenizer.load(kept)
-    tokenizer = inputs.tokenizer
+    tokenizer, rows = inputs.tokenizer, inputs.source.rows
+    template = rows.template if rows.conversations else None
     if tokenizer is None:
         total = inputs.source.total_bytes
 
@@ -240,37 +255,12 @@ def _tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Token
 
         texts = (document.text for document in inputs.source.documents())
         try:
-            tokenizer = Tokenizer.train(texts, inputs.config.vocabulary_size, tell)
+            size = inputs.config.vocabulary_size
+            tokenizer = Tokenizer.train(texts, size, tell, template=template)
         except InputError as error:
-            raise error.located(field="data.path") from None
-    if inputs.source.rows.conversations and (template := inputs.source.rows.template) is not None:
+            raise error.located(field=field_of(inputs.source, 0)) from None
+    if template is not None:
         # What is trained by the recipe's template is asked by it afterwards, here and elsewhere.
         tokenizer = tokenizer.with_template(template.source)
     tokenizer.save(kept)
     return tokenizer
-
-
-def _tokenized(
-    recipe: Recipe, inputs: TextInputs, tokenizer: Tokenizer, folder: Path, progress: StageProgress
-) -> Prepared:
-    try:
-        return prepare(
-            inputs.source,
-            tokenizer,
-            folder,
-            model_vocabulary=inputs.config.vocabulary_size,
-            validation_source=inputs.validation_source,
-            validation_fraction=recipe.data.validation_fraction,
-            seed=recipe.training.seed,
-            longest=_longest(recipe),
-            progress=lambda done, total: progress("tokenizing", done, total),
-        )
-    except InputError as error:
-        raise error.located(field="data.path") from None
-
-
-def _longest(recipe: Recipe) -> int | None:
-    """The tokens of the longest example that is not refused; the last one is no input."""
-    if recipe.data.too_long != "refuse":
-        return None
-    return recipe.data.sequence_length + int(recipe.data.boundaries)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ def assemble(
     kept: Mapping[str, torch.Tensor] | None = None,
     skip: Collection[str] = (),
     prepared: Preparation | None = None,
+    start: Path | None = None,
 ) -> Built:
     """Build model, strategy, step program and hooks, and register their state.
 
@@ -60,6 +62,7 @@ def assemble(
         kept: the model's state in a checkpoint that the run resumes from.
         skip: parameters whose values come from a state, and not from the base model's files.
         prepared: what the adapter found out from data, if it asks for any.
+        start: a folder with the adapter that training starts from, where there is no state yet.
     """
     strategy = build_strategy(plan, ranks)
     config = plan.task.config(plan.inputs, data)
@@ -71,6 +74,7 @@ def assemble(
         kept=kept,
         skip=skip,
         prepared=prepared,
+        start=start,
     )
     release()
     model.train()

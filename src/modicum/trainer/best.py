@@ -15,9 +15,8 @@ from modicum.core.errors import InputError
 from modicum.planner import Plan
 from modicum.recipe.sections import EvaluationSection
 from modicum.tasks import Data
+from modicum.tasks.metrics import BETTER
 from modicum.trainer.session import Session
-
-LOWER, HIGHER = ("loss",), ("accuracy",)
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,15 @@ class Best:
     waited: int = 0
 
 
-def best_of(rows: Iterable[Mapping[str, Any]], asked: EvaluationSection) -> Best:
+def best_of(
+    rows: Iterable[Mapping[str, Any]],
+    asked: EvaluationSection,
+    better: Mapping[str, str] = BETTER,
+) -> Best:
     """The best of evaluations in the order of their steps.
+
+    Args:
+        better: whether `lower` or `higher` values of a metric are better, where `asked` says auto.
 
     A value that is not finite is no better than any; step 0, before training, does not count. The
     first of equal values is the best.
@@ -39,7 +45,8 @@ def best_of(rows: Iterable[Mapping[str, Any]], asked: EvaluationSection) -> Best
     >>> best_of(rows, EvaluationSection())
     Best(step=5, value=3.0, waited=1)
     """
-    sign = 1.0 if _higher(asked) else -1.0
+    kind = better.get(asked.metric) if asked.better == "auto" else asked.better
+    sign = 1.0 if kind == "higher" else -1.0
     best, counted, waited = Best(), -math.inf, 0
     for row in rows:
         if row["step"] == 0:
@@ -75,7 +82,7 @@ def check_asked(plan: Plan, data: Data[Any]) -> None:
             allowed=", ".join(plan.task.metrics),
             candidates=plan.task.metrics,
         )
-    if asked.better == "auto" and asked.metric not in (*LOWER, *HIGHER):
+    if asked.better == "auto" and asked.metric not in plan.task.better:
         raise InputError(
             f"say whether lower or higher values of {asked.metric} are better",
             field="evaluation.better",
@@ -137,8 +144,5 @@ def take_best(session: Session) -> None:
 
 
 def _best(session: Session) -> Best:
-    return best_of(session.evaluations, session.plan.recipe.evaluation)
-
-
-def _higher(asked: EvaluationSection) -> bool:
-    return asked.better == "higher" or (asked.better == "auto" and asked.metric in HIGHER)
+    plan = session.plan
+    return best_of(session.evaluations, plan.recipe.evaluation, plan.task.better)

@@ -11,7 +11,9 @@ from torch import nn
 
 from modicum.adapters import AttachedAdapter
 from modicum.adapters.base import Adapter
+from modicum.adapters.files import read_stored
 from modicum.adapters.preparation import Preparation
+from modicum.adapters.starting import start_from
 from modicum.comm.base import Schedule
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.step import StepContext, StepProgram
@@ -105,6 +107,7 @@ def build_model(
     kept: Mapping[str, torch.Tensor] | None = None,
     prepared: Preparation | None = None,
     skip: Collection[str] = (),
+    start: Path | None = None,
 ) -> tuple[Any, AttachedAdapter | None]:
     """The model on its device.
 
@@ -115,6 +118,7 @@ def build_model(
         kept: the model's state in a checkpoint that the run resumes from.
         prepared: what its adapter found out from data, if it asks for any.
         skip: parameters whose values come from a state, and not from the base model's files.
+        start: a folder with the adapter that training starts from, where there is no state yet.
     """
     recipe, device = plan.recipe, torch.device(plan.device)
     model, adapter = wrapped(plan, config, prepared=prepared)
@@ -129,7 +133,11 @@ def build_model(
     if adapter is not None:
         weights, folder = plan.task.weights(plan.inputs), plan.inputs.model_folder
         with bases_kept_in(None if folder is None else own_folder(folder)):
-            adapter.initialise(weights=weights, kept=kept, ranks=strategy.ranks)
+            if start is not None and kept is None:
+                stored = read_stored(start, model, plugins=recipe.plugins)
+                start_from(adapter, stored, weights=weights, ranks=strategy.ranks)
+            else:
+                adapter.initialise(weights=weights, kept=kept, ranks=strategy.ranks)
     strategy.start(model)
     return model, adapter
 

@@ -29,21 +29,23 @@ def evaluate(
     check: Callable[[], None],
     hooks: RunHooks | None = None,
 ) -> dict[str, Any]:
-    """The means of the task's metrics over the first `rows` rows, in micro-batches as in training.
+    """The task's metrics over the first `rows` rows, in micro-batches as in training.
 
     The ranks share the rows; `check` is called between micro-batches, on all of them alike.
     """
     start = time.perf_counter()
     device = next(model.parameters()).device
-    sums, count = dict.fromkeys(task.metrics, 0.0), 0
+    sums: dict[str, float] = {}
+    count = 0
     context = (hooks or RunHooks()).forward_context("evaluate")
     batches = micro_batches(data, range(min(rows, len(data))), micro_batch_size, ranks)
     with evaluating(model), autocast(device, precision), context:
         for batch in batches:
             check()
             found = task.evaluate(model, batch.to(device))
-            sums = {name: sums[name] + found[name] for name in sums}
+            sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
             count += batch.count
+    # Every rank has batches, idle ones where there are too few rows.
     *totals, counted = ranks.sum(*sums.values(), count)
-    means = {name: total / max(counted, 1) for name, total in zip(sums, totals, strict=True)}
-    return {**means, task.unit: round(counted), "seconds": time.perf_counter() - start}
+    found = task.measures(dict(zip(sums, totals, strict=True)), round(counted))
+    return {**found, task.unit: round(counted), "seconds": time.perf_counter() - start}

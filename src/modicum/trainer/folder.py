@@ -29,10 +29,21 @@ if TYPE_CHECKING:
 RECIPE, PLAN, RUN = "recipe.yaml", "plan.jsonl", "run.json"
 BASE = "base"  # the model that a run began with, where it made that itself
 PREPARED = "prepared"  # what its adapter found out from data before the first update
+START = "start"  # a copy of the adapter that training starts from
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
 # In the order in which a run is removed: while its record is there, the others are no stranger's.
 _OUTPUTS = ("model", "adapter", "compressed")
-_FOLDERS = (*_OUTPUTS, "checkpoints", "data", "tokenizer", BASE, PREPARED, "tensorboard", "wandb")
+_FOLDERS = (
+    *_OUTPUTS,
+    "checkpoints",
+    "data",
+    "tokenizer",
+    BASE,
+    PREPARED,
+    START,
+    "tensorboard",
+    "wandb",
+)
 _FILES = ("report.html", "tracking.json", PLAN, METRICS, EVALUATIONS, SAMPLES, RECIPE, RUN)
 _NUMBER = (int, float)
 _ROWS: dict[str, Types] = {
@@ -175,9 +186,25 @@ class RunFolder:
         """What relative paths in the run's recipe mean: they are of where the run was begun."""
         return Path(self.read_record().get("directory") or Path.cwd())
 
+    def as_begun(self, recipe: Recipe) -> Recipe:
+        """The recipe with what the run that is here has settled, where it leaves that open.
+
+        That is the precision, and the fields of the adapter that training started from.
+        """
+        start = recipe.model.adapter
+        if (recipe.training.precision != "auto" and start is None) or not self.started():
+            return recipe
+        run = self.read_recipe()
+        if recipe.training.precision == "auto":
+            recipe = recipe.changed(training__precision=run.training.precision)
+        if start is not None and start == run.model.adapter:
+            recipe = recipe.changed(adapter={**(run.adapter or {}), **(recipe.adapter or {})})
+        return recipe
+
     def _compared(self, recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any]]:
         """The run's recipe and another, as plain values that can be compared."""
-        return self.read_recipe().plain(), recipe.anchored(self.directory()).plain()
+        anchored = self.as_begun(recipe.anchored(self.directory()))
+        return self.read_recipe().plain(), anchored.plain()
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Keep the recipe, every field spelled out."""

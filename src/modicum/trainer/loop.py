@@ -73,6 +73,7 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(peer_errors())
         signals = stack.enter_context(StopSignals())
+        plan.task.check_weights(plan.inputs)
         for kind in plan.recipe.tracking.to:
             package(kind)
         same_setup(plan.recipe, ranks)

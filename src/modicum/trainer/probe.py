@@ -47,20 +47,26 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
         return {"loaded_bytes": 0, "kept": [0.0, 0.0], "efficiency": run["efficiency"]}
     small = _alone(folder / "small", _recipe(_MODEL, rows=2))
     large = _alone(folder / "fp32", _recipe(_MODEL, rows=10))
-    each = (large["grown"] - small["grown"]) / (large["tensors"] - small["tensors"])
-    kept = [max(0.0, each - 1)]
-    loaded = max(0.0, large["grown"] - (1 + kept[0]) * large["tensors"])
+    each = (_beyond(large) - _beyond(small)) / (large["small"] - small["small"])
+    kept = [max(0.0, each)]
+    loaded = max(0.0, _beyond(large) - kept[0] * large["small"])
     base_model = {"path": str(folder / "fp32" / "model")}
     adapted = _recipe(base_model, rows=14).changed(adapter={"method": "lora", "rank": 8})
     others = {"bf16": _recipe(_MODEL, rows=14, precision="bf16"), "adapted": adapted}
     for name, recipe in others.items():
         run = _alone(folder / name, recipe)
-        kept.append(max(0.0, (run["grown"] - loaded) / run["tensors"] - 1))
+        kept.append(max(0.0, (_beyond(run) - loaded) / run["small"]))
     return {
         "loaded_bytes": round(loaded),
         "kept": [min(kept), max(kept)],
         "efficiency": large["efficiency"],
     }
+
+
+def _beyond(run: dict[str, Any]) -> float:
+    """What a run's process grew by beyond its tensors."""
+    beyond: float = run["grown"] - run["tensors"]
+    return beyond
 
 
 def _alone(out: Path, recipe: Recipe) -> dict[str, Any]:
@@ -87,11 +93,13 @@ def _alone(out: Path, recipe: Recipe) -> dict[str, Any]:
 
 
 def _run(out: Path, recipe: Recipe) -> dict[str, Any]:
-    """Tensor bytes at the peak, what the process grew by since it was planned, and its speed."""
+    """What the process would grow by if nothing were kept, the bytes next to which something is
+    kept, what it did grow by since it was planned, and its speed."""
     made = plan(recipe)
-    record = train(made, out)
+    train(made, out)
     return {
-        "tensors": record["peak_bytes"]["measured"],
+        "tensors": made.prediction.process_bytes(0, 0.0, staged=False),
+        "small": max(1, made.prediction.small_bytes),
         "grown": peak_resident_bytes() - made.process_base,
         "efficiency": _efficiency(made, out),
     }

@@ -27,7 +27,7 @@ class RunRecord:
         self._begun = time.perf_counter()
         self._seconds_before = float(content["seconds"])
         self._recent: deque[float] = deque(maxlen=20)
-        self._step_seconds = 0.0
+        self._step_seconds = self._data_seconds = 0.0
         self._step_tokens = 0
         self._steps_done = 0
 
@@ -50,6 +50,7 @@ class RunRecord:
             "data": old.get("data", {}),
             "tokens": old.get("tokens", 0),
             "tokens_per_second": old.get("tokens_per_second", 0.0),
+            "data_wait": old.get("data_wait"),
             "peak_bytes": {
                 "predicted": row["prediction"]["peak_bytes"],
                 "measured": None,
@@ -111,6 +112,7 @@ class RunRecord:
         """Take in a row of the metrics."""
         self._recent.append(row["seconds"])
         self._step_seconds += row["seconds"]
+        self._data_seconds += row.get("data_seconds", 0.0)
         self._step_tokens += row["tokens"]
         self._steps_done += 1
         read = self._steps_done * self._plan.tokens_per_update
@@ -118,6 +120,7 @@ class RunRecord:
             "steps": row["step"],
             "tokens": self._step_tokens,
             "tokens_per_second": read / self._step_seconds,
+            "data_wait": self._data_seconds / self._step_seconds,
         }
         self.content["final"]["loss"] = row["loss"]
         # Often enough for who looks on, seldom enough to cost nothing.

@@ -30,9 +30,11 @@ def continued(
     if isinstance(ranks, Ranks):
         same_setup(recipe, ranks)
     rows = []
-    if not restart and not folder.may_begin(recipe):
-        folder.check_same(recipe)
-        rows = folder.rows(PLAN)
+    if not folder.may_begin(recipe):
+        if not restart:
+            folder.check_same(recipe)
+            rows = folder.rows(PLAN)
+        recipe = folder.as_begun(recipe)
     if isinstance(ranks, Ranks):
         rows = ranks.broadcast(rows)
     count = ranks if isinstance(ranks, int) else ranks.size

@@ -45,7 +45,8 @@ class Session:
     `saved` that of the newest checkpoint: rank 0 sent them to all, who else would see its files at
     different times. `stalled`
     is how long that checkpoint kept training waiting, in seconds. `updated` is whether any update
-    of this run was not skipped. The meter is on up to the update `metered_until`.
+    of this run was not skipped. The meter is on up to the update `metered_until`. `waited` is how
+    long the update has waited for its rows, in seconds.
     """
 
     ranks: Ranks
@@ -67,6 +68,7 @@ class Session:
     updated: bool = False
     stalled: float = 0.0
     metered_until: int = 0
+    waited: float = 0.0
 
     @property
     def config(self) -> Any:
@@ -117,8 +119,10 @@ class Session:
             InputError: a checkpoint could not be written.
         """
         self.tell_of_checkpoints()
+        begun = time.perf_counter()
         rows = self.data.sampler.indices(self.step)
         mine = counted(self.data.train, rows, self.ranks)
+        self.waited = time.perf_counter() - begun
         asked = self.signals.requested is not None
         tokens, stop, evaluates, saves = self.ranks.sum(
             mine, asked, evaluate and self.ranks.first, save and self.ranks.first
@@ -141,6 +145,7 @@ class Session:
             "gradient_norm": _finite(outcome.gradient_norm),
             "tokens": outcome.tokens,
             "seconds": seconds,
+            "data_seconds": self.waited,
             "tokens_per_second": self.plan.tokens_per_update / seconds,
             "bytes": used_bytes(self.plan.device),
         }
@@ -173,7 +178,9 @@ class Session:
 
         def once() -> None:
             size = self.plan.prediction.choice.micro_batch_size
+            begun = time.perf_counter()
             batches = list(micro_batches(self.data.train, update.rows, size, self.ranks))
+            self.waited += time.perf_counter() - begun
             outcomes.append(program(self.step + 1, batches, update.tokens, self.check))
 
         try:

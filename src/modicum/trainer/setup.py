@@ -30,12 +30,14 @@ from modicum.trainer.folder import (
     PLAN,
     PREPARED,
     SAMPLES,
+    START,
     RunFolder,
     operated_at,
 )
 from modicum.trainer.preparing import adapter_prepared
 from modicum.trainer.record import RunRecord
 from modicum.trainer.session import Session
+from modicum.trainer.start import adapter_start
 from modicum.trainer.stop import StopSignals
 from modicum.trainer.surgery import with_surgery
 from modicum.trainer.warm_up import rehearse_run, with_compile_decided
@@ -67,7 +69,7 @@ def begin(
     release()
     plan = _counted(plan, data, folder, ranks)
     record.counted(plan)
-    if data.counts.get("truncated") or data.counts.get("dropped"):
+    if any(data.counts.get(key) for key in ("truncated", "shortened", "dropped")):
         counts, length = data.counts, plan.recipe.data.sequence_length
         message = f"of {counts['documents']:,} examples, with rows of {length} tokens: "
         listener({"event": "warning", "message": message + too_long_words(counts)})
@@ -102,8 +104,11 @@ def begin(
     before = Path(origin) / PREPARED if forked and origin is not None else None
     own = folder.path / PREPARED
     prepared = adapter_prepared(plan, data, own, ranks, progress, forked_from=before)
+    start = adapter_start(plan, folder.path / START, ranks)
     moved = {name for surgery in plan.surgeries for name in surgery.rows}
-    built = assemble(plan, data, ranks, inputs, kept=kept, skip=moved, prepared=prepared)
+    built = assemble(
+        plan, data, ranks, inputs, kept=kept, skip=moved, prepared=prepared, start=start
+    )
     session = Session(
         ranks, plan, folder, listener, signals, record, data, built, store,
         TensorMeter(plan.device),

@@ -10,6 +10,7 @@ import torch
 from modicum.core.errors import InputError, Restart
 from modicum.core.layers.linear_forms import full_weight
 from modicum.core.layers.meta import materialise
+from modicum.core.machine.memory import limited
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.rows import AnyBatch
 from modicum.planner import Plan
@@ -120,8 +121,11 @@ def _rehearse(session: Session, size: int) -> None:
         program.strategy.rest(session.model)
 
     ledger = session.plan.prediction.ledger
-    # Room for one more of the largest tensors makes up for gaps between those of a step.
-    spare = session.plan.task.largest_bytes(session.config, replace(row, sequences=size))
+    # Room for one more of the largest tensors makes up for gaps between those of a step, where
+    # memory can run out: else it would only make the process larger than the run needs.
+    spare = 0
+    if device.type != "cpu" or limited():
+        spare = session.plan.task.largest_bytes(session.config, replace(row, sequences=size))
     held = any(True for _ in program.state())
     rehearse(
         session.model,

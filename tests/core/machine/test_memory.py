@@ -97,3 +97,12 @@ def test_the_resident_size_grows_with_what_is_touched():
     grown, peak = (int(word) for word in done.stdout.split())
     assert 45_000_000 < grown < 80_000_000
     assert peak >= 45_000_000
+
+
+def test_a_process_is_limited_where_a_shell_said_so(monkeypatch):
+    free, some = (memory.resource.RLIM_INFINITY,) * 2, (10**9, memory.resource.RLIM_INFINITY)
+    limits = {memory.resource.RLIMIT_AS: free, memory.resource.RLIMIT_DATA: free}
+    monkeypatch.setattr(memory.resource, "getrlimit", limits.__getitem__)
+    assert not memory.limited()
+    limits[memory.resource.RLIMIT_DATA] = some
+    assert memory.limited()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from modicum.cli.options import JsonOption, SetOption
 from modicum.cli.places import check_file
 
 
@@ -15,19 +17,40 @@ def init(
         str | None, typer.Option(help="A model folder; without it, a new one.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="A folder of text, a text or .jsonl file.")
+        str | None, typer.Option(help="A folder of text, a text or a file of rows.")
     ] = None,
-    adapter: Annotated[str | None, typer.Option(help="An adapter, for a model folder.")] = "lora",
+    method: Annotated[
+        str | None,
+        typer.Option(help="`full` or an adapter; without it, what fits the memory."),
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="The budget, as in 8GB.")] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("recipe.yaml"),
+    set_: SetOption = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Ask nothing; take the default of every question.")
+    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Write a recipe to start from.
+    """Look at model and data, and write a recipe to start from.
 
-    It is checked, and a JSON schema for editors stands next to it.
+    It is checked and planned, and a JSON schema for editors stands next to it.
     """
-    from modicum.cli.init import write_recipe
+    from modicum.cli import init as made_by
+    from modicum.cli.tables import print_json
 
     check_file(out, "--out")
-    for path in write_recipe(out, model=model, data=data, adapter=adapter, memory=memory):
-        print(f"wrote {path}")
-    print(f"next: modicum plan {out}; modicum train {out}")
+    made = made_by.write_recipe(
+        out,
+        model=model,
+        data=data,
+        method=method,
+        memory=memory,
+        overrides=set_ or (),
+        asks=sys.stdin.isatty() and not yes,
+    )
+    if as_json:
+        print_json(made_by.as_json(made, out))
+    else:
+        print("\n".join(made_by.lines_of(made, out)))
+    if (refused := made_by.refusal_of(made, out)) is not None:
+        raise refused

@@ -1,17 +1,36 @@
-"""`modicum report`: a run as a page, or as figures."""
+"""`modicum report`: a run as a page, or as figures; several runs on one page."""
 
 from __future__ import annotations
 
-from modicum.cli.options import JsonOption, RunArgument
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modicum.cli.options import JsonOption, RunsArgument
 
 
-def report(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Write a run's report anew, and say where it is."""
+def report(
+    runs: RunsArgument,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The page of several runs; comparison.html where it is not given. That of one "
+            "run is report.html in its folder.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a run's report anew, or one of several runs."""
     from modicum import report as reports
 
     if as_json:
         from modicum.cli.tables import print_json
 
-        print_json(reports.summary(run))
+        summaries = [reports.summary(run) for run in runs]
+        print_json(summaries if len(runs) > 1 else summaries[0])
+    elif len(runs) == 1 and out is None:
+        print(reports.write(runs[0]))
     else:
-        print(reports.write(run))
+        print(reports.compare(runs, out or "comparison.html"))

@@ -158,6 +158,12 @@ class RunHook:
 
         return callback_of(lambda model, optimizer: self)
 
+    def lightning_callback(self) -> Any:
+        """The hook for Lightning's `Trainer(callbacks=[...])`; see `lightning_callback`."""
+        from modicum.core.contracts.lightning_callback import lightning_callback_of
+
+        return lightning_callback_of(lambda model, optimizer: self)
+
 
 class RunHooks:
     """The hooks of a run, in order, called as one; each by the name of its state.

@@ -41,10 +41,26 @@ def materialise(module: nn.Module, device: torch.device | str) -> None:
     """Give every parameter of a module memory on `device`; what stands in it is undefined.
 
     Of a parameter that is sharded over ranks, each gets memory for its own part. What is attached
-    to parameters (`ParameterMetadata`) stays with their names.
+    to parameters (`ParameterMetadata`) stays with their names, and a parameter that has several
+    names keeps them all. A module that has a method `compute_buffers` is asked for its buffers.
     """
+    shared = _shared(module)
     with keeping_metadata(module):
         _materialise(module, device)
+    for name, others in shared.items():
+        for other in others:
+            path, _, leaf = other.rpartition(".")
+            setattr(module.get_submodule(path), leaf, module.get_parameter(name))
+    if callable(compute := getattr(module, "compute_buffers", None)):
+        compute(device)
+
+
+def _shared(module: nn.Module) -> dict[str, list[str]]:
+    """Of each parameter that has several names the first, with the others."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {first: others for first, *others in names.values() if others}
 
 
 def _materialise(module: nn.Module, device: torch.device | str) -> None:

@@ -154,6 +154,15 @@ def peak_resident_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def limited() -> bool:
+    """Whether this process may hold less than the machine has: allocations then fail.
+
+    Where it may not, as is usual, the system ends a process instead.
+    """
+    kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    return any(resource.getrlimit(kind)[0] != resource.RLIM_INFINITY for kind in kinds)
+
+
 def release() -> None:
     """Give memory that is free inside the process back to the system, where that is possible."""
     gc.collect()

@@ -38,7 +38,7 @@ _PROGRAM = (
     "import runpy; sys.argv[1:] = given[1:]; "
     "runpy.run_module(given[0], run_name='__main__', alter_sys=True)"
 )
-_FORMAT = 5
+_FORMAT = 6
 # What of the environment changes what a process holds, or which kernels run.
 _VARIABLES = (
     "GLIBC_TUNABLES",
@@ -63,8 +63,8 @@ class MachineRecord:
     Attributes:
         loaded_bytes: what a process comes to hold, tensors aside, after its plan was made: modules
             that are loaded when they are first used, tokenizer, kernels' code.
-        kept: of a byte of tensors at the peak, what the allocator keeps next to it: the least and
-            the most that was seen.
+        kept: of a byte of tensors that come and go, at the peak, what the allocator keeps next to
+            it: the least and the most that was seen. Next to tensors that stay it keeps nothing.
         efficiency: of a large matrix product's rate, the part that a training step reaches.
         when: the date and time.
     """
@@ -76,7 +76,8 @@ class MachineRecord:
 
     @property
     def expected(self) -> float:
-        """Bytes of the process that a byte of tensors takes, in the middle of what was seen."""
+        """Bytes of the process that a byte of tensors that come and go takes, in the middle of what
+        was seen."""
         return 1 + sum(self.kept) / 2
 
 

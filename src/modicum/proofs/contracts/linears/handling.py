@@ -14,6 +14,7 @@ from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.linear_forms import DENSE, form_of, full_weight, linear_form
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.models import ModelConfig, huggingface, saving
+from modicum.models.decoders import config_of
 from modicum.models.llama import Llama
 from modicum.proofs.contracts.adapters.subjects import llama
 from modicum.proofs.contracts.base import NotApplicable
@@ -113,13 +114,13 @@ def check_files(subject: LinearSubject) -> None:
     model, ids = decoder(small(subject)), tokens()
     with tempfile.TemporaryDirectory() as folder:
         dense = huggingface.load(saving.save(model, f"{folder}/dense"))
-        assert dense.config.forms.plain, "the dense folder is of other forms"
+        assert config_of(dense).forms.plain, "the dense folder is of other forms"
         assert_close(dense(ids), model(ids), 1e-4, "the dense folder computes something else")
         if not form_of_value(small(subject)).trains:
             return
         small_folder = saving.save(model, f"{folder}/small", dense=False)
         again = huggingface.load(small_folder)
-        assert again.config.forms == model.config.forms, "the folder holds another plan"
+        assert config_of(again).forms == model.config.forms, "the folder holds another plan"
         assert torch.equal(again(ids), model(ids)), "the small folder computes something else"
         with on_meta():
             filled = Llama(model.config)

@@ -1,0 +1,237 @@
+"""Files of images and their labels: a folder with one folder a class, or a table next to images.
+
+Nothing here opens an image; `image_arrays` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from modicum.core.errors import InputError
+from modicum.data.row_files import rows_of
+from modicum.data.source_files import ROW_SUFFIXES
+from modicum.data.unpacking import content_name
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+TRAIN, VALIDATION = "train", "validation"
+_FILE, _LABEL = "file", "label"
+
+
+@dataclass(frozen=True)
+class LabelledFile:
+    """An image on disk.
+
+    Args:
+        name: its path within the data, which is what a draw depends on.
+        label: the name of its class.
+    """
+
+    path: Path
+    name: str
+    label: str
+
+
+@dataclass(frozen=True)
+class LabelledFiles:
+    """Images to train on and to evaluate on, and the classes of the former.
+
+    Args:
+        names: of the classes, in order; a label is a place in it.
+    """
+
+    train: tuple[LabelledFile, ...]
+    validation: tuple[LabelledFile, ...]
+    names: tuple[str, ...]
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Of each side, how many images each class has."""
+        sides = ((TRAIN, self.train), (VALIDATION, self.validation))
+        found = {}
+        for side, files in sides:
+            each = Counter(file.label for file in files)
+            found[side] = {name: each[name] for name in self.names}
+        return found
+
+
+def class_words(counts: Mapping[str, int], most: int = 8) -> str:
+    """How many images each class has, for people; of many classes the rarest and the commonest.
+
+    >>> class_words({"cats": 1200, "dogs": 3})
+    'cats 1,200, dogs 3'
+    >>> class_words({f"{n}": n for n in range(1, 40)})
+    '39 classes, from 1 (1) to 39 (39)'
+    """
+    if len(counts) <= most:
+        return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    (rare, least), *_, (common, largest) = sorted(counts.items(), key=lambda pair: pair[1])
+    return f"{len(counts)} classes, from {least:,} ({rare}) to {largest:,} ({common})"
+
+
+def find_images(
+    path: Path, validation_path: Path | None = None, *, fraction: float = 0.0, seed: int = 0
+) -> LabelledFiles:
+    """The images that a path names, and those that are held out.
+
+    Held out are those of `validation_path`, else of the folder `validation` next to `train`, else
+    a fraction of each class, which depends on the seed and on the files' names alone.
+
+    Args:
+        path: a folder with one folder a class, or with `train` and `validation` of such folders;
+            or a table with the columns file (as seen from the table) and label.
+
+    Raises:
+        InputError: nothing is there, an image has no class, a class no image, or validation has a
+            class that training has not.
+    """
+    sides = {side: path / side for side in (TRAIN, VALIDATION)}
+    if path.is_dir() and all(side.is_dir() for side in sides.values()):
+        more = [each.name for each in _visible(path) if each.is_dir() and each.name not in sides]
+        if more:
+            raise InputError(
+                f"a folder stands next to {TRAIN} and {VALIDATION}, so it is not known whether "
+                "these are classes; move it away",
+                file=path / more[0],
+            )
+        if validation_path is None:
+            validation_path = sides[VALIDATION]
+        path = sides[TRAIN]
+    train = _labelled(path)
+    names = _ordered({file.label for file in train})
+    if len(names) < 2:
+        raise InputError(
+            "all images are of one class, and a classifier tells apart at least two",
+            file=path,
+            value=names[0],
+        )
+    if validation_path is None:
+        return LabelledFiles(*_split(train, fraction, seed), names)
+    held = _labelled(validation_path)
+    strange = next((file for file in held if file.label not in names), None)
+    if strange is not None:
+        raise InputError(
+            "this class of the validation has no image to train on",
+            file=strange.path,
+            value=strange.label,
+            allowed=", ".join(names),
+            candidates=names,
+        )
+    return LabelledFiles(tuple(train), tuple(held), names)
+
+
+def _labelled(path: Path) -> list[LabelledFile]:
+    if path.is_dir():
+        return list(_of_folders(path))
+    if not path.exists():
+        raise InputError("there is no such folder or table of images", file=path)
+    return list(_of_table(path))
+
+
+def _of_folders(root: Path) -> Iterator[LabelledFile]:
+    there = _visible(root)
+    loose = next((each for each in there if each.suffix.lower() in SUFFIXES), None)
+    if loose is not None:
+        raise InputError(
+            "this image has no class: put it into the folder of its class, or name a table with "
+            f"the columns {_FILE} and {_LABEL}",
+            file=loose,
+        )
+    classes = [each for each in there if each.is_dir()]
+    if not classes:
+        raise InputError(
+            "holds no folders of classes; give one folder a class, as in cats/1.png, or a table "
+            f"with the columns {_FILE} and {_LABEL}",
+            file=root,
+        )
+    for folder in classes:
+        files = [file for file in _below(folder) if file.suffix.lower() in SUFFIXES]
+        if not files:
+            raise InputError(
+                f"this class has no image ({', '.join(SUFFIXES)}); remove its folder", file=folder
+            )
+        for file in files:
+            yield LabelledFile(file, file.relative_to(root).as_posix(), folder.name)
+
+
+def _of_table(table: Path) -> Iterator[LabelledFile]:
+    kind = ROW_SUFFIXES.get(content_name(table).suffix.lower())
+    if kind is None:
+        raise InputError(
+            "is neither a folder nor a table of images",
+            file=table,
+            allowed=f"a folder of classes; .csv, .jsonl and the like with {_FILE} and {_LABEL}",
+        )
+    found = False
+    for number, columns, _ in rows_of(table, kind):
+        values = {}
+        for column in (_FILE, _LABEL):
+            if columns.get(column) in (None, ""):
+                raise InputError(
+                    "the row has no such column, or nothing in it",
+                    file=table,
+                    line=number,
+                    field=column,
+                    allowed="the columns that it has: " + ", ".join(map(repr, columns)),
+                    candidates=columns,
+                    word=column,
+                )
+            values[column] = str(columns[column])
+        file = table.parent / values[_FILE]
+        if file.suffix.lower() not in SUFFIXES or not file.is_file():
+            problem = "there is no such image" if file.suffix.lower() in SUFFIXES else "is no image"
+            raise InputError(
+                problem, file=table, line=number, field=_FILE, value=values[_FILE],
+                allowed=", ".join(SUFFIXES),
+            )  # fmt: skip
+        found = True
+        yield LabelledFile(file, values[_FILE], values[_LABEL])
+    if not found:
+        raise InputError("the table has no rows", file=table)
+
+
+def _split(
+    files: Sequence[LabelledFile], fraction: float, seed: int
+) -> tuple[tuple[LabelledFile, ...], tuple[LabelledFile, ...]]:
+    """A fraction of each class is held out; a class keeps at least one image to train on."""
+
+    def chance(file: LabelledFile) -> bytes:
+        return hashlib.sha256(f"{seed}/validation/{file.name}".encode()).digest()
+
+    held: set[LabelledFile] = set()
+    for name in {file.label for file in files}:
+        mine = sorted((file for file in files if file.label == name), key=chance)
+        held.update(mine[: min(round(fraction * len(mine)), len(mine) - 1)])
+    if fraction and not held:
+        raise InputError(
+            "no class has so many images that one is held out; raise the fraction, or set it to 0",
+            field="validation_fraction",
+            value=fraction,
+        )
+    train = tuple(file for file in files if file not in held)
+    return train, tuple(file for file in files if file in held)
+
+
+def _ordered(labels: set[str]) -> tuple[str, ...]:
+    """By name, numbers by value."""
+    if all(label.isascii() and label.isdigit() for label in labels):
+        return tuple(sorted(labels, key=lambda label: (int(label), label)))
+    return tuple(sorted(labels))
+
+
+def _visible(folder: Path) -> list[Path]:
+    """What is in a folder, by name; names that begin with a dot are left out."""
+    try:
+        return sorted(each for each in folder.iterdir() if not each.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=folder) from error
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for each in _visible(folder):
+        if each.is_dir():
+            yield from _below(each)
+        else:
+            yield each

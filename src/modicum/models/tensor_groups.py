@@ -1,0 +1,39 @@
+"""Tensors of a file before they are written: how large they are, and how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """Tensors of a file that are made together.
+
+    Args:
+        bytes: of each, by its name in the file.
+        make: makes them; where weights are sharded over ranks, every rank calls it.
+    """
+
+    bytes: Mapping[str, int]
+    make: Callable[[], Mapping[str, torch.Tensor]]
+
+
+def dense_weight(module: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:
+    """The full weight of a layer: its own, or the one that its form represents.
+
+    Args:
+        dtype: of what a quantized one becomes.
+    """
+    from modicum.core.layers.linear_forms import form_of
+    from modicum.core.ranks.sharding import whole
+
+    form = form_of(module)
+    if form is None:
+        return whole(module.get_parameter("weight").detach())
+    weight = whole(form.to_dense(module).detach())
+    return weight if form.trains else weight.to(dtype)

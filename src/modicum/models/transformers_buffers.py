@@ -1,0 +1,74 @@
+"""Buffers that no file holds, such as rotary frequencies: computed where a model gets its memory.
+
+A model that is built without memory has none of their numbers. transformers computes them in each
+class's `_init_weights`, next to first weights, which are left as they are here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modicum.core.errors import InputError
+from modicum.core.torch_private import is_persistent
+from modicum.models.transformers_private import begin_module, kept
+
+
+@torch.no_grad()
+def compute_buffers(model: Any, device: torch.device | str) -> None:
+    """Give a model's buffers memory on `device`, and their numbers.
+
+    They are computed twice, over zeros and over ones. What differs is not computed at all: a file
+    must hold it.
+
+    Raises:
+        InputError: transformers does not say what stands in a buffer.
+    """
+    owners = [module for module in model.modules() if module._buffers or _meta(module)]
+    with kept(model.parameters()):
+        found = [_computed(model, owners, device, first) for first in (0, 1)]
+    stored = set(stored_buffers(model))
+    for name, value in found[0].items():
+        if name not in stored and not torch.equal(value, found[1][name]):
+            raise _unknown(name)
+    for module in owners:
+        if _meta(module):
+            raise _unknown(type(module).__name__ + "." + _meta(module)[0])
+
+
+def stored_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that files hold, by name."""
+    return {
+        f"{path}.{name}".lstrip("."): buffer
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and is_persistent(module, name)
+    }
+
+
+def _computed(
+    model: Any, owners: list[nn.Module], device: torch.device | str, first: int
+) -> dict[str, Tensor]:
+    for module in owners:
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.full_like(buffer, first, device=device)
+    for module in owners:
+        begin_module(model, module)
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def _meta(module: nn.Module) -> list[str]:
+    """Tensors among a module's plain attributes that have no memory, and never will."""
+    own = vars(module).items()
+    return [name for name, value in own if isinstance(value, Tensor) and value.is_meta]
+
+
+def _unknown(name: str) -> InputError:
+    return InputError(
+        "transformers does not say what stands in this tensor of the model, and no file holds it, "
+        "so the model is not trained",
+        value=name,
+    )

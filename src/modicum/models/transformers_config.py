@@ -1,0 +1,131 @@
+"""The shape of a decoder of transformers: its config.json as it stands, and what follows from it.
+
+Which architecture that is, transformers knows by the file's `model_type`. Nothing is named here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from modicum.core.errors import InputError
+from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
+from modicum.models.transformers_shape import TransformersShape
+
+
+@dataclass(frozen=True)
+class TransformersConfig(TransformersShape):
+    """The shape of a decoder of transformers, with what is known of its model without building it.
+
+    Raises:
+        InputError: this transformers has no such decoder.
+    """
+
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any], file: str | Path | None = None) -> TransformersConfig:
+        """The configuration of a config.json; `file` is named in errors.
+
+        Raises:
+            InputError: transformers is missing or too old, or has no such decoder of text alone.
+        """
+        try:
+            made = cls(dict(raw))
+            made.parameter_shapes()
+            made = replace(made, packing=_shown(made._text).packing)
+        except InputError as error:
+            raise error.located(file=file) from None
+        return made
+
+    @property
+    def _text(self) -> str:
+        return json.dumps(self.raw, sort_keys=True)
+
+    @property
+    def packs(self) -> bool:
+        """Whether several documents in a row are shown to be computed as each would be alone."""
+        return self.packing != "none"
+
+    def check(self) -> None:
+        """Make sure that no logits depend on later tokens.
+
+        Raises:
+            InputError: they do, or it cannot be shown that they do not.
+        """
+        if (why := _shown(self._text).refused) is not None:
+            raise InputError(why, field="model_type", value=self.model_type)
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every parameter's name and shape, as the model has them; shared ones once.
+
+        Linear layers whose form takes no gradients are dense there; of others, what `forms` says.
+        """
+        dense = _facts(self._text)
+        if self.forms == FormPlan():
+            return dict(dense.shapes)
+        found: dict[str, tuple[int, ...]] = {}
+        for name, shape in dense.shapes.items():
+            path, _, leaf = name.rpartition(".")
+            form = self.forms.of(path) if path in dense.layers else DENSE_FORM
+            if form == DENSE_FORM or leaf != "weight":
+                found[name] = shape
+                continue
+            from modicum.core.layers.linear_forms import linear_form
+
+            own = linear_form(form.name).shapes(*dense.layers[path], **form.arguments)
+            found |= {f"{path}.{key}": size for key, size in own.items()}
+        return found
+
+    def layers(self) -> Mapping[str, tuple[int, int]]:
+        """Inputs and outputs of every dense linear layer, by its full name."""
+        return _facts(self._text).layers
+
+    def block_prefixes(self) -> Sequence[str]:
+        """How the names of each block's parameters begin."""
+        return _facts(self._text).prefixes
+
+    def parameter_count(self) -> int:
+        """How many numbers the model learns; shared ones count once."""
+        return sum(math.prod(shape) for shape in self.parameter_shapes().values())
+
+    def shortened(self, vocabulary_size: int) -> TransformersConfig:
+        """The model of its first block alone, with so many tokens."""
+        from modicum.models.transformers_reduced import one_block
+
+        raw = one_block(self.raw, vocabulary_size)
+        first = self.block_prefixes()[0]
+        return TransformersConfig(raw, self.forms.within([first]), self.packing)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is known of a model without its numbers."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    layers: Mapping[str, tuple[int, int]]
+    prefixes: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=8)
+def _facts(text: str) -> _Facts:
+    from modicum.core.layers.dense_layers import all_layers
+    from modicum.core.layers.meta import on_meta
+    from modicum.models.transformers_model import build
+
+    with on_meta():
+        model = build(TransformersShape(json.loads(text)))
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+    layers = {n: (site.in_features, site.out_features) for n, site in all_layers(model).items()}
+    prefixes = tuple(f"{model.blocks_name}.{number}." for number in range(len(model.blocks)))
+    return _Facts(shapes, layers, prefixes)
+
+
+@functools.lru_cache(maxsize=8)
+def _shown(text: str) -> Any:
+    from modicum.models.transformers_shown import shown
+
+    return shown(json.loads(text))

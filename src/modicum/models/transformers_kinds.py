@@ -1,0 +1,91 @@
+"""Which decoder of transformers a config.json asks for, by transformers' own tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from modicum.core.errors import InputError
+from modicum.core.extras import library
+from modicum.models.transformers_private import decoders
+
+_OLDEST = 5  # the first that says how the names in files become those of the model
+
+
+def described(raw: Mapping[str, Any]) -> Any:
+    """The configuration object of transformers that a config.json spells, a new one each time.
+
+    Raises:
+        InputError: as `architecture`.
+    """
+    kind = raw.get("model_type")
+    transformers = _transformers(kind)
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if kind not in known:
+        theirs = "; code in a model's folder is not run" if "auto_map" in raw else ""
+        raise InputError(
+            f"transformers {transformers.__version__} has no such model{theirs}",
+            field="model_type",
+            value=kind,
+        )
+    if raw.get("quantization_config") is not None:
+        raise InputError(
+            "the weights are already quantized; point at the full-precision model instead",
+            field="quantization_config",
+        )
+    try:
+        return known[kind].from_dict(dict(raw))
+    except Exception as error:  # whatever transformers' own checks raise
+        raise InputError(f"transformers does not read this: {_first_line(error)}") from None
+
+
+def architecture(raw: Mapping[str, Any]) -> type[Any]:
+    """The class of transformers whose model a config.json describes.
+
+    Raises:
+        InputError: transformers is missing or too old, or has no such decoder of text alone.
+    """
+    return _architecture(json.dumps(raw, sort_keys=True, default=str))
+
+
+@lru_cache(maxsize=8)
+def _architecture(text: str) -> type[Any]:
+    raw = json.loads(text)
+    known = described(raw)
+    table = decoders()
+    if type(known) not in table or getattr(known, "is_encoder_decoder", False):
+        raise InputError(
+            "transformers has no decoder of this kind that writes text",
+            field="model_type",
+            value=raw["model_type"],
+        )
+    if known.get_text_config() is not known:
+        raise InputError(
+            "this model reads more than text, and only decoders of text alone are trained",
+            field="model_type",
+            value=raw["model_type"],
+        )
+    found = table[type(known)]
+    named = raw.get("architectures") or []
+    choices = found if isinstance(found, tuple) else (found,)
+    chosen: type[Any] = next((each for each in choices if each.__name__ in named), choices[0])
+    return chosen
+
+
+def _transformers(kind: object) -> Any:
+    found = library("transformers", "hf", f"a model of the type {kind!r}")
+    if int(found.__version__.split(".")[0]) < _OLDEST:
+        raise InputError(
+            f"a model of this type needs transformers {_OLDEST} or newer, and "
+            f"{found.__version__} is installed: pip install -U transformers",
+            field="model_type",
+            value=kind,
+        )
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)}"[:240]

@@ -1,0 +1,43 @@
+"""A decoder of transformers with memory, for weights that a folder holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from modicum.core.layers.dense_layers import choose
+from modicum.core.layers.form_plan import DENSE_FORM, FormPlan, LayerForm
+from modicum.core.layers.meta import materialise, on_meta
+from modicum.models.transformers_config import TransformersConfig
+from modicum.models.transformers_model import TransformersDecoder, build
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def empty_decoder(
+    config: TransformersConfig,
+    stored: str,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    linear: str | FormPlan,
+) -> TransformersDecoder:
+    """The model of a configuration, whose weights are undefined.
+
+    Args:
+        stored: the dtype that files have, in their format's own names.
+        dtype: of all parameters; None: the stored one.
+        linear: the form that every dense layer but the output takes, or the plan of forms.
+
+    Raises:
+        InputError: no linear form has that name, or a layer cannot take it.
+    """
+    with on_meta(dtype or _DTYPES[stored]):
+        model = build(config)
+        if isinstance(linear, str) and linear != DENSE_FORM.name:
+            sites = choose(model, ["all-linear"])
+            linear = FormPlan().with_forms({site.name: LayerForm(linear) for site in sites})
+        if isinstance(linear, FormPlan) and linear.layers:
+            model = build(replace(config, forms=linear))
+    materialise(model, device)
+    return model

@@ -1,0 +1,236 @@
+"""A decoder of transformers as tasks and trainers call one: blocks, documents, states.
+
+The model is transformers' own: its modules, its parameters' names, its forward pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from modicum.core.errors import InputError
+from modicum.core.layers.block_kinds import outermost_lists
+from modicum.core.layers.form_layer import FormLayer
+from modicum.core.layers.formed_model import FormedModel
+from modicum.core.layers.layer_sites import survey
+from modicum.core.layers.linear_forms import frozen_linears, write_weight
+from modicum.core.layers.recomputing import recomputed
+from modicum.core.random import derive_seed
+from modicum.core.ranks.sharding import is_sharded
+from modicum.models.llama import compute_dtype
+from modicum.models.rope import document_mask, document_positions
+from modicum.models.transformers_buffers import compute_buffers
+from modicum.models.transformers_kinds import architecture, described
+from modicum.models.transformers_private import begin_module, runs_again
+from modicum.models.transformers_shape import TransformersShape
+
+
+@dataclass(frozen=True)
+class DecoderStates:
+    """What a model remembers of the first tokens.
+
+    Args:
+        cache: keys and values as transformers keeps them; None for a model that has no such cache.
+        tokens: all tokens [B, T], where there is no cache.
+    """
+
+    cache: Any = None
+    tokens: Tensor | None = None
+
+
+class TransformersDecoder(nn.Module):
+    """What modicum adds to a class of transformers; `build` makes a model of both.
+
+    Attributes:
+        decoder_config: the shape of the model.
+        blocks_name: the name of the list that holds its blocks.
+        transposed: names of linear layers that store W^T, as the `Conv1D` of GPT-2 does.
+    """
+
+    peft_task_type: ClassVar = "CAUSAL_LM"  # as which PEFT loads adapters of it
+    decoder_config: TransformersShape
+    blocks_name: str
+    transposed: frozenset[str]
+    recompute_blocks: bool
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The decoder blocks, in order."""
+        return cast(nn.ModuleList, self.get_submodule(self.blocks_name))
+
+    @property
+    def recompute(self) -> bool:
+        """Whether blocks forget their activations and compute them again in the backward pass."""
+        return self.recompute_blocks
+
+    @recompute.setter
+    def recompute(self, value: bool) -> None:
+        self.recompute_blocks = value
+        for block in self.blocks:
+            if not runs_again(block, recomputed if value else None):
+                raise InputError(
+                    "blocks of this model cannot run again in the backward pass",
+                    field="training.recompute",
+                    value=type(block).__name__,
+                    allowed="none",
+                )
+
+    def forward(self, input_ids: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Logits [B, T, vocabulary].
+
+        Args:
+            documents: int [B, T], the document of each token; attention stays in a document and
+                positions restart with each. None: every row is one document.
+
+        Where nothing else keeps documents of a row apart, each is computed by itself.
+
+        Raises:
+            InputError: so it would have to be, and the weights are sharded over ranks, which would
+                wait for each other with different numbers of documents.
+        """
+        more: dict[str, Any] = {}
+        if documents is not None:
+            if (packing := self.decoder_config.packing) == "none":
+                return self._one_by_one(input_ids, documents)
+            more["position_ids"] = document_positions(documents)
+            if packing == "mask":
+                dtype = compute_dtype(next(self.parameters()))
+                more["attention_mask"] = document_mask(documents, dtype)
+        return cast(Tensor, self._run(input_ids, **more).logits)
+
+    def _one_by_one(self, input_ids: Tensor, documents: Tensor) -> Tensor:
+        """The logits of each document alone, those of equal length together."""
+        if any(is_sharded(parameter) for parameter in self.parameters()):
+            raise InputError(
+                "this model computes documents one at a time, which sharded weights do not go "
+                "with; set this to false, or let every rank hold all weights",
+                field="data.boundaries",
+                value=True,
+            )
+        begins = (document_positions(documents).flatten() == 0).nonzero().flatten().tolist()
+        ends = [*begins[1:], input_ids.numel()]
+        lengths = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        parts = list(input_ids.flatten().split(lengths))
+        found: list[Tensor] = list(parts)
+        for length in set(map(len, parts)):
+            places = [place for place, part in enumerate(parts) if len(part) == length]
+            logits = self(torch.stack([parts[place] for place in places]))
+            for place, each in zip(places, logits, strict=True):
+                found[place] = each
+        return torch.cat(found).unflatten(0, input_ids.shape)
+
+    def _run(self, input_ids: Tensor, *, use_cache: bool = False, **more: Any) -> Any:
+        if "use_cache" in _parameters(type(self)):
+            more["use_cache"] = use_cache
+        return super().forward(input_ids=input_ids, **more)
+
+    def continued(self, input_ids: Tensor, states: DecoderStates) -> tuple[Tensor, DecoderStates]:
+        """Logits [B, vocabulary] of what follows the last of these tokens, and new states."""
+        if states.cache is not None:
+            found = self._run(input_ids, use_cache=True, past_key_values=states.cache)
+            return found.logits[:, -1], DecoderStates(found.past_key_values)
+        if states.tokens is not None:
+            input_ids = torch.cat([states.tokens, input_ids], 1)
+        return self._run(input_ids).logits[:, -1], DecoderStates(tokens=input_ids)
+
+    def new_states(self, batch: int, capacity: int | None = None) -> DecoderStates:
+        """Empty states; a model whose states are no keys and values reads all tokens anew."""
+        if "past_key_values" not in _parameters(type(self)):
+            return DecoderStates()
+        from transformers import DynamicCache
+
+        return DecoderStates(DynamicCache(config=cast(Any, self.config)))
+
+    def compute_buffers(self, device: torch.device | str) -> None:
+        """Give buffers memory and the numbers that follow from the configuration.
+
+        Raises:
+            InputError: transformers does not say what stands in one.
+        """
+        compute_buffers(self, device)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> TransformersDecoder:
+        """Fill every parameter as transformers begins a new model, each module by its own seed.
+
+        Raises:
+            ValueError: the model is on the meta device, or sharded over ranks.
+        """
+        if any(each.is_meta or is_sharded(each) for each in self.parameters()):
+            raise ValueError("new weights are drawn where the model has all its memory")
+        frozen = frozen_linears(self)
+        with torch.random.fork_rng():
+            for name, module in self.named_modules():
+                torch.manual_seed(derive_seed(seed, name))
+                if name in frozen:
+                    layer = cast(nn.Linear, module)
+                    drawn = torch.randn(layer.out_features, layer.in_features)
+                    write_weight(module, 0.02 * drawn.to(next(module.parameters()).device))
+                elif isinstance(module, FormLayer):
+                    module.initialise(std=0.02, seed=seed, name=name)
+                else:
+                    begin_module(self, module)
+        return self
+
+
+def build(config: TransformersShape) -> TransformersDecoder:
+    """The model of a configuration, its linear layers in the forms that it says; call it on meta.
+
+    Raises:
+        InputError: transformers cannot build it so, or a layer that is to have a form is not there.
+    """
+    own = architecture(config.raw)
+    try:
+        model: TransformersDecoder = _with_ours(own)(described(config.raw))
+    except InputError:
+        raise
+    except Exception as error:  # whatever a model's own code says of its configuration
+        said = f"{type(error).__name__}: {error}".splitlines()[0][:240]
+        raise InputError(f"transformers cannot build this model ({said})") from None
+    model.decoder_config = config
+    model.blocks_name = _blocks_name(model)
+    model.recompute_blocks = False
+    sites = survey(model, ["linear"]).every.items()
+    model.transposed = frozenset(name for name, site in sites if site.transposed)
+    if config.forms.layers:
+        formed = FormedModel(model, config.forms)
+        formed.wrap()
+        formed.close()
+    return model
+
+
+_made: dict[type[Any], type[Any]] = {}
+
+
+def _with_ours(own: type[Any]) -> type[Any]:
+    """The class of transformers with ours before it, under its name, by which they look it up."""
+    if own not in _made:
+        known = {"__module__": own.__module__, "plain_type": own, "__doc__": own.__doc__}
+        _made[own] = type(own.__name__, (TransformersDecoder, own), known)
+    return _made[own]
+
+
+def _parameters(kind: type[Any]) -> set[str]:
+    """What the forward pass of transformers' class takes by name."""
+    plain = getattr(kind, "plain_type", kind)
+    return set(inspect.signature(plain.forward).parameters)
+
+
+def _blocks_name(model: nn.Module) -> str:
+    """The list of modules that holds most of the parameters.
+
+    Raises:
+        InputError: the model has no list of blocks.
+    """
+    lists = {
+        name: sum(parameter.numel() for parameter in module.parameters())
+        for name, module in outermost_lists(model).items()
+        if isinstance(module, nn.ModuleList)
+    }
+    if not lists:
+        raise InputError("this model has no list of blocks", value=type(model).__name__)
+    return max(lists, key=lists.__getitem__)

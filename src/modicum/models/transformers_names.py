@@ -1,0 +1,196 @@
+"""Which tensors of a folder's files become which of a model, as transformers itself has it.
+
+Old names, prefixes, experts that files hold one by one: transformers says by rules of its own how
+names in files become those of a model. Here they are followed tensor by tensor, so that no more
+than one tensor of the model is in memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from modicum.core.errors import InputError
+from modicum.models.safetensors_file import TensorEntry, read_tensor
+from modicum.models.transformers_buffers import stored_buffers
+from modicum.models.transformers_model import TransformersDecoder
+from modicum.models.transformers_private import may_be_left, may_be_missing
+
+# What old files hold in addition: tables that are computed, and masks.
+_COMPUTED = re.compile(
+    r"(rotary_emb\.inv_freq|\.attn\.(masked_)?bias|\.attention\.(masked_)?bias)$"
+)
+_CODES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class ConvertedTensor:
+    """A tensor of a model that is made of several of its files, or of a part of one.
+
+    Args:
+        file: of the first of them.
+        dtype: in the format's own names (F32, BF16...).
+        shape: of what is made.
+        bytes: of what is made.
+        parts: the files' tensors, with the rule's pattern that each fits.
+        make: makes the tensor of the parts' values.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    parts: tuple[tuple[str, TensorEntry], ...]
+    make: Callable[[list[Tensor]], Tensor]
+
+    def read(self) -> Tensor:
+        """The tensor, on the CPU."""
+        return self.make([read_tensor(entry) for _, entry in self.parts])
+
+
+Placed = dict[str, TensorEntry | ConvertedTensor]
+
+
+def placed(model: TransformersDecoder, found: Mapping[str, TensorEntry], folder: Path) -> Placed:
+    """For each parameter and stored buffer of a model, where its numbers are.
+
+    Args:
+        model: with dense layers; it may be without memory.
+        found: the tensors of the folder's files.
+
+    Raises:
+        InputError: a tensor is missing, has no place, or is of the wrong shape or type.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+    rules = get_model_conversion_mapping(cast(Any, model))
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
+    wanted = model.state_dict()
+    made: Placed = {}
+    groups: dict[str, list[tuple[str, str, TensorEntry]]] = {}
+    for name, entry in _in_order(found):
+        target, pattern = _renamed(model, name, renamings, converters, wanted)
+        if pattern is not None and target in wanted:
+            groups.setdefault(target, []).append((pattern, name, entry))
+        elif target in wanted:
+            made[target] = entry
+        elif not (_COMPUTED.search(target) or may_be_left(model, target)):
+            raise InputError("the model has no place for this tensor", file=entry.file, field=name)
+    for target, group in groups.items():
+        made |= _converted(model, by_pattern[group[0][0]], target, group)
+    return _checked(model, made, wanted, folder)
+
+
+def _in_order(found: Mapping[str, TensorEntry]) -> Iterable[tuple[str, TensorEntry]]:
+    """As transformers takes them: experts by number, not as texts."""
+    from transformers.core_model_loading import dot_natural_key
+
+    return sorted(found.items(), key=lambda pair: dot_natural_key(pair[0]))
+
+
+def _renamed(
+    model: Any, name: str, renamings: Any, converters: Any, wanted: Mapping[str, Any]
+) -> tuple[str, str | None]:
+    from transformers.core_model_loading import rename_source_key
+
+    prefix = model.base_model_prefix
+    target, pattern = rename_source_key(name, renamings, converters, prefix, dict(wanted))
+    if target not in wanted and name in wanted:
+        return name, None
+    return target, pattern
+
+
+def _converted(
+    model: Any, rule: Any, target: str, group: list[tuple[str, str, TensorEntry]]
+) -> Placed:
+    """What a rule makes of a group of tensors, found out on tensors without memory."""
+    dtype = _CODES.get(group[0][2].dtype, torch.float32)
+    shapes = [torch.empty(entry.shape, dtype=dtype, device="meta") for _, _, entry in group]
+
+    def run(values: list[Tensor]) -> dict[str, Tensor]:
+        own = copy.deepcopy(rule)
+        for (pattern, name, _), value in zip(group, values, strict=True):
+            own.add_tensor(target, name, pattern, value)
+        found = own.convert(target, model=model, config=model.config)
+        return {name: each[0] if isinstance(each, list) else each for name, each in found.items()}
+
+    entry, parts = group[0][2], tuple((pattern, entry) for pattern, _, entry in group)
+    made: Placed = {}
+    for name, value in run(shapes).items():
+        make = lambda values, name=name: run(values)[name]  # noqa: E731
+        size = value.numel() * value.dtype.itemsize
+        shape = tuple(value.shape)
+        made[name] = ConvertedTensor(entry.file, entry.dtype, shape, size, parts, make)
+    return made
+
+
+def _checked(
+    model: TransformersDecoder, made: Placed, wanted: Mapping[str, Tensor], folder: Path
+) -> Placed:
+    """The same, each shared parameter under its first name, and nothing missing."""
+    first = {id(tensor): name for name, tensor in reversed(list(model.named_parameters()))}
+    kept: Placed = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        if name in made:
+            known = kept.get(first[id(tensor)])
+            kept[first[id(tensor)]] = made[name] if known is None else _both(known, made[name])
+    buffers = stored_buffers(model)
+    kept |= {name: made[name] for name in buffers if name in made}
+    for name in [*first.values(), *buffers]:
+        if name in kept:
+            _check(name, kept[name], tuple(wanted[name].shape))
+        elif name not in buffers or not may_be_missing(model, name):
+            raise InputError(
+                "the weights lack a tensor that config.json calls for",
+                file=folder,
+                field=name,
+                candidates=made,
+                word=name,
+            )
+    return kept
+
+
+def _both(one: TensorEntry | ConvertedTensor, other: TensorEntry | ConvertedTensor) -> Any:
+    """A tensor that two layers share, where a file holds it twice."""
+    if not (isinstance(one, TensorEntry) and isinstance(other, TensorEntry)):
+        return one
+
+    def make(values: list[Tensor]) -> Tensor:
+        if not torch.equal(*values):
+            raise InputError(
+                f"by config.json it is {one.name} too, and the weights differ; set "
+                "tie_word_embeddings to false there",
+                file=other.file,
+                field=other.name,
+            )
+        return values[0]
+
+    parts = (("", one), ("", other))
+    return ConvertedTensor(one.file, one.dtype, one.shape, one.bytes, parts, make)
+
+
+def _check(name: str, entry: TensorEntry | ConvertedTensor, shape: tuple[int, ...]) -> None:
+    if entry.shape != shape:
+        raise InputError(
+            f"the tensor's shape is {list(entry.shape)}, and by config.json {list(shape)}",
+            file=entry.file,
+            field=name,
+        )
+    if entry.dtype not in _CODES:
+        raise InputError(
+            "weights of this type are not supported",
+            file=entry.file,
+            field=name,
+            value=entry.dtype,
+            allowed=", ".join(_CODES),
+        )

@@ -1,0 +1,63 @@
+"""The files of a decoder of transformers, with the names that transformers itself would give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modicum.core.layers.linear_forms import form_of
+from modicum.core.layers.meta import on_meta
+from modicum.core.ranks.sharding import whole
+from modicum.models.tensor_groups import TensorGroup, dense_weight
+from modicum.models.transformers_buffers import stored_buffers
+from modicum.models.transformers_model import TransformersDecoder, build
+from modicum.models.transformers_shape import TransformersShape
+
+
+def groups(model: TransformersDecoder) -> list[TensorGroup]:
+    """The tensors of the model's files, a block's together: what a file splits is in one block.
+
+    Linear forms are written as the dense weights that they represent, shared tensors once.
+    """
+    with on_meta():
+        plain: Any = build(TransformersShape(model.decoder_config.raw))
+    shapes = dict(plain.named_parameters())
+    shapes |= stored_buffers(plain)
+    prefixes = [f"{model.blocks_name}.{number}." for number in range(len(model.blocks))]
+    names: dict[str, list[str]] = {prefix: [] for prefix in ["", *prefixes]}
+    for name in shapes:
+        names[next((each for each in prefixes if name.startswith(each)), "")].append(name)
+    dtype = next(model.parameters()).dtype
+
+    def group(own: list[str]) -> TensorGroup:
+        empty = {name: torch.empty_like(shapes[name], dtype=dtype) for name in own}
+        found = _as_saved(plain, empty).items()
+        sizes = {name: tensor.numel() * tensor.itemsize for name, tensor in found}
+        return TensorGroup(sizes, partial(_made, model, plain, own))
+
+    return [group(own) for own in names.values() if own]
+
+
+def _made(model: TransformersDecoder, plain: Any, names: list[str]) -> Mapping[str, Tensor]:
+    return _as_saved(plain, {name: _tensor(model, name) for name in names})
+
+
+def _as_saved(plain: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return revert_weight_conversion(plain, tensors)
+
+
+def _tensor(model: TransformersDecoder, name: str) -> Tensor:
+    """The full tensor of this name in a model with dense layers."""
+    path, _, leaf = name.rpartition(".")
+    module: Any = model.get_submodule(path)
+    if leaf != "weight" or form_of(module) is None:
+        return whole(getattr(module, leaf).detach())
+    weight = dense_weight(module, next(model.parameters()).dtype)
+    # Only a layer that took a form is known as one here, and it holds W where the file holds W^T.
+    return weight.T if path in model.transposed else weight

@@ -1,0 +1,89 @@
+"""Why a plan's choices are what they are, as sentences for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from modicum.core.files import JsonObject
+from modicum.planner.choose import (
+    ASYNCHRONOUS,
+    COMPILE,
+    COMPILE_PAYS_AFTER,
+    DEVICE,
+    MICRO,
+    RECOMPUTE,
+    STRATEGY,
+    USEFUL_TOKENS,
+    Room,
+    choices,
+    strategy_of,
+)
+from modicum.planner.predict import Choice, Prediction
+from modicum.recipe import Recipe
+
+
+def explained(
+    recipe: Recipe,
+    prediction: Prediction,
+    room: Room,
+    kept: Mapping[str, JsonObject],
+    seconds: float,
+) -> list[JsonObject]:
+    """The choices as rows for people; `seconds` is what the run is estimated to take."""
+    choice, training = prediction.choice, recipe.training
+    rows: list[JsonObject] = []
+    if MICRO in kept:
+        rows.append({**kept[MICRO], "value": choice.micro_batch_size})
+    elif training.micro_batch_size == "auto":
+        rows.append(_row(MICRO, choice.micro_batch_size, _why_micro(recipe, prediction, room)))
+    if training.recompute == "auto":
+        why = "keeping activations is faster, and fits"
+        if choice.recompute:
+            why = f"activations of all blocks do not fit into {room.name}"
+        rows.append(_row(RECOMPUTE, "blocks" if choice.recompute else "none", why))
+    if choice.layout.ranks > 1 and recipe.parallel.strategy == "auto":
+        rows.append(_strategy(recipe, choice, room))
+    if recipe.checkpoint.asynchronous == "auto":
+        why = "training continues while a copy of the state is written, and the copy fits"
+        if not choice.asynchronous:
+            where = room.name if room.device == "cpu" else "the host's free memory"
+            why = f"a copy of the state does not fit into {where}"
+        rows.append(_row(ASYNCHRONOUS, choice.asynchronous, why))
+    if COMPILE in kept:
+        rows.append(dict(kept[COMPILE]))
+    elif training.compile == "auto" and seconds < COMPILE_PAYS_AFTER:
+        why = "the run is too short to win back the time that compiling takes"
+        rows.append(_row(COMPILE, "none", why))
+    if training.device == "auto":
+        why = "CUDA is there" if room.device == "cuda" else "no accelerator is there"
+        rows.append(_row(DEVICE, room.device, why))
+    return rows
+
+
+def _row(field: str, value: Any, why: str) -> JsonObject:
+    return {"field": field, "value": value, "why": why}
+
+
+def _strategy(recipe: Recipe, choice: Choice, room: Room) -> JsonObject:
+    """Whether weights are sharded, and why."""
+    if (shard := recipe.parallel.shard) is not None:
+        return _row(STRATEGY, "fsdp", f"parallel.shard is {shard}")
+    if recipe.comm is not None:
+        goes = strategy_of(choice.layout)
+        return _row(STRATEGY, goes, f"comm.method {recipe.comm['method']} goes with it")
+    if choice.layout.shards == 1:
+        return _row(STRATEGY, "ddp", "all weights fit on every rank, and need not cross the wire")
+    why = f"with all weights on every rank it does not fit into {room.name}"
+    return _row(STRATEGY, "fsdp", why)
+
+
+def _why_micro(recipe: Recipe, prediction: Prediction, room: Room) -> str:
+    choice = prediction.choice
+    if choice.micro_batches == 1:
+        whole = "the full batch fits" if choice.layout.ranks == 1 else "a rank's sequences fit"
+        return f"{whole} at once"
+    largest = next(choices(recipe, room.device, choice.layout.ranks)).micro_batch_size
+    if choice.micro_batch_size == largest:
+        return f"{USEFUL_TOKENS[room.device]} tokens at a time are as fast as more"
+    return f"the largest that keeps {room.name}"

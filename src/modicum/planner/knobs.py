@@ -1,0 +1,237 @@
+"""The fields of a recipe that change what it spends, with values to try: from its sections and
+the catalog.
+
+A knob costs by what it touches, in this order: how the arithmetic is split, its precision, the
+method, the rows, the shape of a new model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from modicum.core.contracts.method_record import MethodRecord
+from modicum.core.errors import InputError
+from modicum.recipe import Recipe, methods_for
+
+EXACT, NUMERICS, METHOD, ROWS, SHAPE = range(5)
+# Sections whose methods decide bytes, what changes least first. A task is what is learned; what
+# is exchanged and what changes gradients only adds to a rank's bytes.
+_SLOTS = ("memory", "adapter", "optimizer", "linear", "compress")
+# A method with one of these traits changes how numbers are held, and not what is trained.
+_NUMERIC_TRAITS = {"quantized_base", "compresses_saved"}
+# From what everybody knows, over what a proof has found good, to what it found worse.
+_VERDICTS = ("baseline", "better", "equal", "not shown here", "worse")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A field, the values to try, the mildest first, and the rank of its cost."""
+
+    cost: int
+    field: str
+    values: tuple[Any, ...]
+
+    def apart(self, other: Knob) -> bool:
+        """Whether both can be turned at once: neither's field is the other's, or within it."""
+        one, two = f"{self._place}.", f"{other._place}."
+        return not one.startswith(two) and not two.startswith(one)
+
+    @property
+    def _place(self) -> str:
+        """The field, or the section of which a method decides everything."""
+        return self.field.removesuffix(".method")
+
+
+def tightening(recipe: Recipe, ranks: int = 1, layers: Sequence[str] = ()) -> list[Knob]:
+    """Knobs by which a recipe might need less.
+
+    Args:
+        layers: the last names of those that the adapter changes.
+    """
+    training, model = recipe.training, recipe.model
+    knobs = [*_exact(recipe, ranks)]
+    if training.precision == "fp32":
+        knobs.append(Knob(NUMERICS, "training.precision", ("bf16",)))
+    knobs += _methods(recipe)
+    if training.clip_norm is not None:
+        # Saves nothing by itself; some methods ask for it.
+        knobs.append(Knob(METHOD, "training.clip_norm", (None,)))
+    if recipe.adapter is not None and len(layers) > 1:
+        halves = [list(layers[: len(layers) // part]) for part in (2, 4, 8) if len(layers) >= part]
+        knobs.append(Knob(METHOD, "adapter.targets", tuple(halves)))
+    knobs.append(Knob(ROWS, "data.sequence_length", fractions(recipe.data.sequence_length, 32)))
+    knobs.append(Knob(ROWS, "training.batch_size", fractions(training.batch_size, ranks)))
+    if model.path is None:
+        knobs += _of_new_models(recipe)
+    return [knob for knob in knobs if knob.values]
+
+
+def _exact(recipe: Recipe, ranks: int) -> Iterator[Knob]:
+    """What leaves the arithmetic as it is."""
+    training, section = recipe.training, recipe.parallel
+    if training.micro_batch_size not in ("auto", 1):
+        yield Knob(EXACT, "training.micro_batch_size", ("auto",))
+    if training.recompute == "none":
+        yield Knob(EXACT, "training.recompute", ("blocks",))
+    if recipe.checkpoint.asynchronous is True:
+        yield Knob(EXACT, "checkpoint.asynchronous", ("auto",))
+    if ranks == 1:
+        return
+    if section.strategy == "ddp":
+        yield Knob(EXACT, "parallel.strategy", ("fsdp",))
+        return
+    if section.shard is not None:
+        larger = [n for n in range(section.shard + 1, ranks + 1) if ranks % n == 0]
+        yield Knob(EXACT, "parallel.shard", tuple(larger))
+    if not section.reshard_after_forward:
+        yield Knob(EXACT, "parallel.reshard_after_forward", (True,))
+
+
+def _of_new_models(recipe: Recipe) -> Iterator[Knob]:
+    model = recipe.model
+    if not model.tied_embeddings:
+        yield Knob(SHAPE, "model.tied_embeddings", (True,))
+    if recipe.data.tokenizer is None:
+        yield Knob(SHAPE, "model.vocabulary_size", fractions(model.vocabulary_size, 512))
+    yield Knob(SHAPE, "model.layers", fractions(model.layers, 1))
+    yield Knob(SHAPE, "model.width", fractions(model.width, 2 * model.heads))
+
+
+def loosening(recipe: Recipe, ranks: int = 1, context: int | None = None) -> list[Knob]:
+    """Knobs by which a recipe that has room might spend it, each with the most lavish value last.
+
+    Args:
+        context: the longest row that the model takes.
+    """
+    training, adapter = recipe.training, recipe.adapter
+    knobs = []
+    if training.recompute == "blocks":
+        knobs.append(Knob(EXACT, "training.recompute", ("auto", "none")))
+    if training.micro_batch_size not in ("auto", -(-training.batch_size // ranks)):
+        knobs.append(Knob(EXACT, "training.micro_batch_size", ("auto",)))
+    if ranks > 1 and recipe.parallel.strategy == "fsdp" and recipe.parallel.reshard_after_forward:
+        knobs.append(Knob(EXACT, "parallel.reshard_after_forward", (False,)))
+    if training.precision == "bf16":
+        knobs.append(Knob(NUMERICS, "training.precision", ("fp32",)))
+    if recipe.linear is not None and "linear" in _frozen_forms(recipe):
+        knobs.append(Knob(NUMERICS, "linear", (*_forms_but(recipe), None)))
+    if adapter is not None:
+        rank = {**recipe.methods()["adapter"].defaults, **adapter}.get("rank")
+        if isinstance(rank, int):
+            knobs.append(Knob(METHOD, "adapter.rank", multiples(rank, None)))
+        knobs.append(Knob(METHOD, "adapter", (None,)))
+    longer = multiples(recipe.data.sequence_length, context)
+    knobs.append(Knob(ROWS, "data.sequence_length", longer))
+    if recipe.model.path is None:
+        knobs.append(Knob(SHAPE, "model.width", multiples(recipe.model.width, None)))
+    return [knob for knob in knobs if knob.values]
+
+
+def _frozen_forms(recipe: Recipe) -> list[str]:
+    """The sections whose method only holds frozen numbers in another way."""
+    return [slot for slot, record in recipe.methods().items() if _cost(record) == NUMERICS]
+
+
+def _forms_but(recipe: Recipe) -> list[dict[str, Any]]:
+    """The other ways to hold frozen weights, as sections."""
+    own = recipe.methods()["linear"].name
+    known = methods_for("linear", recipe.plugins).items()
+    return [{"method": n} for n, record in known if n != own and _cost(record) == NUMERICS]
+
+
+def _methods(recipe: Recipe) -> Iterator[Knob]:
+    """Other methods for the sections that can have one, and other fields of those that are there.
+
+    Which of them spend less, or go with the recipe at all, is found out by trying.
+    """
+    present = recipe.methods()
+    for slot in _SLOTS:
+        known = present.get(slot)
+        others = [
+            record for name, record in methods_for(slot, recipe.plugins).items()
+            if (known is None or name != known.name) and ... not in record.defaults.values()
+        ]  # fmt: skip
+        others.sort(key=lambda record: _VERDICTS.index(record.info.against.result))
+        for cost in (NUMERICS, METHOD):
+            alike = [record for record in others if _cost(record) == cost]
+            yield from _other_methods(recipe, slot, alike, cost)
+        if known is not None:
+            yield from _fields(recipe, slot, known)
+
+
+def _cost(record: MethodRecord) -> int:
+    return NUMERICS if _NUMERIC_TRAITS & set(record.info.traits) else METHOD
+
+
+def _other_methods(
+    recipe: Recipe, slot: str, records: Sequence[MethodRecord], cost: int
+) -> Iterator[Knob]:
+    """One knob for methods that a section may name, or two where fields have to go."""
+    said = recipe.fields(slot) if getattr(recipe, slot) is not None else {}
+    named = [record.name for record in records if said.keys() <= record.defaults.keys()]
+    yield Knob(cost, f"{slot}.method", tuple(named))
+    rest = [
+        {"method": record.name, **{k: v for k, v in said.items() if k in record.defaults}}
+        for record in records
+        if record.name not in named
+    ]
+    yield Knob(cost, slot, tuple(rest))
+
+
+def _fields(recipe: Recipe, slot: str, record: MethodRecord) -> Iterator[Knob]:
+    """A method's numbers made smaller, its words and switches made others."""
+    said = recipe.fields(slot)
+    for name, (kind, default) in record.fields.items():
+        value = said.get(name, default)
+        cost = NUMERICS if name.endswith("bits") else METHOD
+        values = tuple(v for v in _others(kind, value) if _valid(record, {**said, name: v}))
+        yield Knob(cost, f"{slot}.{name}", values)
+
+
+def _others(kind: Any, value: Any) -> tuple[Any, ...]:
+    """Values of a field to try for another one, the nearest first."""
+    if isinstance(value, bool):
+        return (not value,)
+    if words := _words(kind):
+        return tuple(word for word in words if word != value)
+    if isinstance(value, int) and value > 1:
+        return fractions(value, 1)
+    if isinstance(value, float) and 0 < value <= 1:
+        return tuple(value / part for part in (2, 4, 8))
+    return ()
+
+
+def _words(kind: Any) -> tuple[Any, ...]:
+    """The values of a literal, also where it is annotated or one of several types."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    inner = getattr(kind, "__metadata__", None) and get_args(kind)[0]
+    return _words(inner) if inner else ()
+
+
+def _valid(record: MethodRecord, values: dict[str, Any]) -> bool:
+    try:
+        record.validate(values)
+    except InputError:
+        return False
+    return True
+
+
+def fractions(value: int, least: int) -> tuple[int, ...]:
+    """A half, a quarter, an eighth and a sixteenth of a value, while it is not below `least`.
+
+    >>> fractions(100, 20)
+    (50, 25)
+    """
+    return tuple(value // part for part in (2, 4, 8, 16) if value // part >= least)
+
+
+def multiples(value: int, most: int | None) -> tuple[int, ...]:
+    """Twice, four and eight times a value, while it is not above `most`.
+
+    >>> multiples(100, 500)
+    (200, 400)
+    """
+    return tuple(value * part for part in (2, 4, 8) if most is None or value * part <= most)

@@ -1,0 +1,97 @@
+"""A recipe on a machine, looked at: what plans, refusals and advice are made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from modicum.core.files import JsonObject
+from modicum.core.machine import Machine
+from modicum.core.machine.record import MachineRecord
+from modicum.planner.choose import Room, choices, first_that_fits
+from modicum.planner.predict import Prediction, Predictor
+from modicum.planner.profiles import Profile
+from modicum.recipe import Recipe
+from modicum.tasks import AnyTask, Inputs
+
+# Gradients of fewer bytes than this part of the peak decide nothing.
+_SMALL = 1 / 64
+
+
+@dataclass(frozen=True)
+class Question:
+    """A recipe, its inputs, and the machine that it is planned for.
+
+    Recipes that differ from it in fields are tried on it too; what they share is done once.
+
+    Args:
+        device: where the run would be, cpu or cuda.
+        room: the bytes that a rank may take.
+        counts: what is known of the data.
+        ranks: how many there are.
+        profile: where the machine's figures are from, if not from this machine.
+        settled: what the recipe left open and the inputs alone decide, as rows of a plan.
+    """
+
+    recipe: Recipe
+    task: AnyTask
+    inputs: Inputs
+    device: str
+    machine: Machine
+    record: MachineRecord
+    room: Room
+    predictor: Predictor
+    counts: Mapping[str, Any] = field(default_factory=dict)
+    ranks: int = 1
+    profile: Profile | None = None
+    settled: tuple[JsonObject, ...] = ()
+    _configs: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def config(self, recipe: Recipe) -> Any:
+        """The shape of the model that a changed recipe would have.
+
+        Raises:
+            InputError: the forms of its layers do not go with the model.
+        """
+        shape = {"model": recipe.model.model_dump(), "data": recipe.data.sequence_length}
+        key = json.dumps([shape, recipe.linear, recipe.compress], sort_keys=True, default=str)
+        if key not in self._configs:
+            self._configs[key] = self.task.reconfigured(self.inputs, recipe)
+        return self._configs[key]
+
+    def fitting(self, recipe: Recipe) -> Prediction | None:
+        """The prediction of the plan that a changed recipe would get; None: it does not fit.
+
+        Raises:
+            InputError: its parts do not go together, or not with the model.
+        """
+        open_ones = choices(recipe, self.device, self.ranks)
+        return first_that_fits(open_ones, recipe, self.config(recipe), self.predictor, self.room)
+
+    def frugal(self, recipe: Recipe, ranks: int | None = None) -> Prediction:
+        """The prediction of the choice that needs least.
+
+        Raises:
+            InputError: as `fitting`.
+        """
+        config = self.config(recipe)
+        offered = list(choices(recipe, self.device, ranks or self.ranks))
+        copies = min(choice.asynchronous for choice in offered)
+        offered = [choice for choice in offered if choice.asynchronous == copies]
+        if len(config.block_prefixes()) > 2 and any(choice.recompute for choice in offered):
+            # Only where there is hardly a block to forget does running it again take more.
+            offered = [choice for choice in offered if choice.recompute]
+        sizes = sorted({choice.micro_batch_size for choice in offered})
+        found: list[Prediction] = []
+        for size in dict.fromkeys((sizes[0], sizes[-1])):
+            # More at a time needs less where gradients then need not wait for other micro-batches.
+            if found and found[0].ledger.bytes("gradient") < _SMALL * found[0].peak_bytes:
+                break
+            found += [
+                self.predictor(recipe, config, choice)
+                for choice in offered
+                if choice.micro_batch_size == size
+            ]
+        return min(found, key=self.room.needed)

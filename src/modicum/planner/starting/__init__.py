@@ -1,0 +1,6 @@
+"""A recipe to start from, made by looking at a model, at data and at this machine."""
+
+from modicum.planner.starting.draft import OpenQuestion, Setting
+from modicum.planner.starting.start import Start, start
+
+__all__ = ["OpenQuestion", "Setting", "Start", "start"]

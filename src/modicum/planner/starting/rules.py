@@ -1,0 +1,99 @@
+"""Rules of thumb for a first run: learning rate, batch, epochs, steps, warm-up, held-out data.
+
+Each gives a value and the reason, which goes into the recipe. They are where a search begins, not
+where it ends.
+"""
+
+from __future__ import annotations
+
+import math
+
+Reasoned = tuple[float, str]
+
+# Full training, by parameters below: GPT-3's table 2.1 (arXiv 2005.14165) for new models; for
+# trained ones Alpaca's 2e-5 at 7 B and 1e-5 at 13 B, and more for smaller models.
+_NEW = ((1e8, 1e-3), (5e8, 6e-4), (1e9, 3e-4), (math.inf, 2e-4))
+_FULL = ((1e9, 1e-4), (5e9, 5e-5), (10e9, 2e-5), (math.inf, 1e-5))
+# An adapter takes about ten times the rate of full training (QLoRA, arXiv 2305.14314, table 9:
+# 2e-4 at 7 B and 13 B, 1e-4 above; "LoRA Without Regret", Thinking Machines 2025: the factor).
+_ADAPTER = ((1e9, 1e-3), (5e9, 5e-4), (20e9, 2e-4), (math.inf, 1e-4))
+MOST_SEQUENCES = 16  # in an update, as in QLoRA's runs of 7 B and 13 B
+_MANY_ROWS = 60_000  # Alpaca's 52,000 rows were gone through three times
+_PASSES = 4  # over short text: as good as new text, by Muennighoff et al., arXiv 2305.16264
+_FEW_UPDATES = 500
+
+
+def learning_rate(parameters: int, *, new: bool, adapter: str | None) -> Reasoned:
+    """The peak of the schedule, by what is trained and the size of the model."""
+    table = _NEW if new else _FULL if adapter is None else _ADAPTER
+    rate = next(rate for below, rate in table if parameters < below)
+    size = f"{parameters / 1e9:.2g} B" if parameters >= 1e9 else f"{parameters / 1e6:.3g} M"
+    if new:
+        return rate, f"a new model of {size} parameters: GPT-3's table 2.1"
+    if adapter is None:
+        return rate, f"all of {size} parameters: Alpaca's 2e-5 at 7 B, more for smaller models"
+    return rate, f"an adapter on {size} parameters: QLoRA's 2e-4 at 7 B, more for smaller models"
+
+
+def batch_size(rows: int) -> tuple[int, str]:
+    """Sequences in an update, of so many rows of tokens.
+
+    >>> batch_size(100_000)[0], batch_size(20)[0]
+    (16, 2)
+    """
+    size = MOST_SEQUENCES
+    while size > 1 and rows // size < 8:
+        size //= 2
+    if size == MOST_SEQUENCES:
+        return size, "sequences in an update, as in QLoRA's runs"
+    return size, "sequences in an update; so few, since there are few rows"
+
+
+def epochs(examples: int) -> tuple[int, str]:
+    """How often examples are gone through."""
+    if examples > _MANY_ROWS:
+        return 1, "many rows: once is enough to begin with"
+    return 3, "as Alpaca's 52,000 rows were; watch the validation loss, fewer may do"
+
+
+def steps(rows: int, batch: int) -> tuple[int, str]:
+    """Updates on continuous text of so many rows of tokens."""
+    once = math.ceil(rows / batch)
+    passes = min(_PASSES, max(1, math.ceil(_FEW_UPDATES / once)))
+    if passes == 1:
+        return once, "once through the text, about"
+    return passes * once, f"{passes} times through the text: there is little of it"
+
+
+def warmup_steps(updates: int, new: bool) -> tuple[int, str]:
+    """Updates over which the learning rate rises."""
+    part = 0.05 if new else 0.03
+    count = 0 if updates < 10 else max(1, round(part * updates))
+    return count, f"{part:.0%} of about {updates:,} updates"
+
+
+def evaluate_every(updates: int) -> tuple[int, str]:
+    """Updates between two evaluations."""
+    if updates > 5 * _FEW_UPDATES:
+        return _FEW_UPDATES, "steps"
+    return max(1, updates // 5), "steps: about five times in all"
+
+
+def held_out(documents: int, examples: bool) -> Reasoned:
+    """The part of the documents to evaluate on."""
+    least = 20 if examples else 4
+    if documents < least:
+        return 0.0, f"nothing is held out, as there is so little: {documents}"
+    if documents * 0.05 > 500:
+        part = float(f"{500 / documents:.1g}")
+        return part, f"about {round(part * documents):,} documents, never trained"
+    return 0.05, f"about {max(1, round(0.05 * documents))} of the documents, never trained"
+
+
+def checkpoint_every(seconds: float | None) -> tuple[str, str]:
+    """How often a run of so many seconds is saved."""
+    if seconds is not None and seconds < 600:
+        return "1m", "what a crash can lose of a run of minutes"
+    if seconds is not None and seconds > 36_000:
+        return "15m", "what a crash can lose of a run of many hours"
+    return "5m", "what a crash can lose"

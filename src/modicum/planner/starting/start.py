@@ -1,0 +1,275 @@
+"""From a model, data and a budget to a recipe: everything is looked at as a run would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from modicum.core.errors import DoesNotFit, InputError
+from modicum.data.named_templates import DEFAULT, NAMED
+from modicum.planner.plan import Plan
+from modicum.planner.planning import plan
+from modicum.planner.starting import rules
+from modicum.planner.starting.data import chosen_data, look_at_columns
+from modicum.planner.starting.draft import Ask, Draft, OpenQuestion, take_default
+from modicum.planner.starting.lengths import Lengths, measured, row_length, text_length
+from modicum.planner.starting.method import check_method, choose_method
+from modicum.planner.starting.recipe_text import model_words
+from modicum.planner.starting.stored import stored_dtype
+from modicum.recipe import Recipe
+from modicum.tasks import task_of
+from modicum.tasks.text import TextInputs
+
+# Tokens in a row of continuous text, at most: of a new model, and of a trained one.
+_NEW_LENGTH, _TRAINED_LENGTH = 256, 1024
+_TEMPLATE, _BOUNDARIES = "data.chat_template", "data.boundaries"
+_NEW_MODEL = {
+    "layers": (4, "a new model; for a trained one: modicum init --model FOLDER"),
+    "width": (256, "of the residual stream"),
+    "heads": (4, "of attention"),
+    "vocabulary_size": (4096, "tokens, of a tokenizer that is trained on the data"),
+}
+
+
+@dataclass(frozen=True)
+class Start:
+    """A recipe to start from, and what it was made of.
+
+    Attributes:
+        draft: its settings, each with the reason, and the questions that came up.
+        model, data: what was found, as plain values.
+        plan: of the recipe; None where it does not fit.
+        refused: why it does not fit, with what would make it fit.
+    """
+
+    draft: Draft
+    recipe: Recipe
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    plan: Plan | None
+    refused: DoesNotFit | None
+
+
+def start(
+    model: str | None = None,
+    data: str | None = None,
+    *,
+    memory: str | None = None,
+    method: str | None = None,
+    asked: Mapping[str, Any] | None = None,
+    ask: Ask = take_default,
+) -> Start:
+    """Look at a model and at data, and make a recipe of what is found.
+
+    Args:
+        model: a model folder; None for a new model.
+        data: as `data.path` of a recipe; None for Python's standard library.
+        memory: the budget, as in 8GB; None for what is free.
+        method: `full` or an adapter; None: full training where it fits, else LoRA.
+        asked: fields of the recipe that are to have these values, by dotted name.
+        ask: answers questions that model and data leave open.
+
+    Raises:
+        InputError: model or data are missing, broken or not supported, or do not go together.
+
+    >>> from modicum.planner.starting import start
+    >>> start(asked={"data.include": ["json/**"]}).recipe.data.sequence_length
+    128
+    """
+    check_method(method, model)
+    draft = Draft(dict(asked or {}), ask)
+    _set_model(draft, model)
+    chosen_data(draft, data)
+    _set_budget(draft, memory)
+    draft.recipe()  # what is asked for is checked before anything is read
+    columns = look_at_columns(draft)
+    inputs = _looked_at(draft)
+    dtype = None if inputs.model_folder is None else stored_dtype(inputs.model_folder)
+    facts = _model_facts(draft, inputs, dtype)
+    _describe_template(draft, inputs)
+    lengths, tokenizer = measured(inputs.source, inputs.tokenizer, inputs.config.vocabulary_size)
+    _describe_data(draft, inputs, lengths)
+    _set_rows(draft, inputs, lengths, model is None)
+    counts = task_of(draft.recipe()).survey(draft.recipe(), replace(inputs, tokenizer=tokenizer))
+    updates = _set_updates(draft, counts, lengths.documents, inputs.source.continuous)
+    adapter = choose_method(draft, inputs, method, dtype) if model is not None else None
+    _set_schedule(draft, inputs, updates, adapter, model is None)
+    draft.take_asked()
+    made, refused = _planned(draft)
+    found = {
+        **columns, "described": inputs.described, "continuous": inputs.source.continuous,
+        "documents": lengths.documents, "exact": lengths.exact, "median": lengths.quantile(0.5),
+        "longest": lengths.tokens[-1], "rows": counts["rows"],
+    }  # fmt: skip
+    return Start(draft, draft.recipe(), facts, found, made, refused)
+
+
+def _set_model(draft: Draft, model: str | None) -> None:
+    if model is not None:
+        draft.set("model.path", model, "")
+        return
+    for name, (value, why) in _NEW_MODEL.items():
+        draft.set(f"model.{name}", value, why)
+
+
+def _set_budget(draft: Draft, memory: str | None) -> None:
+    why = "bytes on the accelerator, or of the process on a CPU"
+    if memory is not None:
+        draft.set("budget.memory", memory, why)
+        return
+    text = "How much memory may it take, as in 8GB?"
+    draft.question(
+        OpenQuestion("budget.memory", text, None), f"what is free now; else {why}, as in 8GB"
+    )
+
+
+def _looked_at(draft: Draft) -> TextInputs:
+    """Model and data, checked as a run checks them; what can be settled is.
+
+    Raises:
+        InputError: what is wrong with them.
+    """
+    while True:
+        try:
+            return _look(draft)
+        except InputError as error:
+            if error.field in draft.asked or error.field in draft.settings:
+                raise
+            _settle(draft, error)
+
+
+def _settle(draft: Draft, refused: InputError) -> None:
+    """Give a field that was refused a value that is right.
+
+    Raises:
+        InputError: the refusal, of any other field.
+    """
+    if refused.field == _TEMPLATE:
+        text = f"A chat template for the conversations: {', '.join(NAMED)}, or a file?"
+        why = "the model has no template of its own; this one goes with its tokenizer"
+        draft.question(OpenQuestion(_TEMPLATE, text, _template_for(draft, refused)), why)
+    elif refused.field == _BOUNDARIES:
+        why = "documents that share a row see each other: this kind of model keeps none apart"
+        draft.set(_BOUNDARIES, False, why)
+    else:
+        raise refused
+
+
+def _look(draft: Draft, template: str | None = None) -> TextInputs:
+    wanted: dict[str, Any] = {"data__sequence_length": 2, "data__validation_fraction": 0.0}
+    if template is not None:
+        wanted["data__chat_template"] = template
+    wanted = {k: v for k, v in wanted.items() if k.replace("__", ".") not in draft.asked}
+    recipe = draft.recipe(**wanted)
+    found = task_of(recipe).look(recipe)
+    if isinstance(found, TextInputs):
+        return found
+    raise InputError(
+        "recipes of this task are not made here; `modicum methods --room tasks` shows what it "
+        "takes",
+        field="task.method",
+        value=(recipe.task or {}).get("method"),
+    )
+
+
+def _template_for(draft: Draft, refused: InputError) -> str:
+    """The first of the named templates that the tokenizer goes with.
+
+    Raises:
+        InputError: none; what the data was refused with.
+    """
+    for name in NAMED:
+        try:
+            _look(draft, name)
+        except InputError as error:
+            if error.field != _TEMPLATE:
+                raise
+        else:
+            return name
+    raise refused
+
+
+def _describe_template(draft: Draft, inputs: TextInputs) -> None:
+    """Say what writes the conversations, where there are any."""
+    if not inputs.source.rows.conversations or _TEMPLATE in draft.settings:
+        return
+    if inputs.tokenizer is None:
+        draft.set(_TEMPLATE, DEFAULT, "what writes conversations for a new model")
+    elif "data.format" in draft.settings and _TEMPLATE not in draft.asked:
+        found = draft.settings["data.format"]
+        why = f"{found.why}; written by the model's own chat template"
+        draft.set("data.format", found.value, why)
+
+
+def _model_facts(draft: Draft, inputs: TextInputs, dtype: str | None) -> dict[str, Any]:
+    config, parameters = inputs.config, inputs.config.parameter_count()
+    if inputs.model_folder is None:
+        return {"path": None, "parameters": parameters}
+    path = draft.settings["model.path"].value
+    found = {
+        "path": path, "folder": str(inputs.model_folder), "parameters": parameters,
+        "dtype": dtype, "context": config.context, "weights": inputs.weights,
+    }  # fmt: skip
+    draft.set("model.path", path, model_words(found).removeprefix(f"{path}, "))
+    return found
+
+
+def _describe_data(draft: Draft, inputs: TextInputs, lengths: Lengths) -> None:
+    what = "documents" if inputs.source.continuous else "rows"
+    count = f"{lengths.documents:,}" if lengths.exact else f"about {lengths.documents:,}"
+    median, longest = lengths.quantile(0.5), lengths.tokens[-1]
+    path = draft.settings["data.path"]
+    here = f"{path.why}; " if path.why else ""
+    why = f"{here}{what}: {count}, the median {median:,} tokens, the longest {longest:,}"
+    draft.set("data.path", path.value, why)
+
+
+def _set_rows(draft: Draft, inputs: TextInputs, lengths: Lengths, new: bool) -> None:
+    """Set how long rows are, and what is held out."""
+    context = None if new else inputs.config.context
+    if inputs.source.continuous:
+        tokens = round(sum(lengths.tokens) / len(lengths.tokens) * lengths.documents)
+        most = _NEW_LENGTH if new else _TRAINED_LENGTH
+        length, why = text_length(tokens, context, most)
+    else:
+        length, why = row_length(lengths, context)
+    draft.set("data.sequence_length", length, why)
+    if "data.validation_path" not in draft.settings:
+        part, why = rules.held_out(lengths.documents, not inputs.source.continuous)
+        draft.set("data.validation_fraction", part, why)
+
+
+def _set_updates(draft: Draft, counts: Mapping[str, Any], documents: int, continuous: bool) -> int:
+    """Set batch size and how long the run is; its updates, about."""
+    rows = max(1, int(counts["rows"]))
+    batch = int(draft.set("training.batch_size", *rules.batch_size(rows)))
+    draft.set("training.micro_batch_size", "auto", "how many at a time: the planner's choice")
+    if continuous and "training.epochs" not in draft.asked:
+        return int(draft.set("training.steps", *rules.steps(rows, batch)))
+    if "training.steps" in draft.asked:
+        return int(draft.set("training.steps", 0, ""))
+    return int(draft.set("training.epochs", *rules.epochs(documents)) * rows / batch) or 1
+
+
+def _set_schedule(
+    draft: Draft, inputs: TextInputs, updates: int, adapter: str | None, new: bool
+) -> None:
+    rate = rules.learning_rate(inputs.config.parameter_count(), new=new, adapter=adapter)
+    draft.set("training.learning_rate", *rate)
+    draft.set("training.warmup_steps", *rules.warmup_steps(updates, new))
+    data = draft.recipe().data
+    if data.validation_fraction or data.validation_path is not None:
+        draft.set("evaluation.every", *rules.evaluate_every(updates))
+
+
+def _planned(draft: Draft) -> tuple[Plan | None, DoesNotFit | None]:
+    """The plan of the recipe, or why there is none; sets how often the run is saved."""
+    made, refused = None, None
+    try:
+        made = plan(draft.recipe())
+    except DoesNotFit as error:
+        refused = error
+    every = rules.checkpoint_every(None if made is None else made.seconds)
+    draft.set("checkpoint.every", *every)
+    return made, refused

@@ -1,0 +1,89 @@
+"""What a plan that has room could spend it on, each tried on the planner.
+
+In the order of what it changes: less work for the same result first, then numbers that are held in
+more bits, more trained parameters, longer rows, a larger new model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from modicum.core.errors import InputError
+from modicum.planner.knobs import Knob, loosening
+from modicum.planner.predict import Prediction
+from modicum.planner.question import Question
+from modicum.planner.remedies import Remedy, changed
+
+
+@dataclass(frozen=True)
+class Use:
+    """A change that a plan has room for.
+
+    Args:
+        remedy: the change, and the bytes that the recipe then needs.
+        work: of an update, next to the work without the change.
+        trainable: elements that are then trained.
+        recompute: whether blocks then run again.
+    """
+
+    remedy: Remedy
+    work: float
+    trainable: int
+    micro_batch_size: int
+    recompute: bool
+
+    def row(self) -> dict[str, Any]:
+        """What `modicum plan --json` says of it."""
+        return {
+            "set": self.remedy.words,
+            "yaml": self.remedy.yaml,
+            "needs_bytes": self.remedy.needs,
+            "work": self.work,
+            "trainable": self.trainable,
+            "micro_batch_size": self.micro_batch_size,
+            "recompute": self.recompute,
+        }
+
+
+def uses_of_room(asked: Question, made: Prediction) -> Iterator[Use]:
+    """Of each knob the most that fits without giving up what the plan has.
+
+    Nothing for models that are traced: each try would be another trace.
+    """
+    if made.traced:
+        return
+    context = getattr(asked.inputs.config, "context", None)
+    limit = context if asked.recipe.model.path is not None else None
+    for knob in loosening(asked.recipe, asked.ranks, limit):
+        if (use := _most(asked, made, knob)) is not None:
+            yield use
+
+
+def _most(asked: Question, made: Prediction, knob: Knob) -> Use | None:
+    for value in reversed(knob.values):
+        change = {knob.field: value}
+        recipe = changed(asked.recipe, change)
+        if recipe is None:
+            continue
+        try:
+            found = asked.fitting(recipe)
+        except InputError:
+            continue
+        if found is None or found == made or _gives_up(made, found):
+            continue
+        return Use(
+            Remedy(change, asked.room.needed(found)),
+            found.flops / max(made.flops, 1),
+            found.trainable,
+            found.choice.micro_batch_size,
+            found.choice.recompute,
+        )
+    return None
+
+
+def _gives_up(made: Prediction, found: Prediction) -> bool:
+    """Whether a change is paid with what the plan had: activations, or weights on every rank."""
+    before, after = made.choice, found.choice
+    return (after.recompute and not before.recompute) or after.layout.shards > before.layout.shards

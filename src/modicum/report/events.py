@@ -1,0 +1,56 @@
+"""What happened at known steps of a run, for the marks on its charts and for a table."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from modicum.report.folder import FolderContents, section
+from modicum.report.numbers import as_count, number
+
+_MOST = 100  # marks of one kind: of more, the first ones
+_CHECKPOINT = re.compile(r"step-(\d{1,15})")
+
+
+def events(run: FolderContents) -> list[dict[str, Any]]:
+    """Marks in order of their steps: `step`, `kind`, and `text` in words.
+
+    Kinds are skipped (an update that had no finite loss or gradient), surgery, best, stopped and
+    checkpoint (one that is kept).
+    """
+    found = [*_skipped(run), *_surgeries(run), *_checkpoints(run)]
+    best = section(run.run, "best")
+    if (step := number(best.get("step"))) is not None:
+        found.append(_event(step, "best", "best evaluation"))
+    if (step := number(run.run.get("stopped_early"))) is not None:
+        found.append(_event(step, "stopped", "stopped early: evaluations no longer improved"))
+    return sorted(found, key=lambda event: event["step"])
+
+
+def _event(step: float, kind: str, text: str) -> dict[str, Any]:
+    return {"step": as_count(step), "kind": kind, "text": text}
+
+
+def _skipped(run: FolderContents) -> list[dict[str, Any]]:
+    places = run.metrics.points("skipped")[0][:_MOST]
+    text = "no finite loss or gradient: the update was skipped"
+    return [_event(run.metrics.steps[place], "skipped", text) for place in places]
+
+
+def _surgeries(run: FolderContents) -> list[dict[str, Any]]:
+    found = []
+    for plan in run.plans[:_MOST]:
+        surgery = section(plan, "surgery")
+        if (step := number(surgery.get("step"))) is not None:
+            found.append(_event(step, "surgery", f"layers changed: {surgery.get('why', '')}"))
+    return found
+
+
+def _checkpoints(run: FolderContents) -> list[dict[str, Any]]:
+    folder = run.path / "checkpoints"
+    try:
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    except OSError:
+        return []
+    steps = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+    return [_event(step, "checkpoint", "checkpoint that is kept") for step in steps[-_MOST:]]

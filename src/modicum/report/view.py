@@ -1,0 +1,149 @@
+"""Everything that the page of one run shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modicum.core.files import JsonObject
+from modicum.data.fitting import too_long_words
+from modicum.data.image_files import class_words
+from modicum.report import facts as told
+from modicum.report import numbers, plots
+from modicum.report.events import events
+from modicum.report.folder import FolderContents, listing, section
+from modicum.report.recipes import fields
+from modicum.report.samples import samples
+
+
+def view(run: FolderContents) -> dict[str, Any]:
+    """Everything that the template shows."""
+    result = told.facts(run)
+    prediction = section(run.plans[-1], "prediction") if run.plans else {}
+    peak, phases = result["peak_bytes"], told.kinds_by_phase(run)
+    drawn = dict.fromkeys(kind for stack in phases.values() for kind in stack)
+    recipe = fields(run.recipe)
+    return {
+        "facts": result,
+        "run": run,
+        "subject": subject(run.recipe),
+        "counted": told.counted(run),
+        "loss": result["loss"],
+        "peak": peak,
+        "peak_counted": peak[told.counted(run)],
+        "measures": told.measures(run),
+        "best_step": numbers.number(section(run.run, "best").get("step")),
+        "events": events(run),
+        "memory": plots.bars(phases, peak["budget"], peak["measured"]),
+        "kinds": sorted(drawn, key=plots.rank),
+        "by_kind": sorted(told.kinds_measured(run), key=lambda row: plots.rank(row["kind"])),
+        "ledger": listing(prediction, "table"),
+        "samples": samples(run.samples),
+        "data_lines": data_lines(result),
+        "changed": [field for field in recipe if field.changed],
+        "unchanged": [field for field in recipe if not field.changed],
+        "choices": listing(run.plans[-1], "choices") if run.plans else [],
+        "revisions": revisions(run.plans),
+        "versions": section(run.run, "versions"),
+        "machine": machine(section(run.run, "machine")),
+    }
+
+
+def data_lines(result: dict[str, Any]) -> list[str]:
+    """What packing made of the data, in sentences; none where the run does not say."""
+    counts, lines = section(result, "data"), []
+    rows, documents, trained, waste = (
+        numbers.number(counts.get(key)) for key in ("rows", "documents", "trained", "waste")
+    )
+    if rows is not None and documents is not None and trained is not None:
+        lines.append(
+            f"{documents:,} documents make {rows:,} rows with {trained:,} trained tokens; "
+            f"{numbers.percent(waste or 0.0)} of the rows is padding."
+        )
+    lines += source_lines(counts.get("sources"))
+    known = {key: value for key, value in counts.items() if numbers.number(value) is not None}
+    if words := too_long_words(known):
+        lines.append(f"Longer than a row: {words}.")
+    if empty := numbers.number(counts.get("empty")):
+        lines.append(f"Left out, as nothing is learned in them: {empty:,}.")
+    if classes := integers(section(counts, "classes")):
+        lines.append(f"Images: {class_words(classes)}.")
+    if (wait := numbers.number(result.get("data_wait"))) is not None:
+        lines.append(f"Steps waited for their rows for {numbers.percent(wait)} of their time.")
+    return lines
+
+
+def integers(values: JsonObject) -> dict[str, int]:
+    """Those of a file's values that are counts."""
+    return {name: value for name, value in values.items() if type(value) is int}
+
+
+def source_lines(sources: Any) -> list[str]:
+    """What each of several sources gave, in sentences; none of anything else than their list."""
+    lines = []
+    for source in sources if isinstance(sources, list) else ():
+        if not isinstance(source, dict):
+            continue
+        share, passes = (numbers.number(source.get(key)) for key in ("share", "passes"))
+        if share is not None and passes is not None:
+            lines.append(
+                f"{source.get('name')}: {numbers.percent(share)} of an epoch's rows, in which its "
+                f"own are taken {passes:.3g} times."
+            )
+    return lines
+
+
+def subject(recipe: JsonObject) -> dict[str, str]:
+    """What was trained, on what, and how, as far as the recipe says."""
+
+    def named(part: Any, key: str) -> str:
+        if isinstance(part, str):
+            return part
+        value = part.get(key) if isinstance(part, dict) else None
+        return value if isinstance(value, str) else ""
+
+    adapter, model = section(recipe, "adapter"), section(recipe, "model")
+    method, rank = named(recipe.get("adapter"), "method"), numbers.number(adapter.get("rank"))
+    if method and rank is not None:
+        method += f" (rank {rank})"
+    source = named(recipe.get("model"), "path")
+    layers, width = numbers.number(model.get("layers")), numbers.number(model.get("width"))
+    if not source and layers is not None and width is not None:
+        source = f"a new decoder, {layers} blocks of width {width}"
+    data = section(recipe, "data")
+    library = "the Python standard library" if "path" in data and data["path"] is None else ""
+    return {
+        "model": source,
+        "data": named(recipe.get("data"), "path") or library,
+        "method": method or ("full training" if recipe else ""),
+    }
+
+
+def revisions(plans: list[JsonObject]) -> list[dict[str, Any]]:
+    """Each revision of the plan: when, why, and the choices that it changed."""
+    shown: list[dict[str, Any]] = []
+    before: dict[str, Any] = {}
+    for plan in plans:
+        choices = {str(row.get("field")): row.get("value") for row in listing(plan, "choices")}
+        changed = {name: value for name, value in choices.items() if before.get(name) != value}
+        shown.append(
+            {
+                "revision": plan.get("revision"),
+                "when": plan.get("when"),
+                "why": plan.get("why"),
+                "changed": changed,
+            }
+        )
+        before = choices
+    return shown
+
+
+def machine(record: JsonObject) -> dict[str, str]:
+    """The machine's record, with its units."""
+    shown = {}
+    for name, value in record.items():
+        known = numbers.number(value)
+        if name.endswith("_bytes") and known is not None:
+            shown[name.removesuffix("_bytes")] = numbers.in_bytes(known)
+        else:
+            shown[name.replace("_", " ")] = "none" if value is None else str(value)
+    return shown

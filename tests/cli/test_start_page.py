@@ -1,0 +1,49 @@
+"""The page on `modicum init` shows what its commands say and write."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.test_troubleshooting import matches
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "start-a-recipe.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```console\n\$ (.+?)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the commands of the page name."""
+    made = tmp_path_factory.mktemp("start")
+    shutil.copytree(runs.new / "model", made / "my-model")
+    (made / "my-adapter").mkdir()
+    config = made / "my-adapter" / "adapter_config.json"
+    config.write_text('{"base_model_name_or_path": "org/base"}')
+    rows = ({"question": "to be", "answer": f"or not {n}"} for n in range(200))
+    (made / "answers.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (made / "odd.csv").write_text("Frage,Antwort\n" + "sein,oder nicht sein\n" * 30)
+    (made / "numbers.csv").write_text("a,b\n" + "1,2\n" * 30)
+    return made
+
+
+@pytest.mark.parametrize(("command", "shown"), BLOCKS, ids=[command for command, _ in BLOCKS])
+def test_a_command_of_the_page_ends_as_it_says(
+    modicum: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, shown: str
+) -> None:
+    monkeypatch.chdir(folder)
+    words = shlex.split(command)[1:]
+    written = folder / words[-1]
+    ended = modicum(*words)
+    *message, code = shown.strip().split("\n")
+    assert code == f"exit code {ended.code}", ended.err
+    assert matches("\n".join(message), (ended.out + ended.err).strip())
+    assert written.exists() is (ended.code != 2)
+    if words[-1] == "answers.yaml":
+        [excerpt] = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+        assert matches(f"...{excerpt}", written.read_text())

@@ -1,0 +1,134 @@
+"""Images and labels as folders and tables name them; no image is opened here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modicum.core.errors import InputError
+from modicum.data.image_files import LabelledFile, _split, find_images
+
+
+def touch(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
+    return root
+
+
+def labels(files: tuple[LabelledFile, ...]) -> list[tuple[str, str]]:
+    return [(file.name, file.label) for file in files]
+
+
+def test_folders_are_classes_and_hidden_files_are_none(tmp_path: Path) -> None:
+    touch(tmp_path, "dogs/2.jpeg", "dogs/1.JPG", "cats/deep/a.png", "cats/.b.png", "cats/notes.txt",
+          ".cache/x.png", "readme.md")  # fmt: skip
+    found = find_images(tmp_path)
+    assert found.names == ("cats", "dogs")
+    assert labels(found.train) == [
+        ("cats/deep/a.png", "cats"), ("dogs/1.JPG", "dogs"), ("dogs/2.jpeg", "dogs"),
+    ]  # fmt: skip
+    assert found.validation == ()
+    assert found.counts() == {
+        "train": {"cats": 1, "dogs": 2}, "validation": {"cats": 0, "dogs": 0},
+    }  # fmt: skip
+
+
+def test_numbers_are_in_the_order_of_their_values(tmp_path: Path) -> None:
+    assert find_images(touch(tmp_path, "10/a.png", "2/a.png")).names == ("2", "10")
+
+
+def test_validation_is_a_folder_or_a_path(tmp_path: Path) -> None:
+    touch(tmp_path, "train/a/1.png", "train/b/1.png", "validation/a/2.png", "other/b/3.png")
+    (tmp_path / "other").rename(tmp_path / ".other")
+    found = find_images(tmp_path, fraction=0.5)
+    assert labels(found.validation) == [("a/2.png", "a")]
+    assert len(found.train) == 2
+    found = find_images(tmp_path, tmp_path / ".other")
+    assert labels(found.validation) == [("b/3.png", "b")]
+    touch(tmp_path, "validation/c/4.png")
+    with pytest.raises(InputError, match=r"validation has no image to train on.*allowed: a, b"):
+        find_images(tmp_path)
+    touch(tmp_path, "test/a/4.png")
+    with pytest.raises(InputError, match="stands next to train and validation"):
+        find_images(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_table_names_files_as_seen_from_it(tmp_path: Path, suffix: str) -> None:
+    touch(tmp_path, "images/1.png", "images/2.png")
+    rows = [{"file": "images/1.png", "label": 1}, {"file": "images/2.png", "label": 0}]
+    table = tmp_path / f"table.{suffix}"
+    if suffix == "csv":
+        table.write_text("label,file\n1,images/1.png\n0,images/2.png\n")
+    else:
+        table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = find_images(table)
+    assert labels(found.train) == [("images/1.png", "1"), ("images/2.png", "0")]
+    assert found.names == ("0", "1")
+    assert found.train[0].path == tmp_path / "images/1.png"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("file,label\nimages/9.png,a\n", r"table.csv:2: file: there is no such image"),
+        ("file,label\ntable.csv,a\n", r"table.csv:2: file: is no image"),
+        ("file,label\nimages/1.png,\n", r"table.csv:2: label: the row has no such column, or"),
+        ("name,label\nimages/1.png,a\n", r"file: the row has no such column.*'name', 'label'"),
+        ("file,label\n", r"the table has no rows"),
+        ("file,label\nimages/1.png,a\n", r"all images are of one class"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_named(tmp_path: Path, text: str, said: str) -> None:
+    touch(tmp_path, "images/1.png")
+    (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(InputError, match=said):
+        find_images(tmp_path / "table.csv")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("1.png", "cats/2.png"), r"1.png: this image has no class"),
+        (("cats/1.png", "dogs/notes.txt"), r"dogs: this class has no image"),
+        (("readme.md",), r"holds no folders of classes"),
+        (("cats/1.png",), r"all images are of one class.*found: 'cats'"),
+    ],
+)
+def test_what_is_wrong_with_a_folder_is_named(
+    tmp_path: Path, names: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        find_images(touch(tmp_path / "data", *names))
+    with pytest.raises(InputError, match="no such folder or table"):
+        find_images(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="neither a folder nor a table"):
+        find_images(touch(tmp_path, "a.png") / "a.png")
+
+
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=4), st.floats(0.1, 0.9), st.integers(0, 9))
+def test_a_part_of_each_class_is_held_out(counts: list[int], fraction: float, seed: int) -> None:
+    files = [
+        LabelledFile(Path(f"{label}/{n}.png"), f"{label}/{n}.png", str(label))
+        for label, count in enumerate(counts)
+        for n in range(count)
+    ]
+    expected = {
+        str(label): min(round(fraction * count), count - 1) for label, count in enumerate(counts)
+    }
+    if not any(expected.values()):
+        with pytest.raises(InputError, match="raise the fraction"):
+            _split(files, fraction, seed)
+        return
+    train, held = _split(files, fraction, seed)
+    assert sorted([*train, *held], key=files.index) == files
+    for label, count in expected.items():
+        assert sum(file.label == label for file in held) == count
+    # Another order, and more files of other classes, hold out the same.
+    more = [*files[::-1], LabelledFile(Path("x/1.png"), "x/1.png", "x")]
+    assert set(_split(more, fraction, seed)[1]) == set(held)

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoders import DECODERS, config_json, decoder_folder, theirs
+from safetensors.torch import load_file, save_file
+
+from modicum.core.errors import InputError
+from modicum.core.layers.meta import materialise, on_meta
+from modicum.models import ModelConfig, huggingface, load, read_config, read_header, save
+from modicum.models.transformers_config import TransformersConfig
+from modicum.models.transformers_model import TransformersDecoder, build
+
+IDS = torch.randint(0, 300, (2, 17), generator=torch.Generator().manual_seed(3))
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}
+
+
+@pytest.fixture(scope="module", params=DECODERS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return decoder_folder(tmp_path_factory.mktemp(request.param) / request.param, request.param)
+
+
+def spoilt(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """Change the tensors of a folder's file."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    kept = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@torch.no_grad()
+def test_the_logits_are_those_of_transformers(folder: Path) -> None:
+    model, expected = load(folder).eval(), theirs(folder)(IDS).logits
+    assert isinstance(model, TransformersDecoder)
+    assert torch.equal(model(IDS), expected)
+    states: Any = model.new_states(2, 17)
+    logits, states = model.continued(IDS[:, :12], states)
+    found = [logits]
+    for place in range(12, 17):
+        logits, states = model.continued(IDS[:, place : place + 1], states)
+        found.append(logits)
+    torch.testing.assert_close(torch.stack(found, 1), expected[:, 11:], rtol=0, atol=3e-5)
+
+
+@torch.no_grad()
+def test_what_is_saved_is_what_transformers_would_save(folder: Path, tmp_path: Path) -> None:
+    model = load(folder)
+    save(model, tmp_path / "one")
+    save(model, tmp_path / "many", shard_bytes=20_000)
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
+    before = load_file(folder / "model.safetensors")
+    after = load_file(tmp_path / "one" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert torch.equal(theirs(tmp_path / "many")(IDS).logits, theirs(folder)(IDS).logits)
+
+
+def test_the_configuration_knows_the_model_without_it(folder: Path) -> None:
+    config, model = read_config(folder), load(folder)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+    assert config.parameter_shapes() == shapes
+    assert config.parameter_count() == sum(tensor.numel() for tensor in model.parameters())
+    assert (config.vocabulary_size, len(config.block_prefixes())) == (320, 2)
+    assert config.context == (2**20 if folder.name == "bloom" else 64)
+
+
+@torch.no_grad()
+def test_documents_that_share_a_row_are_computed_as_each_alone(folder: Path) -> None:
+    model, config = load(folder).eval(), read_config(folder)
+    assert isinstance(config, TransformersConfig)
+    config.check()
+    ways = {"bloom": "none", "opt": "mask"}
+    assert config.packing == ways.get(folder.name, "positions")
+    documents = torch.tensor([[0] * 8 + [1] + [2] * 8, [0] * 17])
+    alone = torch.cat([model(part) for part in IDS.split([8, 1, 8], 1)], 1)
+    expected = torch.stack([alone[0], model(IDS)[1]])
+    torch.testing.assert_close(model(IDS, documents), expected, rtol=0, atol=3e-5)
+
+
+def test_the_built_in_decoder_reads_what_it_can(tmp_path: Path) -> None:
+    folder = decoder_folder(tmp_path / "model", "mistral", sliding_window=None)
+    assert isinstance(read_config(folder), ModelConfig)
+
+
+def test_memory_comes_with_computed_buffers_and_shared_weights() -> None:
+    raw = config_json("gemma")
+    with on_meta():
+        model = build(TransformersConfig(raw))
+    assert {buffer.device.type for buffer in model.buffers()} == {"meta"}
+    materialise(model, "cpu")
+    assert model.get_parameter("lm_head.weight") is model.get_parameter("model.embed_tokens.weight")
+    buffers = dict(model.named_buffers())
+    assert float(buffers["model.embed_tokens.embed_scale"]) == pytest.approx(32**0.5)
+    expected = 10000.0 ** (-torch.arange(0, 8, 2) / 8)
+    torch.testing.assert_close(buffers["model.rotary_emb.inv_freq"], expected)
+
+
+def test_a_buffer_that_nobody_computes_is_refused() -> None:
+    with on_meta():
+        model = build(TransformersConfig(config_json("gpt2")))
+        model.register_buffer("strange", torch.zeros(2), persistent=False)
+    with pytest.raises(InputError, match=r"no file holds it.*strange"):
+        materialise(model, "cpu")
+
+
+def test_names_without_the_prefix_are_read(tmp_path: Path) -> None:
+    folder = decoder_folder(tmp_path / "model", "gpt2")
+    expected = theirs(folder)(IDS).logits
+
+    def old(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
+
+    assert torch.equal(load(spoilt(folder, old)).eval()(IDS), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("transformer.ln_f.weight"), "lack a tensor.*|ln_f"),
+        (lambda t: t.update(extra=torch.ones(2)), "no place for this tensor"),
+        (lambda t: t.update({"transformer.ln_f.weight": torch.ones(3)}), r"\[3\].*\[32\]"),
+        (
+            lambda t: t.update({"transformer.ln_f.weight": torch.ones(32, dtype=torch.int8)}),
+            "this type are not supported",
+        ),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    folder = spoilt(decoder_folder(tmp_path / "model", "gpt2"), change)
+    with pytest.raises(InputError, match=message):
+        read_header(folder)
+
+
+def test_shared_weights_that_differ_are_refused(tmp_path: Path) -> None:
+    def twice(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
+
+    folder = spoilt(decoder_folder(tmp_path / "model", "gpt2"), twice)
+    with pytest.raises(InputError, match="tie_word_embeddings"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"model_type": "nobody_knows"}, "has no such model"),
+        ({"model_type": "own", "auto_map": {}}, "code in a model's folder is not run"),
+        ({"model_type": "t5"}, "no decoder of this kind"),
+        ({"model_type": "gemma3"}, "reads more than text"),
+        ({"model_type": "gpt2", "n_embd": 7, "n_head": 2}, "cannot build this model"),
+        ({"model_type": "gpt2", "quantization_config": {}}, "already quantized"),
+    ],
+)
+def test_what_is_no_decoder_of_text_is_refused(
+    raw: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(InputError, match=message) as caught:
+        read_config(tmp_path)
+    assert caught.value.file == tmp_path / "config.json"
+
+
+def test_a_model_that_sees_later_tokens_is_refused() -> None:
+    config = TransformersConfig({"model_type": "bert", "intermediate_size": 16, **SMALL})
+    with pytest.raises(InputError, match="depend on later tokens"):
+        config.check()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+@torch.no_grad()
+def test_quantized_layers_hold_what_becomes_of_the_files_weights(name: str, tmp_path: Path) -> None:
+    folder = decoder_folder(tmp_path / "model", name)
+    model, plain = load(folder, linear="int8"), load(folder)
+    assert isinstance(model, TransformersDecoder)
+    assert len(model.decoder_config.forms.layers) == len(read_config(folder).layers()) - 1  # type: ignore[union-attr]
+    far = (model.eval()(IDS) - plain.eval()(IDS)).abs().max() / plain(IDS).abs().max()
+    assert 0 < far < 0.1
+    twin = theirs(save(model, tmp_path / "dense"))
+    torch.testing.assert_close(twin(IDS).logits, model(IDS), rtol=0, atol=1e-4)
+    assert read_header(tmp_path / "dense").dtype == "F32"
+
+
+def test_new_weights_are_a_function_of_the_seed() -> None:
+    def drawn(seed: int) -> dict[str, torch.Tensor]:
+        with on_meta():
+            model = build(TransformersConfig(config_json("qwen3")))
+        materialise(model, "cpu")
+        return dict(model.initialise(seed).named_parameters())
+
+    one, same, other = drawn(0), drawn(0), drawn(1)
+    assert all(torch.equal(one[name], tensor) for name, tensor in same.items())
+    weight = "model.layers.1.mlp.up_proj.weight"
+    assert not torch.equal(one[weight], other[weight])
+    assert float(one[weight].detach().std()) == pytest.approx(0.3, rel=0.1)
+
+
+def test_the_reader_gives_weights_as_the_file_has_them(tmp_path: Path) -> None:
+    folder = decoder_folder(tmp_path / "model", "gpt2")
+    read = huggingface.reader(folder)
+    assert read("transformer.h.0.attn.c_attn").shape == (32, 96)

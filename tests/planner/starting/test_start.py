@@ -1,0 +1,212 @@
+"""A recipe is made of what is found; models have headers alone, and nothing is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modicum.core.errors import DoesNotFit, InputError
+from modicum.models.config import ModelConfig
+from modicum.planner import plan
+from modicum.planner.starting import OpenQuestion, Start, start
+from modicum.planner.starting.recipe_text import recipe_text
+from modicum.recipe_yaml import load
+
+SMALL = ModelConfig(vocabulary_size=300, width=64, layers=2, heads=2, context=512)
+SEVEN = ModelConfig(
+    vocabulary_size=32000, width=4096, layers=32, heads=32, mlp_width=11008, context=4096
+)
+Hollow = Callable[[ModelConfig], Path]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Forty rows of question and answer."""
+    file = tmp_path / "rows.jsonl"
+    row = {"question": "to be", "answer": "or not to be " * 5}
+    file.write_text((json.dumps(row) + "\n") * 40)
+    return file
+
+
+def reasons(made: Start) -> dict[str, str]:
+    return {name: setting.why for name, setting in made.draft.settings.items()}
+
+
+def test_a_recipe_says_why_and_reads_back_as_it_was_planned(
+    hollow: Hollow, rows: Path, tmp_path: Path
+) -> None:
+    made = start(str(hollow(SMALL)), str(rows))
+    assert all(reasons(made).values())
+    file = tmp_path / "made.yaml"
+    file.write_text(recipe_text(made.draft.settings.values()))
+    assert load(file) == made.recipe
+    assert max(map(len, file.read_text().replace(str(tmp_path), "").splitlines())) <= 100
+    data, training = made.recipe.data, made.recipe.training
+    assert (data.column, data.prompt_column) == ("answer", "question")
+    assert made.data["exact"]
+    assert made.data["documents"] == 40
+    assert data.sequence_length >= made.data["longest"]
+    assert (training.precision, training.epochs) == ("fp32", 3)
+    assert made.recipe.adapter is None
+    assert made.plan is not None
+    assert made.plan.recipe.data == data
+
+
+def test_what_is_asked_for_wins(hollow: Hollow, rows: Path) -> None:
+    asked = {"training.steps": 7, "data.column": "question", "training.seed": 3}
+    made = start(str(hollow(SMALL)), str(rows), method="lora", asked=asked, memory="2GB")
+    recipe = made.recipe
+    assert (recipe.training.steps, recipe.training.epochs) == (7, None)
+    assert (recipe.data.column, recipe.data.prompt_column) == ("question", None)
+    assert recipe.training.seed == 3
+    assert recipe.adapter == {"method": "lora", "rank": 8}
+    assert recipe.budget.memory == 2 * 10**9
+    assert (recipe.training.learning_rate, recipe.training.precision) == (1e-3, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("memory", "adapter", "linear"),
+    [(400, None, None), (50, "lora", None), (12, "lora", "nf4")],
+)
+def test_the_budget_decides_what_is_trained(
+    hollow: Hollow, rows: Path, memory: int, adapter: str | None, linear: str | None
+) -> None:
+    asked = {"budget.tensors": f"{memory}GB"}
+    made = start(str(hollow(SEVEN)), str(rows), asked=asked)
+    assert (made.recipe.adapter or {}).get("method") == adapter
+    assert (made.recipe.linear or {}).get("method") == linear
+    if adapter is not None:
+        assert "full training needs" in reasons(made)["adapter.method"]
+        assert made.recipe.training.learning_rate == 2e-4
+
+
+def test_what_does_not_fit_is_made_and_says_what_would(hollow: Hollow, rows: Path) -> None:
+    made = start(str(hollow(SMALL)), str(rows), asked={"budget.tensors": "100kB"})
+    assert made.plan is None
+    assert made.refused is not None
+    assert made.recipe.linear == {"method": "nf4"}
+    with pytest.raises(DoesNotFit):
+        plan(made.recipe)
+
+
+def test_a_config_alone_is_planned(tmp_path: Path, rows: Path) -> None:
+    folder = tmp_path / "config"
+    folder.mkdir()
+    raw = SMALL.to_hf() | {"torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(raw))
+    made = start(str(folder), str(rows))
+    assert (made.model["weights"], made.model["dtype"]) == (False, "BF16")
+    assert "no weights" in reasons(made)["model.path"]
+    assert made.plan is not None
+    assert made.plan.row()["weights"] is False
+
+
+def test_three_rows_are_all_trained(hollow: Hollow, tmp_path: Path) -> None:
+    file = tmp_path / "three.jsonl"
+    file.write_text('{"text": "to be or not to be"}\n' * 3)
+    made = start(str(hollow(SMALL)), str(file))
+    assert made.recipe.data.validation_fraction == 0
+    assert made.recipe.training.batch_size == 1
+    assert "evaluation.every" not in made.draft.settings
+
+
+def test_many_rows_are_counted_by_the_first(
+    hollow: Hollow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("modicum.planner.starting.lengths", "modicum.data.survey"):
+        monkeypatch.setattr(f"{module}.SURVEYED_BYTES", 50_000)
+    file = tmp_path / "many.jsonl"
+    file.write_text(('{"text": "%s"}\n' % ("to be " * 20)) * 100_000)
+    made = start(str(hollow(SMALL)), str(file))
+    assert (made.data["documents"], made.data["exact"]) == (100_000, False)
+    assert made.recipe.training.epochs == 1
+    assert made.recipe.data.validation_fraction == 0.005
+
+
+def test_a_text_is_trained_for_steps(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("to be or not to be, that is the question\n\n" * 9000)
+    made = start(None, str(file))
+    assert made.recipe.training.epochs is None
+    assert made.data["continuous"]
+    assert made.plan is not None
+    assert made.plan.epochs == pytest.approx(4, rel=0.2)
+
+
+def test_validation_data_next_to_it_is_used(hollow: Hollow, rows: Path) -> None:
+    other = rows.with_name("rows-val.jsonl")
+    other.write_text(rows.read_text())
+    made = start(str(hollow(SMALL)), str(rows))
+    assert made.recipe.data.validation_path == str(other)
+    assert "data.validation_fraction" not in made.draft.settings
+
+
+def test_open_questions_are_asked_and_answers_checked(hollow: Hollow, tmp_path: Path) -> None:
+    file = tmp_path / "odd.csv"
+    lines = ["nr,eins,zwei", *(f'{n},"{"ein Satz " * 4}","{"noch einer " * 4}"' for n in range(30))]
+    file.write_text("\n".join(lines))
+    model, asked = str(hollow(SMALL)), []
+
+    def answer(question: OpenQuestion) -> Any:
+        asked.append(question.field)
+        return "eins" if question.field == "data.column" else question.default
+
+    made = start(model, str(file), ask=answer)
+    assert asked == ["budget.memory", "data.column"]
+    assert made.recipe.data.column == "eins"
+    assert reasons(made)["data.column"] == "as answered"
+    guessed = start(model, str(file))
+    assert guessed.recipe.data.column == "zwei"
+    assert "a guess" in reasons(guessed)["data.column"]
+    with pytest.raises(InputError, match="none of the answers"):
+        start(model, str(file), memory="2GB", ask=lambda question: "drei")
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    """Thirty conversations."""
+    file = tmp_path / "chat.jsonl"
+    turns = [{"role": "user", "content": "to be"}, {"role": "assistant", "content": "or not"}]
+    file.write_text((json.dumps({"messages": turns}) + "\n") * 30)
+    return file
+
+
+def test_conversations_have_a_template_that_goes_with_the_tokenizer(
+    hollow: Hollow, talk: Path, tmp_path: Path
+) -> None:
+    model = str(hollow(SMALL))
+    made = start(model, str(talk))
+    # The tokenizer lacks the tokens of chatml and of llama-3.
+    assert made.recipe.data.chat_template == "zephyr"
+    assert "no template of its own" in reasons(made)["data.chat_template"]
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    wanted = {"data.chat_template": str(template)}
+    made = start(model, str(talk), ask=lambda question: wanted.get(question.field))
+    assert made.recipe.data.chat_template == str(template)
+    assert made.recipe.data.format == "messages"
+    with pytest.raises(InputError, match="chatml") as caught:
+        start(model, str(talk), asked={"data.chat_template": "chatml"})
+    assert caught.value.field == "data.chat_template"
+    (Path(model) / "chat_template.jinja").write_text(template.read_text())
+    made = start(model, str(talk))
+    assert made.recipe.data.chat_template is None
+    assert "the model's own" in reasons(made)["data.format"]
+
+
+def test_a_new_model_on_conversations_says_its_template(talk: Path) -> None:
+    assert start(None, str(talk)).recipe.data.chat_template == "chatml"
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "said"),
+    [("lorra", "m", "Did you mean 'lora'"), ("lora", None, "there is none")],
+)
+def test_a_method_that_cannot_be_is_refused(method: str, model: str | None, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        start(model, None, method=method)
+    assert caught.value.field == "--method"

@@ -1,0 +1,196 @@
+"""What would make a recipe fit, and what room could be spent on: tried, minimal, cheapest first."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import islice
+
+import pytest
+import yaml
+
+from modicum.core.errors import DoesNotFit
+from modicum.models.config import ModelConfig
+from modicum.planner import made_to_fit, plan
+from modicum.planner.knobs import EXACT, METHOD, NUMERICS, ROWS, loosening, tightening
+from modicum.planner.planning import asked_of
+from modicum.planner.profiles import profile_of
+from modicum.planner.remedies import Remedy, _Search, changed, remedies
+from modicum.planner.uses import uses_of_room
+from modicum.recipe import Recipe, assign
+
+SEVEN_BILLION = ModelConfig(
+    vocabulary_size=32000, width=4096, layers=32, heads=32, mlp_width=11008, context=4096
+)
+SMALL = ModelConfig(
+    vocabulary_size=300, width=64, layers=3, heads=2, mlp_width=128, tied_embeddings=True
+)
+
+TINY = {
+    "name": "tiny",
+    "device": "cpu",
+    "memory": "300.1MB",
+    "flops": {"fp32": 1e9},
+    "efficiency": 0.5,
+    "base": "300MB",
+}
+
+
+def applied(recipe: Recipe, words: str) -> Recipe:
+    """The recipe with the settings of a line that a shell would read."""
+    values = recipe.model_dump(mode="json", exclude_unset=True)
+    for override in shlex.split(words.replace("--set", "")):
+        field, _, value = override.partition("=")
+        assign(values, field, yaml.safe_load(value))
+    return Recipe(**values)
+
+
+@pytest.fixture
+def adapted(hollow, text):
+    def make(config: ModelConfig = SMALL, **sections) -> Recipe:
+        data = {"path": str(text), "sequence_length": 128, **sections.pop("data", {})}
+        return Recipe(model={"path": str(hollow(config))}, data=data, **sections)
+
+    return make
+
+
+@pytest.mark.expensive
+def test_seven_billion_under_eight_gigabytes_are_answered_by_four_bits_and_an_adapter(adapted):
+    recipe = adapted(SEVEN_BILLION, budget={"memory": "8GB"}, training={"batch_size": 4})
+    with pytest.raises(DoesNotFit) as caught:
+        plan(recipe)
+    first = caught.value.changes[0].split(" (needs")[0]
+    assert "linear.method=nf4" in first
+    assert "adapter.method=lora" in first
+    made = plan(applied(recipe, first))
+    assert made.process_bytes < 8 * 10**9
+    # Of the change in YAML comes the same plan.
+    values = recipe.model_dump(mode="json", exclude_unset=True)
+    for section, fields in yaml.safe_load(caught.value.yaml).items():
+        values[section] = {**values.get(section, {}), **fields}
+    assert plan(Recipe(**values)).prediction == made.prediction
+
+
+@pytest.mark.expensive
+@pytest.mark.parametrize("part", [0.3, 0.8])
+def test_every_remedy_fits_and_none_of_its_changes_is_idle(adapted, part):
+    recipe = adapted(training={"batch_size": 4})
+    made = plan(recipe)
+    budget = made.process_base + int(part * made.prediction.peak_bytes)
+    asked = asked_of(recipe.changed(budget__memory=budget))
+    found = list(islice(remedies(asked), 8))
+    assert found
+    search = _Search(asked)
+    for remedy in found:
+        assert len(remedy.change) <= 3
+        assert remedy.needs <= budget
+        assert plan(applied(asked.recipe, remedy.words)).budget == budget
+        for field in remedy.change if len(remedy.change) > 1 else ():
+            others = {name: value for name, value in remedy.change.items() if name != field}
+            spent = search.spent(others)
+            assert spent is None or spent.needed > budget
+    fields = [frozenset(remedy.change) for remedy in found]
+    assert len(set(fields)) == len(fields)
+
+
+def test_a_recipe_is_made_to_fit_by_the_first_remedy(adapted):
+    recipe = adapted(training={"batch_size": 4}, budget={"tensors": "100MB"})
+    assert made_to_fit(recipe) == (recipe, None)
+    least = recipe.changed(training__micro_batch_size=1, training__recompute="blocks")
+    tensors = plan(least).prediction.peak_bytes // 2
+    fitting, remedy = made_to_fit(recipe.changed(budget__tensors=tensors))
+    assert remedy.change
+    made = plan(fitting)
+    assert made.prediction.peak_bytes <= tensors == fitting.budget.tensors
+    with pytest.raises(DoesNotFit):
+        made_to_fit(recipe.changed(budget__memory="1MB"))
+
+
+def test_remedies_come_by_what_they_touch(adapted):
+    training = {"batch_size": 8, "micro_batch_size": 8, "recompute": "none", "precision": "fp32"}
+    recipe = adapted(training=training, adapter={"method": "lora"})
+    costs = {knob.field: knob.cost for knob in tightening(asked_of(recipe).recipe)}
+    assert costs["training.micro_batch_size"] == costs["training.recompute"] == EXACT
+    assert costs["training.precision"] == NUMERICS
+    assert costs["adapter.rank"] == costs["optimizer.method"] == METHOD
+    assert costs["data.sequence_length"] == ROWS
+    least = asked_of(recipe)
+    budget = least.room.needed(least.frugal(changed(recipe, {"training.recompute": "blocks"})))
+    found = remedies(asked_of(recipe.changed(budget__memory=budget)))
+    order = [max(costs.get(field, NUMERICS) for field in each.change) for each in islice(found, 5)]
+    assert order == sorted(order)
+    assert order[0] == EXACT
+
+
+def test_methods_come_from_the_catalog_and_leave_out_what_they_do_not_know(new):
+    recipe = new(optimizer={"method": "adamw", "betas": [0.9, 0.99]})
+    knobs = {knob.field: knob.values for knob in tightening(recipe)}
+    assert {"method": "sgd"} in knobs["optimizer"]
+    assert "galore" in knobs["optimizer.method"]
+    assert "sgd" not in knobs["optimizer.method"]
+    spelled = Remedy({"optimizer": {"method": "sgd"}, "adapter.targets": ["q_proj", "o_proj"]}, 1)
+    assert shlex.split(spelled.words)[1] == "optimizer={method: sgd}"
+    assert yaml.safe_load(spelled.yaml) == {
+        "optimizer": {"method": "sgd"},
+        "adapter": {"targets": ["q_proj", "o_proj"]},
+    }
+
+
+def test_a_search_ends(new, monkeypatch):
+    monkeypatch.setattr("modicum.planner.remedies.MOST_TRIED", 3)
+    recipe = new(budget={"tensors": "1MB"})
+    tried = []
+    asked = asked_of(recipe)
+    original = type(asked).frugal
+
+    def frugal(self, recipe, ranks=None):
+        tried.append(recipe)
+        return original(self, recipe, ranks)
+
+    monkeypatch.setattr(type(asked), "frugal", frugal)
+    assert list(remedies(asked)) == []
+    assert len(tried) <= 4
+
+
+def test_where_nothing_is_enough_that_is_said(adapted):
+    with pytest.raises(DoesNotFit, match="No five changes together are enough") as caught:
+        plan(adapted(budget={"memory": "1MB", "tensors": "1MB"}, training={"batch_size": 1}),
+             machine=profile_of(TINY, "tiny.yaml"))  # fmt: skip
+    assert (caught.value.changes, caught.value.yaml) == ([], "")
+
+
+# Room
+
+
+def test_room_is_spent_on_what_fits_and_each_use_was_tried(new):
+    recipe = new(training={"batch_size": 4, "recompute": "blocks"}, budget={"tensors": "1GB"})
+    made = plan(recipe, advise=True)
+    uses = {use["set"]: use for use in made.row()["room"]}
+    assert uses["--set training.recompute=none"]["work"] < 1
+    assert any("data.sequence_length" in words for words in uses)
+    for words, use in uses.items():
+        tried = plan(applied(recipe, words))
+        assert tried.prediction.trainable == use["trainable"]
+        assert use["needs_bytes"] <= made.budget
+    assert "room" not in plan(recipe).row()
+
+
+def test_room_of_an_adapter_goes_into_its_rank_and_the_form_of_its_base(adapted):
+    recipe = adapted(
+        adapter={"method": "lora", "rank": 2}, linear={"method": "nf4"}, budget={"tensors": "1GB"}
+    )
+    knobs = {knob.field: knob.values for knob in loosening(recipe, 1, 256)}
+    assert knobs["adapter.rank"] == (4, 8, 16)
+    assert knobs["linear"] == ({"method": "int8"}, None)
+    assert knobs["data.sequence_length"] == (256,)
+    asked = asked_of(recipe)
+    found = {field: value for use in uses_of_room(asked, asked.fitting(asked.recipe))
+             for field, value in use.remedy.change.items()}  # fmt: skip
+    assert found["adapter.rank"] == 16
+    assert found["linear"] is None
+
+
+def test_where_there_is_no_room_nothing_is_offered(new, needs):
+    recipe = new(training={"batch_size": 1, "micro_batch_size": 1, "recompute": "none"})
+    made = plan(recipe)
+    tight = plan(recipe.changed(budget__memory=needs(made)), advise=True)
+    assert not any("sequence_length" in use["set"] for use in tight.row().get("room", ()))

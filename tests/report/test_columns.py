@@ -1,0 +1,82 @@
+"""Rows of files that grow, as columns of numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modicum.report.columns import StepColumns
+from modicum.report.lines import GrowingFile, objects
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {"step": st.integers(0, 9)},
+        optional={
+            "loss": st.none() | st.floats() | st.text(max_size=1),
+            "accuracy": st.integers(-(10**400), 10**400),
+        },
+    )
+)
+
+
+@given(rows=ROWS, split=st.integers(0, 20))
+def test_what_was_written_last_of_a_step_counts(rows: list[dict[str, Any]], split: int) -> None:
+    columns = StepColumns(rows[:split])
+    columns.extend(rows[split:])
+    latest = {row["step"]: row for row in rows}
+    assert list(columns.steps) == sorted(latest)
+    kept = [latest[step] for step in sorted(latest)]
+    finite = [
+        (place, value)
+        for place, row in enumerate(kept)
+        if isinstance(value := row.get("loss"), float) and math.isfinite(value)
+    ]
+    assert list(zip(*columns.points("loss"), strict=True)) == finite
+
+
+def test_sums_know_of_gaps() -> None:
+    columns = StepColumns([{"step": 1, "tokens": 5}, {"step": 2}, {"step": 3, "tokens": 2, "x": 1}])
+    assert columns.running("tokens") == [5.0, 5.0, 7.0]
+    assert columns.running("x") == [0.0, 0.0, 1.0]
+    assert columns.running("absent") == [0.0, 0.0, 0.0]
+    assert (columns.total("tokens"), columns.total("absent")) == (7.0, None)
+    assert (columns.last("tokens"), columns.last("absent")) == (2.0, None)
+    assert columns.points("x") == ([2], [1.0])
+    assert columns.between(2, 3) == (1, 3)
+
+
+def test_a_row_of_other_names_each_time_does_not_grow_for_ever() -> None:
+    columns = StepColumns({"step": step, f"name{step}": 1.0} for step in range(1000))
+    assert len(columns.names) == 64
+    assert len(columns) == 1000
+
+
+def test_a_file_gives_what_came_since(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = GrowingFile(path)
+
+    def more() -> list[int]:
+        return [row["step"] for rows in file.more() for row in rows]
+
+    assert more() == []
+    path.write_text('{"step": 1}\n{"step": 2')
+    assert more() == [1]
+    with open(path, "a") as handle:
+        handle.write('}\nno row\n\n{"step": 3}\n')
+    assert more() == [2, 3]
+    assert (more(), file.damaged, file.begun) == ([], 1, 1)
+    replaced = tmp_path / "new"
+    replaced.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(50)))
+    replaced.rename(path)
+    assert more() == list(range(50))
+    assert (file.damaged, file.begun) == (0, 2)
+
+
+def test_lines_that_are_rows_only_together_are_none() -> None:
+    assert objects([b'{"a": 1', b'"b": 2}']) == ([], 2)
+    assert objects([b"[1]", b'{"a": 1}', b"{}, {}"]) == ([{"a": 1}], 2)

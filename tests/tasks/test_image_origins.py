@@ -1,0 +1,103 @@
+"""A run on a user's own images: planned, trained, resumed, exported, looked at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pool import Pool
+
+import modicum
+from modicum.core.errors import InputError
+from modicum.core.ranks.ranks import Ranks
+from modicum.models.convnet import load
+from modicum.recipe import Recipe
+from modicum.tasks import task_of
+
+Image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    for label, shade, count in (("dark", 20, 12), ("light", 220, 20)):
+        (root / label).mkdir()
+        for n in range(count):
+            Image.new("L", (9, 7), shade + n).save(root / label / f"{n}.png")
+    return root
+
+
+def recipe(folder: Path, **task: Any) -> Recipe:
+    asked = {"method": "images", "data_path": str(folder), "size": 8, "colour": "grey"}
+    return Recipe(
+        task=asked | {"widths": [4, 4], "validation_fraction": 0.25} | task,
+        training={"steps": 12, "batch_size": 8, "learning_rate": 0.03, "compile": "none"},
+        evaluation={"every": 4, "metric": "macro_f1", "keep_best": True},
+    )
+
+
+@pytest.mark.expensive
+def test_a_run_learns_to_tell_them_apart(folder: Path, tmp_path: Path) -> None:
+    plan = modicum.plan(recipe(folder))
+    counts = {"rows": 24, "classes": {"dark": 9, "light": 15}, "exact": True}
+    assert plan.counts == counts
+    run = modicum.train(plan, tmp_path / "run")
+    assert run["data"] == counts
+    last = run.evaluations[-1]
+    assert last["macro_f1"] == last["accuracy"] == 1.0
+    assert last["by_class"] == {"dark": 1.0, "light": 1.0}
+    assert run["best"]["metric"] == "macro_f1"
+    exported = tmp_path / "run" / "model"
+    assert json.loads((exported / "images.json").read_text())["classes"] == ["dark", "light"]
+    assert load(exported).config.classes == 2
+    assert "dark 9, light 15" in run.report().read_text()
+    longer = modicum.train(
+        modicum.plan(recipe(folder).changed(training__steps=14)), tmp_path / "run"
+    )
+    assert longer["steps"] == 14
+
+
+def trains(ranks: Ranks, asked: Recipe, out: Path) -> list[float]:
+    run = modicum.train(modicum.plan(asked, ranks=ranks), out, ranks=ranks)
+    return [row["loss"] for row in run.metrics] if ranks.first else []
+
+
+@pytest.mark.expensive
+@pytest.mark.ranks
+def test_ranks_train_as_one_process_does(pool: Pool, folder: Path, tmp_path: Path) -> None:
+    asked = recipe(folder).changed(training__steps=3)
+    alone = trains(Ranks(), asked, tmp_path / "alone")
+    both = pool.run(trains, asked, tmp_path / "both", ranks=2)[0]
+    assert both == pytest.approx(alone, rel=1e-4)
+
+
+def test_fields_of_the_other_kind_are_refused(folder: Path, tmp_path: Path) -> None:
+    made = Recipe(task={"method": "images", "size": 8})
+    with pytest.raises(InputError, match=r"task.size: is of your own images.*found: 8"):
+        task_of(made).look(made)
+    odd = recipe(folder, size=7)
+    with pytest.raises(InputError, match=r"task.size: is halved 1 times"):
+        task_of(odd).look(odd)
+    none = recipe(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"nowhere: task.data_path: there is no such folder"):
+        task_of(none).look(none)
+    few = recipe(folder, validation_fraction=0.001)
+    with pytest.raises(InputError, match=r"task.validation_fraction: no class has so many"):
+        task_of(few).look(few)
+
+
+def test_a_damaged_image_is_named_before_step_one(folder: Path, tmp_path: Path) -> None:
+    asked = recipe(folder)
+    task = task_of(asked)
+    inputs = task.look(asked)
+    file = folder / "light" / "3.png"
+    content = file.read_bytes()
+    file.write_bytes(content[:40])
+    try:
+        with pytest.raises(InputError, match=r"light/3.png: task.data_path: is no PNG or JPEG, or"):
+            task.prepare(asked, inputs, tmp_path, lambda *_: None, Ranks())
+    finally:
+        file.write_bytes(content)
+    assert not (tmp_path / "data").exists()

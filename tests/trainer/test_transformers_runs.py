@@ -1,0 +1,135 @@
+"""Runs of decoders of transformers: planned, trained, adapted, interrupted, exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoders import add_tokenizer, decoder_folder, theirs
+from peft import PeftModel
+from pool import Pool
+from tests.trainer.conftest import full
+from tests.trainer.test_ranks import outcome, rows, trains
+
+import modicum
+from modicum.core.errors import InputError
+from modicum.core.ranks.ranks import Ranks
+from modicum.models import traced_cache
+from modicum.models.traced_cache import TraceRequest
+from modicum.serve import load_run
+
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": {"adapter": {"method": "lora", "rank": 4, "dropout": 0.2}},
+    "nf4": {"adapter": {"method": "lora", "rank": 4}, "linear": {"method": "nf4"}},
+}
+FIRST: list[Any] = ["gpt2-nf4", "qwen3-full", "gemma-lora"]
+LATER = ["gpt2-full", "gpt_neox-lora", "opt-full", "mixtral-lora"]
+FIRST += [pytest.param(name, marks=pytest.mark.slow) for name in LATER]
+pytestmark = pytest.mark.filterwarnings("ignore:all-linear leaves out")  # experts
+
+
+@pytest.fixture(autouse=True, scope="module")
+def traced_here() -> Iterator[None]:
+    """Traces are made in this process: to start another takes longer than all else."""
+
+    def here(request: TraceRequest, wanted: list[Any]) -> Any:
+        asked = {"build": request.build, "arguments": dict(request.arguments), "wanted": wanted}
+        return json.loads(traced_cache.answer(asked))["passes"]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(traced_cache, "_traced_apart", here)
+        yield
+
+
+def values(base: Path, dataset: Path, how: str, **sections: Any) -> dict[str, Any]:
+    made = full(dataset, **(ADAPTERS[how] | sections)) | {"model": {"path": str(base)}}
+    made["training"] |= {"steps": 12, "learning_rate": 5e-3}
+    return made
+
+
+@pytest.fixture(scope="module", params=FIRST)
+def trained(
+    request: pytest.FixtureRequest, dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """A run folder, and the recipe that made it."""
+    name, how = request.param.split("-")
+    folder = tmp_path_factory.mktemp(f"{name}-{how}")
+    base = add_tokenizer(decoder_folder(folder / "base", name), dataset.read_text())
+    made = values(base, dataset, how)
+    assert trains(Ranks(), made, folder / "run") == "done"
+    return folder / "run", made
+
+
+@pytest.mark.expensive
+def test_the_loss_falls_and_the_forecast_holds(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = trained
+    losses = [row["loss"] for row in rows(folder)]
+    assert losses[-1] < losses[0] - 0.1
+    peak = json.loads((folder / "run.json").read_text())["peak_bytes"]
+    experts = "mixtral" in str(folder)  # where data decides, the plan has the most
+    assert peak["predicted"] == pytest.approx(peak["measured"], rel=0.6 if experts else 0.1)
+
+
+@pytest.mark.expensive
+def test_interrupted_it_resumes_to_the_bit(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, made = trained
+    assert trains(Ranks(), made, tmp_path / "run", (0, 7)).startswith("4: stopped")
+    assert trains(Ranks(), made, tmp_path / "run") == "done"
+    assert outcome(tmp_path / "run") == outcome(folder)
+
+
+@pytest.mark.expensive
+@torch.no_grad()
+def test_what_it_exports_computes_what_it_learned(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = trained
+    talk = load_run(folder)
+    ids = torch.tensor([talk.tokenizer.encode("the cat sees")])
+    found = talk.model(ids)
+    if talk.adapter is None:
+        assert torch.equal(theirs(folder / "model")(ids).logits, found)
+        return
+    if "nf4" not in str(folder):  # PEFT would have to quantize alike
+        twin = PeftModel.from_pretrained(theirs(folder.parent / "base"), folder / "adapter")
+        torch.testing.assert_close(twin(ids).logits, found, rtol=0, atol=1e-4)
+    assert list(talk.write("the cat", max_tokens=3, temperature=0.0))
+
+
+@pytest.mark.slow
+def test_documents_are_computed_one_at_a_time_where_nothing_keeps_them_apart(
+    dataset: Path, tmp_path: Path
+) -> None:
+    base = add_tokenizer(decoder_folder(tmp_path / "base", "bloom"), dataset.read_text())
+    made = values(base, dataset, "full")
+    plan = modicum.plan(modicum.Recipe(**made))
+    assert plan.inputs.described.endswith("the documents of a row one at a time")
+    assert trains(Ranks(), made, tmp_path / "run") == "done"
+    peak = json.loads((tmp_path / "run" / "run.json").read_text())["peak_bytes"]
+    assert peak["predicted"] == pytest.approx(peak["measured"], rel=0.2)
+    made["training"]["compile"] = "blocks"
+    with pytest.raises(InputError, match=r"training\.compile.*one at a time"):
+        modicum.plan(modicum.Recipe(**made))
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", ["gemma", "qwen3"])
+def test_sharded_over_ranks_it_learns_the_same(
+    name: str, dataset: Path, tmp_path: Path, pool: Pool
+) -> None:
+    base = add_tokenizer(decoder_folder(tmp_path / "base", name), dataset.read_text())
+    made = values(base, dataset, "full") | {"parallel": {"strategy": "fsdp"}}
+    assert pool.run(trains, made, tmp_path / "two", ranks=2) == ["done", "done"]
+    assert trains(Ranks(), made, tmp_path / "one") == "done"
+    two, one = ([row["loss"] for row in rows(tmp_path / run)] for run in ("two", "one"))
+    assert two == pytest.approx(one, rel=1e-3)
+    ids = torch.randint(0, 300, (1, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        shares, alone = (theirs(tmp_path / run / "model")(ids).logits for run in ("two", "one"))
+    torch.testing.assert_close(shares, alone, rtol=0, atol=1e-2)
