@@ -120,8 +120,9 @@ def talk(draw: random.Random) -> list[dict[str, Any]]:
     for _ in range(draw.randint(1, 3)):
         said.append({"role": "user", "content": words(draw, 9)})
         if draw.random() < 0.3:
-            call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
-            said += [call, {"role": "tool", "content": words(draw, 3)}]
+            calls = [{"function": {"name": "f"}}]
+            said.append({"role": "assistant", "content": "", "tool_calls": calls})
+            said.append({"role": "tool", "content": words(draw, 3)})
         said.append({"role": "assistant", "content": words(draw, 9)})
     return said
 
