@@ -129,7 +129,7 @@ def test_sharded_over_ranks_it_learns_the_same(
 ) -> None:
     base = add_tokenizer(decoder_folder(tmp_path / "base", name), dataset.read_text())
     made = values(base, dataset, "full") | {"parallel": {"strategy": "fsdp"}}
-    assert pool.run(trains, made, tmp_path / "two", ranks=2) == ["done", "done"]
+    assert pool.run(trains, made, tmp_path / "two", ranks=2, timeout=600) == ["done", "done"]
     assert trains(Ranks(), made, tmp_path / "one") == "done"
     two, one = ([row["loss"] for row in rows(tmp_path / run)] for run in ("two", "one"))
     assert two == pytest.approx(one, rel=1e-3)
