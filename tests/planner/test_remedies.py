@@ -28,7 +28,7 @@ SMALL = ModelConfig(
 TINY = {
     "name": "tiny",
     "device": "cpu",
-    "memory": "301MB",
+    "memory": "300.1MB",
     "flops": {"fp32": 1e9},
     "efficiency": 0.5,
     "base": "300MB",

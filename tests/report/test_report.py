@@ -324,9 +324,9 @@ def test_a_recipe_that_stands_for_too_much_is_shown_as_it_is(make_run: MakeRun) 
 def test_metrics_stand_next_to_each_other_with_the_best(make_run: MakeRun) -> None:
     folder = make_run(best={"step": 40, "metric": "accuracy", "value": 0.75})
     rows = [
-        {"step": 0, "loss": 2.5, "accuracy": 0.25, "seconds": 1.0, "by_class": {"<cats>": 0.125}},
+        {"step": 0, "loss": 2.5, "accuracy": 0.25, "tokens": 9, "by_class": {"<cats>": 0.125}},
         {"step": 40, "loss": 1.5, "accuracy": 0.75, "seconds": 1.0, "by_class": {"<cats>": 0.875}},
-        {"step": 80, "loss": 1.25, "accuracy": 0.5, "seconds": 1.0, "by_class": {"<cats>": 0.375}},
+        {"step": 80, "loss": 1.25, "accuracy": 0.5, "tokens": 9, "by_class": {"<cats>": 0.375}},
     ]
     (folder / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = page.render([read(folder)])
@@ -338,3 +338,4 @@ def test_metrics_stand_next_to_each_other_with_the_best(make_run: MakeRun) -> No
         "accuracy of &lt;cats&gt;": ["0.1250", "0.3750", "0.8750"],
     }
     assert "Best, step 40" in text
+    assert "<td>tokens</td>" not in text

@@ -135,7 +135,7 @@ def measures(run: FolderContents) -> list[dict[str, Any]]:
             "best": at_best.get(name),
         }
         for name in after
-        if name != "seconds"
+        if name not in ("seconds", "tokens")
     ]
 
 
