@@ -2,7 +2,8 @@
 
 A tick is for what was seen, with numbers that could be wrong: losses that fall, logits that are
 those of transformers on the same files, runs that resume to the bit. What modicum refuses stands
-there with its sentence. The results are the page docs/reference/models.md.
+there with its sentence. No time is measured, so it may run
+next to others. The results are the page docs/reference/models.md.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from typing import Any
 
 import torch
 from architectures_models import LARGE, MODELS, write_model
-from common import RESULTS, alone, say, write_result
+from common import RESULTS, say, write_result
 
 import modicum
 from modicum.core.errors import ModicumError
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import saving, traced_cache
+from modicum.planner.choose import COMPILE
 from modicum.serve import load_run
 from modicum.trainer import continued, train
 
@@ -91,10 +93,10 @@ class Bench:
             if stop and event["event"] == "step" and event["step"] == stop:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        train(
-            continued(modicum.Recipe(**values), out, ranks=ranks), out, ranks=ranks,
-            listener=listener,
-        )  # fmt: skip
+        plan = continued(modicum.Recipe(**values), out, ranks=ranks)
+        if values["training"]["compile"] == "blocks":  # also where it takes longer
+            plan = plan.chosen(COMPILE, "blocks", "this column asks for it")
+        train(plan, out, ranks=ranks, listener=listener)
         return out
 
     # The columns
@@ -175,7 +177,12 @@ class Bench:
 
     def compile(self) -> None:
         """Compiled blocks: the losses of eager ones."""
-        near(self.run("compiled", training={"compile": "blocks"}), self.folder / "full")
+        run = self.run("compiled", training={"compile": "blocks"})
+        plan = [json.loads(line) for line in (run / "plan.jsonl").read_text().splitlines()][-1]
+        made = {choice["field"]: choice for choice in plan["choices"]}[COMPILE]
+        if made["value"] != "blocks":
+            raise NotSeen(f"it runs eagerly, as {made['why']}")
+        near(run, self.folder / "full")
 
     def forecast(self) -> dict[str, float]:
         """The tensors' peak of the full training next to the plan's."""
@@ -332,22 +339,26 @@ def main() -> None:
     traced_cache._traced_apart = trace_here
     columns = tuple(options.columns.split(","))
     known = results()
-    with alone():
-        for name in options.only or MODELS:
-            [row] = apart([partial(model_row, MODELS[name], columns)])
-            row = {"model_type": MODELS[name]["model_type"], **row}
-            say(f"{name}: {json.dumps(row)}")
-            if columns == COLUMNS:
-                known["models"][name] = row
-                write_result("architectures", known, {"steps": STEPS})
-        for name in [] if options.without_large else LARGE:
-            [known["large"][name]] = apart([partial(large_row, LARGE[name])])
-            say(f"{name}, large: {known['large'][name]}")
-            write_result("architectures", known, {"steps": STEPS})
+    for name in options.only or MODELS:
+        [row] = apart([partial(model_row, MODELS[name], columns)])
+        row = {"model_type": MODELS[name]["model_type"], **row}
+        say(f"{name}: {json.dumps(row)}")
+        known["models"][name] = {**known["models"].get(name, {}), **row}
+        write_result("architectures", ordered(known), {"steps": STEPS})
+    for name in [] if options.without_large else LARGE:
+        [known["large"][name]] = apart([partial(large_row, LARGE[name])])
+        say(f"{name}, large: {known['large'][name]}")
+        write_result("architectures", known, {"steps": STEPS})
+
+
+def ordered(known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The same in the page's order."""
+    models = {name: known["models"][name] for name in MODELS if name in known["models"]}
+    return {**known, "models": models}
 
 
 def results() -> dict[str, dict[str, Any]]:
-    """What was seen before, by model in the page's order; models that are run again replace it."""
+    """What was seen before, which columns that are run again replace."""
     file = RESULTS / "architectures.json"
     before = json.loads(file.read_text()) if file.is_file() else {}
     return {key: dict(before.get(key, {})) for key in ("models", "large")}

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from common import HERE, say, write_result
 
 from modicum.core.errors import InputError
+from modicum.core.extras import library
 from modicum.data import IGNORED, PackedExamples, Tokenizer, open_source, prepare
 from modicum.data.chat_template import ChatTemplate
 from modicum.data.view import view_of
@@ -83,10 +84,9 @@ def files(folder: Path) -> Iterator[tuple[str, Path]]:
                 writer.writeheader()
                 writer.writerows(rows)
         else:
-            import pyarrow
-            import pyarrow.parquet
-
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+            arrow = library("pyarrow", "data", "writing Parquet")
+            parquet = library("pyarrow.parquet", "data", "writing Parquet")
+            parquet.write_table(arrow.Table.from_pylist(rows), path)
         yield name, path
 
 
@@ -114,12 +114,15 @@ def intact(path: Path, tokenizer: Tokenizer) -> dict[str, float]:
 
 def talk(draw: random.Random) -> list[dict[str, Any]]:
     """A conversation: a system turn or none, a few exchanges, a tool's turn or none."""
-    said = [{"role": "system", "content": words(draw, 5)}] if draw.random() < 0.5 else []
+    said: list[dict[str, Any]] = []
+    if draw.random() < 0.5:
+        said.append({"role": "system", "content": words(draw, 5)})
     for _ in range(draw.randint(1, 3)):
         said.append({"role": "user", "content": words(draw, 9)})
         if draw.random() < 0.3:
-            call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
-            said += [call, {"role": "tool", "content": words(draw, 3)}]
+            calls = [{"function": {"name": "f"}}]
+            said.append({"role": "assistant", "content": "", "tool_calls": calls})
+            said.append({"role": "tool", "content": words(draw, 3)})
         said.append({"role": "assistant", "content": words(draw, 9)})
     return said
 

@@ -274,7 +274,7 @@ def models_page() -> str:
         f"| --- | --- |{' --- |' * len(columns)}",
     ]
     for name, row in found["models"].items():
-        marks = " | ".join(mark(row[column]) for column in columns)
+        marks = " | ".join(mark(row[column]) if column in row else "" for column in columns)
         lines.append(f"| {name} | `{row['model_type']}` | {marks} |")
     if said:
         lines += ["", "## What the numbers mean", ""]

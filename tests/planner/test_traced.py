@@ -10,6 +10,7 @@ import pytest
 from modicum import recipe_yaml
 from modicum.core.contracts.ledger import PHASES
 from modicum.core.errors import InputError
+from modicum.core.layers.saved_tensors import Shares
 from modicum.core.ranks.layout import Layout
 from modicum.models.config import ModelConfig
 from modicum.models.traced_cache import TraceFailed, TraceRequest, answer
@@ -137,13 +138,20 @@ def test_a_model_that_cannot_be_traced_is_one_sentence(monkeypatch: pytest.Monke
     assert caught.value.field == "task.method"
 
 
-def test_a_policy_on_activations_is_not_guessed() -> None:
-    recipe = Recipe(
-        task={"method": "images", "widths": [8, 8]},
-        memory={"method": "comet"},
-        budget={"ledger": "traced"},
-    )
+@pytest.mark.parametrize("norm", ["none", "group"])
+def test_a_policy_on_activations_is_traced_by_its_shares(norm: str, asked) -> None:
+    asks = {"method": "images", "widths": [8, 8, 16], "norm": norm}
+    recipe = Recipe(task=asks, memory={"method": "comet"})
     config = task_of(recipe).look(recipe).config
-    with pytest.raises(InputError, match="known by arithmetic alone") as caught:
-        predict(recipe, config, Choice(8, 1, recompute=False))
-    assert caught.value.field == "memory.method"
+    traced = Recipe(task=asks, memory={"method": "comet"}, budget={"ledger": "traced"})
+    seen = Shares(0.05, 0.03, 29, 20, 1 << 17)
+    for shares in (None, seen):
+        choice = Choice(48, 1, recompute=False, shares=shares)
+        known, found = predict(recipe, config, choice), predict(traced, config, choice)
+        assert found.traced
+        assert found.peak_bytes == pytest.approx(known.peak_bytes, rel=0.02)
+    assert len(asked) == 2  # what was measured is another trace
+    plain = predict(
+        Recipe(task=asks, budget={"ledger": "traced"}), config, replace(choice, shares=None)
+    )
+    assert found.peak_bytes < plain.peak_bytes

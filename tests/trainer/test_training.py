@@ -162,7 +162,7 @@ def test_the_run_folder_tells_the_run(dataset, finished, tmp_path):
     assert metrics[-1]["learning_rate"] == pytest.approx(1e-3)
     names = {path.name for path in finished.iterdir()}
     assert names >= {"recipe.yaml", "run.json", "plan.jsonl", "metrics.jsonl", "model", "tokenizer"}
-    recipe = modicum.Recipe(**full(dataset))
+    recipe = modicum.Recipe(**full(dataset, training={"precision": "fp32"}))  # what auto was
     from modicum.recipe_yaml import load as load_recipe
 
     assert load_recipe(finished / "recipe.yaml") == recipe
@@ -172,7 +172,7 @@ def test_a_resolved_recipe_of_an_adaptation_is_a_recipe(dataset, finished, finis
     from modicum.recipe_yaml import load as load_recipe
 
     recipe = load_recipe(finished_lora / "recipe.yaml")
-    assert recipe == modicum.Recipe(**lora(finished, dataset))
+    assert recipe == modicum.Recipe(**lora(finished, dataset, training={"precision": "fp32"}))
 
 
 class Diverging(CausalLM):

@@ -157,9 +157,8 @@ class Activations(RunHook):
 
     def _bound(self, call: Call, tensor: Tensor) -> float | None:
         """The bound of a tensor that a call saves; None where it must stay exact."""
-        repeated, self._call = self._call is call, call
-        layer = self._layer(call)
-        if layer is None or not _is_input(call, tensor, repeated):
+        layer = self._bounded(call, tensor)
+        if layer is None:
             return None
         self._element_bytes = tensor.element_size()
         largest = max(abs(float(value)) for value in tensor.detach().aminmax())
@@ -169,6 +168,12 @@ class Activations(RunHook):
             layer.saw_input(tensor.detach(), largest)
         # Of nothing but zeros any bound is right.
         return layer.bound or self.policy.first_bound(largest) or 1.0
+
+    def _bounded(self, call: Call, tensor: Tensor) -> BoundedConvolution | None:
+        """The layer as whose input a call saves a tensor, if its values may be a little off."""
+        repeated, self._call = self._call is call, call
+        layer = self._layer(call)
+        return layer if layer is not None and _is_input(call, tensor, repeated) else None
 
     def _called(self, call: Call, output: Any) -> None:
         """Ask for the gradient at a convolution's output in an update that is measured."""

@@ -15,6 +15,7 @@ from modicum.core.machine.kernels import convolution_bytes
 from modicum.models.convnet import ConvNetConfig
 
 _PLAIN = Shares()
+_PACKING = 4  # bytes an element while signs become bits
 _PATCH = 9  # elements of a kernel
 _GENERATOR_BYTES = 5056  # the state of torch's generator, which a recomputed block restores
 _SAVED: tuple[Phase, ...] = ("forward", "loss")
@@ -97,11 +98,12 @@ class ConvBlockBytes:
 
     def forward_peak(self, shares: Shares) -> int:
         """What it holds at its worst moment forward, in addition to what blocks before it saved."""
-        # What was made smaller is there in full until the next convolution has read it.
-        stream = self.makes if shares.signs < 1 else 0
-        relu = self.saved(shares) + stream + self.makes
+        relu = self.rest + 2 * self.makes
         if shares == _PLAIN:  # what pooling saves comes later, when the ReLU's input is gone
-            relu = max(self.rest + 2 * self.makes, self.saved(shares) + self._passed_on)
+            relu = max(relu, self.saved(shares) + self._passed_on)
+        else:  # what was made smaller is there in full until the block that reads it has run
+            packing = _PACKING * self.makes // self.shape.compute_bytes if shares.signs < 1 else 0
+            relu += packing + (self.reads if self.number else 0)
         storing = self.saved(shares) + self.values + self._workspace(self.values, shares)
         convolution = self.casts + self._kernel[0]
         return max(relu, convolution, storing if shares.values < 1 else 0)
@@ -124,8 +126,7 @@ class ConvBlockBytes:
         after = 4 * self._weights if self.shape.compute_bytes < 4 else 0
         inner = max(self._kernel[1], self._workspace(through, shares, restore=True)) + after
         convolution = self.casts + self.makes + restored + inner
-        # What a policy unpacked stays through the ReLU, and a norm's own gradient comes next to it.
-        relu = self.makes * (1 + (self.config.norm == "group")) if shares.signs < 1 else 0
+        relu = self.makes if shares.signs < 1 else 0  # what a policy unpacked
         if not self.signs:
             return max(relu + self.saved(shares) + 2 * self.makes, convolution)
         signs = self.rest + round(shares.signs * self.signs)

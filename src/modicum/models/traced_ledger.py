@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from modicum.core.contracts.ledger import ALWAYS, Entry, Ledger, Phase, Work
 from modicum.core.layers.recomputing import recomputed
-from modicum.core.layers.trace import RowsGiven, trace_pass
+from modicum.core.layers.trace import Around, RowsGiven, trace_pass
 from modicum.core.layers.trace_moves import Release, TracedPass
 from modicum.core.machine.memory import tensor_bytes
 from modicum.models.block_kinds import block_lists, shortened
@@ -101,6 +101,8 @@ class TracedModel(TracedLedgers):
         device: where the run is.
         dtype: of its matrix products.
         rows: says how many rows an operation gives whose result the data decides; None: none may.
+        around: gives the context of the forward pass of training, such as a policy's on what is
+            saved.
 
     >>> layers = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(6)]
     >>> model = nn.Sequential(*layers)
@@ -119,11 +121,13 @@ class TracedModel(TracedLedgers):
         device: torch.device | str = "cpu",
         dtype: str = "float32",
         rows: RowsGiven | None = None,
+        around: Around | None = None,
     ) -> None:
         self.model, self.dtype = model, dtype
         self.weights = tensor_bytes([*model.parameters(), *model.buffers()])
         self.gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         self._batch, self._loss, self._device, self._rows = batch, loss, device, rows
+        self._around = around
         self._lists = block_lists(model, blocks)
         self.counts = {e.full_name(n): c for e in self._lists for n, c in e.kept.items()}
         self._passes: dict[tuple[bool, bool], PassMoves] = {}
@@ -151,6 +155,7 @@ class TracedModel(TracedLedgers):
                     device=self._device,
                     backward=backward,
                     rows=self._rows,
+                    around=self._around if backward else None,
                 )
             finally:
                 undo()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
+_WRAPPER = "forward_with_checkpointing"
+
 
 def decoders() -> Any:
     """The table from classes of configurations to classes of decoders."""
@@ -46,6 +48,18 @@ def runs_again(block: Any, again: Callable[..., Any] | None) -> bool:
     block.gradient_checkpointing = again is not None
     block._gradient_checkpointing_func = again
     return True
+
+
+def runs_itself_again(block: nn.Module) -> bool:
+    """Whether `runs_again` has a block run again in the backward pass."""
+    return getattr(block, "_gradient_checkpointing_func", None) is not None
+
+
+def without_checkpointing(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A block's forward pass without what transformers wraps it in, which may run it again."""
+    while getattr(forward, "__code__", None) and forward.__code__.co_name == _WRAPPER:
+        forward = forward.__wrapped__  # type: ignore[attr-defined]
+    return forward
 
 
 def may_be_left(model: Any, name: str) -> bool:

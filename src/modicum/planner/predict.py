@@ -179,7 +179,7 @@ class Predictor:
         model = Model(task, config, structure, shape, choice.recompute, shares, backward)
         # The arithmetic also refuses what the task does not go with.
         if model.by_arithmetic is None or recipe.budget.ledger == "traced":
-            found = traces(recipe, config, shape, self._device, structure.experts)
+            found = traces(recipe, config, shape, self._device, structure.experts, shares)
             model = replace(model, traces=found)
         parts, ledger = model.parts(choice.layout), model.ledger()
         if choice.layout.ranks > 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.errors import InputError
+from modicum.core.layers.saved_tensors import Shares
 from modicum.core.machine.record import tell
 from modicum.models.traced_cache import StoredLedgers, TraceFailed
 from modicum.models.traced_ledger import TracedLedgers
@@ -44,7 +45,12 @@ class Traces:
 
 
 def traces(
-    recipe: Recipe, config: Any, shape: ModelQuery, device: str, experts: tuple[int, int] | None
+    recipe: Recipe,
+    config: Any,
+    shape: ModelQuery,
+    device: str,
+    experts: tuple[int, int] | None,
+    shares: Shares | None = None,
 ) -> Traces:
     """The traces of a recipe's model, from the user's cache or made now by another process.
 
@@ -52,31 +58,30 @@ def traces(
         config: of the task's model.
         shape: of a micro-batch; how many sequences and micro-batches there are does not matter.
         experts: over how many of them a layer chooses, and how many it chooses.
+        shares: what the recipe's policy on saved activations is taken to leave of them.
 
     Raises:
         InputError: the model cannot be traced, or not all that the recipe does to it.
     """
-    if recipe.memory is not None:
-        raise InputError(
-            "what a policy leaves of saved activations is known by arithmetic alone, not by a "
-            "trace; leave the policy out, or budget.ledger where the task has its arithmetic",
-            field="memory.method",
-            value=recipe.memory["method"],
-        )
     numbers: tuple[int | None, ...] = experts or (None,)
-    return Traces([_stored(recipe, config, shape, device, number) for number in numbers])
+    return Traces([_stored(recipe, config, shape, device, number, shares) for number in numbers])
 
 
 _known: dict[Path, StoredLedgers] = {}
 
 
 def _stored(
-    recipe: Recipe, config: Any, shape: ModelQuery, device: str, experts: int | None
+    recipe: Recipe,
+    config: Any,
+    shape: ModelQuery,
+    device: str,
+    experts: int | None,
+    shares: Shares | None,
 ) -> StoredLedgers:
     """The traces of one request; those that this process has read it does not read again."""
     asked = recipe.budget.ledger
     try:
-        request = trace_request(recipe, config, shape, device, experts)
+        request = trace_request(recipe, config, shape, device, experts, shares)
         file = request.file
         if file not in _known:
             _known[file] = StoredLedgers(request, say=lambda: tell(_WHAT))

@@ -17,18 +17,26 @@ from modicum.adapters.base import Adapter
 from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.contracts.step import autocast
 from modicum.core.layers.meta import on_meta
+from modicum.core.layers.saved_tensors import Shares
+from modicum.core.layers.trace import Around
 from modicum.core.plain_values import as_plain, from_plain
+from modicum.memory.base import ActivationPolicy
 from modicum.models.traced_cache import TraceRequest
 from modicum.models.traced_ledger import EvenRows, TracedModel
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
 
 # What of a recipe a trace depends on.
-_SECTIONS = ("task", "adapter", "plugins")
+_SECTIONS = ("task", "adapter", "memory", "plugins")
 
 
 def trace_request(
-    recipe: Recipe, config: Any, row: ModelQuery, device: str, experts: int | None = None
+    recipe: Recipe,
+    config: Any,
+    row: ModelQuery,
+    device: str,
+    experts: int | None = None,
+    shares: Shares | None = None,
 ) -> TraceRequest:
     """What another process traces for a recipe.
 
@@ -37,6 +45,7 @@ def trace_request(
         row: the shape of one row, and in how many bytes it is computed.
         device: where the run is.
         experts: over how many experts of a layer rows are spread, where data decides.
+        shares: what the recipe's policy on saved activations is taken to leave of them.
 
     Raises:
         InputError: the configuration is not made of plain values.
@@ -54,6 +63,7 @@ def trace_request(
             "row": asdict(row),
             "device": device,
             "experts": experts,
+            "shares": None if shares is None else asdict(shares),
             "files": _digests(recipe),
         },
     )
@@ -65,12 +75,13 @@ def traced_model(
     row: Mapping[str, Any],
     device: str,
     experts: int | None,
+    shares: Mapping[str, Any] | None,
     files: Mapping[str, str],
 ) -> TracedModel:
     """The model of such a request, without memory, its adapter attached.
 
     Args:
-        recipe, config, row, device, experts: as `trace_request` wrote them.
+        recipe, config, row, device, experts, shares: as `trace_request` wrote them.
         files: unread; they tell one trace from another.
     """
     asked, query = Recipe(**recipe), ModelQuery(**row)
@@ -99,13 +110,21 @@ def traced_model(
         device=device,
         dtype="bfloat16" if half else "float32",
         rows=None if experts is None else EvenRows(experts),
+        around=None if shares is None else _kept_by(asked, Shares(**shares)),
     )
 
 
+def _kept_by(recipe: Recipe, shares: Shares) -> Around:
+    """The recipe's policy on saved activations, as it is in a trace."""
+    policy = recipe.method("memory")
+    assert isinstance(policy, ActivationPolicy)
+    return lambda model, works_in: policy.foreseen(model, shares, works_in)
+
+
 def _digests(recipe: Recipe) -> dict[str, str]:
-    """Digests of the files that task and adapter are written in."""
+    """Digests of the files that task, adapter and policy are written in."""
     found = {}
-    for value in (task_of(recipe), recipe.method("adapter")):
+    for value in (task_of(recipe), recipe.method("adapter"), recipe.method("memory")):
         with suppress(TypeError, OSError):
             file = Path(inspect.getfile(type(value)))
             found[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()

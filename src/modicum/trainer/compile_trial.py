@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -163,7 +164,8 @@ class CompileTrial:
         self.device = next(model.parameters()).device
         self.precision, self.recompute = precision, model.recompute
         block = next(iter(model.blocks))
-        self.x, *self.more = _input_of(block, model, task, worst.to(self.device), precision)
+        self.x, *more, keywords = _input_of(block, model, task, worst.to(self.device), precision)
+        self.more, self.keywords = more, keywords
         self.parameters = [p for p in block.parameters() if p.requires_grad]
         self.eager, self.compiled = eager_forward(block), compiled_forward(block)
         generator = torch.Generator().manual_seed(0)
@@ -175,9 +177,10 @@ class CompileTrial:
         x = self.x.detach().requires_grad_()
         with autocast(self.device, self.precision):
             if self.recompute:
-                output = checkpoint(forward, x, *self.more, use_reentrant=False)
+                run = partial(forward, **self.keywords)
+                output = checkpoint(run, x, *self.more, use_reentrant=False)
             else:
-                output = forward(x, *self.more)
+                output = forward(x, *self.more, **self.keywords)
         streams = output[0] if isinstance(output, tuple) else output
         streams = streams if isinstance(streams, tuple) else (streams,)
         # Not `backward`: it would set gradients, and run the hooks on them.
@@ -232,11 +235,11 @@ class _Taken(Exception):
 def _input_of(
     block: nn.Module, model: nn.Module, task: AnyTask, batch: AnyBatch, precision: str
 ) -> list[Any]:
-    """What a block is called with in a forward pass: the stream of activations, and the rest."""
+    """What a block gets in a forward pass: the stream of activations, the rest, and keywords."""
     taken: list[Any] = []
 
-    def take(*arguments: Any) -> None:
-        taken.extend(arguments)
+    def take(*arguments: Any, **keywords: Any) -> None:
+        taken.extend((*arguments, keywords))
         raise _Taken
 
     own = block.__dict__.get("forward")

@@ -10,14 +10,16 @@ import codecs
 import locale
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from modicum.core.errors import InputError
+from modicum.core.layers.recomputing import recomputed
 from modicum.core.torch_private import compiled, compiler_settings, is_compilers
+from modicum.models.transformers_private import runs_itself_again, without_checkpointing
 from modicum.tasks.base import TaskModel
 from modicum.trainer.out_of_memory import causes, is_out_of_memory
 from modicum.trainer.stop import StopRequested
@@ -69,11 +71,11 @@ def compiled_forward(block: nn.Module) -> Forward:
     One graph serves all blocks that are alike. Shapes are constants in it: otherwise the numbers
     would depend on which shape came first.
     """
-    function = _function(type(block).forward)
+    function = _function(without_checkpointing(type(block).forward))
 
-    def run(*arguments: Any) -> tuple[Tensor, Any]:
+    def run(*arguments: Any, **keywords: Any) -> tuple[Tensor, Any]:
         with _settings():
-            return function(block, *arguments)
+            return function(block, *arguments, **keywords)
 
     return run
 
@@ -87,11 +89,13 @@ def _function(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _guarded(block: nn.Module, eager: Forward, compiled: Forward) -> Forward:
     """The compiled pass in training, the eager one elsewhere; failures say what to do."""
 
-    def forward(*arguments: Any) -> tuple[Tensor, Any]:
+    def forward(*arguments: Any, **keywords: Any) -> tuple[Tensor, Any]:
         if not (block.training and torch.is_grad_enabled()):
-            return eager(*arguments)
+            return eager(*arguments, **keywords)
+        run = partial(compiled, **keywords)
         try:
-            return compiled(*arguments)
+            # Such blocks run again by themselves, which a compiled pass would leave out.
+            return recomputed(run, *arguments) if runs_itself_again(block) else run(*arguments)
         except Exception as error:
             raise_if_stopped(error)
             if not is_compilers(error) or is_out_of_memory(error):

@@ -50,7 +50,7 @@ def test_a_recipe_says_why_and_reads_back_as_it_was_planned(
     assert made.data["exact"]
     assert made.data["documents"] == 40
     assert data.sequence_length >= made.data["longest"]
-    assert (training.precision, training.epochs) == ("bf16", 3)
+    assert (training.precision, training.epochs) == ("fp32", 3)
     assert made.recipe.adapter is None
     assert made.plan is not None
     assert made.plan.recipe.data == data
@@ -65,7 +65,7 @@ def test_what_is_asked_for_wins(hollow: Hollow, rows: Path) -> None:
     assert recipe.training.seed == 3
     assert recipe.adapter == {"method": "lora", "rank": 8}
     assert recipe.budget.memory == 2 * 10**9
-    assert recipe.training.learning_rate == 1e-3
+    assert (recipe.training.learning_rate, recipe.training.precision) == (1e-3, "bf16")
 
 
 @pytest.mark.parametrize(

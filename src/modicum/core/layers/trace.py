@@ -12,7 +12,7 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from modicum.core.layers.trace_moves import (
     Gradient,
     Pass,
     Release,
+    Scratch,
     TracedPart,
     TracedPass,
     change,
@@ -35,6 +36,8 @@ from modicum.core.torch_private import fake_tensors, running_operations, storage
 
 RowsGiven = Callable[[str, tuple[int, ...]], int]
 """Says how many rows an operation gives, by its name and the shape of what it reads."""
+Around = Callable[[nn.Module, Callable[[Scratch], None]], AbstractContextManager[object]]
+"""Gives the context of a model's forward pass; calls what it is given where it takes scratch."""
 _DATA_DECIDES = ("nonzero", "_local_scalar_dense")
 _COPIES = ("new_empty_strided", "clone")
 _GROUPED = "_grouped_mm"
@@ -143,6 +146,10 @@ class ByteTrace:
         self.parts[-1].moves.append(release)
         self._last = ""
 
+    def works_in(self, scratch: Scratch) -> None:
+        """What runs now takes this much for a moment."""
+        self.parts[-1].moves.append(scratch)
+
     def arrived(self, parameter: Tensor) -> None:
         """A parameter has its gradient."""
         assert parameter.grad is not None
@@ -159,6 +166,7 @@ def trace_pass(
     device: torch.device | str = "cpu",
     backward: bool = True,
     rows: RowsGiven | None = None,
+    around: Around | None = None,
 ) -> TracedPass:
     """Run `loss(model, batch())` and its backward pass on tensors without memory.
 
@@ -174,6 +182,7 @@ def trace_pass(
         backward: whether gradients are computed; if not, the pass is an evaluation's.
         rows: says how many rows an operation gives whose result the data decides, by its name and
             the shape of what it reads.
+        around: gives the context of the forward pass.
 
     Raises:
         torch._subclasses.fake_tensor.DataDependentOutputException: data decides what runs, and
@@ -190,7 +199,8 @@ def trace_pass(
             with torch.set_grad_enabled(backward):
                 for each in lists:
                     stack.enter_context(_bordered(trace, each))
-                total = loss(model, made)
+                with nullcontext() if around is None else around(model, trace.works_in):
+                    total = loss(model, made)
                 if backward:
                     for parameter in model.parameters():
                         if parameter.requires_grad:

@@ -50,14 +50,25 @@ class AveragedInFloat(NamedTuple):
         return 4 * rows
 
 
+class InPieces(NamedTuple):
+    """Elements that are worked on a piece at a time, each with so many bytes more."""
+
+    element_bytes: int
+    piece: int
+
+    def scratch(self, rows: int) -> int:
+        """Bytes, with so many elements."""
+        return self.element_bytes * min(rows, self.piece)
+
+
 class Scratch(NamedTuple):
     """What a kernel works in while it runs.
 
     Attributes:
-        rows: of what it reads; of means the elements.
+        rows: of what it reads; of means, and of what is done in pieces, the elements.
     """
 
-    kernel: ScratchProduct | Convolved | AveragedInFloat
+    kernel: ScratchProduct | Convolved | AveragedInFloat | InPieces
     rows: int
 
     @property
@@ -233,6 +244,8 @@ def move_of(raw: Any) -> Move:
     (fields, rows) = rest
     if kind == "ScratchProduct":
         return Scratch(ScratchProduct(*fields), rows)
+    if kind == "InPieces":
+        return Scratch(InPieces(*fields), rows)
     call, wanted = fields
     call = [tuple(field) if isinstance(field, list) else field for field in call]
     return Scratch(Convolved(Convolution(*call), tuple(wanted)), rows)

@@ -18,7 +18,6 @@ from modicum.planner.choose import Room, Share
 from modicum.planner.predict import Predictor
 from modicum.planner.question import Question
 from modicum.planner.starting.draft import Draft
-from modicum.planner.starting.stored import HALF
 from modicum.recipe import Recipe, methods_for
 from modicum.tasks import Inputs, task_of
 
@@ -81,9 +80,8 @@ def choose_method(
     tried: list[tuple[Candidate, int]] = []
     refused: InputError | None = None
     for candidate in candidates(method):
-        half = dtype in HALF or needs.device != "cpu" or "linear.method" in candidate.settings
-        precision = draft.asked.get("training.precision", "bf16" if half else "fp32")
-        more = {**candidate.settings, "training.precision": precision}
+        precision, _ = _precision(candidate, needs.device, dtype)
+        more = {"training.precision": precision, **candidate.settings, **draft.asked}
         try:
             bytes_ = needs(
                 draft.recipe(**{name.replace(".", "__"): value for name, value in more.items()})
@@ -119,14 +117,18 @@ def _set(
             draft.set("adapter.rank", rank.default, "the width of its factors: its default")
     if "linear.method" in taken.settings:
         draft.set("linear.method", _QUANTIZED, f"a 4-bit base: {why}")
+    draft.set("training.precision", *_precision(taken, room.device, dtype))
+
+
+def _precision(taken: Candidate, device: str, dtype: str | None) -> tuple[str, str]:
+    """What products are computed in, and why."""
     if "linear.method" in taken.settings:
-        draft.set("training.precision", "bf16", "what a 4-bit base computes in")
-    elif dtype in HALF:
-        draft.set("training.precision", "bf16", f"the weights are stored in {dtype}")
-    elif room.device != "cpu":
-        draft.set("training.precision", "bf16", "twice as fast on an accelerator")
-    elif dtype is not None:
-        draft.set("training.precision", "fp32", f"the weights are stored in {dtype}")
+        return "bf16", "what a 4-bit base computes in"
+    if device != "cpu":
+        return "bf16", "faster on an accelerator"
+    if taken.adapter is not None and dtype == "BF16":
+        return "bf16", "the frozen weights are stored in BF16, and stay so"
+    return "fp32", "exact, on a processor"
 
 
 class LeastBytes:

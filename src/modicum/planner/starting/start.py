@@ -23,7 +23,7 @@ from modicum.tasks.text import TextInputs
 
 # Tokens in a row of continuous text, at most: of a new model, and of a trained one.
 _NEW_LENGTH, _TRAINED_LENGTH = 256, 1024
-_TEMPLATE = "data.chat_template"
+_TEMPLATE, _BOUNDARIES = "data.chat_template", "data.boundaries"
 _NEW_MODEL = {
     "layers": (4, "a new model; for a trained one: modicum init --model FOLDER"),
     "width": (256, "of the residual stream"),
@@ -125,21 +125,35 @@ def _set_budget(draft: Draft, memory: str | None) -> None:
 
 
 def _looked_at(draft: Draft) -> TextInputs:
-    """Model and data, checked as a run checks them; a chat template that lacks is asked for.
+    """Model and data, checked as a run checks them; what can be settled is.
 
     Raises:
         InputError: what is wrong with them.
     """
-    try:
-        return _look(draft)
-    except InputError as error:
-        if error.field != _TEMPLATE or _TEMPLATE in draft.asked:
-            raise
-        default = _template_for(draft, error)
-    text = f"A chat template for the conversations: {', '.join(NAMED)}, or a file?"
-    why = "the model has no template of its own; this one goes with its tokenizer"
-    draft.question(OpenQuestion(_TEMPLATE, text, default), why)
-    return _look(draft)
+    while True:
+        try:
+            return _look(draft)
+        except InputError as error:
+            if error.field in draft.asked or error.field in draft.settings:
+                raise
+            _settle(draft, error)
+
+
+def _settle(draft: Draft, refused: InputError) -> None:
+    """Give a field that was refused a value that is right.
+
+    Raises:
+        InputError: the refusal, of any other field.
+    """
+    if refused.field == _TEMPLATE:
+        text = f"A chat template for the conversations: {', '.join(NAMED)}, or a file?"
+        why = "the model has no template of its own; this one goes with its tokenizer"
+        draft.question(OpenQuestion(_TEMPLATE, text, _template_for(draft, refused)), why)
+    elif refused.field == _BOUNDARIES:
+        why = "documents that share a row see each other: this kind of model keeps none apart"
+        draft.set(_BOUNDARIES, False, why)
+    else:
+        raise refused
 
 
 def _look(draft: Draft, template: str | None = None) -> TextInputs:

@@ -11,7 +11,6 @@ from modicum.models.huggingface import CONFIG
 from modicum.models.safetensors_file import read_entries
 
 _NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
-HALF = ("BF16", "F16")
 
 
 def stored_dtype(folder: Path) -> str | None:
