@@ -16,6 +16,7 @@ import pytest
 COMMANDS = (
     "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "watch",
     "chat", "merge", "demo", "doctor", "drill", "promises", "completion", "bench", "checkpoint",
+    "verify",
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from modicum.cli.commands.prove import prove
 from modicum.cli.commands.report import report
 from modicum.cli.commands.schema import schema
 from modicum.cli.commands.train import train
+from modicum.cli.commands.verify import verify
 from modicum.cli.commands.watch import watch
 from modicum.cli.completion import begin_if_asked
 from modicum.core.errors import Interrupted
@@ -53,7 +54,7 @@ COMMANDS = (
     promises,
     completion,
 )
-GROUPS = (bench, checkpoint)
+GROUPS = (bench, checkpoint, verify)
 
 
 class Commands(TyperGroup):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from modicum.data.tokenizer import Tokenizer
     from modicum.data.view import DataFacts, RowView
     from modicum.tasks.text import TextData, TextInputs
+    from modicum.tasks.text_facts import TemplateOrigin
 
 _GREEN, _PLAIN = "\033[32m", "\033[0m"
 _BEGIN, _END = "⟦", "⟧"  # around what is trained, where there are no colours
@@ -34,11 +35,12 @@ def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bo
     """
     from modicum.cli.image_data import show_images
     from modicum.core.ranks.ranks import Ranks
-    from modicum.data.view import facts_of, view_of
+    from modicum.data.view import view_of
     from modicum.tasks import CausalLM, task_of
     from modicum.tasks.image_origins import OwnImages
     from modicum.tasks.images import ImageTask
     from modicum.tasks.text import prepared
+    from modicum.tasks.text_facts import template_origin, text_facts
 
     with recipe_yaml.places(recipe, overrides):
         asked = recipe_yaml.load(recipe, overrides).anchored()
@@ -64,9 +66,8 @@ def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bo
                 else:
                     _print_row(index, view, data.tokenizer, sys.stdout)
             if not as_json:
-                ends = _ends(data.tokenizer, inputs.model_folder)
-                facts = facts_of(inputs.source, ends, data.train, data.validation)
-                _print_facts(inputs, data, facts, _template_words(inputs, asked))
+                words = _template_words(template_origin(inputs, asked))
+                _print_facts(inputs, data, text_facts(inputs, data), words)
 
 
 def _print_line(index: int, view: RowView, tokenizer: Tokenizer) -> None:
@@ -121,27 +122,13 @@ def _lengths(facts: DataFacts) -> str:
     return f"{facts.shortest:,} to {facts.longest:,} tokens, the median {facts.median:,}"
 
 
-def _template_words(inputs: TextInputs, recipe: Any) -> str | None:
+def _template_words(origin: TemplateOrigin | None) -> str | None:
     """Which template writes the conversations; None where there are none."""
-    template = inputs.source.rows.template
-    if inputs.source.rows.name not in ("messages", "sharegpt", "alpaca") or template is None:
-        return None
-    own = None if inputs.tokenizer is None else inputs.tokenizer.chat_template
-    if recipe.data.chat_template is None:
-        return "chatml, as the model is new" if own is None else "the model's own"
-    if own is None:
-        return "the recipe's; the model has none"
-    same = own.source.strip() == template.source.strip()
-    return "the recipe's, the same as the model's own" if same else "the recipe's, NOT the model's"
-
-
-def _ends(tokenizer: Tokenizer, folder: Path | None) -> frozenset[int]:
-    """The tokens at which generation stops: the end, and those that the model's files name."""
-    from modicum.core.files import read_json
-
-    file = None if folder is None else folder / "generation_config.json"
-    if file is None or not file.is_file():
-        return frozenset([tokenizer.eos_id])
-    listed = read_json(file).get("eos_token_id")
-    more = listed if isinstance(listed, list) else [listed]
-    return frozenset([tokenizer.eos_id, *(each for each in more if isinstance(each, int))])
+    words = {
+        "default": "chatml, as the model is new",
+        "model": "the model's own",
+        "recipe": "the recipe's; the model has none",
+        "same": "the recipe's, the same as the model's own",
+        "other": "the recipe's, NOT the model's",
+    }
+    return None if origin is None else words[origin]

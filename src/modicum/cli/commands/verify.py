@@ -1,0 +1,50 @@
+"""`modicum verify`: whether one's own data and runs are what they should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modicum.cli.options import JsonOption, RecipeArgument, RunArgument, SetOption
+
+verify = typer.Typer(
+    name="verify", help="Check a recipe's data, or what a run exported.", no_args_is_help=True
+)
+
+
+@verify.command("data")
+def verify_data(
+    recipe: RecipeArgument,
+    set_: SetOption = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SHARE",
+            help="The largest share of documents that may be so, 0 to 1; may be given again.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold a recipe's data against limits: duplicates, overlap, empty answers, missing ends."""
+    from modicum.cli.verifying import check_data
+
+    check_data(recipe, tuple(set_ or ()), tuple(limit or ()), as_json=as_json)
+
+
+@verify.command("export")
+def verify_export(
+    run: RunArgument,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Also a model or adapter that was made of the run."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens written after each.")] = 16,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold what a run exported against its trained weights: logits and greedy text."""
+    from modicum.cli.verifying import check_export
+
+    check_export(run, against, prompts=prompts, tokens=tokens, as_json=as_json)

@@ -1,0 +1,117 @@
+"""Planted faults in data are found, each by its limit; clean data passes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.verify.conftest import talks, values
+
+import modicum
+from modicum.core.errors import InputError
+from modicum.data.named_templates import NAMED
+from modicum.verify import DataLimits, Verification, verify_data
+
+NO_END = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+SILENT = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": ""}]}
+
+
+def verified(folder: Path, **sections: dict[str, object]) -> Verification:
+    return verify_data(modicum.Recipe(**values(folder, **sections)))
+
+
+def found(done: Verification) -> dict[str, str]:
+    """By what was found, where."""
+    assert not done.passed
+    return {finding.what: finding.where for finding in done.findings}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, clean: Path) -> Path:
+    """Clean data that a test may spoil."""
+    for name in ("train.jsonl", "held.jsonl"):
+        (tmp_path / name).write_bytes((clean / name).read_bytes())
+    return tmp_path
+
+
+def test_clean_data_passes_and_every_limit_has_a_row(clean: Path) -> None:
+    done = verified(clean)
+    assert done.passed
+    assert {check["check"] for check in done.checks} == {*DataLimits.names(), "chat_template"}
+    assert {check["count"] for check in done.checks if "count" in check} == {0}
+    by_name = {check["check"]: check for check in done.checks}
+    assert by_name["overlap"]["of"] == 8
+    assert by_name["unended"]["of"] == by_name["duplicates"]["of"] == 40
+
+
+def test_duplicates_are_found_with_their_share(folder: Path) -> None:
+    (folder / "train.jsonl").write_text(talks(30) + talks(10))
+    done = verified(folder)
+    assert found(done) == {"duplicates": "data.path"}
+    [finding] = done.findings
+    assert finding.expected == "at most 5.000% of the documents"
+    assert finding.found == "25.000% (10 of 40)"
+
+
+def test_validation_that_is_trained_on_is_found(folder: Path) -> None:
+    (folder / "held.jsonl").write_text(talks(7, first=100) + talks(1))
+    assert found(verified(folder)) == {"overlap": "data.validation_path"}
+
+
+def test_empty_answers_are_found(folder: Path) -> None:
+    with open(folder / "train.jsonl", "a") as file:
+        file.write(f"{json.dumps(SILENT)}\n")
+    done = verified(folder)
+    assert found(done) == {"silent": "data.path"}
+    assert done.findings[0].found == "2.439% (1 of 41)"
+
+
+def test_rows_with_nothing_to_learn_are_found(tmp_path: Path) -> None:
+    for name, count in (("train", 40), ("held", 5)):
+        rows = [
+            {"question": f"{name} {n}?", "answer": f"{n}" if n > 2 else ""} for n in range(count)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    done = verified(tmp_path, data={"column": "answer", "prompt_column": "question"})
+    assert found(done) == {"empty": "data.path"}
+
+
+def test_a_missing_end_of_text_is_found(folder: Path) -> None:
+    (folder / "template.jinja").write_text(NO_END)
+    done = verified(folder, data={"chat_template": str(folder / "template.jinja")})
+    assert found(done) == {"unended": "data.path"}
+    assert done.findings[0].found.startswith("100.000%")
+
+
+def test_another_template_than_the_models_is_found(clean: Path, base: Path, tmp_path: Path) -> None:
+    own = {"model": {"path": str(base)}}
+    assert verified(clean, **own).passed
+    file = tmp_path / "other.jinja"
+    file.write_text(NAMED["chatml"].source.replace("<|im_start|>", "<|im_start|> "))
+    done = verified(clean, **own, data={"chat_template": str(file)})
+    assert found(done)["chat_template"] == "data.chat_template"
+
+
+def test_prompts_that_lose_their_front_are_found(clean: Path) -> None:
+    done = verified(clean, data={"sequence_length": 12})
+    assert found(done) == {"truncated": "data.sequence_length"}
+    done = verified(clean, data={"sequence_length": 12, "too_long": "drop", "limit": "99kB"})
+    assert found(done) == {"dropped": "data.sequence_length"}
+
+
+def test_a_limit_may_be_wider_and_must_be_a_share(folder: Path) -> None:
+    (folder / "train.jsonl").write_text(talks(30) + talks(10))
+    recipe = modicum.Recipe(**values(folder))
+    assert verify_data(recipe, DataLimits(duplicates=0.25)).passed
+    assert not verify_data(recipe, DataLimits(duplicates=0.24)).passed
+    with pytest.raises(InputError, match=r"overlap: is no share.*found: 5.*allowed: 0 to 1"):
+        DataLimits(overlap=5)
+
+
+def test_images_are_refused() -> None:
+    with pytest.raises(InputError, match=r"task\.method: only text"):
+        verify_data(modicum.Recipe(task={"method": "images", "data": "textures"}))
