@@ -99,7 +99,12 @@ def test_another_template_than_the_models_is_found(clean: Path, base: Path, tmp_
 def test_prompts_that_lose_their_front_are_found(clean: Path) -> None:
     done = verified(clean, data={"sequence_length": 12})
     assert found(done) == {"truncated": "data.sequence_length"}
-    done = verified(clean, data={"sequence_length": 12, "too_long": "drop", "limit": "99kB"})
+
+
+def test_examples_that_are_left_out_are_found(folder: Path) -> None:
+    long = talks(1, first=500).replace("What", "what " * 99)
+    (folder / "train.jsonl").write_text(talks(40) + long)
+    done = verified(folder, data={"too_long": "drop"})
     assert found(done) == {"dropped": "data.sequence_length"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.verify.conftest import run, values
 
+from modicum.adapters.merging import RoundingWarning
 from modicum.core.errors import InputError
 from modicum.models import saving
 from modicum.serve import load_run
@@ -30,10 +32,12 @@ def merged(run: Path, folder: Path, *, scale: float = 1.0, dtype: Any = torch.fl
     assert conversation.adapter is not None
     with torch.no_grad():
         for name, parameter in conversation.adapter.state_dict().items():
-            if "lora_B" in name or name.endswith("up"):
+            if name.endswith(".B"):
                 parameter.mul_(scale)
     conversation.model.to(dtype)
-    conversation.adapter.merge()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RoundingWarning)
+        conversation.adapter.merge()
     conversation.adapter.detach()
     files = sorted((run / "tokenizer").glob("*"))
     return saving.save(conversation.model, folder, files=files)
@@ -54,7 +58,7 @@ def test_clean_runs_pass_and_nothing_is_written(base: Path, adapted: Path) -> No
     done = verify_export(adapted)
     assert done.passed
     prompts, exported, joined = done.checks
-    assert prompts == {"check": "prompts", "of": "validation", "count": 4}
+    assert prompts == {"check": "prompts", "of": "validation", "count": 3}
     assert exported["error"] < 1e-5
     assert exported["adapter_changes"] > 1e-2
     assert exported["same_text"]
@@ -153,5 +157,5 @@ def test_what_cannot_be_verified_is_refused(adapted: Path, spoilt: Path, tmp_pat
         verify_export(spoilt)
     edit(spoilt / "run.json", status="finished")
     shutil.rmtree(spoilt / "checkpoints" / "step-00000008")
-    with pytest.raises(InputError, match="the checkpoint of step 8.* is gone"):
+    with pytest.raises(InputError, match=r"the checkpoint of step 8.* is gone"):
         verify_export(spoilt)
