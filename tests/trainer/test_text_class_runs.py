@@ -17,7 +17,6 @@ from tests.trainer.test_ranks import rows as logged
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import modicum
-from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
 from modicum.models import traced_cache
 from modicum.models.traced_cache import TraceRequest
@@ -31,7 +30,6 @@ WAYS: dict[str, dict[str, Any]] = {
 FIRST: list[Any] = ["bert-full", "bert-lora", "gpt2-full"]
 LATER = ["gpt2-nf4", "roberta-lora", "distilbert-full", "bert-nf4", "qwen3-lora"]
 FIRST += [pytest.param(name, marks=pytest.mark.slow) for name in LATER]
-TEXTS = ["the dog sees a big oak and the fern", "a cat"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -116,8 +114,9 @@ def test_others_read_what_it_exports(trained: tuple[Path, dict[str, Any]]) -> No
     else:
         if "linear" in made:  # PEFT would have to quantize alike
             return
+        pad = {"pad_token_id": 0} if "qwen3" in str(folder) else {}
         base = AutoModelForSequenceClassification.from_pretrained(
-            made["model"]["path"], num_labels=2, pad_token_id=0 if "qwen" in str(folder) else None
+            made["model"]["path"], num_labels=2, **pad
         )
         model = PeftModel.from_pretrained(base, folder / "adapter").eval()
         tokenizer = AutoTokenizer.from_pretrained(made["model"]["path"])
@@ -132,3 +131,33 @@ def test_others_read_what_it_exports(trained: tuple[Path, dict[str, Any]]) -> No
     labels = torch.tensor([texts.labels[place] for place in held])
     loss = torch.nn.functional.cross_entropy(logits, labels)
     assert float(loss) == pytest.approx(last["loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(("strategy", "how"), [("ddp", "lora"), ("fsdp", "full"), ("fsdp", "lora")])
+def test_ranks_learn_what_one_process_does(
+    strategy: str, how: str, tmp_path: Path, pool: Pool
+) -> None:
+    sections = {} if how == "full" else {"adapter": {"method": "lora", "rank": 4}}
+    # Dropout draws other numbers on every rank.
+    base = base_folder(tmp_path / "base", "bert")
+    config = json.loads((base / "config.json").read_text())
+    without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (base / "config.json").write_text(json.dumps(config | without))
+    made = values(base, tmp_path, **sections)
+    assert trains(Ranks(), made, tmp_path / "one") == "done"
+    made |= {"parallel": {"strategy": strategy}}
+    assert pool.run(trains, made, tmp_path / "two", ranks=2) == ["done", "done"]
+    two, one = ([row["loss"] for row in logged(tmp_path / run)] for run in ("two", "one"))
+    assert two == pytest.approx(one, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["full", "lora"])
+def test_in_bf16_and_recomputed(how: str, tmp_path: Path) -> None:
+    made = values(base_folder(tmp_path / "base", "bert"), tmp_path, **WAYS[how])
+    made["training"] |= {"precision": "bf16", "recompute": "blocks"}
+    assert trains(Ranks(), made, tmp_path / "run") == "done"
+    losses = [row["loss"] for row in logged(tmp_path / "run")]
+    assert losses[-1] < losses[0]
