@@ -48,7 +48,11 @@ WORDS = (
     "sees",
     "likes",
 )
-LORA: dict[str, Any] = {"adapter": {"method": "lora", "rank": 4}}
+# Where experts stay as they are, adapters on the few other layers must learn fast to be seen.
+LORA: dict[str, Any] = {
+    "adapter": {"method": "lora", "rank": 4},
+    "training": {"learning_rate": 3e-2},
+}
 SECONDS = 600
 
 

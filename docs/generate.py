@@ -268,7 +268,7 @@ def models_page() -> str:
         "random models (`python benchmarks/architectures.py`). Full training, LoRA and LoRA on "
         "4-bit weights: the loss falls. Export and merge: transformers computes the same logits. "
         "Chat: token for token what transformers generates. FSDP2, on two ranks, and compiled "
-        "blocks: the losses of one eager process.",
+        "blocks: the losses of one eager process. An empty cell was not run.",
         "",
         f"| model | `model_type` | {' | '.join(columns.values())} |",
         f"| --- | --- |{' --- |' * len(columns)}",

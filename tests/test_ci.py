@@ -65,3 +65,17 @@ def test_a_demo_that_takes_too_long_is_stopped_and_that_is_said(tmp_path: Path) 
     assert status == 124
     assert "make demo was stopped after 1 s: it must not take longer" in lines
     assert lines[-1] == "0 passed, 1 failed"
+
+
+def test_without_chromium_one_line_says_what_is_not_run(tmp_path: Path) -> None:
+    for name in ("bash", "id"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    done = subprocess.run(
+        [str(tmp_path / "bash"), str(ROOT / "scripts/find_chromium.sh")],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (1, "", 1)
+    assert done.stdout.startswith("test-browser: not run, as Chromium is not installed")

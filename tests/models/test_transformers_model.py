@@ -83,6 +83,21 @@ def test_documents_that_share_a_row_are_computed_as_each_alone(folder: Path) -> 
     torch.testing.assert_close(model(IDS, documents), expected, rtol=0, atol=3e-5)
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"model_type": "qwen3_moe", "num_experts": 64, "num_experts_per_tok": 8},
+        {"model_type": "falcon", "num_kv_heads": 4, "new_decoder_architecture": True},
+    ],
+)
+def test_what_is_shown_of_large_models_is_shown_on_small_ones(raw: dict[str, Any]) -> None:
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 60, "num_attention_heads": 32}
+    config = TransformersConfig.from_hf({**raw, **sizes, "vocab_size": 50_000})
+    config.check()
+    assert config.packs
+    assert config.parameter_count() > 10**9
+
+
 def test_the_built_in_decoder_reads_what_it_can(tmp_path: Path) -> None:
     folder = decoder_folder(tmp_path / "model", "mistral", sliding_window=None)
     assert isinstance(read_config(folder), ModelConfig)

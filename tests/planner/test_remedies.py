@@ -194,3 +194,9 @@ def test_where_there_is_no_room_nothing_is_offered(new, needs):
     made = plan(recipe)
     tight = plan(recipe.changed(budget__memory=needs(made)), advise=True)
     assert not any("sequence_length" in use["set"] for use in tight.row().get("room", ()))
+
+
+def test_fields_that_are_of_no_use_to_the_task_are_not_offered():
+    task = {"method": "images", "images": 96, "held_out": 16, "widths": [6, 6]}
+    recipe = Recipe(task=task, training={"batch_size": 8}, budget={"tensors": "1GB"})
+    assert "room" not in plan(recipe, advise=True).row()

@@ -83,8 +83,8 @@ def test_what_is_not_right_is_refused(
     sections: dict[str, Any], field: str, words: str, tmp_path: Path
 ) -> None:
     base = base_folder(tmp_path / "base", "bert")
+    asked = recipe(base, **sections)
     with pytest.raises(InputError, match=words) as error:
-        asked = recipe(base, **sections)
         task_of(asked).look(asked)
     assert field in str(error.value)
 

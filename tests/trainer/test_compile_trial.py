@@ -34,8 +34,8 @@ pytestmark = [
     pytest.mark.filterwarnings("error:Guards may run slower:RuntimeWarning"),
 ]
 
-BLOCKS = Recipe(training={"compile": "blocks"})
-AUTO = Recipe(training={"compile": "auto"})
+BLOCKS = Recipe(training={"compile": "blocks", "precision": "fp32"})
+AUTO = Recipe(training={"compile": "auto", "precision": "fp32"})
 HOUR = 3600.0
 
 
@@ -211,7 +211,7 @@ def test_it_pays_when_the_passes_left_win_the_time_back(
         return run(self, forward)
 
     monkeypatch.setattr(trial, "run", timed)
-    recipe = Recipe(training={"compile": mode})
+    recipe = Recipe(training={"compile": mode, "precision": "fp32"})
     decision = decide(model(), recipe, batch(), passes=passes, seconds=HOUR)
     assert decision.compile is expected
     assert decision.value == ("blocks" if expected else "none")
@@ -379,7 +379,7 @@ from modicum.trainer.stop import StopRequested, StopSignals
 
 net = create(ModelConfig(vocabulary_size=40, width=16, layers=2, heads=2, context=12), 0).train()
 ids = torch.arange(24).view(2, 12)
-recipe = Recipe(training={"compile": "blocks"})
+recipe = Recipe(training={"compile": "blocks", "precision": "fp32"})
 with StopSignals() as signals:
     print("compiling", flush=True)
     try:

@@ -20,6 +20,7 @@ from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
 from modicum.models import traced_cache
 from modicum.models.traced_cache import TraceRequest
+from modicum.planner.choose import COMPILE
 from modicum.serve import load_run
 
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -30,7 +31,10 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 FIRST: list[Any] = ["gpt2-nf4", "qwen3-full", "gemma-lora"]
 LATER = ["gpt2-full", "gpt_neox-lora", "opt-full", "mixtral-lora"]
 FIRST += [pytest.param(name, marks=pytest.mark.slow) for name in LATER]
-pytestmark = pytest.mark.filterwarnings("ignore:all-linear leaves out")  # experts
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:all-linear leaves out"),  # experts
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # the compiler looks
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -125,7 +129,7 @@ def test_sharded_over_ranks_it_learns_the_same(
 ) -> None:
     base = add_tokenizer(decoder_folder(tmp_path / "base", name), dataset.read_text())
     made = values(base, dataset, "full") | {"parallel": {"strategy": "fsdp"}}
-    assert pool.run(trains, made, tmp_path / "two", ranks=2) == ["done", "done"]
+    assert pool.run(trains, made, tmp_path / "two", ranks=2, timeout=600) == ["done", "done"]
     assert trains(Ranks(), made, tmp_path / "one") == "done"
     two, one = ([row["loss"] for row in rows(tmp_path / run)] for run in ("two", "one"))
     assert two == pytest.approx(one, rel=1e-3)
@@ -133,3 +137,21 @@ def test_sharded_over_ranks_it_learns_the_same(
     with torch.no_grad():
         shares, alone = (theirs(tmp_path / run / "model")(ids).logits for run in ("two", "one"))
     torch.testing.assert_close(shares, alone, rtol=0, atol=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "blocks"])
+def test_compiled_blocks_learn_the_same(recompute: str, dataset: Path, tmp_path: Path) -> None:
+    base = add_tokenizer(decoder_folder(tmp_path / "base", "qwen3"), dataset.read_text())
+    made = values(base, dataset, "full")
+    made["training"] |= {"recompute": recompute, "compile": "blocks"}
+    plan = modicum.plan(modicum.Recipe(**made)).chosen(COMPILE, "blocks", "asked for")
+    modicum.train(plan, tmp_path / "compiled")
+    last = rows(tmp_path / "compiled", "plan")[-1]["choices"]
+    assert {"field": COMPILE, "value": "blocks", "why": "asked for"} in last
+    made["training"] |= {"recompute": "none", "compile": "none"}
+    assert trains(Ranks(), made, tmp_path / "eager") == "done"
+    compiled, eager = (
+        [row["loss"] for row in rows(tmp_path / run)] for run in ("compiled", "eager")
+    )
+    assert compiled == pytest.approx(eager, rel=1e-3)

@@ -7,7 +7,8 @@
     sampler = Sampler(len(rows), batch_size=16, seed=0)
     batch = rows.batch(sampler.indices(step=0))
 
-Text that is no examples goes into `Packed` rows, end to end.
+Text that is no examples goes into `Packed` rows, end to end. Several sources are mixed by weight
+with `MixedRows([rows, others])` and `MixedSampler(mixed.places, [2, 1], batch_size=16, seed=0)`.
 
 Nothing here imports torch before a batch is asked for, nor `tokenizers` before a tokenizer is.
 """
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from modicum.data.batch import IGNORED, Batch
     from modicum.data.fitting import PackingCounts
+    from modicum.data.mixed_order import MixedSampler
+    from modicum.data.mixed_rows import MixedRows
     from modicum.data.packed_examples import PackedExamples
     from modicum.data.packing import Packed
     from modicum.data.readers import Document
@@ -34,6 +37,8 @@ _HOMES = {
     "Document": "readers",
     "IGNORED": "batch",
     "Inspection": "sources",
+    "MixedRows": "mixed_rows",
+    "MixedSampler": "mixed_order",
     "Packed": "packing",
     "PackedExamples": "packed_examples",
     "PackingCounts": "fitting",
@@ -52,6 +57,8 @@ __all__ = [
     "Batch",
     "Document",
     "Inspection",
+    "MixedRows",
+    "MixedSampler",
     "Packed",
     "PackedExamples",
     "PackingCounts",

@@ -9,8 +9,6 @@ and go no further back. Storage identity, the codec, statistics over ranks and r
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +19,6 @@ from modicum.core.codecs.error_bounded import ErrorBoundedCodec
 from modicum.core.contracts.ledger import Entry, Ledger, Phase
 from modicum.core.contracts.method import Context, Method
 from modicum.core.layers.saved_tensors import Shares
-from modicum.core.layers.trace_moves import Scratch
 from modicum.core.ranks.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -123,23 +120,6 @@ class ActivationPolicy(Method):
                 "compressing",
             ),
         )
-
-    def foreseen(
-        self, model: nn.Module, shares: Shares, works_in: Callable[[Scratch], None]
-    ) -> AbstractContextManager[object]:
-        """A context in which tensors without memory are kept as the policy would keep them.
-
-        Args:
-            model: any with convolutions.
-            shares: what is taken to be left of saved tensors.
-            works_in: is called with what making them smaller, and the way back, works in.
-
-        Raises:
-            InputError: the model has no convolution.
-        """
-        from modicum.memory.foreseen import ForeseenActivations
-
-        return ForeseenActivations(self, model, shares, works_in).saved.context()
 
     def attach(self, model: nn.Module, ranks: Ranks | None = None) -> Activations:
         """The policy at work on the convolutions of a model.

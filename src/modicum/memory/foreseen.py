@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +74,9 @@ class ForeseenActivations(Activations):
     Args:
         policy, model: as of `Activations`.
         shares, works_in: as of `ShareCodec`.
+
+    Raises:
+        InputError: the model has no convolution.
     """
 
     def __init__(
@@ -84,6 +88,12 @@ class ForeseenActivations(Activations):
     ) -> None:
         super().__init__(policy, model, Ranks())
         self.saved = SavedTensors(model, ShareCodec(shares, works_in), self._taken)
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """Keep what is saved in here as the policy would."""
+        with self.saved.context():
+            yield
 
     def _taken(self, call: Call, tensor: Tensor) -> float | None:
         return None if self._bounded(call, tensor) is None else 1.0

@@ -1,4 +1,4 @@
-"""The built-in decoder: its configuration, its modules, its files, and text from it.
+"""The built-in decoder and those of transformers: configurations, modules, files, text from them.
 
 Names are imported when first asked for, so that configurations and headers are read without torch.
 Text comes from `modicum.models.generate`.

@@ -19,6 +19,7 @@ from modicum.models.config import ModelConfig
 from modicum.models.decoder_config import DecoderConfig, decoder_config
 from modicum.models.other_folders import no_model
 from modicum.models.safetensors_file import TensorEntry, find_tensors, read_tensor
+from modicum.models.stored_tensor import check_stored
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from modicum.models.transformers_names import ConvertedTensor
 
 CONFIG = "config.json"
-_FLOATS = ("F64", "F32", "F16", "BF16")
 _NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -128,20 +128,7 @@ def _placed(
                 candidates=found,
                 word=name,
             )
-        if entry.shape != shape:
-            raise InputError(
-                f"the tensor's shape is {list(entry.shape)}, and by config.json {list(shape)}",
-                file=entry.file,
-                field=name,
-            )
-        if entry.dtype not in _FLOATS:
-            raise InputError(
-                "weights of this type are not supported",
-                file=entry.file,
-                field=name,
-                value=entry.dtype,
-                allowed=", ".join(_FLOATS),
-            )
+        check_stored(name, entry, shape)
         tensors[name] = entry
     for name, entry in found.items():
         # Old files keep the rotary tables, and some repeat the tied output layer.

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from modicum.core.errors import InputError
 from modicum.models.safetensors_file import TensorEntry, read_tensor
+from modicum.models.stored_tensor import check_stored
 from modicum.models.transformers_buffers import stored_buffers
 from modicum.models.transformers_model import TransformersModel
 from modicum.models.transformers_private import may_be_left, may_be_missing
@@ -173,7 +174,7 @@ def _checked(
     kept |= {name: made[name] for name in buffers if name in made}
     for name in [*first.values(), *buffers]:
         if name in kept:
-            _check(name, kept[name], tuple(wanted[name].shape))
+            check_stored(name, kept[name], tuple(wanted[name].shape))
         elif heads is not None and heads.begins(name):
             continue
         elif name not in buffers or not may_be_missing(model, name):
@@ -204,20 +205,3 @@ def _both(one: TensorEntry | ConvertedTensor, other: TensorEntry | ConvertedTens
 
     parts = (("", one), ("", other))
     return ConvertedTensor(one.file, one.dtype, one.shape, one.bytes, parts, make)
-
-
-def _check(name: str, entry: TensorEntry | ConvertedTensor, shape: tuple[int, ...]) -> None:
-    if entry.shape != shape:
-        raise InputError(
-            f"the tensor's shape is {list(entry.shape)}, and by config.json {list(shape)}",
-            file=entry.file,
-            field=name,
-        )
-    if entry.dtype not in _CODES:
-        raise InputError(
-            "weights of this type are not supported",
-            file=entry.file,
-            field=name,
-            value=entry.dtype,
-            allowed=", ".join(_CODES),
-        )

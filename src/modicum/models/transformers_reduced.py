@@ -16,7 +16,12 @@ _WINDOW = 4
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _INNER = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
 _LIKE_WIDTH = ("word_embed_proj_dim", "embedding_size", "d_model")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+# Experts of a layer, and how many of them a token chooses.
+_AT_MOST = {
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_top_k", "moe_topk"), 2),
+}
+_GROUPS = ("num_key_value_heads", "num_kv_heads")
 _EXPERT_INNER = ("moe_intermediate_size", "shared_expert_intermediate_size")
 _MOST_BLOCKS = 8
 
@@ -80,22 +85,27 @@ def _fewer_tokens(made: Any, count: int) -> None:
 
 def _fewer_heads(made: Any) -> None:
     heads, width = made.num_attention_heads, made.hidden_size
-    groups = getattr(made, "num_key_value_heads", None) or heads
+    groups = next((n for name in _GROUPS if (n := getattr(made, name, None))), heads)
     fewer_groups = min(groups, 2)
     fewer = fewer_groups * min(heads // groups, 2)
     narrow = width // heads * fewer
     made.num_attention_heads, made.hidden_size = fewer, narrow
-    if getattr(made, "num_key_value_heads", None):
-        made.num_key_value_heads = fewer_groups
+    for name in _GROUPS:
+        if getattr(made, name, None):
+            setattr(made, name, fewer_groups)
     for name in _INNER:
         if isinstance(getattr(made, name, None), int):
             setattr(made, name, 2 * narrow)
     for name in _LIKE_WIDTH:
         if getattr(made, name, None) == width:
             setattr(made, name, narrow)
-    for name in _EXPERTS:
+    _fewer_experts(made, narrow)
+
+
+def _fewer_experts(made: Any, width: int) -> None:
+    for name, most in _AT_MOST.items():
         if isinstance(getattr(made, name, None), int):
-            setattr(made, name, min(getattr(made, name), 4))
+            setattr(made, name, min(getattr(made, name), most))
     for name in _EXPERT_INNER:
         if isinstance(getattr(made, name, None), int):
-            setattr(made, name, narrow)
+            setattr(made, name, width)

@@ -30,7 +30,7 @@ COMPILE_PAYS_AFTER = 600.0  # seconds
 # A budget is kept with so much to spare of what the run adds to the process: what is left of the
 # text that was read and tokenized depends on the data, and no allocator's waste is the same twice.
 # The first is a part, and holds for large runs; the second are bytes, and hold for small ones.
-HEADROOM, LEAST_HEADROOM = 0.1, 48_000_000
+HEADROOM, LEAST_HEADROOM = 0.1, 56_000_000
 MICRO, RECOMPUTE, DEVICE = "training.micro_batch_size", "training.recompute", "training.device"
 STRATEGY, ASYNCHRONOUS = "parallel.strategy", "checkpoint.asynchronous"
 COMPILE = "training.compile"

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from modicum.core.errors import InputError
-from modicum.planner.knobs import Knob, loosening
+from modicum.planner.knobs import ROWS, SHAPE, Knob, loosening
 from modicum.planner.predict import Prediction
 from modicum.planner.question import Question
 from modicum.planner.remedies import Remedy, changed
+from modicum.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def _most(asked: Question, made: Prediction, knob: Knob) -> Use | None:
         if recipe is None:
             continue
         try:
-            found = asked.fitting(recipe)
+            found = None if _idle(asked, recipe, knob) else asked.fitting(recipe)
         except InputError:
             continue
         if found is None or found == made or _gives_up(made, found):
@@ -81,6 +82,14 @@ def _most(asked: Question, made: Prediction, knob: Knob) -> Use | None:
             found.choice.recompute,
         )
     return None
+
+
+def _idle(asked: Question, recipe: Recipe, knob: Knob) -> bool:
+    """Whether the task makes the same rows and the same model of a changed recipe."""
+    if knob.cost not in (ROWS, SHAPE):
+        return False
+    same_rows = asked.task.row(recipe) == asked.task.row(asked.recipe)
+    return same_rows and bool(asked.config(recipe) == asked.config(asked.recipe))
 
 
 def _gives_up(made: Prediction, found: Prediction) -> bool:

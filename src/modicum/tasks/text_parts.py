@@ -61,46 +61,27 @@ def tokenized(
     Raises:
         InputError: what is wrong with the data, with file and line.
     """
-    parts, done = parts_of(source), 0
-    data, total = recipe.data, source.total_bytes
-    room = row_room(data.sequence_length, data.boundaries)
-    if validation_source is not None:
-        total += validation_source.total_bytes
+    others = () if validation_source is None else (validation_source,)
+    total = sum(each.total_bytes for each in (source, *others))
+    fraction = 0.0 if others else recipe.data.validation_fraction
 
     def work() -> list[str]:
-        nonlocal done
-        digests = []
-        for number, part in enumerate(parts):
-            before = done
-
-            def tell(now: int, _: int | None, before: int = before) -> None:
-                progress(min(before + now, total), total)
-
+        done, digests = 0, []
+        for number, part in enumerate(parts_of(source)):
             # Other data to evaluate on is tokenized once, with the first source.
             other = validation_source if number == 0 else None
-            place = _folder(folder, source, number)
+            place, tell = _folder(folder, source, number), _after(progress, done, total)
             try:
-                made = prepare(
-                    part,
-                    tokenizer,
-                    place,
-                    model_vocabulary=vocabulary,
-                    validation_source=other,
-                    validation_fraction=0.0 if validation_source else data.validation_fraction,
-                    seed=recipe.training.seed,
-                    longest=room if data.too_long == "refuse" else None,
-                    room=room if data.too_long == "truncate" else None,
-                    progress=tell,
+                made = _prepared(
+                    recipe, part, other, fraction, tokenizer, vocabulary, place, progress=tell
                 )
-                for store in (made.train, made.validation):
-                    if store is not None:
-                        packed(recipe, store)
             except InputError as error:
-                several = isinstance(source, SourceMix)
-                file = error.file or (part.title if several else None)
-                raise error.located(field=field_of(source, number), file=file) from None
+                which = part.title if isinstance(source, SourceMix) else None
+                raise error.located(
+                    field=field_of(source, number), file=error.file or which
+                ) from None
             done += part.total_bytes + (other.total_bytes if other else 0)
-            digests.append(file_digest(place / MANIFEST))
+            digests.append(file_digest(made.train.folder / MANIFEST))
         return digests
 
     digests = ranks.broadcast(ranks.first_alone(lambda: work() if ranks.first else [], check))
@@ -109,15 +90,45 @@ def tokenized(
     ]
 
 
+def _prepared(
+    recipe: Recipe,
+    source: Source,
+    validation_source: Source | None,
+    validation_fraction: float,
+    tokenizer: Tokenizer,
+    vocabulary: int,
+    folder: Path,
+    *,
+    progress: CountProgress,
+) -> Prepared:
+    """One source as tokens and rows in files."""
+    data = recipe.data
+    room = row_room(data.sequence_length, data.boundaries)
+    made = prepare(
+        source,
+        tokenizer,
+        folder,
+        model_vocabulary=vocabulary,
+        validation_source=validation_source,
+        validation_fraction=validation_fraction,
+        seed=recipe.training.seed,
+        longest=room if data.too_long == "refuse" else None,
+        room=room if data.too_long == "truncate" else None,
+        progress=progress,
+    )
+    for store in (made.train, made.validation):
+        if store is not None:
+            packed(recipe, store)
+    return made
+
+
+def _after(progress: CountProgress, done: int, total: int) -> CountProgress:
+    """Progress of a source before which `done` of `total` bytes were tokenized."""
+    return lambda now, _: progress(min(done + now, total), total)
+
+
 def _folder(folder: Path, source: AnySource, number: int) -> Path:
     return folder / str(number) if isinstance(source, SourceMix) else folder
-
-
-def _longest(recipe: Recipe) -> int | None:
-    """The tokens of the longest example that is not refused; the last one is no input."""
-    if recipe.data.too_long != "refuse":
-        return None
-    return recipe.data.sequence_length + int(recipe.data.boundaries)
 
 
 def packed(recipe: Recipe, store: TokenStore, *, check: bool = True) -> StoreRows:

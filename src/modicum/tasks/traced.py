@@ -21,6 +21,7 @@ from modicum.core.layers.saved_tensors import Shares
 from modicum.core.layers.trace import Around
 from modicum.core.plain_values import as_plain, from_plain
 from modicum.memory.base import ActivationPolicy
+from modicum.memory.foreseen import ForeseenActivations
 from modicum.models.traced_cache import TraceRequest
 from modicum.models.traced_ledger import EvenRows, TracedModel
 from modicum.recipe import Recipe
@@ -118,7 +119,7 @@ def _kept_by(recipe: Recipe, shares: Shares) -> Around:
     """The recipe's policy on saved activations, as it is in a trace."""
     policy = recipe.method("memory")
     assert isinstance(policy, ActivationPolicy)
-    return lambda model, works_in: policy.foreseen(model, shares, works_in)
+    return lambda model, works_in: ForeseenActivations(policy, model, shares, works_in).context()
 
 
 def _digests(recipe: Recipe) -> dict[str, str]:

@@ -44,7 +44,7 @@ GROUPS = {"num_key_value_heads": 2}
 OLD: dict[str, Any] = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 20, "n_positions": 8}
 TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 
-MIXTURES = ("Mixtral", "Qwen3Moe", "Llama4", "GptOss")
+MIXTURES = ("Mixtral", "Qwen3Moe", "Llama4", "GptOss", "Olmoe", "Dots1")
 
 
 class Case(NamedTuple):
@@ -119,6 +119,9 @@ CASES = {
         "Qwen3MoeForCausalLM",
         SIZES | GROUPS | {"head_dim": 4, "num_experts": 4, "num_experts_per_tok": 2,
                           "moe_intermediate_size": 24},
+    ),
+    "olmoe": Case(
+        "OlmoeForCausalLM", SIZES | GROUPS | {"num_experts": 4, "num_experts_per_tok": 2},
     ),
     "llama4": Case(
         "Llama4ForCausalLM",
@@ -217,7 +220,7 @@ def test_heads_groups_neurons_and_stream_move_together(name: str) -> None:
         assert (attention.query[0].dim, attention.query[0].strides) == (dim, strides)
         ordered = name == "bloom"
         assert bool(attention.heads.order_matters) == ordered
-        assert bool(attention.heads.needed) == (name in ("bloom", "olmo2"))
+        assert bool(attention.heads.needed) == (name in ("bloom", "olmo2", "olmoe"))
         assert attention.heads.checked
     attentions, mlps = found.all_attentions(), found.all_mlps()
     neurons = [mlp.neurons for mlp in mlps]
@@ -336,6 +339,23 @@ def test_fused_gates_and_experts_are_found() -> None:
         "model.layers.0.mlp.experts.gate_up_proj", 1,
     )  # fmt: skip
     assert experts.down.dim == 2
+
+
+def test_experts_that_are_routed_in_groups_are_named_and_left_alone() -> None:
+    sizes = SIZES | GROUPS | {
+        "head_dim": 4, "n_routed_experts": 8, "n_group": 4, "topk_group": 2,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 0,
+        "n_shared_experts": 1,
+    }  # fmt: skip
+    model = made("Dots1ForCausalLM", sizes)
+    found = find_map(model)
+    for layer in (0, 1):
+        problem = found.unknown[f"experts of model.layers.{layer}.mlp.experts"]
+        assert "exchanging its units changed" in problem
+    assert all(mlp.stacked is None for mlp in found.all_mlps())
+    neurons = [mlp.neurons for mlp in found.all_mlps()]
+    assert max(mlp.experts for mlp in found.all_mlps()) == 8
+    check(model, [attention.groups for attention in found.all_attentions()] + neurons)
 
 
 def test_experts_move_with_their_routers_rows_and_cannot_be_removed() -> None:

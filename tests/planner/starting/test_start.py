@@ -114,6 +114,17 @@ def test_three_rows_are_all_trained(hollow: Hollow, tmp_path: Path) -> None:
     assert "evaluation.every" not in made.draft.settings
 
 
+def test_model_and_sources_can_be_asked_for_too(hollow: Hollow, rows: Path) -> None:
+    model = str(hollow(SMALL))
+    source = {"path": str(rows), "column": "answer"}
+    made = start(asked={"model.path": model, "data.sources": [source, source]})
+    assert made.recipe.model.path == model
+    assert len(made.recipe.data.sources) == 2
+    assert made.recipe.data.path is None
+    assert made.data["documents"] == 80
+    assert "model.layers" not in made.draft.settings
+
+
 def test_many_rows_are_counted_by_the_first(
     hollow: Hollow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

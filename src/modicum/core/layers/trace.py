@@ -31,6 +31,7 @@ from modicum.core.layers.trace_moves import (
     flops_of,
     ordered,
     scratch_of,
+    tensors_in,
 )
 from modicum.core.torch_private import fake_tensors, running_operations, storage_address
 
@@ -296,18 +297,3 @@ def _when_differentiated(values: Any, then: Callable[[Tensor], None]) -> None:
         if tensor.requires_grad and not tensor.is_leaf:
             tensor.register_hook(then)
             return
-
-
-def tensors_in(values: Any) -> Iterator[Tensor]:
-    """The tensors of nested lists, tuples and dicts, in order.
-
-    >>> [len(tensor) for tensor in tensors_in({"a": [torch.ones(2), 3], "b": (torch.ones(4),)})]
-    [2, 4]
-    """
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, Mapping):
-        yield from tensors_in(list(values.values()))
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from tensors_in(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -215,6 +216,11 @@ def change(move: Move) -> int:
     return -move.bytes if isinstance(move, Release) else 0
 
 
+_OF_NUMBERS: dict[str, Any] = {
+    each.__name__: each for each in (ScratchProduct, AveragedInFloat, InPieces)
+}
+
+
 def plain(move: Move) -> Any:
     """A move as JSON has it: a number, or a list with a word for its kind first.
 
@@ -242,10 +248,23 @@ def move_of(raw: Any) -> Move:
     if kind == "Gradient":
         return Gradient(*rest)
     (fields, rows) = rest
-    if kind == "ScratchProduct":
-        return Scratch(ScratchProduct(*fields), rows)
-    if kind == "InPieces":
-        return Scratch(InPieces(*fields), rows)
+    if kind in _OF_NUMBERS:
+        return Scratch(_OF_NUMBERS[kind](*fields), rows)
     call, wanted = fields
     call = [tuple(field) if isinstance(field, list) else field for field in call]
     return Scratch(Convolved(Convolution(*call), tuple(wanted)), rows)
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """The tensors of nested lists, tuples and dicts, in order.
+
+    >>> [len(tensor) for tensor in tensors_in({"a": [torch.ones(2), 3], "b": (torch.ones(4),)})]
+    [2, 4]
+    """
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, Mapping):
+        yield from tensors_in(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from tensors_in(value)

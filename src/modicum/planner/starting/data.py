@@ -10,11 +10,14 @@ from modicum.planner.starting.columns import FoundColumns, columns_of
 from modicum.planner.starting.draft import Draft, OpenQuestion
 from modicum.planner.starting.splits import split_of
 
+_SOURCES = "data.sources"
 _NAMED = ("data.column", "data.prompt_column", "data.format")
 
 
 def chosen_data(draft: Draft, path: str | None) -> None:
     """Set what is trained on, and what lies next to it to evaluate on."""
+    if _SOURCES in draft.asked:
+        return
     if path is None:
         draft.set("data.path", None, "Python's standard library on this machine")
         return
@@ -30,6 +33,8 @@ def look_at_columns(draft: Draft) -> dict[str, Any]:
     Raises:
         InputError: the data is not there or cannot be read, or no column holds text.
     """
+    if _SOURCES in draft.asked:
+        return {"path": None}
     data = draft.recipe().data
     source = open_source(data.path, include=data.include, exclude=data.exclude)
     try:

@@ -77,8 +77,9 @@ def start(
     >>> start(asked={"data.include": ["json/**"]}).recipe.data.sequence_length
     128
     """
-    check_method(method, model)
     draft = Draft(dict(asked or {}), ask)
+    model, data = draft.asked.get("model.path", model), draft.asked.get("data.path", data)
+    check_method(method, model)
     _set_model(draft, model)
     chosen_data(draft, data)
     _set_budget(draft, memory)
@@ -216,6 +217,8 @@ def _model_facts(draft: Draft, inputs: TextInputs, dtype: str | None) -> dict[st
 
 
 def _describe_data(draft: Draft, inputs: TextInputs, lengths: Lengths) -> None:
+    if "data.path" not in draft.settings:
+        return  # several sources, which were asked for
     what = "documents" if inputs.source.continuous else "rows"
     count = f"{lengths.documents:,}" if lengths.exact else f"about {lengths.documents:,}"
     median, longest = lengths.quantile(0.5), lengths.tokens[-1]

@@ -14,6 +14,7 @@ from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.layers.meta import on_meta
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.layers.trace_moves import Scratch
+from modicum.memory.foreseen import ForeseenActivations
 from modicum.models.convnet import ConvNet
 from modicum.models.convnet_ledger import ledger
 from modicum.models.traced_ledger import TracedModel
@@ -26,7 +27,8 @@ _WITHIN = 0.05
 @memory_check()
 def check_the_trace_keeps_what_the_ledger_says(subject: MemorySubject) -> None:
     """From the least to the most that may be left, a trace and the arithmetic agree to 5 %."""
-    for name, shares in small(subject).shares(4)._asdict().items():
+    asked = small(subject).shares(4)
+    for name, shares in zip(("least", "expected", "most"), asked, strict=True):
         found = _traced(subject, shares)
         said = ledger(CONFIG, ModelQuery(_ROWS, 1), shares=shares)
         kept = [each.bytes("activation", "loss") for each in (found, said)]
@@ -49,7 +51,7 @@ def _traced(subject: MemorySubject, shares: Shares) -> Ledger:
 def _around(
     subject: MemorySubject, shares: Shares, model: nn.Module, works_in: Callable[[Scratch], None]
 ) -> AbstractContextManager[object]:
-    return small(subject).foreseen(model, shares, works_in)
+    return ForeseenActivations(small(subject), model, shares, works_in).context()
 
 
 def _batch(rows: int) -> tuple[Tensor, Tensor]:
