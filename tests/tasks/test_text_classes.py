@@ -60,7 +60,7 @@ def test_a_head_is_kept_where_its_classes_are_the_same(tmp_path: Path) -> None:
     materialise(model, "cpu")
     task.fill(model, inputs)
     ids = torch.tensor([[2, 5, 6, 3]])
-    assert torch.equal(model.eval()(ids), theirs(same)(ids).logits)
+    torch.testing.assert_close(model.eval()(ids), theirs(same)(ids).logits, rtol=0, atol=1e-6)
     asked = recipe(other)
     inputs = task_of(asked).look(asked)
     assert inputs.new == ("classifier.weight", "classifier.bias")
@@ -71,6 +71,11 @@ def test_a_head_is_kept_where_its_classes_are_the_same(tmp_path: Path) -> None:
     ("sections", "field", "words"),
     [
         ({"adapter": {"method": "mos"}}, "adapter.method", "LoRA goes with it"),
+        (
+            {"adapter": {"method": "lora"}, "training": {"precision": "bf16"}},
+            "training.precision",
+            "does not run yet",
+        ),
         ({"data": {"sequence_length": 99}}, "data.sequence_length", r"context \(40\)"),
         ({"data": {"too_long": "split"}}, "data.too_long", "one label"),
         ({"data": {"column": "body"}}, "data.column", "means nothing"),

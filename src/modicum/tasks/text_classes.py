@@ -147,10 +147,12 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
                 value=recipe.data.sequence_length,
                 allowed=f"at most {most}",
             )
+        # Next to an adapter weights are held in fp32, whatever the folder has.
+        dtypes = frozenset() if recipe.adapter is not None else header.dtypes
         words = texts.described + _head_words(known, texts, new)
         return TextClassInputs(
             _formed(recipe, dense), folder, words, texts, tokenizer, header, new, dense,
-            recipe.training.seed, weights=bool(header.tensors), dtypes=header.dtypes,
+            recipe.training.seed, weights=bool(header.tensors), dtypes=dtypes,
         )  # fmt: skip
 
     def _config(
@@ -318,6 +320,14 @@ def _check_asked(recipe: Recipe) -> None:
             field="adapter.method",
             value=adapter.info.name,
             allowed="lora",
+        )
+    if adapter is not None and recipe.training.precision == "bf16":
+        raise InputError(
+            "the classifier's head is trained in fp32, next to an adapter on weights of fp32; on "
+            "weights of bf16 it does not run yet",
+            field="training.precision",
+            value="bf16",
+            allowed="fp32",
         )
     if recipe.compress is not None:
         raise InputError(
