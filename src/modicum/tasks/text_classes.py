@@ -36,7 +36,12 @@ from modicum.models.transformers_model import TransformersClassifier, build
 from modicum.recipe import Recipe
 from modicum.tasks.base import BlockSample, Data, Inputs, Task, Tensors
 from modicum.tasks.metrics import class_metrics, class_sums, right_answers
-from modicum.tasks.text import formed
+from modicum.tasks.text_class_checks import (
+    check_asked,
+    formed_classifier,
+    head_words,
+    own_tokenizer,
+)
 from modicum.tasks.text_class_data import LabelledTexts, labelled_texts, prepared
 
 _TRIAL_VOCABULARY = 257
@@ -125,12 +130,12 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
                 "classes of texts start from a model of transformers; name its folder",
                 field="model.path",
             )
-        _check_asked(recipe)
+        check_asked(recipe)
         try:
             folder = resolve(recipe.model.path)
         except InputError as error:
             raise error.located(field="model.path") from None
-        tokenizer = _tokenizer(recipe, folder)
+        tokenizer = own_tokenizer(recipe, folder)
         texts = labelled_texts(recipe, self.asked)
         self._names = texts.names
         dense = self._config(folder, tokenizer, texts)
@@ -149,9 +154,9 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
             )
         # Next to an adapter weights are held in fp32, whatever the folder has.
         dtypes = frozenset() if recipe.adapter is not None else header.dtypes
-        words = texts.described + _head_words(known, texts, new)
+        words = texts.described + head_words(known, texts, new)
         return TextClassInputs(
-            _formed(recipe, dense), folder, words, texts, tokenizer, header, new, dense,
+            formed_classifier(recipe, dense), folder, words, texts, tokenizer, header, new, dense,
             recipe.training.seed, weights=bool(header.tensors), dtypes=dtypes,
         )  # fmt: skip
 
@@ -193,7 +198,7 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
 
     def reconfigured(self, inputs: TextClassInputs, recipe: Recipe) -> TransformersConfig:
         """The configuration of the model that a changed recipe would have."""
-        return _formed(recipe, inputs.dense)
+        return formed_classifier(recipe, inputs.dense)
 
     def row(self, recipe: Recipe) -> ModelQuery:
         """One row, as long as the recipe allows."""
@@ -298,57 +303,3 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
     ) -> None:
         """Write a folder that `AutoModelForSequenceClassification` reads, classes named in it."""
         saving.save(model, folder, files=data.files, write=write)
-
-
-def _formed(recipe: Recipe, dense: TransformersConfig) -> TransformersConfig:
-    found = formed(recipe, dense, ["linear"])
-    assert isinstance(found, TransformersConfig)
-    return found
-
-
-def _check_asked(recipe: Recipe) -> None:
-    """Refuse what is not known to be right with a new head.
-
-    Raises:
-        InputError: such a field is set.
-    """
-    adapter = recipe.method("adapter")
-    if adapter is not None and adapter.info.name != "lora":
-        raise InputError(
-            "the classifier's head is trained next to the adapter and kept in its file, which "
-            "PEFT's format alone holds; of adapters, LoRA goes with it",
-            field="adapter.method",
-            value=adapter.info.name,
-            allowed="lora",
-        )
-    if adapter is not None and recipe.training.precision == "bf16":
-        raise InputError(
-            "the classifier's head is trained in fp32, next to an adapter on weights of fp32; on "
-            "weights of bf16 it does not run yet",
-            field="training.precision",
-            value="bf16",
-            allowed="fp32",
-        )
-    if recipe.compress is not None:
-        raise InputError(
-            "compressing a classifier of texts was not tried; leave it out",
-            field="compress.method",
-            value=recipe.compress["method"],
-        )
-
-
-def _tokenizer(recipe: Recipe, folder: Path) -> PairTokenizer:
-    asked = recipe.data.tokenizer
-    try:
-        return PairTokenizer(folder if asked is None else Path(asked))
-    except InputError as error:
-        raise error.located(field="data.tokenizer" if asked else "model.path") from None
-
-
-def _head_words(known: tuple[str, ...] | None, texts: LabelledTexts, new: Collection[str]) -> str:
-    """What becomes of the folder's head, for people."""
-    modules = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in new))
-    if not modules:
-        return ""
-    why = "" if known in (None, texts.names) else ", as the folder's is for other classes"
-    return f"; new: {modules}{why}"
