@@ -79,7 +79,7 @@ def test_a_head_is_kept_where_its_classes_are_the_same(tmp_path: Path) -> None:
         ({"data": {"sequence_length": 99}}, "data.sequence_length", r"context \(40\)"),
         ({"data": {"too_long": "split"}}, "data.too_long", "one label"),
         ({"data": {"column": "body"}}, "data.column", "means nothing"),
-        ({"task": {"label_column": "kind"}}, "label_column", "no such column"),
+        ({"task": {"label_column": "kind"}}, "kind", "no such column"),
         ({"task": {"pad_token": "[NO]"}}, "task.pad_token", "no such token"),
         ({"task": {"classes": ["animals"]}}, "task.label_column", "none of the classes"),
     ],
@@ -105,9 +105,9 @@ def test_padding_must_be_known_and_is_what_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_compiled_blocks_are_refused(tmp_path: Path) -> None:
-    asked = recipe(base_folder(tmp_path / "base", "bert"), training={"compile": "blocks"})
+    base = base_folder(tmp_path / "base", "bert")
     with pytest.raises(InputError, match="another length in every batch"):
-        asked.refuse_clashes(["run_compiles"])
+        recipe(base, training={"compile": "blocks"})
 
 
 def test_a_classifier_is_not_talked_to(tmp_path: Path) -> None:

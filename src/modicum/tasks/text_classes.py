@@ -178,8 +178,9 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
         try:
             return classifier_config(folder, texts.names, own, known_first=asked.pad_token is None)
         except InputError as error:
-            field = "task.pad_token" if error.field == "pad_token_id" else "model.path"
-            raise error.located(field=field) from None
+            if error.field == "pad_token_id":
+                raise InputError(error.problem, field="task.pad_token") from None
+            raise error.located(field="model.path") from None
 
     def check_weights(self, inputs: TextClassInputs) -> None:
         """Refuse a folder of config.json without weights."""
