@@ -15,7 +15,7 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
-from modicum.models.transformers_kinds import Head
+from modicum.models.transformers_kinds import HeadKind
 from modicum.models.transformers_shape import TransformersShape
 
 
@@ -116,7 +116,7 @@ class _Facts:
 
 
 @functools.lru_cache(maxsize=8)
-def _facts(text: str, head: Head) -> _Facts:
+def _facts(text: str, head: HeadKind) -> _Facts:
     from modicum.core.layers.dense_layers import all_layers
     from modicum.core.layers.meta import on_meta
     from modicum.models.transformers_model import build

@@ -12,7 +12,7 @@ from modicum.core.extras import library
 from modicum.models.transformers_private import classifiers, decoders
 
 # What a model makes of its last block: logits of the next token, or of a text's class.
-Head = Literal["tokens", "classes"]
+HeadKind = Literal["tokens", "classes"]
 _KINDS = {"tokens": "decoder of this kind that writes text", "classes": "classifier of this kind"}
 _OLDEST = 5  # the first that says how the names in files become those of the model
 
@@ -44,7 +44,7 @@ def described(raw: Mapping[str, Any]) -> Any:
         raise InputError(f"transformers does not read this: {_first_line(error)}") from None
 
 
-def architecture(raw: Mapping[str, Any], head: Head = "tokens") -> type[Any]:
+def architecture(raw: Mapping[str, Any], head: HeadKind = "tokens") -> type[Any]:
     """The class of transformers whose model a config.json describes.
 
     Raises:
@@ -54,7 +54,7 @@ def architecture(raw: Mapping[str, Any], head: Head = "tokens") -> type[Any]:
 
 
 @lru_cache(maxsize=8)
-def _architecture(text: str, head: Head) -> type[Any]:
+def _architecture(text: str, head: HeadKind) -> type[Any]:
     raw = json.loads(text)
     known = described(raw)
     table = decoders() if head == "tokens" else classifiers()

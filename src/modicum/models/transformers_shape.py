@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from modicum.core.layers.form_plan import FormPlan
-from modicum.models.transformers_kinds import Head, architecture, described
+from modicum.models.transformers_kinds import HeadKind, architecture, described
 
 # Where a config.json says the longest sequence; attention without positions of its own has no end.
 _CONTEXTS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length")
@@ -34,7 +34,7 @@ class TransformersShape:
     raw: Mapping[str, Any] = field(hash=False)
     forms: FormPlan = field(default_factory=FormPlan)
     packing: Packing = "none"
-    head: Head = "tokens"
+    head: HeadKind = "tokens"
 
     def __post_init__(self) -> None:
         architecture(self.raw, self.head)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.models.transformers_buffers import stored_buffers
-from modicum.models.transformers_kinds import Head
+from modicum.models.transformers_kinds import HeadKind
 from modicum.models.transformers_model import TransformersDecoder, build
 from modicum.models.transformers_reduced import reduced
 from modicum.models.transformers_shape import Packing, TransformersShape
@@ -83,7 +83,7 @@ def _distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def small_model(raw: Mapping[str, Any], head: Head = "tokens") -> Any:
+def small_model(raw: Mapping[str, Any], head: HeadKind = "tokens") -> Any:
     """A small model of the same architecture that runs, or None; a classifier pads with token 0."""
     for config in _candidates(raw, head):
         try:
@@ -102,7 +102,7 @@ def small_model(raw: Mapping[str, Any], head: Head = "tokens") -> Any:
     return None
 
 
-def _candidates(raw: Mapping[str, Any], head: Head) -> Iterator[TransformersShape]:
+def _candidates(raw: Mapping[str, Any], head: HeadKind) -> Iterator[TransformersShape]:
     for narrow in (True, False):
         try:
             made = reduced(raw, TOKENS, narrow=narrow)
