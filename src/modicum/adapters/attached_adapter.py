@@ -34,6 +34,7 @@ from modicum.adapters.adapter_layer import check_state
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import Adapter, ReadWeight, SharedFactors
 from modicum.adapters.merging import Merged, merge, unmerge
+from modicum.adapters.peft_task import trained_heads
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.rewriting import check_base, differs, restore, rewrite
 from modicum.adapters.sites import left_out, shared_name
@@ -96,6 +97,8 @@ class AttachedAdapter(Attachment):
         with undone_on_failure(model, name):
             for parameter in model.parameters():
                 parameter.requires_grad_(False)
+            for head in trained_heads(model).values():
+                head.float().requires_grad_(True)
             for layer in layers:
                 wear(model.get_submodule(layer.site.name), name, layer)
             if next(shared.parameters(), None) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -12,8 +13,10 @@ from modicum.adapters.adapted_layer import undone_on_failure
 from modicum.adapters.adapter_layer import check_state
 from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.base_weights import is_exact
+from modicum.adapters.heads import put_heads
 from modicum.adapters.names import exactly, plain_name
 from modicum.adapters.native_files import StoredAdapter
+from modicum.adapters.peft_task import trained_heads
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.rewriting import restore, rewriting
 from modicum.core.errors import InputError
@@ -55,7 +58,8 @@ def load(
     """
     attached = _attached(model, read_stored(Path(folder), model, name, plugins), name)
     if not train:
-        for parameter in attached.parameters():
+        heads = (each.parameters() for each in trained_heads(model).values())
+        for parameter in (*attached.parameters(), *chain.from_iterable(heads)):
             parameter.requires_grad_(False)
     return attached
 
@@ -97,6 +101,7 @@ def _attached(model: nn.Module, stored: StoredAdapter, name: str) -> AttachedAda
                 prepared=Preparation(values),
             )
             try:
+                put_heads(model, stored)
                 _put(attached, stored.state, stored.base)
             except BaseException:
                 restore(attached)

@@ -40,6 +40,7 @@ class StoredAdapter:
         state: the adapter's own tensors.
         base: tensors of layers that it has rewritten, where they cannot be made anew.
         prepared: what the method found out about each layer from data.
+        heads: tensors of what was trained in full next to it, by the model's names.
     """
 
     method: Adapter
@@ -48,6 +49,7 @@ class StoredAdapter:
     base: dict[str, Tensor] = field(default_factory=dict)
     seed: int = 0
     prepared: dict[str, dict[str, Any]] = field(default_factory=dict)
+    heads: dict[str, Tensor] = field(default_factory=dict)
 
 
 def save(attached: Attachment, folder: Path, *, base_model: str | None, write: bool = True) -> None:

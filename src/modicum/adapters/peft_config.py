@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -57,6 +57,8 @@ REFUSED = {
     "megatron_config": "it is for layers of Megatron",
     "enable_lora": "parts of a fused layer are adapted, as PEFT 0.2 could",
 }
+# What PEFT saves in full with every classifier, whether a model has modules of these names or not.
+_HEADS = ("classifier", "score")
 # Of these an empty value is not off: PEFT takes it for the default of the method.
 _ON_WHEN_EMPTY = {
     *("velora_config", "kasa_config", "monteclora_config", "arrow_config", "use_bdlora"),
@@ -67,8 +69,11 @@ _INITS_THAT_REWRITE = ("pissa", "olora", "corda", "lora_ga")
 PeftNames = str | Sequence[str] | None
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path, heads: Collection[str] = ()) -> dict[str, Any]:
     """PEFT's configuration of a plain LoRA adapter.
+
+    Args:
+        heads: last names of the modules that the model has trained in full next to adapters.
 
     Raises:
         InputError: it is no JSON, or describes another kind of adapter, or has a key of which
@@ -76,7 +81,10 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     config = read_json(path)
     try:
-        _check(config)
+        saved = config.get("modules_to_save")
+        known = isinstance(saved, list) and all(isinstance(name, str) for name in saved)
+        own = known and set(saved or ()) <= {*heads, *_HEADS}
+        _check({**config, "modules_to_save": None} if own and heads else config)
     except InputError as error:
         raise error.located(file=path) from None
     return config

@@ -17,7 +17,7 @@ from modicum.adapters.lora import LoRA
 from modicum.adapters.names import plain_model, plain_name
 from modicum.adapters.native_files import StoredAdapter, read_tensors
 from modicum.adapters.peft_config import chooses, leaves_out, read_config
-from modicum.adapters.peft_task import heads, task_fields, unreadable
+from modicum.adapters.peft_task import heads, task_fields, trained_heads, unreadable
 from modicum.adapters.rewriting import rewriting
 from modicum.adapters.sites import Site, all_sites, choose
 from modicum.core.errors import InputError
@@ -85,7 +85,7 @@ def save(
         ranks.add(a.shape[0])
     model = plain_model(attached.model)
     task = task_fields(model, [plain_name(name) for name in attached.sites])
-    for name, head in heads(model, task["task_type"]).items():
+    for name, head in (heads(model, task["task_type"]) | trained_heads(model)).items():
         for key, value in head.state_dict().items():
             kept = whole(value.detach()).clone().contiguous().cpu()
             tensors[f"{_PREFIX}{name}.{plain_name(key)}"] = kept
@@ -94,6 +94,7 @@ def save(
     if len(scales) > 1 or len(ranks) > 1:
         raise InputError("layers have different ranks or scales; merge it and save the model")
     rank, scale = ranks.pop(), scales.pop()
+    trained = sorted({name.rpartition(".")[2] for name in trained_heads(model)})
     config = {
         "peft_type": "LORA",
         **task,
@@ -106,6 +107,7 @@ def save(
         "bias": "none",
         "use_rslora": False,
         "use_dora": False,
+        "modules_to_save": trained or None,
         "init_lora_weights": True,
         "inference_mode": True,
     }
@@ -117,9 +119,12 @@ def save(
 def read(folder: Path, model: nn.Module) -> StoredAdapter:
     """The adapter that a PEFT LoRA folder holds for a model; errors are those of `files.load`."""
     file = folder / WEIGHTS
-    config = read_config(folder / CONFIG)
+    trained = trained_heads(model)
+    config = read_config(folder / CONFIG, {name.rpartition(".")[2] for name in trained})
     value = LoRA.from_peft(config)
     tensors = {plain_name(key): tensor for key, tensor in read_tensors(file).items()}
+    kept = _kept(tensors, trained)
+    tensors = {key: tensor for key, tensor in tensors.items() if key not in kept}
     known = {key: (site, "AB"[i]) for site in all_sites(model) for i, key in enumerate(_keys(site))}
     _check_the_others(model, {key: t for key, t in tensors.items() if key not in known}, file)
     factors = {key: known[key] for key in tensors if key in known}
@@ -130,7 +135,14 @@ def read(folder: Path, model: nn.Module) -> StoredAdapter:
     state = {f"{site.name}.{factor}": tensors[key] for key, (site, factor) in factors.items()}
     plain = tuple(plain_name(name) for name in names)
     state = {plain_name(key): tensor for key, tensor in state.items()}
-    return StoredAdapter(value.with_fields(targets=plain), state, file)
+    found = {key.removeprefix(_PREFIX): tensor for key, tensor in kept.items()}
+    return StoredAdapter(value.with_fields(targets=plain), state, file, heads=found)
+
+
+def _kept(tensors: Mapping[str, Tensor], trained: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """The tensors of heads that were trained in full."""
+    begins = tuple(f"{_PREFIX}{name}." for name in trained)
+    return {key: tensor for key, tensor in tensors.items() if key.startswith(begins)}
 
 
 def _unreadable(attached: Attachment) -> tuple[str, str] | None:

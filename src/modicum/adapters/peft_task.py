@@ -81,6 +81,12 @@ def heads(model: nn.Module, task: str | None) -> dict[str, nn.Module]:
     return {name: module for name, module in modules if name.endswith(ends)} if ends else {}
 
 
+def trained_heads(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules, by plain names, that a model has trained in full next to an adapter."""
+    names = getattr(model, "trained_heads", ())
+    return {name: model.get_submodule(name) for name in names}
+
+
 def _is_transformers(made: type) -> bool:
     return made.__module__.startswith("transformers.")
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from modicum.adapters.adapter_layer import check_state
 from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.base import Adapter
+from modicum.adapters.heads import put_heads
 from modicum.adapters.names import exactly, plain_name
 from modicum.adapters.native_files import StoredAdapter
 from modicum.core.errors import InputError
@@ -85,6 +86,7 @@ def start_from(
     state = _matching(attached, stored)
     kept = {attached.model_name(key): tensor for key, tensor in state.items()}
     attached.initialise(weights=weights, kept=kept, ranks=ranks)
+    put_heads(attached.model, stored)
     with torch.no_grad():
         for name, tensor in attached.state_dict().items():
             part, before = own_part(tensor)

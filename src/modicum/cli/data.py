@@ -50,7 +50,7 @@ def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bo
             return
         if not isinstance(task, CausalLM):
             raise InputError(
-                "only text, and images of your own (task.data_path), have rows to look at",
+                "only text to write, and images of your own (task.data_path), have rows to look at",
                 field="task.method",
                 value=task.name,
             )

@@ -23,6 +23,7 @@ from modicum.models.stored_tensor import check_stored
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from modicum.models.decoders import Decoder
     from modicum.models.transformers_names import ConvertedTensor
@@ -208,6 +209,11 @@ def fill(model: Decoder, folder: str | Path, skip: Collection[str] = ()) -> None
     Raises:
         InputError: as `read_header`.
     """
+    fill_from(model, read_header(folder), skip)
+
+
+def fill_from(model: nn.Module, header: ModelHeader, skip: Collection[str] = ()) -> None:
+    """The same by a header that was read; parameters that are not in it are left as they are."""
     import torch
 
     from modicum.core.layers.form_layer import FormLayer
@@ -219,7 +225,6 @@ def fill(model: Decoder, folder: str | Path, skip: Collection[str] = ()) -> None
     )
     from modicum.core.ranks.sharding import own_part
 
-    header = read_header(folder)
     formed = {
         path: layer
         for path, layer in model.named_modules()
@@ -258,7 +263,11 @@ def reader(folder: str | Path) -> Callable[[str], torch.Tensor]:
     Raises:
         InputError: as `read_header`; or, when it is called, the file has no such layer.
     """
-    header = read_header(folder)
+    return reader_of(read_header(folder))
+
+
+def reader_of(header: ModelHeader) -> Callable[[str], torch.Tensor]:
+    """The same of a header that was read."""
 
     def read(layer: str) -> torch.Tensor:
         name = f"{layer}.weight"

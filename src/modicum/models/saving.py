@@ -19,15 +19,15 @@ from modicum.models.tensor_groups import TensorGroup, dense_weight
 if TYPE_CHECKING:
     import torch
 
-    from modicum.models.decoders import Decoder
     from modicum.models.llama import Llama
+    from modicum.models.transformers_model import TransformersModel
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 SHARD_BYTES = 5 * 10**9
 
 
 def save(
-    model: Decoder,
+    model: Llama | TransformersModel,
     folder: str | Path,
     *,
     files: Iterable[str | Path] = (),
@@ -62,15 +62,18 @@ def save(
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         raw.pop("dtype", None)  # transformers 5's name for what both 4 and 5 read as torch_dtype
         write_json(temporary / CONFIG, raw | {"torch_dtype": dtype})
-        tokens = {name: raw.get(name) for name in _TOKENS}
-        generation = {name: token for name, token in tokens.items() if token is not None}
-        write_json(temporary / "generation_config.json", {"_from_model_config": True} | generation)
+        if getattr(model, "trained_heads", None) is None:  # it writes text
+            tokens = {name: raw.get(name) for name in _TOKENS}
+            known = {name: token for name, token in tokens.items() if token is not None}
+            write_json(temporary / "generation_config.json", {"_from_model_config": True} | known)
         for file in files:
             shutil.copyfile(file, temporary / Path(file).name)
     return target
 
 
-def _stored(model: Decoder, dense: bool) -> tuple[dict[str, Any], list[TensorGroup]]:
+def _stored(
+    model: Llama | TransformersModel, dense: bool
+) -> tuple[dict[str, Any], list[TensorGroup]]:
     """What config.json holds, and the files' tensors."""
     from modicum.core.layers.linear_forms import forms_of
     from modicum.models.llama import Llama

@@ -15,6 +15,7 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
+from modicum.models.transformers_kinds import HeadKind
 from modicum.models.transformers_shape import TransformersShape
 
 
@@ -46,6 +47,10 @@ class TransformersConfig(TransformersShape):
         return json.dumps(self.raw, sort_keys=True)
 
     @property
+    def _facts(self) -> _Facts:
+        return _facts(self._text, self.head)
+
+    @property
     def packs(self) -> bool:
         """Whether several documents in a row are shown to be computed as each would be alone."""
         return self.packing != "none"
@@ -64,7 +69,7 @@ class TransformersConfig(TransformersShape):
 
         Linear layers whose form takes no gradients are dense there; of others, what `forms` says.
         """
-        dense = _facts(self._text)
+        dense = self._facts
         if self.forms == FormPlan():
             return dict(dense.shapes)
         found: dict[str, tuple[int, ...]] = {}
@@ -82,11 +87,11 @@ class TransformersConfig(TransformersShape):
 
     def layers(self) -> Mapping[str, tuple[int, int]]:
         """Inputs and outputs of every dense linear layer, by its full name."""
-        return _facts(self._text).layers
+        return self._facts.layers
 
     def block_prefixes(self) -> Sequence[str]:
         """How the names of each block's parameters begin."""
-        return _facts(self._text).prefixes
+        return self._facts.prefixes
 
     def parameter_count(self) -> int:
         """How many numbers the model learns; shared ones count once."""
@@ -98,7 +103,7 @@ class TransformersConfig(TransformersShape):
 
         raw = one_block(self.raw, vocabulary_size)
         first = self.block_prefixes()[0]
-        return TransformersConfig(raw, self.forms.within([first]), self.packing)
+        return replace(self, raw=raw, forms=self.forms.within([first]))
 
 
 @dataclass(frozen=True)
@@ -111,13 +116,13 @@ class _Facts:
 
 
 @functools.lru_cache(maxsize=8)
-def _facts(text: str) -> _Facts:
+def _facts(text: str, head: HeadKind) -> _Facts:
     from modicum.core.layers.dense_layers import all_layers
     from modicum.core.layers.meta import on_meta
     from modicum.models.transformers_model import build
 
     with on_meta():
-        model = build(TransformersShape(json.loads(text)))
+        model = build(TransformersShape(json.loads(text), head=head))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     layers = {n: (site.in_features, site.out_features) for n, site in all_layers(model).items()}
     prefixes = tuple(f"{model.blocks_name}.{number}." for number in range(len(model.blocks)))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from modicum.core.errors import InputError
 from modicum.core.extras import library
-from modicum.models.transformers_private import decoders
+from modicum.models.transformers_private import classifiers, decoders
 
+# What a model makes of its last block: logits of the next token, or of a text's class.
+HeadKind = Literal["tokens", "classes"]
+_KINDS = {"tokens": "decoder of this kind that writes text", "classes": "classifier of this kind"}
 _OLDEST = 5  # the first that says how the names in files become those of the model
 
 
@@ -41,29 +44,29 @@ def described(raw: Mapping[str, Any]) -> Any:
         raise InputError(f"transformers does not read this: {_first_line(error)}") from None
 
 
-def architecture(raw: Mapping[str, Any]) -> type[Any]:
+def architecture(raw: Mapping[str, Any], head: HeadKind = "tokens") -> type[Any]:
     """The class of transformers whose model a config.json describes.
 
     Raises:
-        InputError: transformers is missing or too old, or has no such decoder of text alone.
+        InputError: transformers is missing or too old, or has no such model of text alone.
     """
-    return _architecture(json.dumps(raw, sort_keys=True, default=str))
+    return _architecture(json.dumps(raw, sort_keys=True, default=str), head)
 
 
 @lru_cache(maxsize=8)
-def _architecture(text: str) -> type[Any]:
+def _architecture(text: str, head: HeadKind) -> type[Any]:
     raw = json.loads(text)
     known = described(raw)
-    table = decoders()
+    table = decoders() if head == "tokens" else classifiers()
     if type(known) not in table or getattr(known, "is_encoder_decoder", False):
         raise InputError(
-            "transformers has no decoder of this kind that writes text",
+            f"transformers has no {_KINDS[head]}",
             field="model_type",
             value=raw["model_type"],
         )
     if known.get_text_config() is not known:
         raise InputError(
-            "this model reads more than text, and only decoders of text alone are trained",
+            "this model reads more than text, and only models of text alone are trained",
             field="model_type",
             value=raw["model_type"],
         )

@@ -42,8 +42,8 @@ class DecoderStates:
     tokens: Tensor | None = None
 
 
-class TransformersDecoder(nn.Module):
-    """What modicum adds to a class of transformers; `build` makes a model of both.
+class TransformersModel(nn.Module):
+    """What modicum adds to any class of transformers; `build` makes a model of both.
 
     Attributes:
         decoder_config: the shape of the model.
@@ -51,7 +51,7 @@ class TransformersDecoder(nn.Module):
         transposed: names of linear layers that store W^T, as the `Conv1D` of GPT-2 does.
     """
 
-    peft_task_type: ClassVar = "CAUSAL_LM"  # as which PEFT loads adapters of it
+    peft_task_type: ClassVar[str]  # as which PEFT loads adapters of it
     decoder_config: TransformersShape
     blocks_name: str
     transposed: frozenset[str]
@@ -78,6 +78,48 @@ class TransformersDecoder(nn.Module):
                     value=type(block).__name__,
                     allowed="none",
                 )
+
+    def _run(self, input_ids: Tensor, *, use_cache: bool = False, **more: Any) -> Any:
+        if "use_cache" in _parameters(type(self)):
+            more["use_cache"] = use_cache
+        return super().forward(input_ids=input_ids, **more)
+
+    def compute_buffers(self, device: torch.device | str) -> None:
+        """Give buffers memory and the numbers that follow from the configuration.
+
+        Raises:
+            InputError: transformers does not say what stands in one.
+        """
+        compute_buffers(self, device)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> TransformersModel:
+        """Fill every parameter as transformers begins a new model, each module by its own seed.
+
+        Raises:
+            ValueError: the model is on the meta device, or sharded over ranks.
+        """
+        if any(each.is_meta or is_sharded(each) for each in self.parameters()):
+            raise ValueError("new weights are drawn where the model has all its memory")
+        frozen = frozen_linears(self)
+        with torch.random.fork_rng():
+            for name, module in self.named_modules():
+                torch.manual_seed(derive_seed(seed, name))
+                if name in frozen:
+                    layer = cast(nn.Linear, module)
+                    drawn = torch.randn(layer.out_features, layer.in_features)
+                    write_weight(module, 0.02 * drawn.to(next(module.parameters()).device))
+                elif isinstance(module, FormLayer):
+                    module.initialise(std=0.02, seed=seed, name=name)
+                else:
+                    begin_module(self, module)
+        return self
+
+
+class TransformersDecoder(TransformersModel):
+    """A decoder of transformers: logits of the next token, of documents in rows."""
+
+    peft_task_type: ClassVar[str] = "CAUSAL_LM"
 
     def forward(self, input_ids: Tensor, documents: Tensor | None = None) -> Tensor:
         """Logits [B, T, vocabulary].
@@ -123,11 +165,6 @@ class TransformersDecoder(nn.Module):
                 found[place] = each
         return torch.cat(found).unflatten(0, input_ids.shape)
 
-    def _run(self, input_ids: Tensor, *, use_cache: bool = False, **more: Any) -> Any:
-        if "use_cache" in _parameters(type(self)):
-            more["use_cache"] = use_cache
-        return super().forward(input_ids=input_ids, **more)
-
     def continued(self, input_ids: Tensor, states: DecoderStates) -> tuple[Tensor, DecoderStates]:
         """Logits [B, vocabulary] of what follows the last of these tokens, and new states."""
         if states.cache is not None:
@@ -145,47 +182,43 @@ class TransformersDecoder(nn.Module):
 
         return DecoderStates(DynamicCache(config=cast(Any, self.config)))
 
-    def compute_buffers(self, device: torch.device | str) -> None:
-        """Give buffers memory and the numbers that follow from the configuration.
 
-        Raises:
-            InputError: transformers does not say what stands in one.
+class TransformersClassifier(TransformersModel):
+    """A classifier of sequences of transformers: logits of each row's class.
+
+    Attributes:
+        trained_heads: names of the modules that make logits of what the blocks give. They are
+            trained in full next to an adapter too.
+    """
+
+    peft_task_type: ClassVar[str] = "SEQ_CLS"
+    trained_heads: tuple[str, ...]
+
+    def forward(
+        self, input_ids: Tensor, mask: Tensor | None = None, types: Tensor | None = None
+    ) -> Tensor:
+        """Logits [B, classes].
+
+        Args:
+            input_ids: [B, T], padded at the end.
+            mask: int64 [B, T], 1 where there is a token and 0 where padding is; None: no padding.
+            types: int64 [B, T], of which text of a pair each token is, for a model that asks.
         """
-        compute_buffers(self, device)
-
-    @torch.no_grad()
-    def initialise(self, seed: int) -> TransformersDecoder:
-        """Fill every parameter as transformers begins a new model, each module by its own seed.
-
-        Raises:
-            ValueError: the model is on the meta device, or sharded over ranks.
-        """
-        if any(each.is_meta or is_sharded(each) for each in self.parameters()):
-            raise ValueError("new weights are drawn where the model has all its memory")
-        frozen = frozen_linears(self)
-        with torch.random.fork_rng():
-            for name, module in self.named_modules():
-                torch.manual_seed(derive_seed(seed, name))
-                if name in frozen:
-                    layer = cast(nn.Linear, module)
-                    drawn = torch.randn(layer.out_features, layer.in_features)
-                    write_weight(module, 0.02 * drawn.to(next(module.parameters()).device))
-                elif isinstance(module, FormLayer):
-                    module.initialise(std=0.02, seed=seed, name=name)
-                else:
-                    begin_module(self, module)
-        return self
+        given = {"attention_mask": mask, "token_type_ids": types}
+        more: dict[str, Any] = {k: value for k, value in given.items() if value is not None}
+        return cast(Tensor, self._run(input_ids, **more).logits)
 
 
-def build(config: TransformersShape) -> TransformersDecoder:
+def build(config: TransformersShape) -> Any:
     """The model of a configuration, its linear layers in the forms that it says; call it on meta.
 
     Raises:
         InputError: transformers cannot build it so, or a layer that is to have a form is not there.
     """
-    own = architecture(config.raw)
+    own = architecture(config.raw, config.head)
+    ours = TransformersDecoder if config.head == "tokens" else TransformersClassifier
     try:
-        model: TransformersDecoder = _with_ours(own)(described(config.raw))
+        model: TransformersModel = _with_ours(own, ours)(described(config.raw))
     except InputError:
         raise
     except Exception as error:  # whatever a model's own code says of its configuration
@@ -196,6 +229,8 @@ def build(config: TransformersShape) -> TransformersDecoder:
     model.recompute_blocks = False
     sites = survey(model, ["linear"]).every.items()
     model.transposed = frozenset(name for name, site in sites if site.transposed)
+    if isinstance(model, TransformersClassifier):
+        model.trained_heads = _heads(model)
     if config.forms.layers:
         formed = FormedModel(model, config.forms)
         formed.wrap()
@@ -206,11 +241,11 @@ def build(config: TransformersShape) -> TransformersDecoder:
 _made: dict[type[Any], type[Any]] = {}
 
 
-def _with_ours(own: type[Any]) -> type[Any]:
+def _with_ours(own: type[Any], ours: type[Any]) -> type[Any]:
     """The class of transformers with ours before it, under its name, by which they look it up."""
     if own not in _made:
         known = {"__module__": own.__module__, "plain_type": own, "__doc__": own.__doc__}
-        _made[own] = type(own.__name__, (TransformersDecoder, own), known)
+        _made[own] = type(own.__name__, (ours, own), known)
     return _made[own]
 
 
@@ -234,3 +269,15 @@ def _blocks_name(model: nn.Module) -> str:
     if not lists:
         raise InputError("this model has no list of blocks", value=type(model).__name__)
     return max(lists, key=lists.__getitem__)
+
+
+def _heads(model: Any) -> tuple[str, ...]:
+    """The modules of a classifier that are not of its base model, and what pools in that."""
+    base = model.base_model_prefix
+    own = [name for name, child in model.named_children() if name != base and _holds(child)]
+    pooler = getattr(getattr(model, base), "pooler", None)
+    return tuple(own) + ((f"{base}.pooler",) if pooler is not None and _holds(pooler) else ())
+
+
+def _holds(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None

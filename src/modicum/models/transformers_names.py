@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from modicum.core.errors import InputError
 from modicum.models.safetensors_file import TensorEntry, read_tensor
 from modicum.models.stored_tensor import check_stored
 from modicum.models.transformers_buffers import stored_buffers
-from modicum.models.transformers_model import TransformersDecoder
+from modicum.models.transformers_model import TransformersModel
 from modicum.models.transformers_private import may_be_left, may_be_missing
 
 # What old files hold in addition: tables that are computed, and masks.
@@ -59,12 +59,31 @@ class ConvertedTensor:
 Placed = dict[str, TensorEntry | ConvertedTensor]
 
 
-def placed(model: TransformersDecoder, found: Mapping[str, TensorEntry], folder: Path) -> Placed:
+class Heads(Protocol):
+    """What of a model may be other than its files have it: what stands on the blocks."""
+
+    def begins(self, name: str) -> bool:
+        """Whether a parameter need not be in the files."""
+
+    def replaced(self, name: str) -> bool:
+        """Whether a parameter begins anew, whatever files hold of it."""
+
+    def may_be_left(self, name: str) -> bool:
+        """Whether a tensor of the files, by its name here, is of a head for something else."""
+
+
+def placed(
+    model: TransformersModel,
+    found: Mapping[str, TensorEntry],
+    folder: Path,
+    heads: Heads | None = None,
+) -> Placed:
     """For each parameter and stored buffer of a model, where its numbers are.
 
     Args:
         model: with dense layers; it may be without memory.
         found: the tensors of the folder's files.
+        heads: what may be missing, and what may be left; None: nothing.
 
     Raises:
         InputError: a tensor is missing, has no place, or is of the wrong shape or type.
@@ -81,6 +100,8 @@ def placed(model: TransformersDecoder, found: Mapping[str, TensorEntry], folder:
     groups: dict[str, list[tuple[str, str, TensorEntry]]] = {}
     for name, entry in _in_order(found):
         target, pattern = _renamed(model, name, renamings, converters, wanted)
+        if heads is not None and (heads.replaced(target) or heads.may_be_left(target)):
+            continue
         if pattern is not None and target in wanted:
             groups.setdefault(target, []).append((pattern, name, entry))
         elif target in wanted:
@@ -89,7 +110,7 @@ def placed(model: TransformersDecoder, found: Mapping[str, TensorEntry], folder:
             raise InputError("the model has no place for this tensor", file=entry.file, field=name)
     for target, group in groups.items():
         made |= _converted(model, by_pattern[group[0][0]], target, group)
-    return _checked(model, made, wanted, folder)
+    return _checked(model, made, wanted, folder, heads)
 
 
 def _in_order(found: Mapping[str, TensorEntry]) -> Iterable[tuple[str, TensorEntry]]:
@@ -136,7 +157,11 @@ def _converted(
 
 
 def _checked(
-    model: TransformersDecoder, made: Placed, wanted: Mapping[str, Tensor], folder: Path
+    model: TransformersModel,
+    made: Placed,
+    wanted: Mapping[str, Tensor],
+    folder: Path,
+    heads: Heads | None,
 ) -> Placed:
     """The same, each shared parameter under its first name, and nothing missing."""
     first = {id(tensor): name for name, tensor in reversed(list(model.named_parameters()))}
@@ -150,6 +175,8 @@ def _checked(
     for name in [*first.values(), *buffers]:
         if name in kept:
             check_stored(name, kept[name], tuple(wanted[name].shape))
+        elif heads is not None and heads.begins(name):
+            continue
         elif name not in buffers or not may_be_missing(model, name):
             raise InputError(
                 "the weights lack a tensor that config.json calls for",

@@ -23,6 +23,13 @@ def decoders() -> Any:
     return transformers.AutoModelForCausalLM._model_mapping
 
 
+def classifiers() -> Any:
+    """The table from classes of configurations to classes of classifiers of sequences."""
+    import transformers
+
+    return transformers.AutoModelForSequenceClassification._model_mapping
+
+
 def begin_module(model: Any, module: nn.Module) -> None:
     """Fill one module of a model with what transformers begins with."""
     model._init_weights(module)

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.linear_forms import form_of
 from modicum.core.layers.meta import on_meta
 from modicum.core.ranks.sharding import whole
 from modicum.models.tensor_groups import TensorGroup, dense_weight
 from modicum.models.transformers_buffers import stored_buffers
-from modicum.models.transformers_model import TransformersDecoder, build
-from modicum.models.transformers_shape import TransformersShape
+from modicum.models.transformers_model import TransformersModel, build
 
 
-def groups(model: TransformersDecoder) -> list[TensorGroup]:
+def groups(model: TransformersModel) -> list[TensorGroup]:
     """The tensors of the model's files, a block's together: what a file splits is in one block.
 
     Linear forms are written as the dense weights that they represent, shared tensors once.
     """
     with on_meta():
-        plain: Any = build(TransformersShape(model.decoder_config.raw))
+        plain: Any = build(replace(model.decoder_config, forms=FormPlan()))
     shapes = dict(plain.named_parameters())
     shapes |= stored_buffers(plain)
     prefixes = [f"{model.blocks_name}.{number}." for number in range(len(model.blocks))]
@@ -42,7 +43,7 @@ def groups(model: TransformersDecoder) -> list[TensorGroup]:
     return [group(own) for own in names.values() if own]
 
 
-def _made(model: TransformersDecoder, plain: Any, names: list[str]) -> Mapping[str, Tensor]:
+def _made(model: TransformersModel, plain: Any, names: list[str]) -> Mapping[str, Tensor]:
     return _as_saved(plain, {name: _tensor(model, name) for name in names})
 
 
@@ -52,7 +53,7 @@ def _as_saved(plain: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return revert_weight_conversion(plain, tensors)
 
 
-def _tensor(model: TransformersDecoder, name: str) -> Tensor:
+def _tensor(model: TransformersModel, name: str) -> Tensor:
     """The full tensor of this name in a model with dense layers."""
     path, _, leaf = name.rpartition(".")
     module: Any = model.get_submodule(path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from modicum.core.layers.form_plan import FormPlan
-from modicum.models.transformers_kinds import architecture, described
+from modicum.models.transformers_kinds import HeadKind, architecture, described
 
 # Where a config.json says the longest sequence; attention without positions of its own has no end.
 _CONTEXTS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length")
@@ -17,24 +17,27 @@ Packing = Literal["none", "positions", "mask"]
 
 @dataclass(frozen=True)
 class TransformersShape:
-    """All that decides the parameters and the arithmetic of a decoder of transformers.
+    """All that decides the parameters and the arithmetic of a model of transformers.
 
     Args:
         raw: what its config.json holds.
         forms: which form linear layers take, by full name.
         packing: what the model gets of documents that share a row, so that each is computed as it
             would be alone: positions that restart, a mask in addition, or none as nothing helps.
+            Of a classifier, whether it gets a mask where padding is.
+        head: whether it is a decoder, or a classifier of sequences.
 
     Raises:
-        InputError: this transformers has no such decoder.
+        InputError: this transformers has no such model.
     """
 
     raw: Mapping[str, Any] = field(hash=False)
     forms: FormPlan = field(default_factory=FormPlan)
     packing: Packing = "none"
+    head: HeadKind = "tokens"
 
     def __post_init__(self) -> None:
-        architecture(self.raw)
+        architecture(self.raw, self.head)
 
     def to_hf(self) -> dict[str, Any]:
         """The config.json of this model; forms are not in it, as files hold dense layers."""

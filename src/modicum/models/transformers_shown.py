@@ -15,11 +15,12 @@ from torch import Tensor
 
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.models.transformers_buffers import stored_buffers
+from modicum.models.transformers_kinds import HeadKind
 from modicum.models.transformers_model import TransformersDecoder, build
 from modicum.models.transformers_reduced import reduced
 from modicum.models.transformers_shape import Packing, TransformersShape
 
-_TOKENS = 61
+TOKENS = 61
 _LENGTHS = (9, 1, 7, 3)  # of the documents in a row, longer and shorter than the window
 _CLOSE, _FAR = 1e-5, 1e-3  # of the largest logit: the same numbers, and others
 _LARGEST = 3 * 10**7  # parameters of a model that is small enough as it is
@@ -40,16 +41,16 @@ class Shown:
 
 def shown(raw: Mapping[str, Any]) -> Shown:
     """Build a small model of the same architecture, and look."""
-    model = _small(raw)
+    model: TransformersDecoder | None = small_model(raw)
     if model is None:
         return Shown("none", "no small model of this architecture can be run to see what it does")
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, _TOKENS, (1, sum(_LENGTHS)), generator=generator)
+    ids = torch.randint(0, TOKENS, (1, sum(_LENGTHS)), generator=generator)
     ids = ids % model.decoder_config.vocabulary_size
     with torch.no_grad():
         row = model(ids)
         first = _LENGTHS[0]
-        if not _same(model(ids[:, :first]), row[:, :first]):
+        if not same(model(ids[:, :first]), row[:, :first]):
             return Shown("none", "its logits depend on later tokens, so it cannot be trained so")
         return Shown(_packing(model, ids, row))
 
@@ -68,12 +69,13 @@ def _packing(model: TransformersDecoder, ids: Tensor, row: Tensor) -> Packing:
             packed = model(ids.expand(2, -1), documents.expand(2, -1))
         except Exception:  # whatever a model says of positions that it does not take
             continue
-        if all(_same(each[None], alone) for each in packed):
+        if all(same(each[None], alone) for each in packed):
             return packing
     return "none"
 
 
-def _same(found: Tensor, expected: Tensor) -> bool:
+def same(found: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors of logits are the same but for rounding."""
     return _distance(found, expected) <= _CLOSE
 
 
@@ -81,9 +83,9 @@ def _distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def _small(raw: Mapping[str, Any]) -> TransformersDecoder | None:
-    """A small model that runs, or None."""
-    for config in _candidates(raw):
+def small_model(raw: Mapping[str, Any], head: HeadKind = "tokens") -> Any:
+    """A small model of the same architecture that runs, or None; a classifier pads with token 0."""
+    for config in _candidates(raw, head):
         try:
             with on_meta():
                 model = build(config)
@@ -100,10 +102,12 @@ def _small(raw: Mapping[str, Any]) -> TransformersDecoder | None:
     return None
 
 
-def _candidates(raw: Mapping[str, Any]) -> Iterator[TransformersShape]:
+def _candidates(raw: Mapping[str, Any], head: HeadKind) -> Iterator[TransformersShape]:
     for narrow in (True, False):
         try:
-            yield TransformersShape(reduced(raw, _TOKENS, narrow=narrow))
+            made = reduced(raw, TOKENS, narrow=narrow)
+            padding = {"pad_token_id": 0} if head == "classes" else {}
+            yield TransformersShape(made | padding, head=head)
         except Exception:  # as above
             continue
 

@@ -140,9 +140,13 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
         if (folder / "run.json").exists() and not (folder / "model").is_dir():
             raise InputError("this run has exported no model yet; let it finish", file=folder)
         inner = huggingface.resolve(folder)
+        _check_writes(inner)
         model = huggingface.load(inner, device=where)
         tokenizer = Tokenizer.load(inner)
         return Conversation(model.eval(), tokenizer, None, _template(folder, tokenizer))
+    recipe = folder / "recipe.yaml"
+    if recipe.is_file() and (task := load_recipe(recipe).task) is not None:
+        raise _writes_nothing(folder, task["method"])
     base = base_model_of(folder / "adapter")
     if not base or not Path(base).is_dir():
         raise InputError(
@@ -153,6 +157,22 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
     adapter = load(model, folder / "adapter")
     tokenizer = Tokenizer.load(folder / "tokenizer")
     return Conversation(model.eval(), tokenizer, adapter, _template(folder, tokenizer))
+
+
+def _check_writes(folder: Path) -> None:
+    """Refuse a classifier, which has no logits of next tokens."""
+    file = folder / huggingface.CONFIG
+    named = read_json(file).get("architectures") if file.is_file() else None
+    if any(str(name).endswith("ForSequenceClassification") for name in named or []):
+        raise _writes_nothing(folder, "text_classes")
+
+
+def _writes_nothing(folder: Path, task: str) -> InputError:
+    return InputError(
+        f"the task {task} trains no model that writes text, and only such are loaded here; "
+        "transformers and PEFT read what it exports",
+        file=folder,
+    )
 
 
 def _template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -39,6 +39,7 @@ TRAITS = {
     "keeps_own_shapes": "keeps state of parameters in other shapes than they have",
     "holds_trained_forms": "holds weights in another form than as a matrix, and trains them",
     "needs_global_norm_first": "needs the norm of all gradients before the first update",
+    "varies_length": "rows are as long as the longest of their batch",
     "exact_resume": "an interrupted run continues to the bit",
     "compiles": "works under torch.compile",
     # of runs
@@ -202,6 +203,12 @@ RULES = (
         "needs_eager",
         "run_compiles",
         "it looks into what blocks compute, which compiled blocks do not show; set "
+        "training.compile to none",
+    ),
+    TraitRule(
+        "varies_length",
+        "run_compiles",
+        "its rows have another length in every batch, each of which would be compiled anew; set "
         "training.compile to none",
     ),
     TraitRule(

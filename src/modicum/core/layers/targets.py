@@ -35,6 +35,15 @@ def output_head(model: nn.Module) -> tuple[str, nn.Module] | None:
     return None
 
 
+def trained_heads(model: nn.Module) -> list[str]:
+    """Patterns of names in modules that a model has trained in full next to adapters.
+
+    No layer in these takes factors or another form.
+    """
+    heads = getattr(model, "trained_heads", ())
+    return [pattern for name in heads for pattern in (name, f"{name}.*")]
+
+
 def choose(
     model: nn.Module,
     layers: Sequence[str],
@@ -54,6 +63,8 @@ def choose(
     Raises:
         InputError: a target matches no layer, or all that are chosen are excluded.
     """
+    layers = [name for name in layers if not named(name, trained_heads(model))]
+    linear = [name for name in linear if not named(name, trained_heads(model))]
     head = output_head(model)
     everything = set(linear) - ({head[0]} if head else set())
     chosen: set[str] = set()

@@ -1,0 +1,199 @@
+"""Rows of one text each with its class: padded batches of tokens, and how they are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modicum.core.files import publish_folder, write_json
+from modicum.data.batch import IGNORED
+
+WEIGHTS, COUNTS = "tokens.safetensors", "counts.json"
+
+
+@dataclass(frozen=True)
+class TextClassBatch:
+    """Rows of tokens, each with one label, padded at the end to the longest of them.
+
+    Args:
+        input_ids: int64 [B, T].
+        labels: int64 [B], or -100 where none is trained.
+        mask: int64 [B, T], 1 where there is a token; None: the model needs none.
+        types: int64 [B, T], of which text of a pair each token is; None: the model does not ask.
+
+    >>> batch = TextClassBatch(torch.zeros(2, 3, dtype=torch.int64), torch.tensor([1, -100]))
+    >>> batch.rows, batch.count
+    (2, 1)
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    mask: Tensor | None = None
+    types: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.labels)
+
+    @property
+    def count(self) -> int:
+        """How many labels are trained; on an accelerator, asking waits for it."""
+        return int((self.labels != IGNORED).sum())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.input_ids.device
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> TextClassBatch:
+        """The same batch on `device`."""
+        return TextClassBatch(
+            *(
+                None if tensor is None else tensor.to(device, non_blocking=non_blocking)  # type: ignore[arg-type]
+                for tensor in (self.input_ids, self.labels, self.mask, self.types)
+            )
+        )
+
+    def split(self, micro_batch_size: int) -> list[TextClassBatch]:
+        """Views of `micro_batch_size` rows each, in order; the last may have fewer."""
+        return [
+            self._part(start, micro_batch_size) for start in range(0, self.rows, micro_batch_size)
+        ]
+
+    def idle(self) -> TextClassBatch:
+        """The first row, whose label is not trained."""
+        first = self._part(0, 1)
+        return replace(first, labels=torch.full_like(first.labels, IGNORED))
+
+    def _part(self, start: int, rows: int) -> TextClassBatch:
+        part = slice(start, start + rows)
+        mask = None if self.mask is None else self.mask[part]
+        types = None if self.types is None else self.types[part]
+        return TextClassBatch(self.input_ids[part], self.labels[part], mask, types)
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What fills rows, and what a model gets next to the tokens.
+
+    Args:
+        token: fills rows at their end.
+        masks: whether batches have a mask.
+        types: whether batches say of which text each token is.
+    """
+
+    token: int
+    masks: bool
+    types: bool
+
+
+class TextClassRows:
+    """Tokens of many texts, one after the other, and their labels.
+
+    Args:
+        ids: int32 [tokens of all rows].
+        types: uint8, as many.
+        ends: int64 [rows], where each row ends in these.
+        labels: int64 [rows].
+    """
+
+    def __init__(
+        self, ids: Tensor, types: Tensor, ends: Tensor, labels: Tensor, padding: Padding
+    ) -> None:
+        self.labels, self.padding = labels, padding
+        self._ids, self._types, self._ends = ids, types, ends
+        starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+        self.lengths = ends - starts
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def count(self, index: int) -> int:
+        """Every row has one label."""
+        return 1
+
+    def batch(self, indices: Sequence[int]) -> TextClassBatch:
+        """The rows `indices`, in that order, padded to the longest of them."""
+        lengths = [int(self.lengths[index]) for index in indices]
+        size, padding = (len(lengths), max(lengths)), self.padding
+        ids = torch.full(size, padding.token, dtype=torch.int64)
+        mask, types = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
+        for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
+            part = slice(int(self._ends[index]) - length, int(self._ends[index]))
+            ids[row, :length] = self._ids[part]
+            types[row, :length] = self._types[part]
+            mask[row, :length] = 1
+        labels = self.labels[torch.as_tensor(list(indices), dtype=torch.int64)]
+        return TextClassBatch(
+            ids, labels, mask if padding.masks else None, types if padding.types else None
+        )
+
+    def worst(self, rows: int) -> TextClassBatch:
+        """The longest row so many times.
+
+        Raises:
+            ValueError: no rows are asked for.
+        """
+        if rows < 1:
+            raise ValueError(f"a batch of {rows} rows")
+        return self.batch([int(self.lengths.argmax())] * rows)
+
+    def shapes(self, rows: Iterable[int]) -> list[TextClassBatch]:
+        """The longest batches of so many rows; shorter ones take less."""
+        return [self.worst(size) for size in sorted(set(rows), reverse=True)]
+
+
+@dataclass(frozen=True)
+class EncodedRow:
+    """A row's tokens, which text of a pair each is of, and the number of its class."""
+
+    ids: Sequence[int]
+    types: Sequence[int]
+    label: int
+
+
+def write_rows(
+    folder: Path, rows: Sequence[EncodedRow], held: set[int], counts: Mapping[str, Any]
+) -> None:
+    """Write both sides' tokens into a folder, atomically.
+
+    Args:
+        held: the places of the rows that are evaluated.
+        counts: JSON to keep next to them.
+    """
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    for side, wanted in (("train", False), ("validation", True)):
+        own = [row for place, row in enumerate(rows) if (place in held) == wanted]
+        tensors |= {
+            f"{side}.ids": torch.tensor([t for row in own for t in row.ids], dtype=torch.int32),
+            f"{side}.types": torch.tensor([t for row in own for t in row.types], dtype=torch.uint8),
+            f"{side}.ends": torch.tensor([len(row.ids) for row in own], dtype=torch.int64).cumsum(
+                0
+            ),
+            f"{side}.labels": torch.tensor([row.label for row in own], dtype=torch.int64),
+        }
+    with publish_folder(folder) as temporary:
+        save_file(tensors, temporary / WEIGHTS)
+        write_json(temporary / COUNTS, counts)
+
+
+def read_side(folder: Path, side: str, padding: Padding) -> TextClassRows | None:
+    """One side's rows, mapped and not read; None where it has none.
+
+    Args:
+        side: train or validation.
+    """
+    from safetensors import safe_open
+
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        found = [file.get_tensor(f"{side}.{name}") for name in ("ids", "types", "ends", "labels")]
+    ids, types, ends, labels = found
+    return TextClassRows(ids, types, ends, labels, padding) if len(labels) else None

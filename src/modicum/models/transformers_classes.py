@@ -1,0 +1,203 @@
+"""Classifiers of sequences on models of transformers: their shape, their files, their new heads."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modicum.core.errors import InputError
+from modicum.core.files import read_json
+from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.random import derive_seed
+from modicum.core.ranks.sharding import own_part
+from modicum.models.huggingface import CONFIG, ModelHeader, resolve
+from modicum.models.other_folders import no_model
+from modicum.models.plan_headers import has_weights
+from modicum.models.safetensors_file import find_tensors
+from modicum.models.transformers_config import TransformersConfig
+from modicum.models.transformers_kinds import architecture
+from modicum.models.transformers_model import TransformersClassifier, build
+from modicum.models.transformers_names import placed
+from modicum.models.transformers_private import begin_module
+from modicum.models.transformers_shown import TOKENS, same, small_model
+
+_LENGTHS = (9, 5)  # of the rows on which masks are tried
+_HEADS = "ForSequenceClassification"
+
+
+def classifier_config(
+    folder: Path, names: Sequence[str], pad_token_id: int | None, *, known_first: bool = True
+) -> TransformersConfig:
+    """The configuration of a folder's model as a classifier of these classes.
+
+    Args:
+        pad_token_id: of the tokenizer, if it has one.
+        known_first: whether the one that config.json has goes before it.
+
+    Raises:
+        InputError: transformers has no such classifier; no padding is known; or padding changes
+            what the model says of a row, whatever it gets.
+    """
+    raw = _raw(folder)
+    own = raw.get("pad_token_id")
+    pad = own if isinstance(own, int) and (known_first or pad_token_id is None) else pad_token_id
+    if pad is None:
+        raise InputError(
+            "config.json has no pad_token_id, and the tokenizer no pad_token: rows of a batch have "
+            "different lengths, so say which token fills them",
+            file=folder / CONFIG,
+            field="pad_token_id",
+        )
+    try:
+        made = architecture(raw, "classes")
+    except InputError as error:
+        raise error.located(file=folder / CONFIG) from None
+    labels = {
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
+    kept = {key: value for key, value in raw.items() if key not in ("num_labels", "_num_labels")}
+    known = {"architectures": [made.__name__], "problem_type": "single_label_classification"}
+    config = TransformersConfig(kept | labels | known | {"pad_token_id": pad}, head="classes")
+    try:
+        masked = _masks(json.dumps(config.raw, sort_keys=True))
+    except InputError as error:
+        raise error.located(file=folder / CONFIG) from None
+    return replace(config, packing="mask" if masked else "none")
+
+
+def stored_classes(folder: Path) -> tuple[str, ...] | None:
+    """The names of the classes that a folder's model was trained for; None where it was not."""
+    raw = _raw(folder)
+    trained = any(str(name).endswith(_HEADS) for name in raw.get("architectures") or [])
+    if not trained or not isinstance(raw.get("id2label"), dict):
+        return None
+    try:
+        return tuple(str(raw["id2label"][key]) for key in sorted(raw["id2label"], key=int))
+    except ValueError:
+        return None
+
+
+@functools.lru_cache(maxsize=8)
+def _masks(text: str) -> bool:
+    """Whether the model needs a mask for padding at the end of rows; seen on a small random one."""
+    raw = json.loads(text)
+    model = small_model(raw, "classes")
+    if model is None:
+        raise InputError("no small model of this architecture can be run to see what it does")
+    rows = torch.zeros(len(_LENGTHS), max(_LENGTHS), dtype=torch.int64)
+    size = min(TOKENS, model.decoder_config.vocabulary_size)
+    generator = torch.Generator().manual_seed(0)
+    for row, length in zip(rows, _LENGTHS, strict=True):
+        row[:length] = torch.randint(1, size, (length,), generator=generator)
+    with torch.no_grad():
+        alone = [model(row[None, :n]) for row, n in zip(rows, _LENGTHS, strict=True)]
+        for mask in ((rows != 0).long(), None):
+            if all(map(same, model(rows, mask).split(1), alone)):
+                return mask is not None
+    raise InputError(
+        "padding at the end of a row changes what this model says of it, so it is not trained",
+        field="model_type",
+        value=raw.get("model_type"),
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _longest(text: str) -> int | None:
+    with on_meta():
+        model = build(TransformersConfig(json.loads(text), head="classes"))
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            before = -1 if module.padding_idx is None else module.padding_idx
+            return int(module.num_embeddings - before - 1)
+    return None
+
+
+def longest(config: TransformersConfig) -> int:
+    """The most tokens that a row can have: RoBERTa numbers them from beyond its padding."""
+    found = _longest(json.dumps(config.raw, sort_keys=True))
+    return config.context if found is None else min(found, config.context)
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """What stands on the blocks, by the names of a classifier's modules."""
+
+    names: tuple[str, ...]
+    base: str
+    parts: frozenset[str]
+    kept: bool
+
+    def begins(self, name: str) -> bool:
+        return name.startswith(tuple(f"{each}." for each in self.names))
+
+    def replaced(self, name: str) -> bool:
+        return not self.kept and self.begins(name) and not name.startswith(f"{self.base}.")
+
+    def may_be_left(self, name: str) -> bool:
+        inner = name.removeprefix(f"{self.base}.")
+        return not self.begins(name) and inner.partition(".")[0] not in self.parts
+
+
+def classifier_header(
+    folder: Path, config: TransformersConfig, *, keep_head: bool
+) -> tuple[ModelHeader, tuple[str, ...]]:
+    """Where the tensors of a classifier lie in a folder's files, and the names that begin anew.
+
+    Heads for other tasks are left; a folder without weights has no tensors.
+
+    Args:
+        keep_head: whether the folder's own head is for these classes.
+
+    Raises:
+        InputError: a tensor of the blocks is missing, unknown, or of another shape.
+    """
+    with on_meta():
+        model = build(config)
+    every = [name for name, _ in model.named_parameters()]
+    if not has_weights(folder):
+        return ModelHeader(folder, config, {}), ()
+    base = model.base_model_prefix
+    parts = frozenset(name for name, _ in getattr(model, base).named_children())
+    heads = _Heads(model.trained_heads, base, parts, keep_head)
+    found = placed(model, find_tensors(folder), folder, heads)
+    return ModelHeader(folder, config, found), tuple(n for n in every if n not in found)
+
+
+@torch.no_grad()
+def begin_heads(
+    model: TransformersClassifier, names: Collection[str], seed: int, skip: Collection[str] = ()
+) -> None:
+    """Fill new parameters as transformers begins a model, as a function of the seed and the name.
+
+    Args:
+        names: of the parameters; a rank that holds a part of one fills that.
+        skip: those that are left as they are.
+    """
+    with on_meta():
+        plain = build(replace(model.decoder_config, forms=type(model.decoder_config.forms)()))
+    own: Mapping[str, torch.Tensor] = dict(model.named_parameters())
+    for path in dict.fromkeys(name.rpartition(".")[0] for name in names):
+        module = plain.get_submodule(path)
+        materialise(module, "cpu")
+        with torch.random.fork_rng():
+            torch.manual_seed(derive_seed(seed, path))
+            begin_module(plain, module)
+        for leaf, drawn in module.named_parameters(recurse=False):
+            name = f"{path}.{leaf}"
+            if name in names and name not in skip:
+                part, before = own_part(own[name])
+                part.copy_(drawn[before : before + part.shape[0]])
+
+
+def _raw(folder: Path) -> dict[str, Any]:
+    folder = resolve(folder)
+    if not (folder / CONFIG).is_file():
+        raise no_model(folder)
+    return read_json(folder / CONFIG)

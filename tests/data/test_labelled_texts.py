@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from classifiers import write_rows
+
+from modicum.core.errors import InputError
+from modicum.data.labelled_texts import (
+    LabelledText,
+    class_names,
+    held_out,
+    numbered,
+    read_labelled,
+)
+from modicum.data.sources import open_source
+from modicum.data.text_classes import EncodedRow, Padding, read_side
+from modicum.data.text_classes import write_rows as write_tokens
+
+
+def row(label: int | str) -> LabelledText:
+    return LabelledText(("a",), label, "d.jsonl:1")
+
+
+def test_classes_are_those_of_the_rows_or_those_listed() -> None:
+    rows = [row(label) for label in ("no", "yes", "no")]
+    assert class_names(rows) == ("no", "yes")
+    assert class_names(rows, ["yes", "no"]) == ("yes", "no")
+    assert numbered(row("yes"), ("no", "yes")) == 1
+    assert numbered(row(1), ("no", "yes"), listed=True) == 1
+    with pytest.raises(InputError, match="none of the classes"):
+        numbered(row(1), ("no", "yes"))
+    with pytest.raises(InputError, match="same label"):
+        class_names(rows[:1])
+
+
+def test_the_same_part_of_each_class_is_held_out() -> None:
+    labels = [0] * 40 + [1] * 10 + [2]
+    groups = [str(place) for place in range(len(labels))]
+    held = held_out(labels, groups, 0.2, seed=3)
+    assert sorted(labels[place] for place in held) == [0] * 8 + [1] * 2
+    assert held == held_out(labels, groups, 0.2, seed=3) != held_out(labels, groups, 0.2, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({"text": "a"}, "no such column"),
+        ({"text": "a", "label": None}, "a name or an integer, and is null"),
+        ({"text": 1, "label": "b"}, "must be text, and is a number"),
+    ],
+)
+def test_a_row_without_text_or_label_is_named(
+    made: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    source = open_source(write_rows(tmp_path / "d.jsonl", [{"text": "a", "label": "b"}, made]))
+    with pytest.raises(InputError, match=words) as error:
+        list(read_labelled(source, ["text"], "label"))
+    assert error.value.line == 2
+
+
+def test_rows_are_padded_to_the_longest_of_a_batch(tmp_path: Path) -> None:
+    rows = [EncodedRow([5, 6, 7], [0, 0, 1], 1), EncodedRow([8], [0], 0), EncodedRow([9], [0], 1)]
+    write_tokens(tmp_path / "data", rows, {2}, {})
+    padding = Padding(3, masks=True, types=True)
+    train = read_side(tmp_path / "data", "train", padding)
+    assert train is not None
+    batch = train.batch([1, 0])
+    assert batch.input_ids.tolist() == [[8, 3, 3], [5, 6, 7]]
+    assert batch.mask is not None
+    assert batch.mask.tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert batch.types is not None
+    assert batch.types.tolist() == [[0, 0, 0], [0, 0, 1]]
+    assert batch.labels.tolist() == [0, 1]
+    assert train.worst(2).input_ids.tolist() == [[5, 6, 7]] * 2
+    assert [part.rows for part in batch.split(1)] == [1, 1]
+    assert batch.idle().count == 0
+    held = read_side(tmp_path / "data", "validation", padding)
+    assert held is not None
+    assert torch.equal(held.batch([0]).input_ids, torch.tensor([[9]]))
+    assert read_side(tmp_path / "data", "validation", padding) is not None

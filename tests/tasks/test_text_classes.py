@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from classifiers import ENCODERS, add_tokenizer, base_folder, rows, theirs, write_rows
+
+from modicum.core.contracts.catalog import find
+from modicum.core.errors import InputError
+from modicum.core.layers.meta import materialise, on_meta
+from modicum.recipe import Recipe
+from modicum.serve import load_run
+from modicum.tasks import task_of
+from modicum.tasks.text_classes import TextClasses
+
+
+def recipe(base: Path, **sections: Any) -> Recipe:
+    made: dict[str, Any] = {
+        "task": {"method": "text_classes"},
+        "model": {"path": str(base)},
+        "data": {
+            "path": str(write_rows(base.parent / "d.jsonl", rows(20))),
+            "sequence_length": 12,
+            "validation_fraction": 0.2,
+        },
+    }
+    for name, section in sections.items():
+        made[name] = made.get(name, {}) | section
+    return Recipe(**made)
+
+
+def test_the_catalog_knows_it_as_a_task() -> None:
+    assert find("text_classes", room="tasks").load() is TextClasses
+
+
+def head_folder(folder: Path, names: list[str]) -> Path:
+    """A tiny BERT that was trained for classes of these names."""
+    config = transformers.AutoConfig.for_model("bert", **ENCODERS["bert"])
+    config.id2label = dict(enumerate(names))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = transformers.AutoModelForSequenceClassification.from_config(config)
+    made.save_pretrained(folder)
+    return add_tokenizer(folder)
+
+
+def test_a_head_is_kept_where_its_classes_are_the_same(tmp_path: Path) -> None:
+    same = head_folder(tmp_path / "same", ["animals", "plants"])
+    other = head_folder(tmp_path / "other", ["plants", "animals", "stones"])
+    asked = recipe(same)
+    task = task_of(asked)
+    inputs = task.look(asked)
+    assert inputs.new == ()
+    with on_meta():
+        model = task.model(inputs.config)
+    materialise(model, "cpu")
+    task.fill(model, inputs)
+    ids = torch.tensor([[2, 5, 6, 3]])
+    torch.testing.assert_close(model.eval()(ids), theirs(same)(ids).logits, rtol=0, atol=1e-6)
+    asked = recipe(other)
+    inputs = task_of(asked).look(asked)
+    assert inputs.new == ("classifier.weight", "classifier.bias")
+    assert inputs.described.endswith("new: classifier, as the folder's is for other classes")
+
+
+@pytest.mark.parametrize(
+    ("sections", "field", "words"),
+    [
+        ({"adapter": {"method": "mos"}}, "adapter.method", "LoRA goes with it"),
+        (
+            {"adapter": {"method": "lora"}, "training": {"precision": "bf16"}},
+            "training.precision",
+            "does not run yet",
+        ),
+        ({"data": {"sequence_length": 99}}, "data.sequence_length", r"context \(40\)"),
+        ({"data": {"too_long": "split"}}, "data.too_long", "one label"),
+        ({"data": {"column": "body"}}, "data.column", "means nothing"),
+        ({"task": {"label_column": "kind"}}, "kind", "no such column"),
+        ({"task": {"pad_token": "[NO]"}}, "task.pad_token", "no such token"),
+        ({"task": {"classes": ["animals"]}}, "task.label_column", "none of the classes"),
+    ],
+)
+def test_what_is_not_right_is_refused(
+    sections: dict[str, Any], field: str, words: str, tmp_path: Path
+) -> None:
+    base = base_folder(tmp_path / "base", "bert")
+    asked = recipe(base, **sections)
+    with pytest.raises(InputError, match=words) as error:
+        task_of(asked).look(asked)
+    assert field in str(error.value)
+
+
+def test_padding_must_be_known_and_is_what_is_asked_for(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", "gpt2", pad=None)
+    asked = recipe(base)
+    with pytest.raises(InputError, match="no pad_token") as error:
+        task_of(asked).look(asked)
+    assert error.value.field == "task.pad_token"
+    asked = recipe(base, task={"pad_token": "[SEP]"})
+    assert task_of(asked).look(asked).config.raw["pad_token_id"] == 3
+
+
+def test_compiled_blocks_are_refused(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", "bert")
+    with pytest.raises(InputError, match="another length in every batch"):
+        recipe(base, training={"compile": "blocks"})
+
+
+def test_a_classifier_is_not_talked_to(tmp_path: Path) -> None:
+    folder = head_folder(tmp_path / "model", ["a", "b"])
+    assert json.loads((folder / "config.json").read_text())["architectures"]
+    with pytest.raises(InputError, match="writes text"):
+        load_run(folder)

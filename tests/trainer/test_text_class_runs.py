@@ -1,0 +1,163 @@
+"""Runs of classifiers of transformers: planned, trained, adapted, interrupted, exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from classifiers import base_folder, rows, theirs, write_rows
+from peft import PeftModel
+from pool import Pool
+from tests.trainer.test_ranks import outcome, trains
+from tests.trainer.test_ranks import rows as logged
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import modicum
+from modicum.core.ranks.ranks import Ranks
+from modicum.models import traced_cache
+from modicum.models.traced_cache import TraceRequest
+
+LORA = {"adapter": {"method": "lora", "rank": 4, "dropout": 0.1}}
+WAYS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": LORA,
+    "nf4": LORA | {"linear": {"method": "nf4"}},
+}
+FIRST: list[Any] = ["bert-full", "bert-lora", "gpt2-full"]
+LATER = ["gpt2-nf4", "roberta-lora", "distilbert-full", "bert-nf4", "qwen3-lora"]
+FIRST += [pytest.param(name, marks=pytest.mark.slow) for name in LATER]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def traced_here() -> Iterator[None]:
+    """Traces are made in this process: to start another takes longer than all else."""
+
+    def here(request: TraceRequest, wanted: list[Any]) -> Any:
+        asked = {"build": request.build, "arguments": dict(request.arguments), "wanted": wanted}
+        return json.loads(traced_cache.answer(asked))["passes"]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(traced_cache, "_traced_apart", here)
+        yield
+
+
+def values(base: Path, folder: Path, **sections: Any) -> dict[str, Any]:
+    """A recipe in plain values, with data of its own."""
+    data = folder / "data.jsonl"
+    if not data.exists():
+        write_rows(data, rows())
+    training = {"steps": 12, "batch_size": 16, "micro_batch_size": 8, "learning_rate": 1e-2}
+    made: dict[str, Any] = {
+        "task": {"method": "text_classes"},
+        "model": {"path": str(base)},
+        "data": {"path": str(data), "sequence_length": 12, "validation_fraction": 0.2},
+        "training": training,
+        "evaluation": {"every": 6},
+        "checkpoint": {"every": 4},
+    }
+    for name, section in sections.items():
+        made[name] = made.get(name, {}) | section
+    return made
+
+
+@pytest.fixture(scope="module", params=FIRST)
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """A run folder, and the recipe that made it."""
+    name, how = request.param.split("-")
+    folder = tmp_path_factory.mktemp(f"{name}-{how}")
+    made = values(base_folder(folder / "base", name), folder, **WAYS[how])
+    assert trains(Ranks(), made, folder / "run") == "done"
+    return folder / "run", made
+
+
+@pytest.mark.expensive
+def test_the_loss_falls_and_the_forecast_holds(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, made = trained
+    losses = [row["loss"] for row in logged(folder)]
+    assert losses[-1] < losses[0] - 0.05
+    plan = modicum.plan(modicum.Recipe(**made))
+    assert plan.counts["classes"] == {"animals": 24, "plants": 24}
+    last = logged(folder, "evaluations")[-1]
+    assert {"accuracy", "macro_f1", "by_class"} <= last.keys()
+    assert set(last["by_class"]) == {"animals", "plants"}
+    facts = json.loads((folder / "run.json").read_text())
+    assert facts["data"]["classes"] == plan.counts["classes"]
+    # A plan is for rows of `sequence_length`, and one more micro-batch has as long ones.
+    assert facts["peak_bytes"]["measured"] <= 1.1 * facts["peak_bytes"]["predicted"]
+
+
+@pytest.mark.expensive
+def test_interrupted_it_resumes_to_the_bit(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, made = trained
+    assert trains(Ranks(), made, tmp_path / "run", (0, 7)).startswith("4: stopped")
+    assert trains(Ranks(), made, tmp_path / "run") == "done"
+    assert outcome(tmp_path / "run") == outcome(folder)
+
+
+@pytest.mark.expensive
+@torch.no_grad()
+def test_others_read_what_it_exports(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, made = trained
+    last = logged(folder, "evaluations")[-1]
+    if (folder / "model").is_dir():
+        model = theirs(folder / "model")
+        assert model.config.id2label == {0: "animals", 1: "plants"}
+        tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    else:
+        if "linear" in made:  # PEFT would have to quantize alike
+            return
+        pad = {"pad_token_id": 0} if "qwen3" in str(folder) else {}
+        base = AutoModelForSequenceClassification.from_pretrained(
+            made["model"]["path"], num_labels=2, **pad
+        )
+        model = PeftModel.from_pretrained(base, folder / "adapter").eval()
+        tokenizer = AutoTokenizer.from_pretrained(made["model"]["path"])
+    task = modicum.plan(modicum.Recipe(**made)).task
+    inputs = task.look(modicum.Recipe(**made))
+    texts = inputs.texts
+    held = [place for place in range(len(texts.rows)) if place in texts.held]
+    given = [texts.rows[place].texts[0] for place in held]
+    batch = tokenizer(given, padding=True, truncation=True, max_length=12, return_tensors="pt")
+    batch.pop("token_type_ids", None)
+    logits = model(**batch).logits
+    labels = torch.tensor([texts.labels[place] for place in held])
+    loss = torch.nn.functional.cross_entropy(logits, labels)
+    assert float(loss) == pytest.approx(last["loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(("strategy", "how"), [("ddp", "lora"), ("fsdp", "full"), ("fsdp", "lora")])
+def test_ranks_learn_what_one_process_does(
+    strategy: str, how: str, tmp_path: Path, pool: Pool
+) -> None:
+    sections = {} if how == "full" else {"adapter": {"method": "lora", "rank": 4}}
+    # Dropout draws other numbers on every rank.
+    base = base_folder(tmp_path / "base", "bert")
+    config = json.loads((base / "config.json").read_text())
+    without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (base / "config.json").write_text(json.dumps(config | without))
+    made = values(base, tmp_path, **sections)
+    assert trains(Ranks(), made, tmp_path / "one") == "done"
+    made |= {"parallel": {"strategy": strategy}}
+    assert pool.run(trains, made, tmp_path / "two", ranks=2) == ["done", "done"]
+    two, one = ([row["loss"] for row in logged(tmp_path / run)] for run in ("two", "one"))
+    assert two == pytest.approx(one, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "precision"), [("full", "bf16"), ("lora", "fp32")])
+def test_in_bf16_and_recomputed(how: str, precision: str, tmp_path: Path) -> None:
+    made = values(base_folder(tmp_path / "base", "bert"), tmp_path, **WAYS[how])
+    made["training"] |= {"precision": precision, "recompute": "blocks"}
+    assert trains(Ranks(), made, tmp_path / "run") == "done"
+    losses = [row["loss"] for row in logged(tmp_path / "run")]
+    assert losses[-1] < losses[0]
