@@ -13,11 +13,11 @@ from modicum.core.contracts.method import Method
 from modicum.core.ranks.ranks import Ranks
 from modicum.proofs.ranks import at_ranks
 
-Finding = dict[str, Any]
+RankFinding = dict[str, Any]
 M = TypeVar("M", bound=Method)
 
 
-def on_two_ranks(look: Callable[[Ranks, M], Finding], value: M) -> list[Finding]:
+def on_two_ranks(look: Callable[[Ranks, M], RankFinding], value: M) -> list[RankFinding]:
     """What `look`, a function of some module, finds at each of two ranks; asked again, the same."""
     record = of_value(value)
     told = {
@@ -31,7 +31,7 @@ def on_two_ranks(look: Callable[[Ranks, M], Finding], value: M) -> list[Finding]
 
 
 @functools.lru_cache(maxsize=16)
-def _found(told: str) -> list[Finding]:
+def _found(told: str) -> list[RankFinding]:
     return at_ranks(f"{__name__}:call", 2, json.loads(told))
 
 
@@ -43,9 +43,9 @@ def call(
     module: str | None,
     kind: str,
     fields: dict[str, Any],
-) -> Finding:
+) -> RankFinding:
     """At a rank: the method of that class in that file, with these fields, looked at."""
     (record,) = (each for each in read_file(file, module=module) if each.class_name == kind)
     there, name = look
-    finding: Finding = getattr(importlib.import_module(there), name)(ranks, record.load()(**fields))
+    finding: RankFinding = getattr(importlib.import_module(there), name)(ranks, record.load()(**fields))
     return finding
