@@ -96,6 +96,8 @@ def placed(
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
     wanted = model.state_dict()
+    # Buffers that are computed now, and that old files hold, such as BERT's position_ids.
+    computed = {name for name, _ in model.named_buffers()} - wanted.keys()
     made: Placed = {}
     groups: dict[str, list[tuple[str, str, TensorEntry]]] = {}
     for name, entry in _in_order(found):
@@ -106,7 +108,7 @@ def placed(
             groups.setdefault(target, []).append((pattern, name, entry))
         elif target in wanted:
             made[target] = entry
-        elif not (_COMPUTED.search(target) or may_be_left(model, target)):
+        elif not (target in computed or _COMPUTED.search(target) or may_be_left(model, target)):
             raise InputError("the model has no place for this tensor", file=entry.file, field=name)
     for target, group in groups.items():
         made |= _converted(model, by_pattern[group[0][0]], target, group)

@@ -47,5 +47,7 @@ def call(
     """At a rank: the method of that class in that file, with these fields, looked at."""
     (record,) = (each for each in read_file(file, module=module) if each.class_name == kind)
     there, name = look
-    finding: RankFinding = getattr(importlib.import_module(there), name)(ranks, record.load()(**fields))
+    finding: RankFinding = getattr(importlib.import_module(there), name)(
+        ranks, record.load()(**fields)
+    )
     return finding

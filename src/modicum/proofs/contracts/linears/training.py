@@ -17,7 +17,7 @@ from modicum.linears.base import LinearMethod
 from modicum.models.llama import Llama
 from modicum.parallel.sharded import Sharded
 from modicum.proofs.contracts.base import NotApplicable
-from modicum.proofs.contracts.comm.two_ranks import Finding, on_two_ranks
+from modicum.proofs.contracts.comm.two_ranks import RankFinding, on_two_ranks
 from modicum.proofs.contracts.linears.subjects import (
     LinearSubject,
     decoder,
@@ -100,7 +100,7 @@ def check_trains_under_transformers(subject: LinearSubject) -> None:
     assert handle.state_dict().keys() <= now.keys(), "the handle names tensors that are not there"
 
 
-def sharded(ranks: Ranks, value: LinearMethod) -> Finding:
+def sharded(ranks: Ranks, value: LinearMethod) -> RankFinding:
     """Three updates of a decoder that is sharded over the ranks, and the weights it began with."""
     strategy = Sharded(ranks, Layout.of(ranks.size, ranks.size), reshard_after_forward=True)
     with on_meta():
