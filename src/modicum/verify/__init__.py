@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from modicum.verify.data import DataLimits, verify_data
 from modicum.verify.export import verify_export
-from modicum.verify.findings import Finding, Verification
+from modicum.verify.findings import Verification, Wanting
 
-__all__ = ["DataLimits", "Finding", "Verification", "verify_data", "verify_export"]
+__all__ = ["DataLimits", "Verification", "Wanting", "verify_data", "verify_export"]

@@ -16,7 +16,7 @@ from modicum.recipe import Recipe
 from modicum.tasks import CausalLM, task_of
 from modicum.tasks.text import TextData, prepared
 from modicum.tasks.text_facts import silent_examples, template_origin, text_facts
-from modicum.verify.findings import Finding, Verification
+from modicum.verify.findings import Verification, Wanting
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def verify_data(
         checks.append({"check": "chat_template", "origin": origin})
     if origin == "other":
         place, wanted = "data.chat_template", "the model's own template"
-        findings.append(Finding("chat_template", place, wanted, "another one, of the recipe"))
+        findings.append(Wanting("chat_template", place, wanted, "another one, of the recipe"))
     return Verification(checks, findings)
 
 
@@ -129,7 +129,7 @@ def _checks(
         }  # fmt: skip
 
 
-def _finding(check: dict[str, Any]) -> Finding:
+def _finding(check: dict[str, Any]) -> Wanting:
     expected = f"at most {check['limit']:.3%} of the documents"
     found = f"{check['share']:.3%} ({check['count']:,} of {check['of']:,})"
-    return Finding(check["check"], check["where"], expected, found)
+    return Wanting(check["check"], check["where"], expected, found)

@@ -23,7 +23,7 @@ from modicum.models.decoders import Decoder
 from modicum.serve import Conversation, load_run
 from modicum.tasks.text import TextData
 from modicum.trainer.restoring import FinishedRun
-from modicum.verify.findings import Finding, Verification
+from modicum.verify.findings import Verification, Wanting
 from modicum.verify.folders import loaded
 from modicum.verify.outputs import Outputs, distance, other_text, outputs
 from modicum.verify.tokenizers import end_findings, tokenizer_findings
@@ -67,7 +67,7 @@ def verify_export(
         raise InputError(problem, field="task.method", value=done.plan.task.name)
     if changed := done.changed_base():
         expected, found = "the weights that the run began with", f"others in {', '.join(changed)}"
-        finding = Finding("base", str(done.base), expected, found)
+        finding = Wanting("base", str(done.base), expected, found)
         return Verification([{"check": "base", "changed": changed}], [finding])
     with done.data(progress) as data:
         assert isinstance(data, TextData)
@@ -116,7 +116,7 @@ class _Trial:
     trained: Outputs
     change: float | None
     checks: list[dict[str, Any]] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Wanting] = field(default_factory=list)
 
     def look(self, name: str, where: str, make: Callable[[], Conversation]) -> None:
         """Compare one step's model; a merge that the method does not have is noted."""
@@ -141,12 +141,12 @@ class _Trial:
         if error > allowed:
             said = f"{error:.2g}" + ("" if self.change is None else self._share(error))
             self.findings.append(
-                Finding("logits", place, f"a relative error of at most {allowed:.2g}", said)
+                Wanting("logits", place, f"a relative error of at most {allowed:.2g}", said)
             )
         elif (number := other_text(self.trained, found)) is not None:
             own, other = (each.written[number] for each in (self.trained, found))
             texts = [repr(self.tokenizer.decode(written)) for written in (own, other)]
-            self.findings.append(Finding("text", place, *texts))
+            self.findings.append(Wanting("text", place, *texts))
         self.findings += tokenizer_findings(self.tokenizer, made.tokenizer, place)
         self.findings += end_findings(self.tokenizer, Path(where), place)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Finding:
+class Wanting:
     """One thing that is not as it should be.
 
     Args:
@@ -35,13 +35,13 @@ class Verification:
         checks: a row for each check, also for those that passed; `check` is its name.
         findings: what did not pass.
 
-    >>> bad = Finding("duplicates", "data.path", "at most 5 %", "12 % (3 of 25)")
+    >>> bad = Wanting("duplicates", "data.path", "at most 5 %", "12 % (3 of 25)")
     >>> Verification([{"check": "duplicates"}], [bad]).passed
     False
     """
 
     checks: Sequence[dict[str, Any]] = field(default_factory=list)
-    findings: Sequence[Finding] = field(default_factory=list)
+    findings: Sequence[Wanting] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from modicum.core.files import read_json
 from modicum.data.tokenizer import Tokenizer
-from modicum.verify.findings import Finding
+from modicum.verify.findings import Wanting
 
 
-def tokenizer_findings(own: Tokenizer, other: Tokenizer, where: str) -> Iterator[Finding]:
+def tokenizer_findings(own: Tokenizer, other: Tokenizer, where: str) -> Iterator[Wanting]:
     """What of an exported tokenizer is another than that of the training."""
     if own.inner.to_str() != other.inner.to_str():
-        yield Finding("tokenizer", where, "the tokens of the training", "others")
+        yield Wanting("tokenizer", where, "the tokens of the training", "others")
     if own.eos_id != other.eos_id:
         names = [f"{each.token(each.eos_id)!r} ({each.eos_id})" for each in (own, other)]
-        yield Finding("eos", where, *names)
+        yield Wanting("eos", where, *names)
     sources = [
         None if each.chat_template is None else each.chat_template.source.strip()
         for each in (own, other)
@@ -24,10 +24,10 @@ def tokenizer_findings(own: Tokenizer, other: Tokenizer, where: str) -> Iterator
     if sources[0] != sources[1]:
         expected = "no chat template" if sources[0] is None else "the template of the training"
         found = "no chat template" if sources[1] is None else "another template"
-        yield Finding("chat_template", where, expected, found)
+        yield Wanting("chat_template", where, expected, found)
 
 
-def end_findings(own: Tokenizer, folder: Path, where: str) -> Iterator[Finding]:
+def end_findings(own: Tokenizer, folder: Path, where: str) -> Iterator[Wanting]:
     """Whether a model folder says of the end of the training that text ends there."""
     file = folder / "generation_config.json"
     if not file.is_file():
@@ -35,4 +35,4 @@ def end_findings(own: Tokenizer, folder: Path, where: str) -> Iterator[Finding]:
     listed = read_json(file).get("eos_token_id")
     if own.eos_id not in (listed if isinstance(listed, list) else [listed]):
         expected = f"eos_token_id with {own.eos_id} ({own.token(own.eos_id)!r})"
-        yield Finding("eos", f"{where}/{file.name}", expected, f"{listed}")
+        yield Wanting("eos", f"{where}/{file.name}", expected, f"{listed}")
