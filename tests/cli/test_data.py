@@ -95,7 +95,7 @@ def test_a_new_model_has_a_template_and_a_tokenizer_without_one_is_refused(
 def test_only_text_has_rows_to_look_at(modicum: Any, tmp_path: Path) -> None:
     file = tmp_path / "images.yaml"
     file.write_text("task: {method: images, data: textures}\n")
-    assert "only text, and images of your own" in modicum("data", file).err
+    assert "only text to write, and images of your own" in modicum("data", file).err
 
 
 def test_images_are_counted_by_class(modicum: Any, tmp_path: Path) -> None:

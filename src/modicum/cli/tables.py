@@ -126,7 +126,7 @@ def data_rows(plan: Mapping[str, Any]) -> list[TableRow]:
         found.append(("rows", f"{about}{rows:,}", ", ".join(said)))
     found += source_rows(counts)
     if isinstance(classes := counts.get("classes"), Mapping):
-        found.append(("images", "", class_words(classes)))
+        found.append(("classes", "", class_words(classes)))
     if (steps := number(plan.get("steps"))) is not None:
         epochs = number(plan.get("epochs"))
         of = "" if epochs is None else f"{about}{epochs:.3g} epochs"

@@ -90,9 +90,10 @@ def too_long_words(counts: Mapping[str, Any]) -> str:
     >>> too_long_words({"truncated": 2, "split": 0, "dropped": 1})
     '2 truncated at the front of their prompt, 1 dropped'
     """
+    end = "at their end" if "classes" in counts else "at the front of their prompt"
     words = (
         ("shortened", "without their earliest turns"),
-        ("truncated", "truncated at the front of their prompt"),
+        ("truncated", f"truncated {end}"),
         ("split", "split over several rows"),
         ("dropped", "dropped"),
     )

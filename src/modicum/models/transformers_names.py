@@ -97,11 +97,11 @@ def placed(
     by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
     wanted = model.state_dict()
     # Buffers that are computed now, and that old files hold, such as BERT's position_ids.
-    computed = {name for name, _ in model.named_buffers()} - wanted.keys()
+    computed = dict(model.named_buffers())
     made: Placed = {}
     groups: dict[str, list[tuple[str, str, TensorEntry]]] = {}
     for name, entry in _in_order(found):
-        target, pattern = _renamed(model, name, renamings, converters, wanted)
+        target, pattern = _renamed(model, name, renamings, converters, {**computed, **wanted})
         if heads is not None and (heads.replaced(target) or heads.may_be_left(target)):
             continue
         if pattern is not None and target in wanted:

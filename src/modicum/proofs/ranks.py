@@ -88,6 +88,7 @@ def _serve(folder: Path) -> int:
             answer["result"] = getattr(importlib.import_module(module), name)(
                 ranks, **task["arguments"]
             )
+            ranks.gather(True)  # who leaves early may take the meeting place from the others
     except PeerLost:
         code = LOST  # the consequence of another's failure, which its supervisor tells of
     except Exception:

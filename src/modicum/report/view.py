@@ -66,7 +66,7 @@ def data_lines(result: dict[str, Any]) -> list[str]:
     if empty := numbers.number(counts.get("empty")):
         lines.append(f"Left out, as nothing is learned in them: {empty:,}.")
     if classes := integers(section(counts, "classes")):
-        lines.append(f"Images: {class_words(classes)}.")
+        lines.append(f"Classes: {class_words(classes)}.")
     if (wait := numbers.number(result.get("data_wait"))) is not None:
         lines.append(f"Steps waited for their rows for {numbers.percent(wait)} of their time.")
     return lines

@@ -71,7 +71,8 @@ def begin(
     record.counted(plan)
     if any(data.counts.get(key) for key in ("truncated", "shortened", "dropped")):
         counts, length = data.counts, plan.recipe.data.sequence_length
-        message = f"of {counts['documents']:,} examples, with rows of {length} tokens: "
+        examples = counts.get("documents", counts["rows"])
+        message = f"of {examples:,} examples, with rows of {length} tokens: "
         listener({"event": "warning", "message": message + too_long_words(counts)})
     progress("building", 0, None)
     with signals.at_once():
