@@ -14,6 +14,7 @@ from modicum.core.errors import InputError
 from modicum.core.files import file_digest, read_json
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
+from modicum.data.bucket_sampler import BucketSampler
 from modicum.data.labelled_texts import (
     LabelledText,
     class_names,
@@ -175,8 +176,13 @@ def prepared(
     folder: Path,
     progress: StageProgress,
     ranks: Ranks,
+    *,
+    buckets: bool,
 ) -> Data[TextClassBatch]:
     """Tokenize all rows once, by rank 0, into the run folder, and map what it wrote.
+
+    Args:
+        buckets: whether the rows of one update are of similar length.
 
     Raises:
         InputError: a row is too long and the recipe refuses that, or nothing is left.
@@ -205,7 +211,11 @@ def prepared(
     return Data(
         train=train,
         validation=read_side(target, "validation", padding),
-        sampler=Sampler(len(train), training.batch_size, training.seed),
+        sampler=(
+            BucketSampler(train.lengths, training.batch_size, training.seed)
+            if buckets
+            else Sampler(len(train), training.batch_size, training.seed)
+        ),
         identity={"made_from": made_from},
         files=tuple(sorted(own.glob("*"))),
         counts={

@@ -61,6 +61,8 @@ class TextClasses(Method):
         classes: their names, in the order of their numbers; empty means all labels, sorted.
         pad_token: what fills rows, for a model whose files do not say; GPT-2's
             `<|endoftext|>`, for instance.
+        length_buckets: whether the texts of one update are of similar length, so that little of a
+            batch is padding; else they are drawn freely.
 
     >>> TextClasses(text_columns=("question", "answer")).label_column
     'label'
@@ -81,6 +83,7 @@ class TextClasses(Method):
     label_column: str = "label"
     classes: Annotated[tuple[str, ...], Field(strict=False)] = ()
     pad_token: str | None = None
+    length_buckets: bool = True
 
     def bind(self, context: Any) -> TextClassTask:  # type: ignore[override]
         """The task; it asks nothing of a context."""
@@ -257,7 +260,10 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
     ) -> Data[TextClassBatch]:
         """Tokenize all rows once."""
         padding = self._padding(inputs.config)
-        return prepared(recipe, inputs.texts, inputs.tokenizer, padding, folder, progress, ranks)
+        return prepared(
+            recipe, inputs.texts, inputs.tokenizer, padding, folder, progress, ranks,
+            buckets=self.asked.length_buckets,
+        )  # fmt: skip
 
     def trial(
         self, config: TransformersConfig, batch: TextClassBatch
