@@ -142,7 +142,7 @@ def test_dear_tests_are_sampled_by_their_names_and_the_seed(pytestconfig: pytest
     first, second = ({name for name in names if conftest.sampled(name, seed)} for seed in "12")
     assert 110 < len(first) < 190
     assert 12 < len(first & second) < 70
-    assert first == {name for name in names if conftest.sampled(name, "1")}
+    assert "tests/test_a.py::test_0" in first
     halves = [{name for name in names if conftest.sampled(name, seed, 2)} for seed in "12"]
     assert all(250 < len(half) < 350 for half in halves)
     assert all(conftest.sampled(name, "1", 1) for name in names)
