@@ -50,7 +50,7 @@ def values(base: Path, folder: Path, **sections: Any) -> dict[str, Any]:
     data = folder / "data.jsonl"
     if not data.exists():
         write_rows(data, rows())
-    training = {"steps": 12, "batch_size": 16, "micro_batch_size": 8, "learning_rate": 1e-2}
+    training = {"steps": 18, "batch_size": 16, "micro_batch_size": 8, "learning_rate": 5e-3}
     made: dict[str, Any] = {
         "task": {"method": "text_classes"},
         "model": {"path": str(base)},
@@ -80,7 +80,7 @@ def trained(
 def test_the_loss_falls_and_the_forecast_holds(trained: tuple[Path, dict[str, Any]]) -> None:
     folder, made = trained
     losses = [row["loss"] for row in logged(folder)]
-    assert losses[-1] < losses[0] - 0.05
+    assert sum(losses[-3:]) < sum(losses[:3]) - 0.15
     plan = modicum.plan(modicum.Recipe(**made))
     assert plan.counts["classes"] == {"animals": 24, "plants": 24}
     last = logged(folder, "evaluations")[-1]
