@@ -160,4 +160,4 @@ def test_in_bf16_and_recomputed(how: str, precision: str, tmp_path: Path) -> Non
     made["training"] |= {"precision": precision, "recompute": "blocks"}
     assert trains(Ranks(), made, tmp_path / "run") == "done"
     losses = [row["loss"] for row in logged(tmp_path / "run")]
-    assert losses[-1] < losses[0]
+    assert sum(losses[-3:]) < sum(losses[:3]) - 0.1
