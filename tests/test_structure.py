@@ -23,7 +23,7 @@ UPWARDS = {
 # The files that name what torch and transformers call private, and the private names that all of
 # PyTorch's users rely on.
 PRIVATE = "modicum.core.torch_private"
-PRIVATE_OF_TRANSFORMERS = "modicum.models.transformers_private"
+PRIVATE_OF_TRANSFORMERS = "modicum.models.transformers.private"
 SEMI_PUBLIC = {
     *("_parameters", "_buffers", "_modules", "_save_to_state_dict", "_load_from_state_dict"),
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"),

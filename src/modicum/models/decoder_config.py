@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from modicum.models.config import ModelConfig
 from modicum.models.config_checks import NotBuiltIn, is_built_in
-from modicum.models.transformers_config import TransformersConfig
+from modicum.models.transformers.config import TransformersConfig
 
 # Both say context, vocabulary_size and forms, count parameters and give a config.json.
 DecoderConfig: TypeAlias = ModelConfig | TransformersConfig

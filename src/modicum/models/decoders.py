@@ -7,8 +7,8 @@ from typing import TypeAlias
 from modicum.models.config import ModelConfig
 from modicum.models.decoder_config import DecoderConfig
 from modicum.models.llama import Llama
-from modicum.models.transformers_config import TransformersConfig
-from modicum.models.transformers_model import TransformersDecoder, build
+from modicum.models.transformers.config import TransformersConfig
+from modicum.models.transformers.model import TransformersDecoder, build
 
 Decoder: TypeAlias = Llama | TransformersDecoder
 

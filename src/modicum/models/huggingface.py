@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from modicum.models.decoders import Decoder
-    from modicum.models.transformers_names import ConvertedTensor
+    from modicum.models.transformers.names import ConvertedTensor
 
 CONFIG = "config.json"
 _NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -105,8 +105,8 @@ def read_header(folder: str | Path) -> ModelHeader:
     if isinstance(config, ModelConfig):
         return ModelHeader(folder, config, _placed(config, found, folder))
     from modicum.core.layers.meta import on_meta
-    from modicum.models.transformers_model import build
-    from modicum.models.transformers_names import placed
+    from modicum.models.transformers.model import build
+    from modicum.models.transformers.names import placed
 
     with on_meta():
         model = build(config)
@@ -165,7 +165,7 @@ def load(
 
     header = read_header(folder)
     if not isinstance(header.config, ModelConfig):
-        from modicum.models.transformers_loading import empty_decoder
+        from modicum.models.transformers.loading import empty_decoder
 
         empty = empty_decoder(header.config, header.dtype, dtype, device, linear)
         fill(empty, folder)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from modicum.models.llama import Llama
-    from modicum.models.transformers_model import TransformersModel
+    from modicum.models.transformers.model import TransformersModel
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 SHARD_BYTES = 5 * 10**9
@@ -79,7 +79,7 @@ def _stored(
     from modicum.models.llama import Llama
 
     if not isinstance(model, Llama):
-        from modicum.models.transformers_saving import groups
+        from modicum.models.transformers.saving import groups
 
         return model.decoder_config.to_hf(), groups(model)
     found = FormPlan() if dense else forms_of(model)

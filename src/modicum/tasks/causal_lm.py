@@ -30,7 +30,7 @@ from modicum.models.decoders import Decoder, config_of, decoder_of
 from modicum.models.generate import generate
 from modicum.models.ledger import AdapterActivations, held, slack
 from modicum.models.ledger import ledger as model_ledger
-from modicum.models.transformers_held import held_by_transformers
+from modicum.models.transformers.held import held_by_transformers
 from modicum.recipe import Recipe, SamplesSection
 from modicum.tasks import text
 from modicum.tasks.base import BlockSample, Data, Task, Tensors, evaluating

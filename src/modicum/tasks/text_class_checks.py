@@ -7,7 +7,7 @@ from pathlib import Path
 
 from modicum.core.errors import InputError
 from modicum.data.pair_tokenizer import PairTokenizer
-from modicum.models.transformers_config import TransformersConfig
+from modicum.models.transformers.config import TransformersConfig
 from modicum.recipe import Recipe
 from modicum.tasks.text import formed
 from modicum.tasks.text_class_data import LabelledTexts

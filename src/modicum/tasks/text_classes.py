@@ -22,17 +22,17 @@ from modicum.data.pair_tokenizer import PairTokenizer
 from modicum.data.text_classes import Padding, TextClassBatch
 from modicum.models import plan_headers, saving
 from modicum.models.huggingface import ModelHeader, fill_from, reader_of, resolve
-from modicum.models.transformers_classes import (
+from modicum.models.transformers.classes import (
     begin_heads,
     classifier_config,
     classifier_header,
     longest,
     stored_classes,
 )
-from modicum.models.transformers_config import TransformersConfig
-from modicum.models.transformers_held import held_by_transformers
-from modicum.models.transformers_kinds import described
-from modicum.models.transformers_model import TransformersClassifier, build
+from modicum.models.transformers.config import TransformersConfig
+from modicum.models.transformers.held import held_by_transformers
+from modicum.models.transformers.kinds import described
+from modicum.models.transformers.model import TransformersClassifier, build
 from modicum.recipe import Recipe
 from modicum.tasks.base import BlockSample, Data, Inputs, Task, Tensors
 from modicum.tasks.metrics import class_metrics, class_sums, right_answers

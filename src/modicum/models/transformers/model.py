@@ -23,10 +23,10 @@ from modicum.core.random import derive_seed
 from modicum.core.ranks.sharding import is_sharded
 from modicum.models.llama import compute_dtype
 from modicum.models.rope import document_mask, document_positions
-from modicum.models.transformers_buffers import compute_buffers
-from modicum.models.transformers_kinds import architecture, described
-from modicum.models.transformers_private import begin_module, runs_again
-from modicum.models.transformers_shape import TransformersShape
+from modicum.models.transformers.buffers import compute_buffers
+from modicum.models.transformers.kinds import architecture, described
+from modicum.models.transformers.private import begin_module, runs_again
+from modicum.models.transformers.shape import TransformersShape
 
 
 @dataclass(frozen=True)

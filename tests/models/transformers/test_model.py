@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.models import ModelConfig, huggingface, load, read_config, read_header, save
-from modicum.models.transformers_config import TransformersConfig
-from modicum.models.transformers_model import TransformersDecoder, build
+from modicum.models.transformers.config import TransformersConfig
+from modicum.models.transformers.model import TransformersDecoder, build
 
 IDS = torch.randint(0, 300, (2, 17), generator=torch.Generator().manual_seed(3))
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from modicum.models.transformers_kinds import described
+from modicum.models.transformers.kinds import described
 
 _WINDOW = 4
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -20,9 +20,9 @@ from torch import Tensor
 from modicum.core.errors import InputError
 from modicum.models.safetensors_file import TensorEntry, read_tensor
 from modicum.models.stored_tensor import check_stored
-from modicum.models.transformers_buffers import stored_buffers
-from modicum.models.transformers_model import TransformersModel
-from modicum.models.transformers_private import may_be_left, may_be_missing
+from modicum.models.transformers.buffers import stored_buffers
+from modicum.models.transformers.model import TransformersModel
+from modicum.models.transformers.private import may_be_left, may_be_missing
 
 # What old files hold in addition: tables that are computed, and masks.
 _COMPUTED = re.compile(

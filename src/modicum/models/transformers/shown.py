@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from modicum.core.layers.meta import materialise, on_meta
-from modicum.models.transformers_buffers import stored_buffers
-from modicum.models.transformers_kinds import HeadKind
-from modicum.models.transformers_model import TransformersDecoder, build
-from modicum.models.transformers_reduced import reduced
-from modicum.models.transformers_shape import Packing, TransformersShape
+from modicum.models.transformers.buffers import stored_buffers
+from modicum.models.transformers.kinds import HeadKind
+from modicum.models.transformers.model import TransformersDecoder, build
+from modicum.models.transformers.reduced import reduced
+from modicum.models.transformers.shape import Packing, TransformersShape
 
 TOKENS = 61
 _LENGTHS = (9, 1, 7, 3)  # of the documents in a row, longer and shorter than the window

@@ -15,8 +15,8 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
-from modicum.models.transformers_kinds import HeadKind
-from modicum.models.transformers_shape import TransformersShape
+from modicum.models.transformers.kinds import HeadKind
+from modicum.models.transformers.shape import TransformersShape
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class TransformersConfig(TransformersShape):
 
     def shortened(self, vocabulary_size: int) -> TransformersConfig:
         """The model of its first block alone, with so many tokens."""
-        from modicum.models.transformers_reduced import one_block
+        from modicum.models.transformers.reduced import one_block
 
         raw = one_block(self.raw, vocabulary_size)
         first = self.block_prefixes()[0]
@@ -119,7 +119,7 @@ class _Facts:
 def _facts(text: str, head: HeadKind) -> _Facts:
     from modicum.core.layers.dense_layers import all_layers
     from modicum.core.layers.meta import on_meta
-    from modicum.models.transformers_model import build
+    from modicum.models.transformers.model import build
 
     with on_meta():
         model = build(TransformersShape(json.loads(text), head=head))
@@ -131,6 +131,6 @@ def _facts(text: str, head: HeadKind) -> _Facts:
 
 @functools.lru_cache(maxsize=8)
 def _shown(text: str) -> Any:
-    from modicum.models.transformers_shown import shown
+    from modicum.models.transformers.shown import shown
 
     return shown(json.loads(text))

@@ -9,8 +9,8 @@ import torch
 from modicum.core.layers.dense_layers import choose
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan, LayerForm
 from modicum.core.layers.meta import materialise, on_meta
-from modicum.models.transformers_config import TransformersConfig
-from modicum.models.transformers_model import TransformersDecoder, build
+from modicum.models.transformers.config import TransformersConfig
+from modicum.models.transformers.model import TransformersDecoder, build
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -8,7 +8,7 @@ from typing import Any
 from modicum.core.layers.form_layer import StoredRows
 from modicum.core.layers.form_plan import DENSE_FORM
 from modicum.core.layers.linear_forms import linear_form
-from modicum.models.transformers_config import TransformersConfig
+from modicum.models.transformers.config import TransformersConfig
 
 
 def held_by_transformers(config: TransformersConfig, item_bytes: int) -> dict[str, StoredRows]:

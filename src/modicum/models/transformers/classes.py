@@ -20,12 +20,12 @@ from modicum.models.huggingface import CONFIG, ModelHeader, resolve
 from modicum.models.other_folders import no_model
 from modicum.models.plan_headers import has_weights
 from modicum.models.safetensors_file import find_tensors
-from modicum.models.transformers_config import TransformersConfig
-from modicum.models.transformers_kinds import architecture
-from modicum.models.transformers_model import TransformersClassifier, build
-from modicum.models.transformers_names import placed
-from modicum.models.transformers_private import begin_module
-from modicum.models.transformers_shown import TOKENS, same, small_model
+from modicum.models.transformers.config import TransformersConfig
+from modicum.models.transformers.kinds import architecture
+from modicum.models.transformers.model import TransformersClassifier, build
+from modicum.models.transformers.names import placed
+from modicum.models.transformers.private import begin_module
+from modicum.models.transformers.shown import TOKENS, same, small_model
 
 _LENGTHS = (9, 5)  # of the rows on which masks are tried
 _HEADS = "ForSequenceClassification"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from modicum.core.errors import InputError
 from modicum.core.extras import library
-from modicum.models.transformers_private import classifiers, decoders
+from modicum.models.transformers.private import classifiers, decoders
 
 # What a model makes of its last block: logits of the next token, or of a text's class.
 HeadKind = Literal["tokens", "classes"]

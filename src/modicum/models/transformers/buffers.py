@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from modicum.core.errors import InputError
 from modicum.core.torch_private import is_persistent
-from modicum.models.transformers_private import begin_module, kept
+from modicum.models.transformers.private import begin_module, kept
 
 
 @torch.no_grad()

@@ -15,8 +15,8 @@ from modicum.core.layers.linear_forms import form_of
 from modicum.core.layers.meta import on_meta
 from modicum.core.ranks.sharding import whole
 from modicum.models.tensor_groups import TensorGroup, dense_weight
-from modicum.models.transformers_buffers import stored_buffers
-from modicum.models.transformers_model import TransformersModel, build
+from modicum.models.transformers.buffers import stored_buffers
+from modicum.models.transformers.model import TransformersModel, build
 
 
 def groups(model: TransformersModel) -> list[TensorGroup]:

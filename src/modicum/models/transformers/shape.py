@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from modicum.core.layers.form_plan import FormPlan
-from modicum.models.transformers_kinds import HeadKind, architecture, described
+from modicum.models.transformers.kinds import HeadKind, architecture, described
 
 # Where a config.json says the longest sequence; attention without positions of its own has no end.
 _CONTEXTS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length")

@@ -1,0 +1,1 @@
+"""Decoders and encoders of transformers: built by their own classes, loaded, traced and saved."""
