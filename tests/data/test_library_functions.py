@@ -10,7 +10,7 @@ from modicum.core.errors import InputError
 from modicum.data.library_functions import library_functions, write_functions
 
 _SAME = "def f():\n    return 'more than eighty characters: " + "x" * 60 + "'\n"
-_INNER = "        def inner():\n            return 'x' * 80\n"
+_INNER = "        def inner():\n            return 'x' * 80 + 'and more'\n"
 FILES = {
     "a/one.py": _SAME,
     "a/two.py": "class C:\n    def g(self):\n        '''\x0c'''\n        x = 1\n" + _INNER,
@@ -38,8 +38,8 @@ def test_functions_are_dedented_and_each_text_is_there_once(library: Path) -> No
         "def f": 1, "def g": 1, "async def h": 1, "def k": 1,
     }  # fmt: skip
     [method] = [row for row in rows if row.text.startswith("def g")]
-    assert method.text.splitlines()[1] == "    '''\x0c'''".splitlines()[0]
-    assert method.text.endswith("return 'x' * 80")
+    assert method.text.split("\n")[1] == "    '''\x0c'''"
+    assert method.text.endswith("return 'x' * 80 + 'and more'")
     assert (method.label, method.file) == ("a", "a/two.py")
 
 
