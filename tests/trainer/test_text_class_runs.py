@@ -18,9 +18,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import modicum
 from modicum.adapters import load
+from modicum.cli.commands.merge import merge
+from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
 from modicum.models import traced_cache
 from modicum.models.traced_cache import TraceRequest
+from modicum.serve import load_adapted
 
 LORA = {"adapter": {"method": "lora", "rank": 4, "dropout": 0.1}}
 WAYS: dict[str, dict[str, Any]] = {
@@ -138,6 +141,28 @@ def test_others_read_what_it_exports(trained: tuple[Path, dict[str, Any]]) -> No
     labels = torch.tensor([texts.labels[place] for place in held])
     loss = torch.nn.functional.cross_entropy(logits, labels)
     assert float(loss) == pytest.approx(last["loss"], rel=1e-4)
+
+
+@pytest.mark.expensive
+@torch.no_grad()
+def test_merged_it_computes_the_same(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, made = trained
+    if "adapter" not in made:
+        with pytest.raises(InputError, match="its model is in model/"):
+            merge(folder, tmp_path / "merged")
+        return
+    data = Path(made["data"]["path"])
+    kept = data.read_text()
+    data.unlink()  # it is not asked for
+    merge(folder, tmp_path / "merged")
+    data.write_text(kept)
+    model, _ = load_adapted(folder)
+    found, ids = theirs(tmp_path / "merged"), torch.tensor([[2, 5, 9, 3]])
+    torch.testing.assert_close(found(ids).logits, model(ids), rtol=0, atol=1e-4)
+    assert found.config.id2label == {0: "animals", 1: "plants"}
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged")("cat")["input_ids"]
 
 
 @pytest.mark.slow

@@ -23,19 +23,17 @@ def merge(
     The merged model is saved as a folder in Hugging Face's format.
     """
     from modicum.models import saving
-    from modicum.serve import load_run
+    from modicum.serve import load_adapted
 
     check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
         raise InputError("there is something already; give --out a new folder", file=out)
-    conversation = load_run(run)
-    if conversation.adapter is None:
-        raise InputError("this run has no adapter; its model is in model/", file=run)
+    model, adapter = load_adapted(run)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        conversation.adapter.merge(dense=next(conversation.model.parameters()).dtype)
+        adapter.merge(dense=next(model.parameters()).dtype)
     for warning in told:
         print(f"warning: {warning.message}", file=sys.stderr)
-    conversation.adapter.detach()
+    adapter.detach()
     files = sorted((run / "tokenizer").glob("*"))
-    print(saving.save(conversation.model, out, files=files))
+    print(saving.save(model, out, files=files))
