@@ -124,12 +124,12 @@ def main() -> None:
         shipped = recipe(folder, "full", 1)
         assert shipped.model.path is not None
         base, length = package_folder(shipped.model.path), shipped.data.sequence_length
-        baselines = {name: regression(rows, own) for name, own in features(rows, base, length)}
-        say(f"{baselines}")
         curves: dict[str, list[Any]] = {method: [] for method in METHODS}
         for seed in range(1, arguments.seeds + 1):
             for method in METHODS:
                 curves[method].append(trained(folder, method, seed))
+        baselines = {name: regression(rows, own) for name, own in features(rows, base, length)}
+        say(f"{baselines}")
     counts = {side: len(own) for side, own in rows.items()}
     settings = {"model": shipped.model.path, "tokens": length, "rows": counts}
     write_result("text_classes", {"baselines": baselines, "curves": curves}, settings)

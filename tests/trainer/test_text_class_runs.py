@@ -165,6 +165,40 @@ def test_merged_it_computes_the_same(
     assert AutoTokenizer.from_pretrained(tmp_path / "merged")("cat")["input_ids"]
 
 
+@pytest.mark.expensive
+@torch.no_grad()
+def test_pairs_of_texts_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", "bert")
+    drawn = rows(40)
+    pairs = [
+        {
+            "premise": one["text"],
+            "hypothesis": other["text"],
+            "same": one["label"] == other["label"],
+        }
+        for one, other in zip(drawn, drawn[7:] + drawn[:7], strict=True)
+    ]
+    write_rows(tmp_path / "data.jsonl", pairs)
+    task = {"text_columns": ["premise", "hypothesis"], "label_column": "same"}
+    made = values(base, tmp_path, task=task, training={"steps": 4})
+    assert trains(Ranks(), made, tmp_path / "run") == "done"
+    model, tokenizer = (
+        each.from_pretrained(tmp_path / "run" / "model")
+        for each in (AutoModelForSequenceClassification, AutoTokenizer)
+    )
+    assert model.config.id2label == {0: "false", 1: "true"}
+    recipe = modicum.Recipe(**made)
+    texts = modicum.plan(recipe).task.look(recipe).texts
+    held = sorted(texts.held)
+    given = [list(texts.rows[place].texts) for place in held]
+    batch = tokenizer(given, padding=True, truncation=True, max_length=12, return_tensors="pt")
+    assert batch["token_type_ids"].any()
+    labels = torch.tensor([texts.labels[place] for place in held])
+    loss = torch.nn.functional.cross_entropy(model.eval()(**batch).logits, labels)
+    last = logged(tmp_path / "run", "evaluations")[-1]
+    assert float(loss) == pytest.approx(last["loss"], rel=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize(("strategy", "how"), [("ddp", "lora"), ("fsdp", "full"), ("fsdp", "lora")])
@@ -177,7 +211,8 @@ def test_ranks_learn_what_one_process_does(
     config = json.loads((base / "config.json").read_text())
     without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (base / "config.json").write_text(json.dumps(config | without))
-    made = values(base, tmp_path, **sections)
+    # Of 7 rows, no two ranks have as many.
+    made = values(base, tmp_path, **sections, training={"batch_size": 7, "micro_batch_size": 2})
     assert trains(Ranks(), made, tmp_path / "one") == "done"
     made |= {"parallel": {"strategy": strategy}}
     assert pool.run(trains, made, tmp_path / "two", ranks=2) == ["done", "done"]

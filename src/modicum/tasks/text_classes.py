@@ -24,6 +24,7 @@ from modicum.models import plan_headers, saving
 from modicum.models.huggingface import ModelHeader, fill_from, reader_of, resolve
 from modicum.models.transformers.classes import (
     begin_heads,
+    check_kind,
     classifier_header,
     longest,
     stored_classes,
@@ -136,6 +137,7 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
         check_asked(recipe)
         try:
             folder = resolve(recipe.model.path)
+            check_kind(folder)
         except InputError as error:
             raise error.located(field="model.path") from None
         tokenizer = own_tokenizer(recipe, folder)
