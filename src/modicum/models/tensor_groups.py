@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from modicum.core.errors import InputError
+
 if TYPE_CHECKING:
     import torch
 
@@ -21,6 +23,25 @@ class TensorGroup:
 
     bytes: Mapping[str, int]
     make: Callable[[], Mapping[str, torch.Tensor]]
+
+    def rounded(self, own: torch.dtype, dtype: torch.dtype) -> TensorGroup:
+        """The same in another dtype than their own; `make` refuses what is beyond it."""
+        sizes = {name: size // own.itemsize * dtype.itemsize for name, size in self.bytes.items()}
+        return TensorGroup(
+            sizes, lambda: {name: _rounded(name, t, dtype) for name, t in self.make().items()}
+        )
+
+
+def _rounded(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    made = tensor.to(dtype)
+    if tensor.isfinite().all() and not made.isfinite().all():
+        raise InputError(
+            f"the weight {name} is beyond what this can hold",
+            field="export.dtype",
+            value=str(dtype).removeprefix("torch."),
+            allowed="float32, bfloat16",
+        )
+    return made
 
 
 def dense_weight(module: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:
