@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,12 +16,19 @@ class TensorGroup:
     """Tensors of a file that are made together.
 
     Args:
-        bytes: of each, by its name in the file.
+        shapes: of each, by its name in the file.
+        itemsize: bytes of a number.
         make: makes them; where weights are sharded over ranks, every rank calls it.
     """
 
-    bytes: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
+    itemsize: int
     make: Callable[[], Mapping[str, torch.Tensor]]
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them."""
+        return self.itemsize * sum(math.prod(shape) for shape in self.shapes.values())
 
 
 def dense_weight(module: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:
