@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -54,10 +53,10 @@ def save(
         InputError: the disk is full or cannot be written; a weight is beyond `dtype`.
     """
     target = Path(folder)
-    raw, groups = _stored(model, dense)
+    raw, groups = stored(model, dense=dense)
     own = next(model.parameters()).dtype
     if dtype not in (None, own):
-        groups = [group.rounded(own, dtype) for group in groups]
+        groups = [group.rounded(dtype) for group in groups]
     if not write:
         for group in groups:
             group.make()
@@ -76,10 +75,14 @@ def save(
     return target
 
 
-def _stored(
-    model: Llama | TransformersModel, dense: bool
+def stored(
+    model: Llama | TransformersModel, *, dense: bool = True
 ) -> tuple[dict[str, Any], list[TensorGroup]]:
-    """What config.json holds, and the files' tensors."""
+    """What config.json holds, and the files' tensors.
+
+    Args:
+        dense: as of `save`.
+    """
     from modicum.core.layers.linear_forms import forms_of
     from modicum.models.llama import Llama
 
@@ -93,7 +96,7 @@ def _stored(
 
     def group(name: str, shape: tuple[int, ...]) -> TensorGroup:
         make = lambda: {name: _tensor(model, config, name)}  # noqa: E731
-        return TensorGroup({name: math.prod(shape) * item}, make)
+        return TensorGroup({name: shape}, item, make)
 
     return config.to_hf(), [group(*each) for each in config.parameter_shapes().items()]
 
@@ -105,7 +108,7 @@ def _write_weights(groups: Iterable[TensorGroup], folder: Path, shard_bytes: int
     shards: list[list[TensorGroup]] = [[]]
     sizes = [0]
     for group in groups:
-        size = sum(group.bytes.values())
+        size = group.bytes
         if shards[-1] and sizes[-1] + size > shard_bytes:
             shards.append([])
             sizes.append(0)

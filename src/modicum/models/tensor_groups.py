@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,18 +18,27 @@ class TensorGroup:
     """Tensors of a file that are made together.
 
     Args:
-        bytes: of each, by its name in the file.
+        shapes: of each, by its name in the file.
+        itemsize: bytes of a number.
         make: makes them; where weights are sharded over ranks, every rank calls it.
     """
 
-    bytes: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
+    itemsize: int
     make: Callable[[], Mapping[str, torch.Tensor]]
 
-    def rounded(self, own: torch.dtype, dtype: torch.dtype) -> TensorGroup:
+    @property
+    def bytes(self) -> int:
+        """Of all of them."""
+        return self.itemsize * sum(math.prod(shape) for shape in self.shapes.values())
+
+    def rounded(self, dtype: torch.dtype) -> TensorGroup:
         """The same in another dtype than their own; `make` refuses what is beyond it."""
-        sizes = {name: size // own.itemsize * dtype.itemsize for name, size in self.bytes.items()}
+        made = self.make
         return TensorGroup(
-            sizes, lambda: {name: _rounded(name, t, dtype) for name, t in self.make().items()}
+            self.shapes,
+            dtype.itemsize,
+            lambda: {name: _rounded(name, tensor, dtype) for name, tensor in made().items()},
         )
 
 
