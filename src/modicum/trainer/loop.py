@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.checkpoint import CheckpointStore
+from modicum.core.clock import EXPORT, TRACKING
 from modicum.core.errors import InputError, Interrupted
 from modicum.core.progress import Listener
 from modicum.core.ranks.ranks import Ranks, peer_errors
@@ -82,7 +83,8 @@ def train(
         origin = None if fork is None else os.path.realpath(fork)
         begun = ranks.first and _enter(folder, plan.recipe, origin, listener if restart else None)
         begun = ranks.broadcast(begun)
-        record = RunRecord.open(folder, plan, origin)
+        stack.callback(ranks.clock.restart)  # the next run in this process has its own
+        record = RunRecord.open(folder, plan, origin, clock=ranks.clock)
         if begun and ranks.first:
             _check_fork(record, origin, folder)
         if ranks.broadcast(ranks.first and begun and _has_finished(record, folder, plan.recipe)):
@@ -101,15 +103,18 @@ def train(
                 with followed(plan.recipe, folder.path, listener, kinds) as heard:
                     heard({"event": "plan", **plan.row()})
                     session = begin(plan, folder, heard, signals, record, ranks)
+                    record.begun(ranks)
                     run(session)
-                    take_best(session)
-                    outputs = export(session)
+                    with ranks.clock(EXPORT):
+                        take_best(session)
+                        outputs = export(session)
         except StopRequested as stop:
             record.interrupted()
             raise Interrupted(
                 f"stopped by {stop}; the state is saved, and the same command resumes"
             ) from None
-        content = record.finish(outputs)
+        session.waits.settle()
+        content = record.finish(outputs, ranks)
         listener({"event": "finished", **content, "folder": str(folder.path)})
         return content
 
@@ -142,7 +147,8 @@ def _run(session: Session) -> None:
         evaluate_now(session)  # the process before this one may not have come to it
     last_save = last_evaluation = time.monotonic()
     first = session.step
-    start_meter(session)
+    with session.clock(TRACKING):
+        start_meter(session)
     while session.step < last:
         now, begun = time.monotonic(), session.step > first
         update = session.agree(
@@ -159,11 +165,12 @@ def _run(session: Session) -> None:
             session.save()
             last_save = time.monotonic()
         session.train_one(update)
-        if session.step in (session.metered_until, last):
-            revise_by_shares(session)
-            stop_meter(session)
-        if session.step - first == REVISED_AFTER:
-            revise_plan(session, f"speed measured over {REVISED_AFTER} steps")
+        with session.clock(TRACKING):
+            if session.step in (session.metered_until, last):
+                revise_by_shares(session)
+                stop_meter(session)
+            if session.step - first == REVISED_AFTER:
+                revise_plan(session, f"speed measured over {REVISED_AFTER} steps")
         operate_if_asked(session)
     evaluate_now(session)
     keep_if_best(session)
