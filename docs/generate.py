@@ -17,7 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from modicum.core.contracts.catalog import MethodRecord, catalog
-from modicum.planner.combinations import COLUMNS, PROVEN, Row, refusal
+from modicum.planner.combinations import COLUMNS, PROVEN, CombinationRow, refusal
 from modicum.planner.combinations import rows as combined_rows
 from modicum.proofs.contracts.base import BATTERIES, checks, skipped_by_traits
 from modicum.recipe.schema_words import section_of, words_of
@@ -154,7 +154,7 @@ def combinations_page() -> str:
     return "\n".join(lines)
 
 
-def verdict(row: Row, column: str, exceptions: dict[str, dict[str, str]]) -> str:
+def verdict(row: CombinationRow, column: str, exceptions: dict[str, dict[str, str]]) -> str:
     """A check mark, or why there is none."""
     for name in (row.record.name, row.record.room):
         if column in exceptions.get(name, {}):
