@@ -21,7 +21,7 @@ from modicum.core.units import format_bytes
 from modicum.data.chat_template import ChatTemplate, TrainOn
 from modicum.data.hub import PREFIX
 from modicum.data.opening import opened
-from modicum.data.readers import Document, read_python, read_rows, read_text
+from modicum.data.readers import Document, Unmade, read_python, read_rows, read_text
 from modicum.data.row_files import rows_of
 from modicum.data.row_formats import Format, RowFormat, format_of
 from modicum.data.source_files import (
@@ -31,6 +31,7 @@ from modicum.data.source_files import (
     library_files,
     nothing_there,
     one_file,
+    sized,
 )
 
 # A single text file is split into pieces so that some of it can be held out for validation; a file
@@ -93,7 +94,8 @@ class Source:
             InputError: a file cannot be read as what it is, or the limit is below the first.
         """
         done = 0
-        for document in (document for file in self.files for document in self._open(file)):
+        unmade = (each for number in range(len(self.files)) for each in self.read(number))
+        for document in (each.make() for each in unmade):
             done += document.size
             if self.limit_bytes is not None and done > self.limit_bytes:
                 if done == document.size:
@@ -105,13 +107,24 @@ class Source:
                 return
             yield document
 
-    def _open(self, file: SourceFile) -> Iterator[Document]:
+    def read(self, number: int, skip: int = 0) -> Iterator[Unmade]:
+        """The documents of one of the files, as they are asked for, within no limit.
+
+        Args:
+            skip: so many are passed by first.
+
+        Raises:
+            InputError: the file cannot be read as what it is, with file and line.
+        """
+        file = self.files[number]
         if file.row_kind is not None:
-            rows = rows_of(file.path, file.row_kind)
+            rows = rows_of(file.path, file.row_kind, skip=skip, used=self.rows.used)
             return read_rows(rows, file.path, file.name, self.rows.document)
         if file.kind == "python":
-            return read_python(file.path, file.name)
-        return read_text(file.path, file.name, self.piece_bytes)
+            texts = read_python(file.path, file.name)
+        else:
+            texts = read_text(file.path, file.name, self.piece_bytes)
+        return map(Unmade.of, islice(texts, skip, None))
 
     def describe(self) -> str:
         """One phrase for people: what it is, how many files, how many bytes."""
@@ -227,7 +240,7 @@ def open_source(
         except InputError as error:
             raise error.located(field=field) from None
     how = RowFormat(name, template, train_on, column, prompt_column)
-    return Source(title, files, how, limit_bytes, piece_bytes)
+    return Source(title, sized(files, how.used), how, limit_bytes, piece_bytes)
 
 
 def _format_in(files: Sequence[SourceFile]) -> Format:
