@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -150,8 +150,13 @@ def _rows(path: Path, batches: Iterator[Any], number: int, skip: int) -> Iterato
                 ) from error
             for row in rows:
                 number += 1
-                columns = {name: _without_nulls(value) for name, value in row.items()}
-                yield DataRow(number, columns, len(json.dumps(columns, default=str).encode()))
+                yield row_of(number, row)
+
+
+def row_of(number: int, row: Mapping[str, Any]) -> DataRow:
+    """A row of a table, without what is null in its structs; its size is that of its JSON."""
+    columns = {name: _without_nulls(value) for name, value in row.items()}
+    return DataRow(number, columns, len(json.dumps(columns, default=str).encode()))
 
 
 def _refuse_twins(path: Path, names: list[str]) -> None:

@@ -96,10 +96,12 @@ class Unmade(NamedTuple):
     Args:
         size: bytes of the file that were read for it.
         make: makes it; raises InputError where its row is not as it should be.
+        state: of a data set of the hub, gives its state after this row; asked before the next one.
     """
 
     size: int
     make: Callable[[], Document]
+    state: Callable[[], dict[str, Any] | None] = lambda: None
 
     @classmethod
     def of(cls, document: Document) -> Unmade:
