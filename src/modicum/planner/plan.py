@@ -236,7 +236,9 @@ class Plan:
         return replace(made, revision=last["revision"] + 1, why=why)
 
     def counted(self, counts: Mapping[str, Any]) -> Plan:
-        """This plan, now that the data is prepared and its rows are counted."""
+        """This plan, now that the data is prepared; what is streamed is counted by nobody."""
+        if counts.get("streamed"):
+            return self
         return replace(self, counts={**counts, "exact": True})
 
     def because(self, why: str) -> Plan:

@@ -32,6 +32,7 @@ from modicum.recipe.sections import (
     TrainingSection,
 )
 from modicum.recipe.slots import DEFAULTS, SLOTS, filled, find_in, spelled
+from modicum.recipe.streaming import check_streaming
 
 # What the model section may say of a model that comes from a path.
 _OF_A_PATH = ("path", "adapter")
@@ -111,6 +112,7 @@ class Recipe(Section):
         self._check_model()
         self._check_training()
         self._check_evaluation()
+        check_streaming(self)
         self.refuse_clashes()
         return self
 

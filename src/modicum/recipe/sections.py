@@ -154,6 +154,12 @@ class DataSection(Section):
     """A folder with tokenizer.json; null means the model's, or one trained on the data."""
     limit: ByteSize | None = None
     """Read no more than this much text; of several sources, of each."""
+    streaming: bool = False
+    """Whether rows are read, tokenized and packed as training asks for them, instead of once before
+    it: for data that is larger than the disk, or that comes over the network."""
+    shuffle_buffer: PositiveInt = 4096
+    """Of a stream, how many documents are read at a time, packed and shuffled; 1: rows come in the
+    order of the data."""
 
     @model_validator(mode="after")
     def _sources_are_weighed_alike(self) -> DataSection:

@@ -20,6 +20,7 @@ from modicum.core.errors import InputError, Interrupted
 from modicum.core.progress import Listener
 from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.units import Every
+from modicum.data.row_stream import BrokenStream
 from modicum.planner import Plan
 from modicum.recipe import Recipe
 from modicum.trainer.accounts import revise_by_shares, revise_plan, start_meter, stop_meter
@@ -124,11 +125,12 @@ def run(session: Session) -> None:
 
     Raises:
         StopRequested: a signal came to some rank, and the state is saved.
-        InputError: training diverged, or the disk is full.
+        InputError: training diverged, the disk is full, or streamed data cannot be read on, which
+            comes after the state is saved.
     """
     try:
         _run(session)
-    except StopRequested:
+    except (StopRequested, BrokenStream):
         session.save()
         session.settle()
         raise
