@@ -45,8 +45,9 @@ class ModelSection(Section):
     """The model: trained weights from a folder, or a new one of a given shape."""
 
     path: str | None = None
-    """A Hugging Face folder, or the run folder of a full training. The fields below are then the
-    model's own and must be left out."""
+    """A Hugging Face folder, the run folder of a full training, or `package:NAME/FOLDER`, a folder
+    of an installed Python package. The fields below are then the model's own and must be left
+    out."""
     adapter: str | None = None
     """A folder with an adapter for it, modicum's or PEFT's, that training starts from. What the
     section `adapter` does not say is then what the folder has; a run keeps a copy."""
