@@ -124,7 +124,7 @@ def run(session: Session) -> None:
     try:
         _run(session)
     except StopRequested:
-        session.save()
+        session.save(last=True)
         session.settle()
         raise
     finally:
@@ -169,7 +169,7 @@ def _run(session: Session) -> None:
     keep_if_best(session)
     note_best(session)
     write_samples(session)
-    session.save()
+    session.save(last=True)
     session.settle()
 
 
