@@ -87,9 +87,7 @@ def told(row: Row) -> str:
 def summed(rows: Sequence[Row]) -> dict[str, Any]:
     """The figures that are promised, and how many recipes they are of."""
     ran = [row for row in rows if "tensors" in row]
-    errors = {
-        name: [abs(row[name]["error"]) for row in ran] for name in KINDS
-    }
+    errors = {name: [abs(row[name]["error"]) for row in ran] for name in KINDS}
     refused = [row["held_of_budget"] for row in ran if row["refused"]]
     fits = [row["held_of_budget"] for row in ran if not row["refused"]]
     peer = [abs(row["accelerate"]["error"]) for row in ran if "error" in row["accelerate"]]

@@ -43,7 +43,9 @@ def sized(name: str, width: int, layers: int, vocabulary: int, context: int) -> 
     """The config.json of an architecture at a size, with heads of 64."""
     raw = dict((DECODERS | ENCODERS)[name])
     kind, heads = raw["model_type"], width // _HEAD
-    inner = 4 * width if kind in ("bert", "roberta", "distilbert", "opt") else 8 * width // 3 // 64 * 64
+    inner = (
+        4 * width if kind in ("bert", "roberta", "distilbert", "opt") else 8 * width // 3 // 64 * 64
+    )
     sizes: dict[str, Any] = {
         "hidden_size": width,
         "num_hidden_layers": layers,
