@@ -147,7 +147,8 @@ class Plan:
         """
         if self.measured_tokens_per_second is not None:
             return self.measured_tokens_per_second
-        rate = self.machine.flops * self.record.efficiency
+        efficiency = self.record.efficiency_in(half=self.prediction.half)
+        rate = self.machine.flops * efficiency
         return self.tokens_per_update * rate / self.prediction.flops
 
     @property

@@ -131,7 +131,7 @@ def run(session: Session) -> None:
     try:
         _run(session)
     except (StopRequested, BrokenStream):
-        session.save()
+        session.save(last=True)
         session.settle()
         raise
     finally:
@@ -178,7 +178,7 @@ def _run(session: Session) -> None:
     keep_if_best(session)
     note_best(session)
     write_samples(session)
-    session.save()
+    session.save(last=True)
     session.settle()
 
 

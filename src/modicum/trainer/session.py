@@ -242,15 +242,19 @@ class Session:
 
     # State
 
-    def save(self) -> None:
-        """Begin a checkpoint of the state as it is after `step` updates."""
+    def save(self, *, last: bool = False) -> None:
+        """Begin a checkpoint of the state as it is after `step` updates.
+
+        Args:
+            last: no update follows.
+        """
         if self.saved == self.step:
             return
         with self.clock(CHECKPOINT):
             self.step_program.flush()
             self.step_program.hooks.checkpoint()
             start = self.clock.seconds
-            self.store.save(self.step, self.registry, notes=self.record.notes())
+            self.store.save(self.step, self.registry, notes=self.record.notes(), last=last)
             self.saved, self.stalled = self.step, self.clock.seconds - start
         self.tell_of_checkpoints()
 
