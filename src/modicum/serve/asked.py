@@ -188,7 +188,8 @@ def parse(body: bytes, kind: type[Asked]) -> Asked:
         values.pop(name, None)
     for name in _NEUTRAL.keys() & values.keys() - kind.model_fields.keys():
         if values.pop(name) not in _NEUTRAL[name]:
-            raise ApiError(400, "this parameter is not supported", name, "unsupported_parameter")
+            problem = f"{name}: this parameter is not supported here"
+            raise ApiError(400, problem, name, "unsupported_parameter")
     try:
         return kind.model_validate(values)
     except ValidationError as error:
