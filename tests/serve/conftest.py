@@ -85,7 +85,9 @@ def served(folders: Folders) -> ServedModels:
 
 
 @contextmanager
-def running(served: ServedModels, engine: Any = None, room: int = 32, **options: Any) -> Iterator[str]:
+def running(
+    served: ServedModels, engine: Any = None, room: int = 32, **options: Any
+) -> Iterator[str]:
     """A server on a port of its own; the address of its endpoint."""
     uvicorn = pytest.importorskip("uvicorn")
     from modicum.serve.endpoint import Endpoint

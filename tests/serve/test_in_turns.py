@@ -128,9 +128,7 @@ def test_a_text_ends_by_its_end_its_limit_or_the_context(served: ServedModels) -
 
 def test_log_probabilities_are_the_model_s(served: ServedModels) -> None:
     engine = InTurns(served.model, served.adapters)
-    engine.submit(
-        TokenRequest("a", (3, 7), 3, temperature=1.5, top_p=0.5, seed=1, likeliest=4)
-    )
+    engine.submit(TokenRequest("a", (3, 7), 3, temperature=1.5, top_p=0.5, seed=1, likeliest=4))
     events = drained(engine)["a"]
     made = tokens(events)
     with torch.no_grad():

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from modicum.core.errors import InputError
@@ -15,7 +15,7 @@ from modicum.serve.api_error import ApiError
 from modicum.serve.asked import Asked, AskedAnswer, AskedText, Prompt
 from modicum.serve.engine_thread import EngineThread
 from modicum.serve.served_models import ServedModel, ServedModels
-from modicum.serve.text_stream import TextStream
+from modicum.serve.text_stream import REPLACEMENT, TextStream
 from modicum.serve.tokens import EndReason, EngineEvent, Failed, MadeToken, TokenRequest
 
 
@@ -186,9 +186,15 @@ class _Choice:
         """What an event adds to the text that can be shown."""
         reason: EndReason | None = None
         if isinstance(event, MadeToken):
-            if event.log_probability is not None:
-                self._held.append(self._shown(event, event.log_probability))
+            begun, unfinished = self._stream.length, self._stream.unfinished
             text = self._stream.add(event.token)
+            if event.log_probability is not None:
+                token = self._shown(event, event.log_probability, begun)
+                if unfinished and REPLACEMENT not in token.text:
+                    # What was no character is shown before it, and was not counted yet.
+                    after = max(begun, self._stream.length - len(token.text))
+                    token = replace(token, offset=after)
+                self._held.append(token)
         else:
             text, reason = self._stream.finish(), getattr(event, "reason", "stop")
         self._given += len(text)
@@ -200,10 +206,9 @@ class _Choice:
         self._held = self._held[len(tokens) :]
         return Piece(self._index, text, tokens, reason)
 
-    def _shown(self, event: MadeToken, log_probability: float) -> ShownToken:
+    def _shown(self, event: MadeToken, log_probability: float, offset: int) -> ShownToken:
         likeliest = tuple((self._spelled(token), value) for token, value in event.likeliest)
-        text = self._spelled(event.token)
-        return ShownToken(text, self._stream.length, log_probability, likeliest)
+        return ShownToken(self._spelled(event.token), offset, log_probability, likeliest)
 
     def _spelled(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special_tokens=False)

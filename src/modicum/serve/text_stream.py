@@ -20,7 +20,8 @@ class TextStream:
 
     Attributes:
         stopped: whether one has appeared.
-        length: characters of all tokens so far, of those held back too.
+        length: characters of the tokens so far, of what may begin a stop string too.
+        unfinished: whether the last tokens are no complete character yet.
 
     >>> tokenizer = Tokenizer.train(iter(["to be or not to be"] * 9), vocabulary_size=260)
     >>> stream = TextStream(tokenizer, ["not"])
@@ -35,7 +36,7 @@ class TextStream:
         self._ids: list[int] = []  # the last tokens; the text of the first ones was given out
         self._known = ""  # the text of those that are complete
         self._held = ""
-        self.stopped = False
+        self.stopped = self.unfinished = False
         self.length = 0
 
     def add(self, token: int) -> str:
@@ -48,7 +49,8 @@ class TextStream:
             raise ValueError("a stop string has ended this text")
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
-        if text.endswith(REPLACEMENT):
+        self.unfinished = text.endswith(REPLACEMENT)
+        if self.unfinished:
             return ""
         new = text[len(self._known) :]
         self._known = text
