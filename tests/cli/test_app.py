@@ -15,7 +15,7 @@ import pytest
 
 COMMANDS = (
     "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "watch",
-    "chat", "merge", "export", "demo", "doctor", "drill", "promises", "completion", "bench",
+    "chat", "serve", "merge", "export", "demo", "doctor", "drill", "promises", "completion", "bench",
     "checkpoint", "verify",
 )  # fmt: skip
 
