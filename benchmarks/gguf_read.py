@@ -14,7 +14,6 @@ the file's weights, and what llama.cpp itself rounds in products with them.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +67,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "qwen3, tied embeddings": {"tie_word_embeddings": True},
     "gemma": {},
 }
-_RECIPE = {
+_RECIPE: dict[str, Any] = {
     "model": {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "vocabulary_size": VOCABULARY},
     "data": {"sequence_length": CONTEXT},
     "training": {"steps": 60, "batch_size": 8, "learning_rate": 5e-3},
@@ -241,4 +240,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

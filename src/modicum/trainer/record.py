@@ -15,6 +15,7 @@ from modicum.core.errors import Interrupted, ModicumError
 from modicum.core.machine import versions
 from modicum.core.machine.memory import peak_resident_bytes
 from modicum.planner import Plan
+from modicum.trainer.cost_meter import CostMeter
 from modicum.trainer.folder import RunFolder
 from modicum.trainer.stop import StopRequested
 
@@ -30,6 +31,7 @@ class RunRecord:
         self._step_seconds = self._data_seconds = 0.0
         self._step_tokens = 0
         self._steps_done = 0
+        self._cost = CostMeter(plan, content["cost"])
 
     @classmethod
     def open(cls, folder: RunFolder, plan: Plan, forked_from: str | None = None) -> RunRecord:
@@ -68,6 +70,8 @@ class RunRecord:
             ),
             "best": old.get("best"),
             "stopped_early": old.get("stopped_early"),
+            "cost": old.get("cost"),
+            "saves": old.get("saves"),
             "interruptions": old.get("interruptions", 0),
             "outputs": old.get("outputs", {}),
             "error": None,
@@ -82,6 +86,7 @@ class RunRecord:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Mark the run as running; if the block raises, as failed, with the error."""
+        self._cost.begin()
         if self.content["status"] == "running" and self._seconds_before:
             self.content["interruptions"] += 1  # the process before this one was killed
         self.content |= {"status": "running", "ended": None}
@@ -192,6 +197,7 @@ class RunRecord:
 
     def _write(self) -> None:
         self.content["seconds"] = self._seconds_before + time.perf_counter() - self._begun
+        self.content["cost"] = self._cost.row(self.content["seconds"])
         peaks = self.content["peak_bytes"]
         peaks["process"] = max(peak_resident_bytes(), peaks["process"] or 0)
         self._folder.write_record(self.content)
