@@ -16,6 +16,7 @@ from modicum.core.contracts.catalog import MethodRecord, added
 from modicum.core.contracts.method import Method, Strings, describe
 from modicum.core.contracts.traits import TraitHolder, clashes
 from modicum.core.errors import InputError
+from modicum.recipe.cost import CostSection
 from modicum.recipe.export_section import ExportSection
 from modicum.recipe.nested import assign
 from modicum.recipe.paths import anchored
@@ -77,6 +78,7 @@ class Recipe(Section):
     parallel: ParallelSection = ParallelSection()
     tracking: TrackingSection = TrackingSection()
     budget: BudgetSection = BudgetSection()
+    cost: CostSection = CostSection()
     plugins: Strings = ()
     """Python files that define methods of your own."""
 

@@ -30,6 +30,7 @@ from modicum.trainer.folder import PLAN, RunFolder
 from modicum.trainer.looking import evaluate_now, write_samples
 from modicum.trainer.rank_agreement import same_model, same_setup
 from modicum.trainer.record import RunRecord
+from modicum.trainer.save_cost import learn_save_cost
 from modicum.trainer.session import Session
 from modicum.trainer.setup import begin, more_than
 from modicum.trainer.stop import StopRequested, StopSignals
@@ -141,7 +142,6 @@ def run(session: Session) -> None:
 
 def _run(session: Session) -> None:
     recipe, last = session.plan.recipe, session.plan.steps
-    saving = Every.parse(recipe.checkpoint.every)
     evaluating = Every.parse(recipe.evaluation.every)
     if session.step == 0:
         write_samples(session)
@@ -155,7 +155,7 @@ def _run(session: Session) -> None:
         now, begun = time.monotonic(), session.step > first
         update = session.agree(
             evaluate=begun and evaluating.due(session.step, now - last_evaluation),
-            save=begun and saving.due(session.step, now - last_save),
+            save=begun and session.plan.saving.due(session.step, now - last_save),
         )
         if update.evaluate:
             evaluate_now(session)
@@ -165,6 +165,7 @@ def _run(session: Session) -> None:
             break
         if update.save:
             session.save()
+            learn_save_cost(session)
             last_save = time.monotonic()
         session.train_one(update)
         with session.clock(TRACKING):
