@@ -26,7 +26,7 @@ GREEDY = "plugins: [greedy.py]\nadapter:\n  method: greedy\n"
 SIZE = "write a number and a unit: 8GB (10^9 bytes), 8GiB (2^30 bytes), 512MB, 750MiB"
 EVERY = "write a number of steps, or a number and a unit: 30s, 10m, 2h, 1d"
 SECTIONS = (
-    "adapter, budget, checkpoint, comm, compress, data, evaluation, linear, memory, model, "
+    "adapter, budget, checkpoint, comm, compress, data, evaluation, export, linear, memory, model, "
     "optimizer, parallel, plugins, samples, task, tracking, training, transform"
 )
 ADAPTERS = ", ".join(sorted(methods_for("adapter")))

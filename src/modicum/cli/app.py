@@ -20,6 +20,7 @@ from modicum.cli.commands.data import data
 from modicum.cli.commands.demo import demo
 from modicum.cli.commands.doctor import doctor
 from modicum.cli.commands.drill import drill
+from modicum.cli.commands.export import export
 from modicum.cli.commands.init import init
 from modicum.cli.commands.merge import merge
 from modicum.cli.commands.methods import methods
@@ -48,6 +49,7 @@ COMMANDS = (
     watch,
     chat,
     merge,
+    export,
     demo,
     doctor,
     drill,

@@ -16,6 +16,7 @@ from modicum.core.contracts.catalog import MethodRecord, added
 from modicum.core.contracts.method import Method, Strings, describe
 from modicum.core.contracts.traits import TraitHolder, clashes
 from modicum.core.errors import InputError
+from modicum.recipe.export_section import ExportSection
 from modicum.recipe.nested import assign
 from modicum.recipe.paths import anchored
 from modicum.recipe.sections import (
@@ -71,6 +72,7 @@ class Recipe(Section):
     evaluation: EvaluationSection = EvaluationSection()
     samples: SamplesSection = SamplesSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    export: ExportSection = ExportSection()
     parallel: ParallelSection = ParallelSection()
     tracking: TrackingSection = TrackingSection()
     budget: BudgetSection = BudgetSection()

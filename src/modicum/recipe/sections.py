@@ -242,6 +242,7 @@ class SamplesSection(Section):
     prompts: Strings = ()
     """What to continue; empty means the beginnings of `count` validation documents."""
     count: Annotated[int, Field(ge=0)] = 2
+    """How many documents to continue where no prompts are given; 0 for none."""
     tokens: PositiveInt = 64
     """Tokens to write."""
     temperature: Annotated[float, Field(ge=0)] = 0.0

@@ -48,6 +48,7 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
     unit = "tokens"
     metrics = ("loss", "token_accuracy", "perplexity")
     called = ("continued",)
+    rounds = True
 
     # Planning
 
@@ -252,18 +253,30 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         return found
 
     def export(
-        self, model: Decoder, data: Data[Batch], folder: Path, *, write: bool = True
+        self,
+        model: Decoder,
+        data: Data[Batch],
+        folder: Path,
+        *,
+        write: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Write a Hugging Face folder; of other forms the dense weights."""
-        saving.save(model, folder, files=data.files, write=write)
+        saving.save(model, folder, files=data.files, write=write, dtype=dtype)
 
     def export_small(
-        self, model: Decoder, data: Data[Batch], folder: Path, *, write: bool = True
+        self,
+        model: Decoder,
+        data: Data[Batch],
+        folder: Path,
+        *,
+        write: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> bool:
         """Write a folder of the model as it is, if it has layers of another form that train."""
         small = bool(forms_of(model).layers)
         if small:
-            saving.save(model, folder, files=data.files, write=write, dense=False)
+            saving.save(model, folder, files=data.files, write=write, dense=False, dtype=dtype)
         return small
 
 
