@@ -84,10 +84,10 @@ def updates(each: Callable[[int], None]) -> None:
 
 def killed(sleep: Callable[[], None], number: int) -> None:
     """Delay the updates after the last checkpoint, and end without a word."""
+    if number > KILLED_AFTER:
+        os.kill(os.getpid(), signal.SIGKILL)
     if number > LATE:
         sleep()
-    if number == KILLED_AFTER + 1:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def slow_down(place: str, sleep: Callable[[], None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,7 +44,7 @@ def groups(record: JsonObject) -> list[dict[str, Any]]:
         for name, value in section(record, "time", "rows").items()
         if (seconds := number(value)) is not None and seconds >= 0
     }
-    total = math.fsum(rows.values())
+    total = sum(rows.values())
     if not total:
         return []
     names = sorted(dict.fromkeys(map(group_of, rows)), key=_place)
@@ -60,7 +59,7 @@ def _place(name: str) -> int:
 
 def _group(name: str, rows: Mapping[str, float], total: float) -> dict[str, Any]:
     own = {row: seconds for row, seconds in rows.items() if group_of(row) == name}
-    seconds = math.fsum(own.values())
+    seconds = sum(own.values())
     parts = [
         {"what": row.partition("/")[2] or "other", "seconds": value, "share": value / total}
         for row, value in own.items()
@@ -106,7 +105,7 @@ def updates(run: FolderContents, found: list[dict[str, Any]]) -> dict[str, Any] 
     expected = number(plan.get("seconds"))
     if not found or not steps or not planned or not expected:
         return None
-    measured = math.fsum(group["seconds"] for group in found if group["what"] in _UPDATES)
+    measured = sum(group["seconds"] for group in found if group["what"] in _UPDATES)
     expected *= steps / planned
     return {"expected": expected, "measured": measured, "difference": measured / expected - 1}
 
