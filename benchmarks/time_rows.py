@@ -142,7 +142,8 @@ def spread(values: Iterable[float]) -> float:
 def of_ranks(recipe: Path, ranks: int) -> dict[str, Any]:
     """All places of runs of so many ranks."""
     places = [*PLACES, *(AMONG_RANKS if ranks > 1 else ())]
-    clean, delayed = [], {}
+    clean: list[Rows] = []
+    delayed: dict[str, tuple[Rows, float]] = {}
     for number, place in enumerate(places):
         if number * CLEAN // len(places) >= len(clean):
             clean.append(run("none", recipe, ranks)[0])

@@ -15,7 +15,6 @@ from modicum.core.clock import (
     WIRE,
     group_of,
 )
-from modicum.core.files import JsonObject
 from modicum.report.folder import FolderContents, section
 from modicum.report.numbers import number, percent
 
@@ -29,7 +28,7 @@ _ORDER = (
 _UPDATES = (_COMPUTE, DATA, WIRE, WAITING)
 
 
-def groups(record: JsonObject) -> list[dict[str, Any]]:
+def groups(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The groups of a run.json's rows: `what`, `seconds`, `share` of all, and the `parts` of each.
 
     >>> rows = {"compute/forward": 6.0, "data": 1.0, "compute/update": 1.0, "unexplained": 2.0}
@@ -68,7 +67,7 @@ def _group(name: str, rows: Mapping[str, float], total: float) -> dict[str, Any]
     return {"what": name, "seconds": seconds, "share": seconds / total, "parts": parts}
 
 
-def in_words(record: JsonObject, least: float = 0.005) -> str | None:
+def in_words(record: Mapping[str, Any], least: float = 0.005) -> str | None:
     """All groups with a share of at least `least`, and what is unexplained, in a line.
 
     >>> in_words({"time": {"rows": {"data": 1.0, "wire": 3.0}}})
@@ -84,7 +83,7 @@ def in_words(record: JsonObject, least: float = 0.005) -> str | None:
     return f"time: {', '.join([*words, f'{UNEXPLAINED} {percent(unexplained)}'])}"
 
 
-def of_ranks(record: JsonObject) -> list[dict[str, Any]]:
+def of_ranks(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Of each row that differs between ranks its median, its most, and the rank that has it."""
     found = []
     for name, of_row in section(record, "time", "ranks").items():
