@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +20,7 @@ def merge(
 
     The merged model is saved as a folder in Hugging Face's format.
     """
+    from modicum.cli.exporting import fold
     from modicum.models import saving
     from modicum.serve import load_adapted
 
@@ -29,11 +28,6 @@ def merge(
     if out.exists() and any(out.iterdir()):
         raise InputError("there is something already; give --out a new folder", file=out)
     model, adapter = load_adapted(run)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        adapter.merge(dense=next(model.parameters()).dtype)
-    for warning in told:
-        print(f"warning: {warning.message}", file=sys.stderr)
-    adapter.detach()
+    fold(model, adapter)
     files = sorted((run / "tokenizer").glob("*"))
     print(saving.save(model, out, files=files))
