@@ -16,6 +16,7 @@ from modicum.core.clock import AGAIN, LOST, START, UNEXPLAINED, WAITING, WIRE, C
 from modicum.core.ranks.ranks import Ranks
 
 _DUST = 1e-6  # seconds: less than this is rounding
+_LONGEST = 1e12  # seconds: what a damaged file may say is more
 
 
 def rows_of(record: Mapping[str, Any]) -> dict[str, float]:
@@ -39,7 +40,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _seconds(value: Any) -> float:
     """A duration out of a file; 0 for what is none."""
-    known = isinstance(value, int | float) and 0 <= value < math.inf
+    known = isinstance(value, int | float) and 0 <= value < _LONGEST
     return float(value) if known else 0.0
 
 
