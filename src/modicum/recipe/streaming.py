@@ -18,12 +18,13 @@ def check_streaming(recipe: Recipe) -> None:
     """
     data = recipe.data
     if not data.streaming:
-        if "shuffle_buffer" in data.model_fields_set:
+        # A run's own recipe names every field.
+        if data.shuffle_buffer != type(data).model_fields["shuffle_buffer"].default:
             problem = "is for data that is streamed; set data.streaming to true, or leave this out"
             raise InputError(problem, field="data.shuffle_buffer", value=data.shuffle_buffer)
         return
     bare = any(each.weight is None for each in data.sources)
-    asked = {
+    asked: dict[str, str | bool] = {
         "task.method": (recipe.task or {}).get("method", "causal_lm") != "causal_lm"
         and "streams text to write alone; leave data.streaming out",
         "training.epochs": recipe.training.epochs is not None
@@ -41,5 +42,5 @@ def check_streaming(recipe: Recipe) -> None:
         "false, or take another adapter",
     }
     for field, problem in asked.items():
-        if problem:
+        if isinstance(problem, str):
             raise InputError(problem, field=field)
