@@ -46,13 +46,15 @@ class _FrozenPlusLowRank(torch.autograd.Function):
         columns: int,
         *held: Tensor,
     ) -> Tensor:
-        cast = x.to(dtype)
-        seen, bits = cast, None
+        cast, bits = x.to(dtype), None
         if dropout:
             seen, mask = torch.native_dropout(cast, dropout, True)
+            thin = a.to(dtype) @ seen.T
+            del seen
             bits = pack_bits(mask)
             del mask
-        thin = a.to(dtype) @ seen.T
+        else:
+            thin = a.to(dtype) @ cast.T
         ctx.about = scale, dropout, dtype, form, columns, x.dtype
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, a, b, thin, bits, *held)
         ctx.rows = x.shape
@@ -69,10 +71,10 @@ class _FrozenPlusLowRank(torch.autograd.Function):
         of_x, of_a, of_b, *_ = ctx.needs_input_grad
         mask = None if bits is None else unpack_bits(bits, ctx.rows.numel()).view(ctx.rows)
         through = scale if mask is None or dropout == 1 else scale / (1 - dropout)
-        weight = weight_of(form, tuple(held), columns, dtype) if of_x and held else None
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             if x is None:
                 raise RuntimeError("an adapter whose A is frozen has no second derivatives")
+            weight = weight_of(form, tuple(held), columns, dtype) if of_x and held else None
             gradients = _differentiable(gradient, x, a, b, weight, mask, through, of_x)
             return *gradients, *(None,) * (6 + len(held))
         x_gradient = a_gradient = b_gradient = None
@@ -80,9 +82,13 @@ class _FrozenPlusLowRank(torch.autograd.Function):
             b_gradient = (thin @ gradient).mul_(scale).T.to(b.dtype)
         if of_x or of_a:
             thin_gradient = (b.to(dtype).T @ gradient.T).mul_(through)
+        if of_a:
+            cast = x.to(dtype)
+            a_gradient = thin_gradient @ (cast if mask is None else cast * mask)
+            a_gradient = a_gradient.to(a.dtype)
         if of_x:
-            x_gradient = None if weight is None else gradient @ weight
-            del weight
+            if held:
+                x_gradient = gradient @ weight_of(form, tuple(held), columns, dtype)
             if mask is None and x_gradient is not None:
                 x_gradient.addmm_(thin_gradient.T, a.to(dtype))
             else:
@@ -90,10 +96,6 @@ class _FrozenPlusLowRank(torch.autograd.Function):
                 update = update if mask is None else update.mul_(mask)
                 x_gradient = update if x_gradient is None else x_gradient.add_(update)
             x_gradient = x_gradient.to(given)
-        if of_a:
-            cast = x.to(dtype)
-            a_gradient = thin_gradient @ (cast if mask is None else cast * mask)
-            a_gradient = a_gradient.to(a.dtype)
         return x_gradient, a_gradient, b_gradient, *(None,) * (6 + len(held))
 
 
