@@ -418,6 +418,7 @@ def test_report_of_several_runs(
         ("drill", "--output"),
         ("drill", "--work"),
         ("demo", "--runs"),
+        ("demo", "--functions"),
         ("init", "--out"),
         ("train", "demo-pretrain", "--out"),
     ],
