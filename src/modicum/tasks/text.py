@@ -64,6 +64,13 @@ class TextData(Data[Batch]):
     tokenizer: Tokenizer
 
 
+def data_files(inputs: TextInputs) -> list[Path]:
+    """The files that the text is read from."""
+    other = inputs.validation_source
+    every = (*parts_of(inputs.source), *(() if other is None else (other,)))
+    return [file.path for source in every for file in source.files]
+
+
 def look(recipe: Recipe) -> TextInputs:
     """Check paths, headers and the data's first 1,000 rows.
 

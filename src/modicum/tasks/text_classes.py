@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -170,6 +170,10 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
         """Refuse a folder of config.json without weights."""
         assert inputs.model_folder is not None
         plan_headers.check_weights(inputs.model_folder)
+
+    def data_files(self, recipe: Recipe, inputs: TextClassInputs) -> Iterable[Path]:
+        """Those of all rows."""
+        return inputs.texts.files
 
     def survey(self, recipe: Recipe, inputs: TextClassInputs) -> Mapping[str, Any]:
         """How many rows are trained, and how many of each class; before what is too long."""
