@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modicum.serve.api_error import ApiError
-from modicum.serve.asked import AskedBody, AskedAnswer, AskedText, parse
+from modicum.serve.asked import AskedAnswer, AskedBody, AskedText, parse
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "to be"}]}
 TEXT = {"model": "m", "prompt": "to be"}

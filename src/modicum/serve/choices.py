@@ -12,7 +12,7 @@ from typing import cast
 from modicum.core.errors import InputError
 from modicum.core.random import derive_seed
 from modicum.serve.api_error import ApiError
-from modicum.serve.asked import AskedBody, AskedAnswer, AskedText, Prompt
+from modicum.serve.asked import AskedAnswer, AskedBody, AskedText, Prompt
 from modicum.serve.engine_thread import EngineThread
 from modicum.serve.served_models import ServedModel, ServedModels
 from modicum.serve.text_stream import REPLACEMENT, TextStream

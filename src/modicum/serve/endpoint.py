@@ -21,7 +21,7 @@ from modicum.core.errors import InputError
 from modicum.core.local_server import KnownHosts
 from modicum.serve.answers import AnswerShape, event, usage
 from modicum.serve.api_error import ApiError
-from modicum.serve.asked import AskedBody, AskedAnswer, AskedText, parse
+from modicum.serve.asked import AskedAnswer, AskedBody, AskedText, parse
 from modicum.serve.choices import Choices, GenerationFailed, token_requests
 from modicum.serve.engine_thread import EngineBusy, EngineClosed, EngineThread
 from modicum.serve.served_models import ServedModels
