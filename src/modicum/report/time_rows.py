@@ -94,21 +94,6 @@ def of_ranks(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def updates(run: FolderContents, found: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What the first plan expected of the updates that were done, next to what they took.
-
-    None where that is not known.
-    """
-    plan = section(run.plans[0], "prediction") if run.plans else {}
-    steps, planned = number(run.run.get("steps")), number((run.plans or [{}])[0].get("steps"))
-    expected = number(plan.get("seconds"))
-    if not found or not steps or not planned or not expected:
-        return None
-    measured = sum(group["seconds"] for group in found if group["what"] in _UPDATES)
-    expected *= steps / planned
-    return {"expected": expected, "measured": measured, "difference": measured / expected - 1}
-
-
 def time_spent(run: FolderContents) -> dict[str, Any] | None:
     """What the page and `--json` say of it; None where the run does not."""
     found = groups(run.run)
@@ -119,6 +104,6 @@ def time_spent(run: FolderContents) -> dict[str, Any] | None:
         "groups": found,
         "unexplained": unexplained,
         "ranks": of_ranks(run.run),
-        "updates": updates(run, found),
+        "updates": sum(group["seconds"] for group in found if group["what"] in _UPDATES),
         "checkpoint_writing": number(section(run.run, "time").get("checkpoint_writing")),
     }
