@@ -234,13 +234,14 @@ def _agreed(
     planned = live.alone and count > 1
     share = Share(count, live=False) if planned else Share(live.local_size)
     room = Room.of(recipe, machine, device.type, record, share)
-    free, host, flops, efficiency, least = live.min(
+    free, host, flops, efficiency, half_efficiency, least = live.min(
         room.limit - room.base, room.host - room.base, machine.flops, record.efficiency,
-        record.kept[0],
+        record.efficiency_in(half=True), record.kept[0],
     )  # fmt: skip
     base, most = live.max(room.base, record.kept[1])
     kept = (least, most)
     room = replace(room, base=int(base), kept=kept, limit=int(base + free), host=int(base + host))
-    record = replace(record, kept=kept, efficiency=efficiency)
+    rates = {"efficiency": efficiency, "half_efficiency": half_efficiency}
+    record = replace(record, kept=kept, **rates)
     on_cpu = device.type == "cpu"
     return replace(machine, flops=flops / count if planned and on_cpu else flops), record, room

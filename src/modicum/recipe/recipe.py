@@ -16,6 +16,7 @@ from modicum.core.contracts.catalog import MethodRecord, added
 from modicum.core.contracts.method import Method, Strings, describe
 from modicum.core.contracts.traits import TraitHolder, clashes
 from modicum.core.errors import InputError
+from modicum.recipe.cost import CostSection
 from modicum.recipe.export_section import ExportSection
 from modicum.recipe.nested import assign
 from modicum.recipe.paths import anchored
@@ -32,6 +33,7 @@ from modicum.recipe.sections import (
     TrainingSection,
 )
 from modicum.recipe.slots import DEFAULTS, SLOTS, filled, find_in, spelled
+from modicum.recipe.streaming import check_streaming
 
 # What the model section may say of a model that comes from a path.
 _OF_A_PATH = ("path", "adapter")
@@ -76,6 +78,7 @@ class Recipe(Section):
     parallel: ParallelSection = ParallelSection()
     tracking: TrackingSection = TrackingSection()
     budget: BudgetSection = BudgetSection()
+    cost: CostSection = CostSection()
     plugins: Strings = ()
     """Python files that define methods of your own."""
 
@@ -111,6 +114,7 @@ class Recipe(Section):
         self._check_model()
         self._check_training()
         self._check_evaluation()
+        check_streaming(self)
         self.refuse_clashes()
         return self
 

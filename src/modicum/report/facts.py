@@ -69,6 +69,8 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "best": section(record, "best") or None,
         "stopped_early": number(record.get("stopped_early")),
         "outputs": section(record, "outputs"),
+        "cost": section(record, "cost") or None,
+        "saves": section(record, "saves") or None,
         "notes": run.notes,
     }
     return finite(result | {"comparison": comparison(run, result)})

@@ -32,7 +32,7 @@ from modicum.models.ledger import AdapterActivations, held, slack
 from modicum.models.ledger import ledger as model_ledger
 from modicum.models.transformers.held import held_by_transformers
 from modicum.recipe import Recipe, SamplesSection
-from modicum.tasks import text
+from modicum.tasks import text, text_stream
 from modicum.tasks.base import BlockSample, Data, Task, Tensors, evaluating
 from modicum.tasks.metrics import perplexity, right_answers
 from modicum.tasks.text import TextData, TextInputs
@@ -172,7 +172,9 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         progress: StageProgress,
         ranks: Ranks,
     ) -> TextData:
-        """Read and check all text, tokenize it once, and pack it."""
+        """Read and check all text, tokenize it once, and pack it; or open it as a stream."""
+        if recipe.data.streaming:
+            return text_stream.streamed(recipe, inputs, folder, progress, ranks)
         return text.prepared(recipe, inputs, folder, progress, ranks)
 
     def config(self, inputs: TextInputs, data: Data[Batch]) -> DecoderConfig:

@@ -20,6 +20,7 @@ from modicum.core.errors import InputError, Interrupted
 from modicum.core.progress import Listener
 from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.units import Every
+from modicum.data.row_stream import BrokenStream
 from modicum.planner import Plan
 from modicum.recipe import Recipe
 from modicum.trainer.accounts import revise_by_shares, revise_plan, start_meter, stop_meter
@@ -29,6 +30,7 @@ from modicum.trainer.folder import PLAN, RunFolder
 from modicum.trainer.looking import evaluate_now, write_samples
 from modicum.trainer.rank_agreement import same_model, same_setup
 from modicum.trainer.record import RunRecord
+from modicum.trainer.save_cost import learn_save_cost
 from modicum.trainer.session import Session
 from modicum.trainer.setup import begin, more_than
 from modicum.trainer.stop import StopRequested, StopSignals
@@ -124,12 +126,13 @@ def run(session: Session) -> None:
 
     Raises:
         StopRequested: a signal came to some rank, and the state is saved.
-        InputError: training diverged, or the disk is full.
+        InputError: training diverged, the disk is full, or streamed data cannot be read on, which
+            comes after the state is saved.
     """
     try:
         _run(session)
-    except StopRequested:
-        session.save()
+    except (StopRequested, BrokenStream):
+        session.save(last=True)
         session.settle()
         raise
     finally:
@@ -139,7 +142,6 @@ def run(session: Session) -> None:
 
 def _run(session: Session) -> None:
     recipe, last = session.plan.recipe, session.plan.steps
-    saving = Every.parse(recipe.checkpoint.every)
     evaluating = Every.parse(recipe.evaluation.every)
     if session.step == 0:
         write_samples(session)
@@ -153,7 +155,7 @@ def _run(session: Session) -> None:
         now, begun = time.monotonic(), session.step > first
         update = session.agree(
             evaluate=begun and evaluating.due(session.step, now - last_evaluation),
-            save=begun and saving.due(session.step, now - last_save),
+            save=begun and session.plan.saving.due(session.step, now - last_save),
         )
         if update.evaluate:
             evaluate_now(session)
@@ -163,6 +165,7 @@ def _run(session: Session) -> None:
             break
         if update.save:
             session.save()
+            learn_save_cost(session)
             last_save = time.monotonic()
         session.train_one(update)
         with session.clock(TRACKING):
@@ -176,7 +179,7 @@ def _run(session: Session) -> None:
     keep_if_best(session)
     note_best(session)
     write_samples(session)
-    session.save()
+    session.save(last=True)
     session.settle()
 
 

@@ -16,6 +16,7 @@ from modicum.core.machine import versions
 from modicum.core.machine.memory import peak_resident_bytes
 from modicum.core.ranks.ranks import Ranks
 from modicum.planner import Plan
+from modicum.trainer.cost_meter import CostMeter
 from modicum.trainer.folder import RunFolder
 from modicum.trainer.stop import StopRequested
 from modicum.trainer.time_account import TimeAccount, carried
@@ -35,6 +36,7 @@ class RunRecord:
         self._step_seconds = self._data_seconds = 0.0
         self._step_tokens = 0
         self._steps_done = 0
+        self._cost = CostMeter(plan, content["cost"])
 
     @classmethod
     def open(
@@ -80,6 +82,8 @@ class RunRecord:
             ),
             "best": old.get("best"),
             "stopped_early": old.get("stopped_early"),
+            "cost": old.get("cost"),
+            "saves": old.get("saves"),
             "interruptions": old.get("interruptions", 0),
             "outputs": old.get("outputs", {}),
             "error": None,
@@ -94,6 +98,7 @@ class RunRecord:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Mark the run as running; if the block raises, as failed, with the error."""
+        self._cost.begin()
         if self.content["status"] == "running" and self._left["seconds"]:
             self.content["interruptions"] += 1  # the process before this one was killed
         self.content |= {"status": "running", "ended": None}
@@ -226,6 +231,7 @@ class RunRecord:
 
     def _write(self) -> None:
         self.content |= self.time.as_json()
+        self.content["cost"] = self._cost.row(self.content["seconds"])
         peaks = self.content["peak_bytes"]
         peaks["process"] = max(peak_resident_bytes(), peaks["process"] or 0)
         self._folder.write_record(self.content)

@@ -45,10 +45,11 @@ class Session:
 
     `evaluations` are the rows of these, `evaluated` and `sampled` the steps that there are rows of,
     `saved` that of the newest checkpoint: rank 0 sent them to all, who else would see its files at
-    different times. `stalled`
-    is how long that checkpoint kept training waiting, in seconds. `updated` is whether any update
-    of this run was not skipped. The meter is on up to the update `metered_until`. `clock` says
-    where this process's time goes, `waits` what of it was waiting for other ranks.
+    different times. `stalled` is how long that checkpoint kept training waiting, in seconds,
+    `save_costs` what it was each time, and `written` how long the newest took until it was in
+    place, on rank 0. `updated` is whether any update of this run was not skipped. The meter is on
+    up to the update `metered_until`. `clock` says where this process's time goes, `waits` what of
+    it was waiting for other ranks.
     """
 
     ranks: Ranks
@@ -69,6 +70,8 @@ class Session:
     skipped_in_a_row: int = 0
     updated: bool = False
     stalled: float = 0.0
+    written: float = 0.0
+    save_costs: list[float] = field(default_factory=list)
     metered_until: int = 0
 
     def __post_init__(self) -> None:
@@ -242,15 +245,19 @@ class Session:
 
     # State
 
-    def save(self) -> None:
-        """Begin a checkpoint of the state as it is after `step` updates."""
+    def save(self, *, last: bool = False) -> None:
+        """Begin a checkpoint of the state as it is after `step` updates.
+
+        Args:
+            last: no update follows.
+        """
         if self.saved == self.step:
             return
         with self.clock(CHECKPOINT):
             self.step_program.flush()
             self.step_program.hooks.checkpoint()
             start = self.clock.seconds
-            self.store.save(self.step, self.registry, notes=self.record.notes())
+            self.store.save(self.step, self.registry, notes=self.record.notes(), last=last)
             self.saved, self.stalled = self.step, self.clock.seconds - start
         self.tell_of_checkpoints()
 
@@ -264,6 +271,7 @@ class Session:
         """Tell of those that have come to their place since this was last asked."""
         for saved in self.store.poll():
             self.record.time.writing += saved.seconds
+            self.written = saved.seconds
             self.emit(
                 "checkpoint",
                 step=saved.step,

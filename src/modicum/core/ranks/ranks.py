@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from modicum.core.clock import JOINING, WAITING, WIRE, Clock
 from modicum.core.errors import InputError, Interrupted
@@ -135,6 +136,26 @@ class Ranks:
             length = int.from_bytes(framed[:8], "little")
             values.append(json.loads(framed[8 : 8 + length]))
         return values
+
+    def gather_tensor(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor, in order, at every rank.
+
+        Args:
+            tensor: on the CPU, of one dimension, as long as it may be; of one dtype on all ranks.
+        """
+        if self.alone:
+            return [tensor]
+        sizes = [int(size) for size in self.gather(len(tensor))]
+        width = tensor.element_size()  # gloo knows neither int16 nor parts of unequal sizes
+        mine = torch.zeros(max(sizes) * width, dtype=torch.uint8)
+        mine[: len(tensor) * width] = tensor.contiguous().view(torch.uint8)
+        with peer_errors():
+            everybody = [torch.empty_like(mine) for _ in sizes]
+            dist.all_gather(everybody, mine)
+        return [
+            other[: size * width].view(tensor.dtype)
+            for other, size in zip(everybody, sizes, strict=True)
+        ]
 
     def first_alone(self, work: Callable[[], T], check: Callable[[], None] = lambda: None) -> T:
         """Let rank 0 do `work` that may take long, then the others; `check` may raise in between.
