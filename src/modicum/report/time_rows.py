@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modicum.core.clock import (
@@ -65,6 +65,13 @@ def _group(name: str, rows: Mapping[str, float], total: float) -> dict[str, Any]
         if len(own) > 1 or "/" in row
     ]
     return {"what": name, "seconds": seconds, "share": seconds / total, "parts": parts}
+
+
+def side_by_side(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Each group's name and what each run has of it: `seconds` and `share`, or None."""
+    found = [{group["what"]: group for group in groups(record)} for record in records]
+    names = sorted(dict.fromkeys(name for each in found for name in each), key=_place)
+    return [(name, [each.get(name) for each in found]) for name in names]
 
 
 def in_words(record: Mapping[str, Any], least: float = 0.005) -> str | None:
