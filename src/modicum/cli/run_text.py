@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -51,7 +51,7 @@ def print_run(folder: str | Path, stream: TextIO | None = None) -> None:
     _section(("Where the time went", "Seconds", "Share", "Of it"), spent, stream)
 
 
-def _section(headers: tuple[str, ...], rows: list[tuple[str, ...]], stream: TextIO) -> None:
+def _section(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]], stream: TextIO) -> None:
     if rows:
         stream.write("\n")
         table(headers, rows, stream=stream)
