@@ -23,6 +23,14 @@ RanksOption = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Share the work between N processes on this machine."),
 ]
+ToleranceOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        metavar="SHARE",
+        help="How far figures may be apart where bits cannot be the same, over themselves.",
+    ),
+]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 RunsArgument = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="A run folder, or several.")

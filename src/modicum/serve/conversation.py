@@ -153,7 +153,7 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
         raise InputError(
             "the adapter's base model is not there any more", file=folder / "adapter", value=base
         )
-    _check_base(folder / "adapter" / BASE_WEIGHTS, Path(base))
+    check_base(folder / "adapter" / BASE_WEIGHTS, Path(base))
     model = huggingface.load(base, device=where, linear=base_forms(folder / "recipe.yaml", base))
     adapter = load(model, folder / "adapter")
     tokenizer = Tokenizer.load(folder / "tokenizer")
@@ -197,7 +197,7 @@ def template_of(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     return tokenizer.chat_template
 
 
-def _check_base(file: Path, base: Path) -> None:
+def check_base(file: Path, base: Path) -> None:
     """Refuse a base model that has changed since an adapter was trained on it, if that is known."""
     if not file.is_file():
         return

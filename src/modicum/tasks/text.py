@@ -64,6 +64,13 @@ class TextData(Data[Batch]):
     tokenizer: Tokenizer
 
 
+def data_files(inputs: TextInputs) -> list[Path]:
+    """The files that the text is read from."""
+    other = inputs.validation_source
+    every = (*parts_of(inputs.source), *(() if other is None else (other,)))
+    return [file.path for source in every for file in source.files]
+
+
 def look(recipe: Recipe) -> TextInputs:
     """Check paths, headers and the data's first 1,000 rows.
 
@@ -100,6 +107,13 @@ def look(recipe: Recipe) -> TextInputs:
             raise error.located(field=field) from None
         if isinstance(config, ModelConfig) and folder is None:
             config = replace(config, vocabulary_size=tokenizer.vocabulary_size)
+    if recipe.data.streaming and tokenizer is None:
+        raise InputError(
+            "a tokenizer is trained on all data, and a stream is not read ahead; name a folder "
+            "with tokenizer.json, such as that of an earlier run",
+            field="data.tokenizer",
+            value=None,
+        )
     forms, config = config.forms, formed(recipe, config)
     source, validation = sources(recipe, tokenizer)
     for number, part in enumerate(parts_of(source)):
@@ -107,7 +121,8 @@ def look(recipe: Recipe) -> TextInputs:
     if validation is not None:
         _inspect(validation, "data.validation_path")
     apart = isinstance(config, ModelConfig) or config.packs or not recipe.data.boundaries
-    told = source.describe() + ("" if apart else f"; {_ALONE}")
+    told = source.describe() + ("; streamed" if recipe.data.streaming else "")
+    told += "" if apart else f"; {_ALONE}"
     return TextInputs(
         config, folder, told, tokenizer, source, validation, forms, weights=weights, dtypes=dtypes
     )
@@ -203,7 +218,9 @@ def prepared(
     def check() -> None:
         progress("reading data", 0, None)
 
-    tokenizer = ranks.first_alone(lambda: _tokenizer(inputs, folder / "tokenizer", progress), check)
+    tokenizer = ranks.first_alone(
+        lambda: run_tokenizer(inputs, folder / "tokenizer", progress), check
+    )
     held = tokenized(
         recipe,
         inputs.source,
@@ -241,7 +258,7 @@ def surveyed(recipe: Recipe, inputs: TextInputs) -> dict[str, Any]:
     return survey_of(recipe, inputs.source, inputs.tokenizer, vocabulary)
 
 
-def _tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Tokenizer:
+def run_tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Tokenizer:
     """The run's tokenizer: the one kept in the run folder, the model's, or one trained now."""
     if (kept / "tokenizer.json").exists():
         return Tokenizer.load(kept)

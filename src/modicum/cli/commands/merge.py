@@ -20,18 +20,14 @@ def merge(
 
     The merged model is saved as a folder in Hugging Face's format.
     """
-    from modicum.cli.warned import warnings_as_lines
+    from modicum.cli.exporting import fold
     from modicum.models import saving
-    from modicum.serve import load_run
+    from modicum.serve import load_adapted
 
     check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
         raise InputError("there is something already; give --out a new folder", file=out)
-    conversation = load_run(run)
-    if conversation.adapter is None:
-        raise InputError("this run has no adapter; its model is in model/", file=run)
-    with warnings_as_lines():
-        conversation.adapter.merge(dense=next(conversation.model.parameters()).dtype)
-    conversation.adapter.detach()
+    model, adapter = load_adapted(run)
+    fold(model, adapter)
     files = sorted((run / "tokenizer").glob("*"))
-    print(saving.save(conversation.model, out, files=files))
+    print(saving.save(model, out, files=files))

@@ -30,6 +30,13 @@ def classifiers() -> Any:
     return transformers.AutoModelForSequenceClassification._model_mapping
 
 
+def image_classifiers() -> Any:
+    """The table from classes of configurations to classes of classifiers of images."""
+    import transformers
+
+    return transformers.AutoModelForImageClassification._model_mapping
+
+
 def begin_module(model: Any, module: nn.Module) -> None:
     """Fill one module of a model with what transformers begins with."""
     model._init_weights(module)
