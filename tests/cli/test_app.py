@@ -15,8 +15,8 @@ import pytest
 
 COMMANDS = (
     "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "watch",
-    "chat", "merge", "export", "demo", "doctor", "drill", "promises", "completion", "bench",
-    "checkpoint", "verify",
+    "chat", "serve", "merge", "export", "demo", "doctor", "drill", "promises", "completion",
+    "bench", "checkpoint", "verify",
 )  # fmt: skip
 
 
@@ -64,6 +64,17 @@ def test_methods_as_json(modicum: Any) -> None:
     ended = modicum("methods", "--room", "adaptors")
     assert ended.code == 2
     assert "Did you mean 'adapters'?" in one_message(ended)
+
+
+def test_a_method_by_its_name(modicum: Any) -> None:
+    shown = modicum("methods", "galore")
+    assert shown.code == 0
+    for words in ("optimizer: {method: galore}", "modicum prove galore", "update_gap", "200"):
+        assert words in shown.out
+    listed = json.loads(modicum("methods", "galore", "--json").out)
+    assert set(listed["meanings"]) >= set(listed["fields"]) >= {"rank", "update_gap"}
+    assert "Did you mean 'galore'?" in modicum("methods", "gallore").err
+    assert modicum("methods", "galore", "--room", "optim").code == 2
 
 
 def test_the_schema_knows_the_methods(modicum: Any) -> None:

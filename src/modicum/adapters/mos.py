@@ -28,11 +28,14 @@ class MoSLayer(LoRALayer):
     index_A: Tensor
     index_B: Tensor
 
+    def __init__(self, method: MoS, site: Site, *others: Any) -> None:
+        super().__init__(method, site, *others)
+        # What a forward pass reads is alike in all blocks, so one compiled form serves them all.
+        self.pool_A, self.pool_B = pool_names(site)
+
     def initialise(self, *, seed: int, device: torch.device | str) -> None:
         """Choose the shards: a function of the seed, the kind of layer, the layer, A or B."""
         super().initialise(seed=seed, device=device)
-        # What a forward pass reads is alike in all blocks, so one compiled form serves them all.
-        self.pool_A, self.pool_B = pool_names(self.site)
         for factor in "AB":
             index = self.method.index(self.site, self.shared.sites, factor, seed=seed)
             self.get_buffer(f"index_{factor}").copy_(index)

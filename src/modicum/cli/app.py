@@ -29,6 +29,7 @@ from modicum.cli.commands.promises import promises
 from modicum.cli.commands.prove import prove
 from modicum.cli.commands.report import report
 from modicum.cli.commands.schema import schema
+from modicum.cli.commands.serve import serve
 from modicum.cli.commands.train import train
 from modicum.cli.commands.verify import verify
 from modicum.cli.commands.watch import watch
@@ -48,6 +49,7 @@ COMMANDS = (
     report,
     watch,
     chat,
+    serve,
     merge,
     export,
     demo,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from pathlib import Path
 
+from modicum.cli.warned import warnings_as_lines
 from modicum.core.errors import InputError
 from modicum.models.gguf import write_adapter, write_model
 from modicum.models.gguf.writing import DataType
@@ -15,11 +14,8 @@ from modicum.serve import Conversation, load_run
 def fold(conversation: Conversation) -> None:
     """Merge the adapter of a model into its weights; what rounding lost is said."""
     assert conversation.adapter is not None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings_as_lines():
         conversation.adapter.merge(dense=next(conversation.model.parameters()).dtype)
-    for warning in caught:
-        print(f"warning: {warning.message}", file=sys.stderr)
     conversation.adapter.detach()
 
 

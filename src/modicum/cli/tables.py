@@ -118,6 +118,8 @@ def data_rows(plan: Mapping[str, Any]) -> list[TableRow]:
     found: list[TableRow] = []
     rows, documents, trained = (number(counts.get(k)) for k in ("rows", "documents", "trained"))
     about = "" if counts.get("exact") else "about "
+    if counts.get("streamed"):
+        found.append(("streamed", "", "read, tokenized and packed as training asks for it"))
     if rows is not None:
         said = []
         if documents is not None and trained is not None:

@@ -33,6 +33,7 @@ def save(
     shard_bytes: int = SHARD_BYTES,
     write: bool = True,
     dense: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> Path:
     """Write `model` to `folder` as transformers reads it atomically.
 
@@ -46,21 +47,25 @@ def save(
             be gathered, one after the other, and one rank writes.
         dense: false keeps layers of a form that trains, such as low-rank factors, as they are: a
             folder as small as the model, which modicum alone reads.
+        dtype: what the tensors are rounded to, which are all of the model's own; None: nothing is.
 
     Raises:
-        InputError: the disk is full or cannot be written.
+        InputError: the disk is full or cannot be written; a weight is beyond `dtype`.
     """
     target = Path(folder)
     raw, groups = stored(model, dense=dense)
+    own = next(model.parameters()).dtype
+    if dtype not in (None, own):
+        groups = [group.rounded(dtype) for group in groups]
     if not write:
         for group in groups:
             group.make()
         return target
     with publish_folder(target) as temporary:
         _write_weights(groups, temporary, shard_bytes)
-        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         raw.pop("dtype", None)  # transformers 5's name for what both 4 and 5 read as torch_dtype
-        write_json(temporary / CONFIG, raw | {"torch_dtype": dtype})
+        written = str(dtype or own).removeprefix("torch.")
+        write_json(temporary / CONFIG, raw | {"torch_dtype": written})
         if getattr(model, "trained_heads", None) is None:  # it writes text
             tokens = {name: raw.get(name) for name in _TOKENS}
             known = {name: token for name, token in tokens.items() if token is not None}

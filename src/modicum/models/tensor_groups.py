@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from modicum.core.errors import InputError
+
 if TYPE_CHECKING:
     import torch
 
@@ -29,6 +31,27 @@ class TensorGroup:
     def bytes(self) -> int:
         """Of all of them."""
         return self.itemsize * sum(math.prod(shape) for shape in self.shapes.values())
+
+    def rounded(self, dtype: torch.dtype) -> TensorGroup:
+        """The same in another dtype than their own; `make` refuses what is beyond it."""
+        made = self.make
+        return TensorGroup(
+            self.shapes,
+            dtype.itemsize,
+            lambda: {name: _rounded(name, tensor, dtype) for name, tensor in made().items()},
+        )
+
+
+def _rounded(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    made = tensor.to(dtype)
+    if tensor.isfinite().all() and not made.isfinite().all():
+        raise InputError(
+            f"the weight {name} is beyond what this can hold",
+            field="export.dtype",
+            value=str(dtype).removeprefix("torch."),
+            allowed="float32, bfloat16",
+        )
+    return made
 
 
 def dense_weight(module: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:

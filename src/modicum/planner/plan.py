@@ -156,7 +156,8 @@ class Plan:
         """
         if self.measured_tokens_per_second is not None:
             return self.measured_tokens_per_second
-        rate = self.machine.flops * self.record.efficiency
+        efficiency = self.record.efficiency_in(half=self.prediction.half)
+        rate = self.machine.flops * efficiency
         return self.tokens_per_update * rate / self.prediction.flops
 
     @property
@@ -246,7 +247,9 @@ class Plan:
         return replace(made, revision=last["revision"] + 1, why=why)
 
     def counted(self, counts: Mapping[str, Any]) -> Plan:
-        """This plan, now that the data is prepared and its rows are counted."""
+        """This plan, now that the data is prepared; what is streamed is counted by nobody."""
+        if counts.get("streamed"):
+            return self
         return replace(self, counts={**counts, "exact": True})
 
     def because(self, why: str) -> Plan:

@@ -57,8 +57,9 @@ class ModelSection(Section):
     """The model: trained weights from a folder, or a new one of a given shape."""
 
     path: str | None = None
-    """A Hugging Face folder, or the run folder of a full training. The fields below are then the
-    model's own and must be left out."""
+    """A Hugging Face folder, the run folder of a full training, or `package:NAME/FOLDER`, a folder
+    of an installed Python package. The fields below are then the model's own and must be left
+    out."""
     adapter: str | None = None
     """A folder with an adapter for it, modicum's or PEFT's, that training starts from. What the
     section `adapter` does not say is then what the folder has; a run keeps a copy."""
@@ -166,6 +167,12 @@ class DataSection(Section):
     """A folder with tokenizer.json; null means the model's, or one trained on the data."""
     limit: ByteSize | None = None
     """Read no more than this much text; of several sources, of each."""
+    streaming: bool = False
+    """Whether rows are read, tokenized and packed as training asks for them, instead of once before
+    it: for data that is larger than the disk, or that comes over the network."""
+    shuffle_buffer: PositiveInt = 4096
+    """Of a stream, how many documents are read at a time, packed and shuffled; 1: rows come in the
+    order of the data."""
 
     @model_validator(mode="after")
     def _sources_are_weighed_alike(self) -> DataSection:
@@ -254,6 +261,7 @@ class SamplesSection(Section):
     prompts: Strings = ()
     """What to continue; empty means the beginnings of `count` validation documents."""
     count: Annotated[int, Field(ge=0)] = 2
+    """How many documents to continue where no prompts are given; 0 for none."""
     tokens: PositiveInt = 64
     """Tokens to write."""
     temperature: Annotated[float, Field(ge=0)] = 0.0

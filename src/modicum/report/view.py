@@ -55,9 +55,13 @@ def data_lines(result: dict[str, Any]) -> list[str]:
     rows, documents, trained, waste = (
         numbers.number(counts.get(key)) for key in ("rows", "documents", "trained", "waste")
     )
+    about = ""
+    if counts.get("streamed"):
+        lines.append("Streamed: read, tokenized and packed as training asked for it.")
+        about = "By its first part, about "
     if rows is not None and documents is not None and trained is not None:
         lines.append(
-            f"{documents:,} documents make {rows:,} rows with {trained:,} trained tokens; "
+            f"{about}{documents:,} documents make {rows:,} rows with {trained:,} trained tokens; "
             f"{numbers.percent(waste or 0.0)} of the rows is padding."
         )
     lines += source_lines(counts.get("sources"))
