@@ -15,7 +15,7 @@ from modicum.data.row_formats import RowFormat
 
 
 def read_jsonl(path: Path, name: str, document: Callable[..., Document]) -> Iterator[Document]:
-    return read_rows(rows_of(path, "jsonl"), path, name, document)
+    return (each.make() for each in read_rows(rows_of(path, "jsonl"), path, name, document))
 
 
 def test_a_text_file_is_one_document(tmp_path):

@@ -71,11 +71,6 @@ def test_a_head_is_kept_where_its_classes_are_the_same(tmp_path: Path) -> None:
     ("sections", "field", "words"),
     [
         ({"adapter": {"method": "mos"}}, "adapter.method", "LoRA goes with it"),
-        (
-            {"adapter": {"method": "lora"}, "training": {"precision": "bf16"}},
-            "training.precision",
-            "does not run yet",
-        ),
         ({"data": {"sequence_length": 99}}, "data.sequence_length", r"context \(40\)"),
         ({"data": {"too_long": "split"}}, "data.too_long", "one label"),
         ({"data": {"column": "body"}}, "data.column", "means nothing"),

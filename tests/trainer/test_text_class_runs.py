@@ -17,6 +17,7 @@ from tests.trainer.test_ranks import rows as logged
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import modicum
+from modicum.adapters import load
 from modicum.core.ranks.ranks import Ranks
 from modicum.models import traced_cache
 from modicum.models.traced_cache import TraceRequest
@@ -118,7 +119,13 @@ def test_others_read_what_it_exports(trained: tuple[Path, dict[str, Any]]) -> No
         base = AutoModelForSequenceClassification.from_pretrained(
             made["model"]["path"], num_labels=2, **pad
         )
+        ours = AutoModelForSequenceClassification.from_pretrained(
+            made["model"]["path"], num_labels=2, **pad
+        )
+        load(ours.eval(), folder / "adapter")
         model = PeftModel.from_pretrained(base, folder / "adapter").eval()
+        ids = torch.tensor([[2, 5, 9, 3]])
+        torch.testing.assert_close(ours(ids).logits, model(ids).logits, rtol=0, atol=1e-6)
         tokenizer = AutoTokenizer.from_pretrained(made["model"]["path"])
     task = modicum.plan(modicum.Recipe(**made)).task
     inputs = task.look(modicum.Recipe(**made))
@@ -154,9 +161,12 @@ def test_ranks_learn_what_one_process_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "precision"), [("full", "bf16"), ("lora", "fp32")])
-def test_in_bf16_and_recomputed(how: str, precision: str, tmp_path: Path) -> None:
-    made = values(base_folder(tmp_path / "base", "bert"), tmp_path, **WAYS[how])
+@pytest.mark.parametrize(
+    ("name", "how", "precision"),
+    [("bert", "full", "bf16"), ("bert", "lora", "fp32"), ("gpt2", "lora", "bf16")],
+)
+def test_in_bf16_and_recomputed(name: str, how: str, precision: str, tmp_path: Path) -> None:
+    made = values(base_folder(tmp_path / "base", name), tmp_path, **WAYS[how])
     made["training"] |= {"precision": precision, "recompute": "blocks"}
     assert trains(Ranks(), made, tmp_path / "run") == "done"
     losses = [row["loss"] for row in logged(tmp_path / "run")]

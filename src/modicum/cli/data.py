@@ -41,6 +41,7 @@ def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bo
     from modicum.tasks.images import ImageTask
     from modicum.tasks.text import prepared
     from modicum.tasks.text_facts import template_origin, text_facts
+    from modicum.tasks.text_stream import first_of
 
     with recipe_yaml.places(recipe, overrides):
         asked = recipe_yaml.load(recipe, overrides).anchored()
@@ -55,6 +56,8 @@ def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bo
                 value=task.name,
             )
         inputs = task.look(asked)
+        if asked.data.streaming:
+            asked, inputs = first_of(asked, inputs)
         with tempfile.TemporaryDirectory(prefix="modicum-data-") as folder:
             data = prepared(asked, inputs, Path(folder), lambda *_: None, Ranks())
             every = len(data.train)

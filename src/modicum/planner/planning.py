@@ -30,7 +30,7 @@ from modicum.planner.choose import (
 from modicum.planner.earlier_adapter import started
 from modicum.planner.explained import explained
 from modicum.planner.plan import Plan
-from modicum.planner.precision import settled
+from modicum.planner.precision import export_rows, settled
 from modicum.planner.predict import Prediction, Predictor
 from modicum.planner.profiles import Profile
 from modicum.planner.question import Question
@@ -161,6 +161,7 @@ def asked_of(
     task = task_of(recipe)
     inputs = task.look(recipe)
     recipe, rows = settled(recipe, inputs.dtypes)
+    rows += export_rows(recipe, inputs.dtypes, rounds=task.rounds)
     recipe, start = started(recipe, task, inputs, keep)
     if machine is None:
         device = _device(recipe, keep).type

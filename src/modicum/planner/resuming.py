@@ -33,7 +33,9 @@ def carried(rows: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
 
 def asked_at_start(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe may be another at each start of a run."""
+    asked = recipe.export.dtype
     return {
+        **({} if asked == "auto" else {"export": asked}),
         "parallel": recipe.parallel.model_dump(mode="json"),
         "asynchronous": recipe.checkpoint.asynchronous,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from modicum.recipe.export_section import ExportSection
 from modicum.recipe.nested import assign, differences
 from modicum.recipe.recipe import Recipe
 from modicum.recipe.sections import (
@@ -25,6 +26,7 @@ __all__ = [
     "CheckpointSection",
     "DataSection",
     "EvaluationSection",
+    "ExportSection",
     "ModelSection",
     "ParallelSection",
     "Recipe",

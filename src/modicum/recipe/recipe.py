@@ -16,6 +16,8 @@ from modicum.core.contracts.catalog import MethodRecord, added
 from modicum.core.contracts.method import Method, Strings, describe
 from modicum.core.contracts.traits import TraitHolder, clashes
 from modicum.core.errors import InputError
+from modicum.recipe.cost import CostSection
+from modicum.recipe.export_section import ExportSection
 from modicum.recipe.nested import assign
 from modicum.recipe.paths import anchored
 from modicum.recipe.sections import (
@@ -31,6 +33,7 @@ from modicum.recipe.sections import (
     TrainingSection,
 )
 from modicum.recipe.slots import DEFAULTS, SLOTS, filled, find_in, spelled
+from modicum.recipe.streaming import check_streaming
 
 # What the model section may say of a model that comes from a path.
 _OF_A_PATH = ("path", "adapter")
@@ -71,9 +74,11 @@ class Recipe(Section):
     evaluation: EvaluationSection = EvaluationSection()
     samples: SamplesSection = SamplesSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    export: ExportSection = ExportSection()
     parallel: ParallelSection = ParallelSection()
     tracking: TrackingSection = TrackingSection()
     budget: BudgetSection = BudgetSection()
+    cost: CostSection = CostSection()
     plugins: Strings = ()
     """Python files that define methods of your own."""
 
@@ -109,6 +114,7 @@ class Recipe(Section):
         self._check_model()
         self._check_training()
         self._check_evaluation()
+        check_streaming(self)
         self.refuse_clashes()
         return self
 

@@ -9,6 +9,7 @@ from modicum.core.files import JsonObject
 from modicum.report.columns import BY_CLASS, SKIPPED, StepColumns
 from modicum.report.folder import FolderContents, listing, read, section
 from modicum.report.numbers import as_count, finite, number
+from modicum.report.time_rows import time_spent
 
 STATUSES = ("finished", "running", "interrupted", "failed")
 # Kinds that lie elsewhere than what a phase's total counts.
@@ -58,6 +59,7 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "tokens": tokens,
         "tokens_per_second": rate,
         "data_wait": number(record.get("data_wait")),
+        "time": time_spent(run),
         "parameters": {name: number(parameters.get(name)) for name in ("total", "trainable")},
         "loss": _losses(run),
         "peak_bytes": peak,
@@ -67,6 +69,8 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "best": section(record, "best") or None,
         "stopped_early": number(record.get("stopped_early")),
         "outputs": section(record, "outputs"),
+        "cost": section(record, "cost") or None,
+        "saves": section(record, "saves") or None,
         "notes": run.notes,
     }
     return finite(result | {"comparison": comparison(run, result)})

@@ -100,6 +100,13 @@ def look(recipe: Recipe) -> TextInputs:
             raise error.located(field=field) from None
         if isinstance(config, ModelConfig) and folder is None:
             config = replace(config, vocabulary_size=tokenizer.vocabulary_size)
+    if recipe.data.streaming and tokenizer is None:
+        raise InputError(
+            "a tokenizer is trained on all data, and a stream is not read ahead; name a folder "
+            "with tokenizer.json, such as that of an earlier run",
+            field="data.tokenizer",
+            value=None,
+        )
     forms, config = config.forms, formed(recipe, config)
     source, validation = sources(recipe, tokenizer)
     for number, part in enumerate(parts_of(source)):
@@ -107,7 +114,8 @@ def look(recipe: Recipe) -> TextInputs:
     if validation is not None:
         _inspect(validation, "data.validation_path")
     apart = isinstance(config, ModelConfig) or config.packs or not recipe.data.boundaries
-    told = source.describe() + ("" if apart else f"; {_ALONE}")
+    told = source.describe() + ("; streamed" if recipe.data.streaming else "")
+    told += "" if apart else f"; {_ALONE}"
     return TextInputs(
         config, folder, told, tokenizer, source, validation, forms, weights=weights, dtypes=dtypes
     )
@@ -203,7 +211,9 @@ def prepared(
     def check() -> None:
         progress("reading data", 0, None)
 
-    tokenizer = ranks.first_alone(lambda: _tokenizer(inputs, folder / "tokenizer", progress), check)
+    tokenizer = ranks.first_alone(
+        lambda: run_tokenizer(inputs, folder / "tokenizer", progress), check
+    )
     held = tokenized(
         recipe,
         inputs.source,
@@ -241,7 +251,7 @@ def surveyed(recipe: Recipe, inputs: TextInputs) -> dict[str, Any]:
     return survey_of(recipe, inputs.source, inputs.tokenizer, vocabulary)
 
 
-def _tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Tokenizer:
+def run_tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Tokenizer:
     """The run's tokenizer: the one kept in the run folder, the model's, or one trained now."""
     if (kept / "tokenizer.json").exists():
         return Tokenizer.load(kept)

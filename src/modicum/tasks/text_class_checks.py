@@ -35,14 +35,6 @@ def check_asked(recipe: Recipe) -> None:
             value=adapter.info.name,
             allowed="lora",
         )
-    if adapter is not None and recipe.training.precision == "bf16":
-        raise InputError(
-            "the classifier's head is trained in fp32, next to an adapter on weights of fp32; on "
-            "weights of bf16 it does not run yet",
-            field="training.precision",
-            value="bf16",
-            allowed="fp32",
-        )
     if recipe.compress is not None:
         raise InputError(
             "compressing a classifier of texts was not tried; leave it out",

@@ -114,6 +114,7 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
 
     name = "text_classes"
     unit = "texts"
+    rounds = True
     metrics = ("loss", "accuracy", "macro_f1")
 
     def __init__(self, asked: TextClasses) -> None:
@@ -307,6 +308,7 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
         folder: Path,
         *,
         write: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Write a folder that `AutoModelForSequenceClassification` reads, classes named in it."""
-        saving.save(model, folder, files=data.files, write=write)
+        saving.save(model, folder, files=data.files, write=write, dtype=dtype)

@@ -59,7 +59,7 @@ _RECORD: Types = {
 }
 _PEAKS: Types = dict.fromkeys(("measured", "process"), (*_NUMBER, type(None)))
 # What may be another at each start of a run: nothing of it changes what is computed.
-_OF_A_START = ("parallel.", "checkpoint.asynchronous:", "tracking.")
+_OF_A_START = ("parallel.", "checkpoint.asynchronous:", "tracking.", "export.", "cost.")
 
 
 class RunFolder:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +20,7 @@ def merge(
 
     The merged model is saved as a folder in Hugging Face's format.
     """
+    from modicum.cli.exporting import fold
     from modicum.models import saving
     from modicum.serve import load_run
 
@@ -31,11 +30,6 @@ def merge(
     conversation = load_run(run)
     if conversation.adapter is None:
         raise InputError("this run has no adapter; its model is in model/", file=run)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        conversation.adapter.merge(dense=next(conversation.model.parameters()).dtype)
-    for warning in told:
-        print(f"warning: {warning.message}", file=sys.stderr)
-    conversation.adapter.detach()
+    fold(conversation)
     files = sorted((run / "tokenizer").glob("*"))
     print(saving.save(conversation.model, out, files=files))

@@ -6,7 +6,9 @@ The model is transformers' own: its modules, its parameters' names, its forward 
 from __future__ import annotations
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, cast
 
 import torch
@@ -206,7 +208,17 @@ class TransformersClassifier(TransformersModel):
         """
         given = {"attention_mask": mask, "token_type_ids": types}
         more: dict[str, Any] = {k: value for k, value in given.items() if value is not None}
-        return cast(Tensor, self._run(input_ids, **more).logits)
+        with self._one_dtype():
+            return cast(Tensor, self._run(input_ids, **more).logits)
+
+    def _one_dtype(self) -> AbstractContextManager[object]:
+        """Where a head is trained in fp32 on blocks of bf16, products are in the blocks' dtype."""
+        first = next(self.parameters())
+        dtype = compute_dtype(first)
+        heads = (self.get_submodule(name).parameters() for name in self.trained_heads)
+        if all(parameter.dtype == dtype for parameter in chain.from_iterable(heads)):
+            return nullcontext()
+        return torch.autocast(first.device.type, dtype)
 
 
 def build(config: TransformersShape) -> Any:

@@ -37,8 +37,8 @@ def groups(model: TransformersModel) -> list[TensorGroup]:
     def group(own: list[str]) -> TensorGroup:
         empty = {name: torch.empty_like(shapes[name], dtype=dtype) for name in own}
         found = _as_saved(plain, empty).items()
-        sizes = {name: tensor.numel() * tensor.itemsize for name, tensor in found}
-        return TensorGroup(sizes, partial(_made, model, plain, own))
+        sizes = {name: tuple(tensor.shape) for name, tensor in found}
+        return TensorGroup(sizes, dtype.itemsize, partial(_made, model, plain, own))
 
     return [group(own) for own in names.values() if own]
 
