@@ -11,7 +11,8 @@ import torch
 from pydantic import NonNegativeInt
 from torch import Tensor
 
-from modicum.adapters.base import Adapter, AdapterQuery, Factor, SharedFactors
+from modicum.adapters.base import Adapter, AdapterQuery, Factor
+from modicum.adapters.factors import SharedFactors
 from modicum.adapters.lora import LoRA, LoRALayer
 from modicum.adapters.names import plain_name
 from modicum.adapters.sites import Site
