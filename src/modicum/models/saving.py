@@ -15,6 +15,7 @@ from modicum.models.config import ModelConfig
 from modicum.models.huggingface import CONFIG
 from modicum.models.safetensors_file import INDEX, WEIGHTS
 from modicum.models.tensor_groups import TensorGroup, dense_weight
+from modicum.models.transformers.trusted import copy_code
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +74,7 @@ def save(
             write_json(temporary / "generation_config.json", {"_from_model_config": True} | known)
         for file in files:
             shutil.copyfile(file, temporary / Path(file).name)
+        copy_code(raw, temporary)
     return target
 
 

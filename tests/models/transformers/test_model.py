@@ -167,7 +167,10 @@ def test_shared_weights_that_differ_are_refused(tmp_path: Path) -> None:
     ("raw", "message"),
     [
         ({"model_type": "nobody_knows"}, "has no such model"),
-        ({"model_type": "own", "auto_map": {}}, "code in a model's folder is not run"),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}},
+            r"own folder \(own\.py\) is run with model\.trust_remote_code: true alone",
+        ),
         ({"model_type": "t5"}, "no decoder of this kind"),
         ({"model_type": "gemma3"}, "reads more than text"),
         ({"model_type": "gpt2", "n_embd": 7, "n_head": 2}, "cannot build this model"),

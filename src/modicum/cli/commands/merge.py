@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from modicum.cli.options import RunArgument
+from modicum.cli.options import RunArgument, TrustOption
 from modicum.cli.places import check_folder
 from modicum.core.errors import InputError
 
@@ -17,6 +17,7 @@ from modicum.core.errors import InputError
 def merge(
     run: RunArgument,
     out: Annotated[Path, typer.Option(help="The folder for the merged model.")],
+    trust_remote_code: TrustOption = False,
 ) -> None:
     """Fold a run's adapter into its base model.
 
@@ -28,7 +29,7 @@ def merge(
     check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
         raise InputError("there is something already; give --out a new folder", file=out)
-    conversation = load_run(run)
+    conversation = load_run(run, trust_remote_code=trust_remote_code)
     if conversation.adapter is None:
         raise InputError("this run has no adapter; its model is in model/", file=run)
     with warnings.catch_warnings(record=True) as told:
