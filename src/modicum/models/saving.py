@@ -85,11 +85,12 @@ def _stored(
     from modicum.core.layers.linear_forms import forms_of
     from modicum.models.llama import Llama
 
+    found = FormPlan() if dense else forms_of(model)
     if not isinstance(model, Llama):
         from modicum.models.transformers.saving import groups
 
-        return model.decoder_config.to_hf(), groups(model)
-    found = FormPlan() if dense else forms_of(model)
+        formed: Any = replace(model.decoder_config, forms=found)
+        return formed.to_formed() if found.layers else formed.to_hf(), groups(model, found)
     config = replace(model.config, forms=model.config.forms.dense().with_forms(found.layers))
     item = next(model.parameters()).dtype.itemsize
 

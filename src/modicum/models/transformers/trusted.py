@@ -18,6 +18,7 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import read_json, regular, user_cache
+from modicum.models.config_checks import FORMED
 from modicum.models.transformers.private import known_types, register
 
 FLAG = "model.trust_remote_code"
@@ -72,7 +73,7 @@ def trust(folder: str | Path) -> ModelCode:
     """
     folder = Path(folder)
     raw = read_json(folder / _CONFIG)
-    kind = str(raw.get("model_type"))
+    kind = _kind(raw)
     try:
         code = _found(folder, raw)
         digest = code.digest()
@@ -100,13 +101,18 @@ def code_of(kind: str) -> ModelCode | None:
 
 def copy_code(raw: Mapping[str, Any], folder: Path) -> None:
     """Put the code that a config.json names next to it, where that code was run here."""
-    code = code_of(str(raw.get("model_type")))
+    code = code_of(_kind(raw))
     if code is None:
         return
     for file in code.files:
         target = folder / file.relative_to(code.folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
+
+
+def _kind(raw: Mapping[str, Any]) -> str:
+    """The type of a config.json's model, also where modicum wrote it with forms of layers."""
+    return str(raw.get("model_type")).removeprefix(FORMED if "forms" in raw else "")
 
 
 def _found(folder: Path, raw: Mapping[str, Any]) -> ModelCode:
@@ -145,7 +151,7 @@ def _run(code: ModelCode, raw: Mapping[str, Any]) -> None:
                 for name in ("AutoConfig", *_MODELS)
                 if name in named
             }
-        register(str(raw["model_type"]), made)
+        register(_kind(raw), made)
     except Exception as error:  # whatever a stranger's code raises
         said = " ".join(f"{type(error).__name__}: {error}".split())[:240]
         raise InputError(f"the code of the model's folder fails ({said})") from None
