@@ -165,6 +165,17 @@ class Bench:
         """LoRA on 4-bit weights."""
         falls(self.run("nf4", linear={"method": "nf4"}, **LORA))
 
+    @torch.no_grad()
+    def compress(self) -> None:
+        """Low-rank factors, fitted and trained; the small folder and the dense one compute alike."""
+        run = self.run("compressed_run", compress={"method": "fwsvd", "examples": 32})
+        falls(run)
+        small, dense = run / "compressed", run / "model"
+        if not stored_bytes(small) < stored_bytes(dense):
+            raise NotSeen("the compressed folder is no smaller")
+        found, ids = load_run(small).model, self.ids()
+        close(self.theirs(dense)(ids).logits, found(ids), 1e-4)
+
     def fsdp(self) -> None:
         """Two ranks that share the weights: the losses of one."""
         at = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29617"}
@@ -206,7 +217,18 @@ class Bench:
         return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
-COLUMNS = ("train", "resume", "export", "chat", "lora", "merge", "nf4", "fsdp", "compile")
+COLUMNS = (
+    "train",
+    "resume",
+    "export",
+    "chat",
+    "lora",
+    "merge",
+    "nf4",
+    "compress",
+    "fsdp",
+    "compile",
+)
 NEEDS = {"resume": "train", "export": "train", "chat": "train", "merge": "lora", "fsdp": "train"}
 NEEDS |= {"compile": "train"}
 
@@ -219,6 +241,11 @@ def losses(run: Path) -> list[float]:
 def weights(run: Path) -> list[bytes]:
     """The exported files."""
     return [file.read_bytes() for file in sorted((run / "model").glob("*.safetensors"))]
+
+
+def stored_bytes(folder: Path) -> int:
+    """Of a folder's weights."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def falls(run: Path) -> None:

@@ -339,7 +339,8 @@ def test_plain_values_give_the_same_recipe_again(values):
 
 def test_a_resolved_recipe_with_a_model_from_a_path_loads_again():
     recipe = Recipe(model={"path": "base"}, adapter={"method": "lora", "rank": 2})
-    assert recipe.plain()["model"] == {"path": "base", "adapter": None}
+    of_a_path = {"path": "base", "trust_remote_code": False, "adapter": None}
+    assert recipe.plain()["model"] == of_a_path
     assert Recipe(**recipe.plain()) == recipe
 
 
