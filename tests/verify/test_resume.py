@@ -143,7 +143,22 @@ def test_a_checkpoint_of_another_moment_than_the_record_is_found(spoilt: Path, h
         spoilt / "checkpoints" / "step-00000004",
         lambda tensors: [each.zero_() for name, each in tensors.items() if "/exp_avg" in name],
     )
-    assert found(verify_resume(spoilt, steps=3)) == {"record": "step 6"}
+    done = verify_resume(spoilt, steps=3)
+    assert found(done) == {"record": "loss of step 6, from the checkpoint of 4"}
+    assert checks(done)["record"]["exact"]
+
+
+def test_elsewhere_the_record_is_compared_within_a_tolerance(spoilt: Path, here: None) -> None:
+    rows = [json.loads(line) for line in (spoilt / "metrics.jsonl").read_text().splitlines()]
+    rows[5]["loss"] *= 1 + 1e-5
+    (spoilt / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert list(found(verify_resume(spoilt, steps=3))) == ["record"]
+    record = json.loads((spoilt / "run.json").read_text())
+    record["environments"][0]["processor"] = "another"
+    (spoilt / "run.json").write_text(json.dumps(record))
+    done = verify_resume(spoilt, steps=3)
+    assert done.passed
+    assert checks(done)["record"]["largest"] == pytest.approx(1e-5, rel=0.01)
 
 
 def test_a_damaged_checkpoint_is_found(spoilt: Path, here: None) -> None:

@@ -180,7 +180,8 @@ def low_rank(
     dropout: float = 0.0,
 ) -> Tensor:
     """scale * dropout(inputs) A^T B^T, and what the product gives; all as in `plus_low_rank`."""
-    held, form, bias = (), "", None
+    held: tuple[Tensor, ...] = ()
+    form, bias = "", None
     if product is not None:
         held, form, bias = product.held, product.form, product.bias
     rows, dtype = inputs.reshape(-1, inputs.shape[-1]), _compute_dtype(inputs, a)

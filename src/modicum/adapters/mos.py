@@ -11,7 +11,8 @@ import torch
 from pydantic import NonNegativeInt
 from torch import Tensor
 
-from modicum.adapters.base import AdapterQuery, Factor
+from modicum.adapters.base import Adapter, AdapterQuery, Factor
+from modicum.adapters.factors import SharedFactors
 from modicum.adapters.lora import LoRA, LoRALayer
 from modicum.adapters.names import plain_name
 from modicum.adapters.sites import Site
@@ -28,8 +29,14 @@ class MoSLayer(LoRALayer):
     index_A: Tensor
     index_B: Tensor
 
-    def __init__(self, method: MoS, site: Site, *others: Any) -> None:
-        super().__init__(method, site, *others)
+    def __init__(
+        self,
+        method: Adapter,
+        site: Site,
+        shared: SharedFactors,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(method, site, shared, device)
         # What a forward pass reads is alike in all blocks, so one compiled form serves them all.
         self.pool_A, self.pool_B = pool_names(site)
 

@@ -153,7 +153,9 @@ def _resume_row(check: dict[str, Any]) -> tuple[str, ...]:
         within = "to the bit" if check["exact"] else f"within {check['tolerance']:g}"
         said = f"{check['entries']:,} entries of the state before each update, {within}"
     else:
+        within = "to the bit" if check["exact"] else f"within {check['tolerance']:g}"
         said = f"{check['steps']} losses of metrics.jsonl, at most {check['largest']:.2g} apart"
+        said += f"; {within}"
     return name, said
 
 

@@ -241,7 +241,6 @@ def _agreed(
     base, most = live.max(room.base, record.kept[1])
     kept = (least, most)
     room = replace(room, base=int(base), kept=kept, limit=int(base + free), host=int(base + host))
-    rates = {"efficiency": efficiency, "half_efficiency": half_efficiency}
-    record = replace(record, kept=kept, **rates)
+    record = replace(record, kept=kept, efficiency=efficiency, half_efficiency=half_efficiency)
     on_cpu = device.type == "cpu"
     return replace(machine, flops=flops / count if planned and on_cpu else flops), record, room

@@ -41,6 +41,6 @@ def check_streaming(recipe: Recipe) -> None:
         and "looks at data before training, and a stream begins with it; set data.streaming to "
         "false, or take another adapter",
     }
-    for field, problem in asked.items():
-        if isinstance(problem, str):
-            raise InputError(problem, field=field)
+    for field, refused in asked.items():
+        if isinstance(refused, str):
+            raise InputError(refused, field=field)

@@ -20,6 +20,7 @@ from modicum.core.errors import InputError
 from modicum.core.machine import pick_device
 from modicum.core.progress import StageProgress
 from modicum.core.units import format_duration
+from modicum.parallel.launch import shared_environment
 from modicum.tasks import task_of
 from modicum.trainer.beginnings import changed_inputs, environment
 from modicum.trainer.folder import EVALUATIONS, METRICS, PLAN, RunFolder
@@ -114,6 +115,9 @@ class Reproduction:
         asked = min(steps or done, done)
         count = ranks or ranks_of(folder)
         here = environment(pick_device(recipe.training.device).type, count)
+        if count > 1:  # they share the cores, and this process has them all
+            threads = shared_environment(count).get("OMP_NUM_THREADS", here["threads"])
+            here |= {"threads": threads}
         differs = list(_differences(folder, record, here))
         allowed = (TOLERANCE if differs else 0.0) if tolerance is None else tolerance
         last = asked == done and record.get("status") == "finished"

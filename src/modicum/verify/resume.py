@@ -130,12 +130,12 @@ class ResumeTrial:
         took = (
             f", about {format_duration(count * median(seconds))} by its record" if seconds else ""
         )
-        of = "a checkpoint of step" if self.begin else "step"
+        of = f"a checkpoint of step {self.begin}" if self.begin else "the beginning"
         ranks = f" on {self.ranks} ranks" if self.ranks > 1 else ""
         if self.others != self.ranks:
             ranks = f" on {self.ranks} and then {self.others} ranks"
         return (
-            f"from {of} {self.begin}: {count} steps{ranks}{took}, and three starts; "
+            f"from {of}: {count} steps{ranks}{took}, and three starts; "
             "in copies, the run's folder is not touched"
         )
 
@@ -190,7 +190,7 @@ class ResumeTrial:
     def _before(self) -> list[Wanting]:
         """Of the steps before the stop, which nothing has interrupted."""
         rows = [
-            {row["step"]: results(row) for row in RunFolder(self.work / name).rows(METRICS)}
+            {row["step"]: results(row) for row in self._copy(name).rows(METRICS)}
             for name in ("uninterrupted", "stopped")
         ]
         for step in range(self.begin + 1, self.stop + 1):
@@ -199,7 +199,7 @@ class ResumeTrial:
         return []
 
     def _chance(self, calm: list[StepTrace]) -> list[Wanting]:
-        """What differs between two uninterrupted continuations: then nothing can be said of the resume."""
+        """What differs between two uninterrupted continuations: then it is no fault of a resume."""
         self.uninterrupted("again")
         found = first_differences(calm, StepTrace.of(self.work / "again.traces"), self.begin + 1)
         return [
@@ -227,18 +227,31 @@ class ResumeTrial:
     def _of_record(self) -> None:
         """Hold the uninterrupted steps against those that the run's own record has."""
         known = {row["step"]: results(row) for row in self.run.rows(METRICS)}
-        largest, compared = 0.0, 0
-        for step, line in StepTrace(self.work / "uninterrupted.traces", 0).lines().items():
-            if step in known and "results" in line:
-                compared += 1
-                amount = relative(known[step].get("loss"), line["results"].get("loss"))
-                if amount > self.tolerance and largest <= self.tolerance:
-                    expected = f"loss {known[step].get('loss')}, as in metrics.jsonl"
-                    found = f"{line['results'].get('loss')} from the checkpoint of {self.begin}"
-                    self.findings.append(Wanting("record", f"step {step}", expected, found))
-                largest = max(largest, amount)
-        self.checks.append({"check": "record", "steps": compared, "largest": largest,
-                            "tolerance": self.tolerance})  # fmt: skip
+        done = {row["step"]: results(row) for row in self._copy("uninterrupted").rows(METRICS)}
+        steps = [step for step in done if step in known and step > self.begin]
+        exact = self._as_recorded()
+        apart = {step: relative(known[step].get("loss"), done[step].get("loss")) for step in steps}
+        allowed = 0.0 if exact else self.tolerance
+        for step in steps:
+            if apart[step] > allowed or (exact and known[step] != done[step]):
+                found = next(result_differences(known[step], done[step], step))
+                place = f"{found.what} of step {step}, from the checkpoint of {self.begin}"
+                self.findings.append(Wanting("record", place, found.expected, found.found))
+                break
+        self.checks.append({"check": "record", "steps": len(steps), "exact": exact,
+                            "largest": max(apart.values(), default=0.0),
+                            "tolerance": allowed})  # fmt: skip
+
+    def _as_recorded(self) -> bool:
+        """Whether versions, processor, kernels, threads and ranks are those of the record."""
+        there, here = (
+            [{**each, "after_step": None} for each in folder.read_record().get("environments", [])]
+            for folder in (self.run, self._copy("uninterrupted"))
+        )
+        return bool(there) and all(each == here[-1] for each in there)
+
+    def _copy(self, name: str) -> RunFolder:
+        return RunFolder(self.work / name)
 
 
 def _begin(run: RunFolder, latest: int) -> tuple[list[Wanting], int]:
