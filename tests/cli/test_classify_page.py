@@ -104,6 +104,7 @@ def test_the_commands_and_the_code_run_in_their_order(modicum: Any, there: Path)
             *message, code = shown.strip().split("\n")
             assert code == f"exit code {ended.code}", ended.err
             assert matches("\n".join(message), ended.out.strip())
-    labels = {row["label"] for row in map(json.loads, (there / "functions" / "train.jsonl").open())}
+    lines = (there / "functions" / "train.jsonl").read_text().splitlines()
+    labels = {row["label"] for row in map(json.loads, lines)}
     assert set(names["model"].config.id2label) == set(range(len(labels)))
     assert names["found"][0]["label"] in labels
