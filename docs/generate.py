@@ -217,8 +217,8 @@ def models_page() -> str:
     found = json.loads((RESULTS / "architectures.json").read_text(encoding="utf-8"))
     columns = {
         "train": "train", "resume": "resume to the bit", "export": "export", "chat": "chat",
-        "lora": "LoRA", "merge": "merge", "nf4": "nf4 + LoRA", "compress": "compress", "fsdp": "FSDP2",
-        "compile": "compile",
+        "lora": "LoRA", "merge": "merge", "nf4": "nf4 + LoRA", "compress": "compress",
+        "fsdp": "FSDP2", "compile": "compile",
     }  # fmt: skip
     said: dict[str, None] = {}
 
@@ -255,8 +255,9 @@ def models_page() -> str:
         "random models (`python benchmarks/architectures.py`). Full training, LoRA and LoRA on "
         "4-bit weights: the loss falls. Export and merge: transformers computes the same logits. "
         "Chat: token for token what transformers generates. Compress: low-rank factors of fwsvd, "
-        "trained; their small folder computes what the dense export does in transformers. FSDP2, on two ranks, and compiled "
-        "blocks: the losses of one eager process. An empty cell was not run.",
+        "trained; their small folder computes what transformers does on the dense export. FSDP2, "
+        "on two ranks, and compiled blocks: the losses of one eager process. An empty cell was "
+        "not run.",
         "",
         f"| model | `model_type` | {' | '.join(columns.values())} |",
         f"| --- | --- |{' --- |' * len(columns)}",

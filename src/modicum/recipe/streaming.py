@@ -18,8 +18,7 @@ def check_streaming(recipe: Recipe) -> None:
     """
     data = recipe.data
     if not data.streaming:
-        # A run's own recipe names every field.
-        if data.shuffle_buffer != type(data).model_fields["shuffle_buffer"].default:
+        if data.shuffle_buffer is not None:
             problem = "is for data that is streamed; set data.streaming to true, or leave this out"
             raise InputError(problem, field="data.shuffle_buffer", value=data.shuffle_buffer)
         return
