@@ -43,7 +43,8 @@ MISTAKES = [
         "# \n\ndata:\n  path: x\n  colum: y\n",
         ":5: data.colum: unknown key; allowed: boundaries, chat_template, column, exclude, format, "
         "include, limit, path, prompt_column, sequence_length, shuffle_buffer, "
-        "sources, streaming, tokenizer, too_long, train_on, validation_fraction, validation_path. Did you mean 'column'?",
+        "sources, streaming, tokenizer, too_long, train_on, validation_fraction, "
+        "validation_path. Did you mean 'column'?",
     ),
     (
         LORA + "  rnak: 3\n",
