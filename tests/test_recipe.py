@@ -26,10 +26,8 @@ class Greedy(Method):
 GREEDY = "plugins: [greedy.py]\nadapter:\n  method: greedy\n"
 SIZE = "write a number and a unit: 8GB (10^9 bytes), 8GiB (2^30 bytes), 512MB, 750MiB"
 EVERY = "write a number of steps, or a number and a unit: 30s, 10m, 2h, 1d"
-SECTIONS = (
-    "adapter, budget, checkpoint, comm, compress, data, evaluation, linear, memory, model, "
-    "optimizer, parallel, plugins, samples, task, tracking, training, transform"
-)
+SECTIONS = ", ".join(sorted(Recipe.model_fields))
+DATA = ", ".join(sorted(type(Recipe().data).model_fields))
 ADAPTERS = ", ".join(sorted(methods_for("adapter")))
 LORA = "model:\n  path: base\nadapter:\n  method: lora\n"
 # The recipe's text, and the whole message after the file's name.
@@ -41,10 +39,7 @@ MISTAKES = [
     ),
     (
         "# \n\ndata:\n  path: x\n  colum: y\n",
-        ":5: data.colum: unknown key; allowed: boundaries, chat_template, column, exclude, format, "
-        "include, limit, path, prompt_column, sequence_length, shuffle_buffer, "
-        "sources, streaming, tokenizer, too_long, train_on, validation_fraction, "
-        "validation_path. Did you mean 'column'?",
+        f":5: data.colum: unknown key; allowed: {DATA}. Did you mean 'column'?",
     ),
     (
         LORA + "  rnak: 3\n",
@@ -345,7 +340,8 @@ def test_plain_values_give_the_same_recipe_again(values):
 
 def test_a_resolved_recipe_with_a_model_from_a_path_loads_again():
     recipe = Recipe(model={"path": "base"}, adapter={"method": "lora", "rank": 2})
-    assert recipe.plain()["model"] == {"path": "base", "adapter": None}
+    of_a_path = {"path": "base", "trust_remote_code": False, "adapter": None}
+    assert recipe.plain()["model"] == of_a_path
     assert Recipe(**recipe.plain()) == recipe
 
 
@@ -375,6 +371,7 @@ def accepts(schema: dict, value: object, root: dict) -> bool:
     known = {"$defs", "$ref", "anyOf", "type", "properties", "required", "additionalProperties"}
     known |= {"items", "prefixItems", "enum", "const", "minimum", "maximum", "exclusiveMinimum"}
     known |= {"exclusiveMaximum", "minItems", "maxItems", "default", "title", "description"}
+    known |= {"minLength", "maxLength"}
     assert schema.keys() <= known, schema.keys() - known
     if "$ref" in schema:
         return accepts(root["$defs"][schema["$ref"].removeprefix("#/$defs/")], value, root)
@@ -392,6 +389,9 @@ def accepts(schema: dict, value: object, root: dict) -> bool:
         return False
     if "const" in schema and value != schema["const"]:
         return False
+    if isinstance(value, str):
+        low, high = schema.get("minLength", 0), schema.get("maxLength", len(value))
+        return bool(low <= len(value) <= high)
     if isinstance(value, dict):
         properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
         return set(schema.get("required", ())) <= value.keys() and all(

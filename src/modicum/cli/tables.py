@@ -14,7 +14,7 @@ from modicum.cli.plain_tables import plain
 from modicum.core.units import format_bytes, format_duration
 from modicum.data.fitting import too_long_words
 from modicum.data.image_files import class_words
-from modicum.report.numbers import finite, number, percent, quantity
+from modicum.report.numbers import finite, number, percent, quantity, spent
 
 TableRow = Sequence[Any]
 
@@ -108,6 +108,7 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         costs.append(("speed", quantity(rate, "tokens/s"), "prompts and padding among them"))
     if (seconds := number(prediction.get("seconds"))) is not None:
         costs.append(("time", format_duration(seconds), ""))
+    costs += [(name, said, "at the price and power stated") for name, said in spent(prediction)]
     return choices, costs
 
 

@@ -39,6 +39,7 @@ def view(run: FolderContents) -> dict[str, Any]:
         "ledger": listing(prediction, "table"),
         "samples": samples(run.samples),
         "data_lines": data_lines(result),
+        "cost_lines": cost_lines(result, prediction),
         "changed": [field for field in recipe if field.changed],
         "unchanged": [field for field in recipe if not field.changed],
         "choices": listing(run.plans[-1], "choices") if run.plans else [],
@@ -73,6 +74,27 @@ def data_lines(result: dict[str, Any]) -> list[str]:
         lines.append(f"Classes: {class_words(classes)}.")
     if (wait := numbers.number(result.get("data_wait"))) is not None:
         lines.append(f"Steps waited for their rows for {numbers.percent(wait)} of their time.")
+    return lines
+
+
+def cost_lines(result: JsonObject, prediction: JsonObject) -> list[str]:
+    """Money, energy and lost work, in sentences; none where nothing is stated of them."""
+    cost, lines = section(result, "cost"), []
+    planned = dict(numbers.spent(prediction))
+    for name, said in numbers.spent(cost):
+        by = f" ({cost.get('kwh_by')})" if name == "energy" else ""
+        plan = f"; the last plan said {planned[name]}" if name in planned else ""
+        lines.append(f"{name.capitalize()}: {said}{by}{plan}.")
+    every, lost, share = (
+        numbers.number(section(result, "saves").get(key))
+        for key in ("every_seconds", "lost_seconds", "share")
+    )
+    if every is not None and lost is not None and share is not None:
+        lines.append(
+            f"Saved every {numbers.quantity(every, 'seconds')}: a failure loses "
+            f"{numbers.quantity(lost, 'seconds')} of work on average; saves and lost work together "
+            f"are expected to take {numbers.percent(share)} of the time."
+        )
     return lines
 
 

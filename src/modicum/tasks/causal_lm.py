@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
     unit = "tokens"
     metrics = ("loss", "token_accuracy", "perplexity")
     called = ("continued",)
+    rounds = True
 
     # Planning
 
@@ -59,6 +60,10 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         """Refuse a folder of config.json without weights."""
         if inputs.model_folder is not None:
             plan_headers.check_weights(inputs.model_folder)
+
+    def data_files(self, recipe: Recipe, inputs: TextInputs) -> Iterable[Path]:
+        """Those of all sources."""
+        return text.data_files(inputs)
 
     def survey(self, recipe: Recipe, inputs: TextInputs) -> Mapping[str, Any]:
         """Rows, tokens and too long examples: of all data where that is little, else about."""
@@ -254,18 +259,30 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         return found
 
     def export(
-        self, model: Decoder, data: Data[Batch], folder: Path, *, write: bool = True
+        self,
+        model: Decoder,
+        data: Data[Batch],
+        folder: Path,
+        *,
+        write: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Write a Hugging Face folder; of other forms the dense weights."""
-        saving.save(model, folder, files=data.files, write=write)
+        saving.save(model, folder, files=data.files, write=write, dtype=dtype)
 
     def export_small(
-        self, model: Decoder, data: Data[Batch], folder: Path, *, write: bool = True
+        self,
+        model: Decoder,
+        data: Data[Batch],
+        folder: Path,
+        *,
+        write: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> bool:
         """Write a folder of the model as it is, if it has layers of another form that train."""
         small = bool(forms_of(model).layers)
         if small:
-            saving.save(model, folder, files=data.files, write=write, dense=False)
+            saving.save(model, folder, files=data.files, write=write, dense=False, dtype=dtype)
         return small
 
 
