@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from modicum.core.contracts.catalog import MethodRecord, catalog
-from modicum.planner.combinations import COLUMNS, PROVEN, Row, refusal
+from modicum.planner.combinations import COLUMNS, PROVEN, CombinationRow, refusal
 from modicum.planner.combinations import rows as combined_rows
 from modicum.proofs.contracts.base import BATTERIES, checks, skipped_by_traits
+from modicum.recipe.schema_words import section_of, words_of
+from modicum.recipe.slots import SLOTS, methods_for
 from modicum.recipe_yaml import json_schema
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
@@ -99,11 +101,10 @@ def methods_page() -> str:
         lines += [f"*Source*: {record.info.paper}. *Claim*: {record.info.claim}", ""]
         lines += [checks_line(record), ""]
         if record.fields:
-            lines += ["| field | default |", "| --- | --- |"]
-            lines += [
-                f"| `{name}` | {'required' if default is ... else f'`{default!r}`'} |"
-                for name, (_, default) in record.fields.items()
-            ]
+            described = record.model.model_json_schema()
+            for name, value in described["properties"].items():
+                value["description"] = record.meanings[name]
+            lines += [*HEADER, *rows(described, described, "")]
     return "\n".join(lines)
 
 
@@ -153,7 +154,7 @@ def combinations_page() -> str:
     return "\n".join(lines)
 
 
-def verdict(row: Row, column: str, exceptions: dict[str, dict[str, str]]) -> str:
+def verdict(row: CombinationRow, column: str, exceptions: dict[str, dict[str, str]]) -> str:
     """A check mark, or why there is none."""
     for name in (row.record.name, row.record.room):
         if column in exceptions.get(name, {}):
@@ -176,8 +177,12 @@ def recipe_page() -> str:
     ]
     plain: list[str] = []
     for name, value in schema["properties"].items():
-        target = resolve(value, schema)
-        if "properties" in target:
+        target = section_of(value, schema)
+        if name in SLOTS:
+            linked = (f"[`{method}`](methods.md#{method})" for method in methods_for(name))
+            lines += ["", f"## {name}", "", value.get("description", ""), ""]
+            lines += [f"`method` is one of {', '.join(linked)}; other fields are the method's."]
+        elif "properties" in target:
             lines += ["", f"## {name}", "", target.get("description", ""), "", *HEADER]
             lines += list(rows(target, schema, f"{name}."))
         else:
@@ -190,51 +195,21 @@ def recipe_page() -> str:
 HEADER = ("| field | type | default | meaning |", "| --- | --- | --- | --- |")
 
 
-def rows(section: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[str]:
+def rows(section: Mapping[str, Any], schema: Mapping[str, Any], prefix: str) -> Iterator[str]:
     """A row for each field of a section, sections within it included."""
     for name, value in section["properties"].items():
-        target = resolve(value, schema)
+        target = section_of(value, schema)
         if "properties" in target:
             yield from rows(target, schema, f"{prefix}{name}.")
         else:
             yield row(prefix + name, value, schema)
 
 
-def row(field: str, value: dict[str, Any], schema: dict[str, Any]) -> str:
+def row(field: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     """A field as a row: name, type, default, meaning."""
     default = f"`{value['default']}`" if value.get("default") is not None else ""
-    kind = cell(spelled(value, schema))
+    kind = cell(words_of(value, schema))
     return f"| `{field}` | {kind} | {default} | {cell(value.get('description', ''))} |"
-
-
-def resolve(value: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """What a reference points to; of alternatives, the one that is a section."""
-    if "$ref" in value:
-        target: dict[str, Any] = schema["$defs"][value["$ref"].removeprefix("#/$defs/")]
-        return target
-    for option in value.get("anyOf", ()):
-        target = resolve(option, schema)
-        if "properties" in target:
-            return target
-    return value
-
-
-def spelled(value: dict[str, Any], schema: dict[str, Any]) -> str:
-    """A JSON schema's type in words."""
-    value = resolve(value, schema)
-    if "anyOf" in value:
-        return " or ".join(spelled(option, schema) for option in value["anyOf"])
-    if "enum" in value:
-        return ", ".join(f"`{word}`" for word in value["enum"])
-    if "const" in value:
-        return f"`{value['const']}`"
-    if "prefixItems" in value:
-        return f"list: {', '.join(spelled(item, schema) for item in value['prefixItems'])}"
-    if value.get("type") == "array":
-        return f"list of {spelled(value['items'], schema)}"
-    words = {"string": "text", "boolean": "true or false"}
-    kinds = value["type"] if isinstance(value["type"], list) else [value["type"]]
-    return " or ".join(words.get(kind, kind) for kind in kinds)
 
 
 def models_page() -> str:
@@ -242,8 +217,8 @@ def models_page() -> str:
     found = json.loads((RESULTS / "architectures.json").read_text(encoding="utf-8"))
     columns = {
         "train": "train", "resume": "resume to the bit", "export": "export", "chat": "chat",
-        "lora": "LoRA", "merge": "merge", "nf4": "nf4 + LoRA", "fsdp": "FSDP2",
-        "compile": "compile",
+        "lora": "LoRA", "merge": "merge", "nf4": "nf4 + LoRA", "compress": "compress",
+        "fsdp": "FSDP2", "compile": "compile",
     }  # fmt: skip
     said: dict[str, None] = {}
 
@@ -264,11 +239,25 @@ def models_page() -> str:
         "whether logits depend on later tokens, which is refused, and what keeps documents of "
         "a row apart.",
         "",
+        "`model.path: hub:OWNER/NAME,revision=REVISION` is a model of the Hugging Face hub, in the "
+        "hub's own cache. A plan downloads config.json and the tokenizer, a run safetensors too, "
+        "and never pickled weights; rank 0 downloads, the others wait. The run stays with the "
+        "commit that it began with. With `HF_HUB_OFFLINE=1`, or without network, the cache is "
+        "used.",
+        "",
+        "Code in a model's folder (`auto_map` in config.json) is not run, unless the recipe has "
+        "`model.trust_remote_code: true` (`--trust-remote-code` of `modicum chat` and `modicum "
+        "merge`): then transformers imports it, a warning names the files, and it can do "
+        "whatever you can. It is only for models that transformers does not have itself; exports "
+        "have a copy of it.",
+        "",
         f"What stands here was run with transformers {found['versions']['transformers']} on tiny "
         "random models (`python benchmarks/architectures.py`). Full training, LoRA and LoRA on "
         "4-bit weights: the loss falls. Export and merge: transformers computes the same logits. "
-        "Chat: token for token what transformers generates. FSDP2, on two ranks, and compiled "
-        "blocks: the losses of one eager process. An empty cell was not run.",
+        "Chat: token for token what transformers generates. Compress: low-rank factors of fwsvd, "
+        "trained; their small folder computes what transformers does on the dense export. FSDP2, "
+        "on two ranks, and compiled blocks: the losses of one eager process. An empty cell was "
+        "not run.",
         "",
         f"| model | `model_type` | {' | '.join(columns.values())} |",
         f"| --- | --- |{' --- |' * len(columns)}",

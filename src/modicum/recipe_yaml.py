@@ -322,6 +322,9 @@ def json_schema() -> dict[str, Any]:
         choices = []
         for record in methods_for(slot).values():
             choice = record.model.model_json_schema()
+            for field, text in record.meanings.items():
+                if field in choice["properties"]:  # of an optimizer, `lr` is the run's
+                    choice["properties"][field]["description"] = text
             choice["properties"] = {"method": {"const": record.name}} | choice["properties"]
             choice |= {"required": _required(slot, record.name), "title": record.name}
             choice["description"] = record.title

@@ -274,6 +274,13 @@ def test_a_step_saved_again_replaces_the_first(tmp_path):
     assert store.newest().state["progress"]["epoch"] == 6
 
 
+def test_the_last_save_is_in_place_at_once_and_takes_no_copy(tmp_path):
+    store = CheckpointStore(tmp_path, asynchronous=True)
+    store.save(5, state(6), last=True)
+    assert (store.steps(), store.staging_bytes) == ([5], 0)
+    assert store.newest().state["progress"]["epoch"] == 6
+
+
 def test_what_changes_after_an_asynchronous_save_is_not_saved(tmp_path, monkeypatch):
     begin = threading.Event()
     write_file = modicum.checkpoint.publishing.write_file

@@ -15,8 +15,8 @@ import pytest
 
 COMMANDS = (
     "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "watch",
-    "chat", "merge", "demo", "doctor", "drill", "promises", "reproduce", "completion",
-    "bench", "checkpoint", "verify",
+    "chat", "serve", "merge", "export", "demo", "doctor", "drill", "promises", "reproduce",
+    "completion", "bench", "checkpoint", "verify",
 )  # fmt: skip
 
 
@@ -64,6 +64,17 @@ def test_methods_as_json(modicum: Any) -> None:
     ended = modicum("methods", "--room", "adaptors")
     assert ended.code == 2
     assert "Did you mean 'adapters'?" in one_message(ended)
+
+
+def test_a_method_by_its_name(modicum: Any) -> None:
+    shown = modicum("methods", "galore")
+    assert shown.code == 0
+    for words in ("optimizer: {method: galore}", "modicum prove galore", "update_gap", "200"):
+        assert words in shown.out
+    listed = json.loads(modicum("methods", "galore", "--json").out)
+    assert set(listed["meanings"]) >= set(listed["fields"]) >= {"rank", "update_gap"}
+    assert "Did you mean 'galore'?" in modicum("methods", "gallore").err
+    assert modicum("methods", "galore", "--room", "optim").code == 2
 
 
 def test_the_schema_knows_the_methods(modicum: Any) -> None:
@@ -329,6 +340,29 @@ def test_a_merged_model_computes_what_the_adapter_does(
         one_message(again)
 
 
+def test_an_exported_file_holds_the_merged_model(modicum: Any, runs: Any, tmp_path: Path) -> None:
+    import gguf
+    import torch
+
+    from modicum.models import huggingface
+
+    file, merged = tmp_path / "model.gguf", tmp_path / "merged"
+    ended = modicum("export", runs.adapted, "--out", file, "--dtype", "f32")
+    assert (ended.code, ended.out) == (0, f"{file}\n")
+    modicum("merge", runs.adapted, "--out", merged)
+    numbers = {each.name: each.data for each in gguf.GGUFReader(file).tensors}
+    expected = huggingface.load(merged).get_parameter("model.layers.0.self_attn.v_proj.weight")
+    found = torch.from_numpy(numbers["blk.0.attn_v.weight"].copy())
+    torch.testing.assert_close(found, expected.detach(), atol=1e-6, rtol=0)
+    alone = ("--form", "gguf-adapter", "--dtype", "f32", "--out", tmp_path / "adapter.gguf")
+    assert modicum("export", runs.adapted, *alone).code == 0
+    kept = {each.name for each in gguf.GGUFReader(tmp_path / "adapter.gguf").tensors}
+    assert {"blk.0.attn_v.weight.lora_a", "blk.0.attn_v.weight.lora_b"} <= kept
+    ended = modicum("export", runs.new, *alone)
+    assert ended.code == 2
+    assert "no adapter" in one_message(ended)
+
+
 @pytest.mark.expensive
 def test_a_plan_by_a_trace_has_the_same_figures(modicum: Any, runs: Any) -> None:
     known = modicum("plan", runs.recipe, "--json")
@@ -380,9 +414,11 @@ def test_report_of_several_runs(
     [
         ("prove", "lora", "--save"),
         ("merge", "run", "--out"),
+        ("export", "run", "--out"),
         ("drill", "--output"),
         ("drill", "--work"),
         ("demo", "--runs"),
+        ("demo", "--functions"),
         ("init", "--out"),
         ("train", "demo-pretrain", "--out"),
     ],

@@ -23,7 +23,7 @@ from modicum.planner.combinations import (
     PROVEN,
     SETTINGS,
     STRATEGIES,
-    Row,
+    CombinationRow,
     refusal,
     rows,
 )
@@ -133,7 +133,7 @@ def eager_tracing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.compiler.reset()
 
 
-def all_at_once(row: Row, *more: str) -> tuple[dict[str, Any], str]:
+def all_at_once(row: CombinationRow, *more: str) -> tuple[dict[str, Any], str]:
     """A recipe with every setting that the row allows, and the strategy that shards most."""
     strategy = next(name for name in ("fsdp", "zero", "ddp") if refusal(row, name) is None)
     settings = dict(STRATEGIES[strategy])
@@ -161,7 +161,12 @@ def marked(name: str, *more: str) -> Any:
     [*(marked(name) for name in ROWS), *(marked(name, "quantized") for name in QUANTIZED)],
 )
 def test_a_row_runs_with_all_that_it_allows(
-    pool: Pool, questions: Path, base: Path, tmp_path: Path, row: Row, more: tuple[str, ...]
+    pool: Pool,
+    questions: Path,
+    base: Path,
+    tmp_path: Path,
+    row: CombinationRow,
+    more: tuple[str, ...],
 ) -> None:
     asked, _ = all_at_once(row, *more)
     values = completed(asked, questions, base)
@@ -194,7 +199,7 @@ def test_a_row_runs_with_all_that_it_allows(
     ids=lambda row: row.name,
 )
 def test_a_row_that_compiles_computes_the_same(
-    questions: Path, base: Path, tmp_path: Path, row: Row
+    questions: Path, base: Path, tmp_path: Path, row: CombinationRow
 ) -> None:
     values = completed(row.recipe(SETTINGS["compile"]), questions, base)
     assert trains(Ranks(), values, tmp_path / "compiled") == "done"
@@ -272,6 +277,6 @@ def test_every_sentence_of_the_table_is_a_rule_s() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
-def test_each_method_shows_how_it_is_used_alone(row: Row) -> None:
+def test_each_method_shows_how_it_is_used_alone(row: CombinationRow) -> None:
     assert ">>>" in (row.record.load().__doc__ or "")
     row.record.validate(row.fields)

@@ -19,9 +19,17 @@ with open(pathlib.Path(__file__).with_name("asked"), "a") as file:
     file.write(f"{os.environ.get('RANK')} {os.environ['OMP_NUM_THREADS']} {sys.argv[1:]}\\n")
 time.sleep(0.3)
 print("and something else")
-print(json.dumps({"loaded_bytes": 7_000_000, "kept": [0.01, 0.05], "efficiency": 0.6}))
+print(json.dumps({"loaded_bytes": 7_000_000, "compiler_bytes": 5_000_000, "kept": [0.01, 0.05],
+    "efficiency": 0.6, "half_efficiency": 2.4}))
 """
-FIGURES = {"loaded_bytes": 7_000_000, "kept": [0.01, 0.05], "efficiency": 0.6, "when": "then"}
+FIGURES = {
+    "loaded_bytes": 7_000_000,
+    "compiler_bytes": 5_000_000,
+    "kept": [0.01, 0.05],
+    "efficiency": 0.6,
+    "half_efficiency": 2.4,
+    "when": "then",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +72,13 @@ def test_a_machine_is_measured_once_and_read_from_then_on(folder, monkeypatch, c
     assert record.record_file().parent == folder.parent / "cache" / "modicum" / "machines"
 
 
+def test_what_is_loaded_already_is_not_counted_again(monkeypatch):
+    made = MachineRecord(7_000_000, (0.0, 0.0), 0.5, compiler_bytes=5_000_000)
+    for loaded, bytes_left in ((False, 7_000_000), (True, 2_000_000)):
+        monkeypatch.setattr(record, "compiler_is_loaded", lambda loaded=loaded: loaded)
+        assert made.still_loaded() == bytes_left
+
+
 def test_it_is_measured_anew_when_asked_to(folder, capsys):
     machine_record()
     machine_record(again=True, say=quiet)
@@ -78,6 +93,8 @@ def test_it_is_measured_anew_when_asked_to(folder, capsys):
         "[]",
         "{",
         json.dumps({"record": FIGURES | {"loaded_bytes": -1}}),
+        json.dumps({"record": FIGURES | {"compiler_bytes": 8_000_000}}),
+        json.dumps({"record": FIGURES | {"half_efficiency": 0}}),
         json.dumps({"record": FIGURES | {"kept": [0.5, 0.1]}}),
         json.dumps({"record": FIGURES | {"kept": [0.1]}}),
         json.dumps({"record": FIGURES | {"kept": [float("nan"), 0.1]}}),

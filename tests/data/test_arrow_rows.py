@@ -11,6 +11,7 @@ import pytest
 from modicum.core.errors import InputError
 from modicum.data import inspect, open_source
 from modicum.data.arrow_rows import arrow_rows, parquet_rows
+from modicum.data.row_files import rows_of
 
 ROWS = [{"prompt": f"{n}+1?", "completion": f"{n + 1} €", "n": n} for n in range(700)]
 CHAT = [
@@ -46,10 +47,36 @@ def test_rows_are_those_of_json_lines(tmp_path, name, options):
     source = open_source(write(tmp_path / name, ROWS, **options))
     found, wanted = list(source.documents()), list(open_source(lines).documents())
     assert [(d.prompt, d.text) for d in found] == [(d.prompt, d.text) for d in wanted]
-    assert [d.size + 1 for d in found] == [d.size for d in wanted]
+    # Of Parquet the columns that are not used are not read, and have no size.
+    used = ("prompt", "completion") if name == "a.parquet" else ("prompt", "completion", "n")
+    sizes = [len(json.dumps({name: row[name] for name in used})) for row in ROWS]
+    assert [d.size for d in found] == sizes
     assert found[-1].origin == f"{name}:700"
     assert source.rows.name == "prompt_completion"
     assert source.total_bytes == pytest.approx(sum(d.size for d in found), rel=0.05)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.parquet", "parquet"), ("a.arrow", "arrow")])
+@pytest.mark.parametrize("skip", [0, 1, 299, 300, 301, 650, 700, 800])
+def test_rows_that_are_passed_by_keep_their_numbers(tmp_path, name, kind, skip):
+    options = {"row_group_size": 300} if kind == "parquet" else {}
+    file = write(tmp_path / name, ROWS, **options)
+    assert list(rows_of(file, kind, skip=skip)) == list(rows_of(file, kind))[skip:]
+
+
+def test_columns_that_are_not_used_are_not_read(tmp_path, monkeypatch):
+    source = open_source(write(tmp_path / "a.parquet", ROWS, row_group_size=300))
+    asked = []
+    library = pytest.importorskip("pyarrow.parquet")
+    plain = library.ParquetFile.iter_batches
+
+    def spied(file, *arguments, **options):
+        asked.append((options["columns"], options["row_groups"]))
+        return plain(file, *arguments, **options)
+
+    monkeypatch.setattr(library.ParquetFile, "iter_batches", spied)
+    assert len(list(source.read(0, skip=310))) == 390
+    assert asked == [(["prompt", "completion"], [1, 2])]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])

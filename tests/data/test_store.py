@@ -136,10 +136,10 @@ def test_a_death_halfway_leaves_nothing_that_is_trusted(tokenizer, tmp_path):
     program = """
 import os, sys
 from pathlib import Path
-import modicum.data.store as store
+import modicum.data.document_writer as writer
 from modicum.data import Tokenizer, open_source, prepare
 here, calls = Path(sys.argv[1]), int(sys.argv[2])
-store._BATCH_DOCUMENTS = 5
+writer._BATCH_DOCUMENTS = 5
 def progress(done, total):
     global calls
     calls -= 1

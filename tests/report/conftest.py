@@ -36,6 +36,13 @@ RUN: dict[str, Any] = {
     "started": "2026-03-01T10:20:30.123456+00:00",
     "ended": "2026-03-01T10:23:01+00:00",
     "seconds": 151.4,
+    "time": {
+        "rows": {"start-up": 1.4, "start-up/data": 8.6, "compute/forward": 40.0,
+                 "compute/backward": 80.0, "compute/update": 11.4, "data": 2.0, "wire": 4.0,
+                 "checkpoint": 3.0, "unexplained": 1.0},
+        "ranks": {"wire": {"median": 3.5, "most": 4.0, "rank": 1}},
+        "checkpoint_writing": 6.5,
+    },
     "steps": 240,
     "tokens": 983_040,
     "tokens_per_second": 7431.5,

@@ -71,11 +71,6 @@ def test_a_head_is_kept_where_its_classes_are_the_same(tmp_path: Path) -> None:
     ("sections", "field", "words"),
     [
         ({"adapter": {"method": "mos"}}, "adapter.method", "LoRA goes with it"),
-        (
-            {"adapter": {"method": "lora"}, "training": {"precision": "bf16"}},
-            "training.precision",
-            "does not run yet",
-        ),
         ({"data": {"sequence_length": 99}}, "data.sequence_length", r"context \(40\)"),
         ({"data": {"too_long": "split"}}, "data.too_long", "one label"),
         ({"data": {"column": "body"}}, "data.column", "means nothing"),
@@ -102,6 +97,29 @@ def test_padding_must_be_known_and_is_what_is_asked_for(tmp_path: Path) -> None:
     assert error.value.field == "task.pad_token"
     asked = recipe(base, task={"pad_token": "[SEP]"})
     assert task_of(asked).look(asked).config.raw["pad_token_id"] == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("t5", "encoder–decoder"), ("bart", "encoder–decoder"), ("vit", "reads images")],
+)
+def test_what_comes_later_is_refused_by_name(kind: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps({"model_type": kind}))
+    asked = recipe(tmp_path / "base")
+    with pytest.raises(InputError, match=words) as error:
+        task_of(asked).look(asked)
+    assert error.value.value == kind
+
+
+def test_pairs_need_a_tokenizer_that_separates_them(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", "bert")
+    file = base / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"post_processor": None}))
+    asked = recipe(base, task={"text_columns": ["text", "text"]})
+    with pytest.raises(InputError, match="puts nothing between the two texts") as error:
+        task_of(asked).look(asked)
+    assert error.value.field == "task.text_columns"
 
 
 def test_compiled_blocks_are_refused(tmp_path: Path) -> None:

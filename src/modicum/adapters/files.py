@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -13,10 +12,9 @@ from modicum.adapters.adapted_layer import undone_on_failure
 from modicum.adapters.adapter_layer import check_state
 from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.base_weights import is_exact
-from modicum.adapters.heads import put_heads
+from modicum.adapters.heads import put_heads, stored_heads
 from modicum.adapters.names import exactly, plain_name
 from modicum.adapters.native_files import StoredAdapter
-from modicum.adapters.peft_task import trained_heads
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.rewriting import restore, rewriting
 from modicum.core.errors import InputError
@@ -34,7 +32,8 @@ def load(
     """Attach the adapter that a folder holds.
 
     That is a PEFT LoRA, one in modicum's own format, or one next to the weights of a full model,
-    as `save_pretrained` and checkpoints of `transformers.Trainer` hold it.
+    as `save_pretrained` and checkpoints of `transformers.Trainer` hold it. The head of a classifier
+    that was trained with it comes along.
 
     Args:
         model: the base model, with the weights that it had before the adapter was trained.
@@ -56,10 +55,12 @@ def load(
     >>> other.method.rank
     1
     """
-    attached = _attached(model, read_stored(Path(folder), model, name, plugins), name)
+    stored = read_stored(Path(folder), model, name, plugins)
+    attached = _attached(model, stored, name)
+    for head in stored_heads(model, stored).values():
+        head.requires_grad_(train)
     if not train:
-        heads = (each.parameters() for each in trained_heads(model).values())
-        for parameter in (*attached.parameters(), *chain.from_iterable(heads)):
+        for parameter in attached.parameters():
             parameter.requires_grad_(False)
     return attached
 

@@ -6,9 +6,22 @@ import torch
 from torch import nn
 
 from modicum.adapters.native_files import StoredAdapter
-from modicum.adapters.peft_task import trained_heads
+from modicum.adapters.peft_task import classifier_heads, trained_heads
 from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import own_part
+
+
+def stored_heads(model: nn.Module, stored: StoredAdapter) -> dict[str, nn.Module]:
+    """The modules, by plain names, whose weights a stored adapter brings.
+
+    Of a model of ours those that it trains; of transformers' own classifier, those in the file.
+    """
+    there = {
+        path: head
+        for path, head in classifier_heads(model).items()
+        if any(name.startswith(f"{path}.") for name in stored.heads)
+    }
+    return trained_heads(model) or there
 
 
 @torch.no_grad()
@@ -18,7 +31,7 @@ def put_heads(model: nn.Module, stored: StoredAdapter) -> None:
     Raises:
         InputError: the folder lacks a tensor of them, or one has another shape.
     """
-    for path, head in trained_heads(model).items():
+    for path, head in stored_heads(model, stored).items():
         for leaf, parameter in head.named_parameters():
             name = f"{path}.{leaf}"
             tensor = stored.heads.get(name)

@@ -17,7 +17,13 @@ from modicum.adapters.lora import LoRA
 from modicum.adapters.names import plain_model, plain_name
 from modicum.adapters.native_files import StoredAdapter, read_tensors
 from modicum.adapters.peft_config import chooses, leaves_out, read_config
-from modicum.adapters.peft_task import heads, task_fields, trained_heads, unreadable
+from modicum.adapters.peft_task import (
+    classifier_heads,
+    heads,
+    task_fields,
+    trained_heads,
+    unreadable,
+)
 from modicum.adapters.rewriting import rewriting
 from modicum.adapters.sites import Site, all_sites, choose
 from modicum.core.errors import InputError
@@ -119,8 +125,11 @@ def save(
 def read(folder: Path, model: nn.Module) -> StoredAdapter:
     """The adapter that a PEFT LoRA folder holds for a model; errors are those of `files.load`."""
     file = folder / WEIGHTS
-    trained = trained_heads(model)
-    config = read_config(folder / CONFIG, {name.rpartition(".")[2] for name in trained})
+    could = trained_heads(model) or classifier_heads(model)
+    config = read_config(folder / CONFIG, {name.rpartition(".")[2] for name in could})
+    saved = config.get("modules_to_save") or ()
+    # Of a model of ours all are trained.
+    trained = trained_heads(model) or {n: h for n, h in could.items() if n.split(".")[-1] in saved}
     value = LoRA.from_peft(config)
     tensors = {plain_name(key): tensor for key, tensor in read_tensors(file).items()}
     kept = _kept(tensors, trained)

@@ -69,7 +69,7 @@ class CheckpointStore:
     @property
     def staging_bytes(self) -> int:
         """Bytes of memory that copies of this rank's state are kept in; 0 until the first save."""
-        return self._plan.layout.size if self._plan is not None and self.asynchronous else 0
+        return 0 if self._plan is None or self._staging is None else self._plan.layout.size
 
     def steps(self) -> list[int]:
         """The steps there are checkpoints of, oldest first; `last` may still be on its way."""
@@ -85,7 +85,14 @@ class CheckpointStore:
 
     # Saving
 
-    def save(self, step: int, state: State, notes: Mapping[str, Any] | None = None) -> Path:
+    def save(
+        self,
+        step: int,
+        state: State,
+        notes: Mapping[str, Any] | None = None,
+        *,
+        last: bool = False,
+    ) -> Path:
         """Write a checkpoint; older ones than the newest `keep` go only when it is in place.
 
         A save that is still under way is waited for first.
@@ -94,6 +101,7 @@ class CheckpointStore:
             step: which is noted as `last`.
             state: a registry, or views by name; each view tensors and JSON values by name.
             notes: JSON, kept next to the state; rank 0's count.
+            last: nothing changes the state any more, so it is written as it is, and not copied.
 
         Returns:
             The folder; if the store is asynchronous, the one that there will be.
@@ -107,9 +115,10 @@ class CheckpointStore:
         changed = self._plan is None or self._plan.mine != list(snapshot.tensors)
         if self._agree(self._ended(), changed):
             self._make_plan(snapshot)
-        work = self._prepare(step, snapshot, notes or {}, began)
+        copied = self.asynchronous and not last
+        work = self._prepare(step, snapshot, notes or {}, began, copied)
         self.last, self._work = step, work
-        if self.asynchronous:
+        if copied:
             work.start()
         else:
             work.run()
@@ -125,12 +134,17 @@ class CheckpointStore:
         self._plan = WritePlan.of(snapshot.tensors, self.ranks)
 
     def _prepare(
-        self, step: int, snapshot: Snapshot, notes: Mapping[str, Any], began: float
+        self,
+        step: int,
+        snapshot: Snapshot,
+        notes: Mapping[str, Any],
+        began: float,
+        copied: bool,
     ) -> WriteWork:
         assert self._plan is not None
         assert self._nonce is not None
         target = self.path(step)
-        if self.asynchronous:
+        if copied:
             if self._staging is None:
                 pinned = any(tensor.is_cuda for tensor in snapshot.tensors.values())
                 self._staging = Staging(self._plan.layout, pinned=pinned)
@@ -148,7 +162,7 @@ class CheckpointStore:
             snapshot.views,
             json.loads(json.dumps(dict(notes))),
             content,
-            self.asynchronous,
+            copied,
             self._in_place,
             began,
         )

@@ -20,6 +20,7 @@ from modicum.cli.commands.data import data
 from modicum.cli.commands.demo import demo
 from modicum.cli.commands.doctor import doctor
 from modicum.cli.commands.drill import drill
+from modicum.cli.commands.export import export
 from modicum.cli.commands.init import init
 from modicum.cli.commands.merge import merge
 from modicum.cli.commands.methods import methods
@@ -29,6 +30,7 @@ from modicum.cli.commands.prove import prove
 from modicum.cli.commands.report import report
 from modicum.cli.commands.reproduce import reproduce
 from modicum.cli.commands.schema import schema
+from modicum.cli.commands.serve import serve
 from modicum.cli.commands.train import train
 from modicum.cli.commands.verify import verify
 from modicum.cli.commands.watch import watch
@@ -48,7 +50,9 @@ COMMANDS = (
     report,
     watch,
     chat,
+    serve,
     merge,
+    export,
     demo,
     doctor,
     drill,

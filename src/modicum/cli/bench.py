@@ -30,6 +30,7 @@ def show_machine(*, again: bool, as_json: bool) -> None:
             ("loaded", format_bytes(record.loaded_bytes), "by a run after it was planned"),
             ("kept", f"{least:.2f} to {most:.2f}", "bytes next to a byte of tensors at the peak"),
             ("efficiency", f"{record.efficiency:.2f}", "of a large product's rate, in a step"),
+            ("in bf16", f"{record.efficiency_in(half=True):.2f}", "of the same rate, in fp32"),
             ("when", record.when, str(record_file())),
         ],
     )
@@ -42,13 +43,14 @@ def _profile(record: MachineRecord) -> dict[str, Any]:
     import torch
 
     found = this_machine(torch.device("cpu"))
+    in_half = record.efficiency_in(half=True) / record.efficiency
     return {
         "name": found.processor,
         "device": "cpu",
         "memory": found.available_bytes + resident_bytes(),
-        "flops": {"fp32": found.flops},
+        "flops": {"fp32": found.flops, "bf16": found.flops * in_half},
         "efficiency": record.efficiency,
-        "base": resident_bytes() + record.loaded_bytes,
+        "base": resident_bytes() + record.still_loaded(),
         "kept": list(record.kept),
         "measured": True,
         "source": f"modicum bench machine, {record.when}",

@@ -53,6 +53,19 @@ def run_demo(runs: Path, progress: str) -> None:
     print(f"let it write: modicum chat {runs / PARTS[1][0]} --prompt 'async def '")
 
 
+def show_functions(folder: Path) -> None:
+    """Write labelled functions of the standard library, and say where and how many.
+
+    Raises:
+        InputError: something is in the folder already.
+    """
+    from modicum.data.library_functions import write_functions
+
+    for side, rows in write_functions(folder).items():
+        print(f"wrote {folder / side}.jsonl: {rows:,} functions")
+    print("next:  modicum train functions-lora")
+
+
 def _finish(command: list[str]) -> int:
     """Run a part to its end; asked to stop, let it save first."""
     with subprocess.Popen(command) as part:

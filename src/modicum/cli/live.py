@@ -18,6 +18,7 @@ from modicum.cli.live_words import EventRecord, Gauge
 from modicum.cli.plain_tables import plain
 from modicum.cli.tables import plan_tables, plan_title
 from modicum.report.numbers import finite
+from modicum.report.time_rows import in_words
 
 Mode = Literal["auto", "live", "lines", "json", "quiet"]
 
@@ -161,5 +162,7 @@ class Lines(Quiet):
         self.say(words.message(event))
 
     def on_finished(self, event: EventRecord) -> None:
-        """How it ended."""
+        """How it ended, and where its time went."""
         self.say(words.finished(event))
+        if (spent := in_words(event)) is not None:
+            self.say(spent)

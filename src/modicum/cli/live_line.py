@@ -17,6 +17,7 @@ from modicum.cli.live_events import SETUP, EventListener
 from modicum.cli.live_words import EventRecord, Gauge
 from modicum.cli.tables import plan_tables, plan_title, rich_table
 from modicum.report.numbers import number, quantity
+from modicum.report.time_rows import in_words
 
 _REFRESH = 1 / 8  # seconds between two drawings of the line, at least
 
@@ -126,10 +127,12 @@ class LiveLine(EventListener):
         self.console.print(Text.assemble(("warning: ", "yellow bold"), str(event.get("message"))))
 
     def on_finished(self, event: EventRecord) -> None:
-        """Say how it ended where the line was."""
+        """Say how it ended, and where its time went, where the line was."""
         self.live.stop()
         style = {"finished": "green", "failed": "red"}.get(str(event.get("status")), "yellow")
         self.console.print(Text(words.finished(event), style))
+        if (spent := in_words(event)) is not None:
+            self.console.print(Text(spent, "dim"))
 
     def _phase_over(self) -> None:
         assert self.phase is not None

@@ -14,7 +14,7 @@ from modicum.cli.plain_tables import plain
 from modicum.core.units import format_bytes, format_duration
 from modicum.data.fitting import too_long_words
 from modicum.data.image_files import class_words
-from modicum.report.numbers import finite, number, percent, quantity
+from modicum.report.numbers import finite, number, percent, quantity, spent
 
 TableRow = Sequence[Any]
 
@@ -108,6 +108,7 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         costs.append(("speed", quantity(rate, "tokens/s"), "prompts and padding among them"))
     if (seconds := number(prediction.get("seconds"))) is not None:
         costs.append(("time", format_duration(seconds), ""))
+    costs += [(name, said, "at the price and power stated") for name, said in spent(prediction)]
     return choices, costs
 
 
@@ -117,6 +118,8 @@ def data_rows(plan: Mapping[str, Any]) -> list[TableRow]:
     found: list[TableRow] = []
     rows, documents, trained = (number(counts.get(k)) for k in ("rows", "documents", "trained"))
     about = "" if counts.get("exact") else "about "
+    if counts.get("streamed"):
+        found.append(("streamed", "", "read, tokenized and packed as training asks for it"))
     if rows is not None:
         said = []
         if documents is not None and trained is not None:

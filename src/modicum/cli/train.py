@@ -13,6 +13,7 @@ import typer
 
 from modicum import recipe_yaml, report
 from modicum.cli.places import check_folder
+from modicum.core.clock import IMPORTS, PLANNING, Clock
 from modicum.core.errors import InputError, ModicumError
 from modicum.parallel.rank_environment import RankPlace, place, started_again, started_elsewhere
 from modicum.trainer.folder import RunFolder
@@ -147,16 +148,19 @@ def _run(recipe: Recipe, asked: Asked, here: RankPlace, restart: bool) -> None:
     Args:
         restart: whether a run that is there makes room; not so for ranks that were started again.
     """
-    from modicum.cli.live import listener
-    from modicum.cli.live_events import EventListener
-    from modicum.core.machine import pick_device
-    from modicum.core.ranks.ranks import joined
-    from modicum.trainer import continued, train
+    clock = Clock.of_process()
+    with clock(IMPORTS):
+        from modicum.cli.live import listener
+        from modicum.cli.live_events import EventListener
+        from modicum.core.machine import pick_device
+        from modicum.core.ranks.ranks import joined
+        from modicum.trainer import continued, train
 
     folder = asked.folder
     try:
-        with joined(pick_device(recipe.training.device).type) as ranks:
-            plan = continued(recipe, folder, ranks=ranks, restart=restart)
+        with joined(pick_device(recipe.training.device).type, clock) as ranks:
+            with clock(PLANNING):
+                plan = continued(recipe, folder, ranks=ranks, restart=restart)
             # Rank 0 shows progress; the others hear of it and say nothing.
             with listener(asked.mode) if here.first else EventListener(sys.stderr) as tell:
                 train(plan, folder, listener=tell, fork=asked.fork, restart=restart, ranks=ranks)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import locale
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -235,6 +236,16 @@ def compiler_settings(limits: Mapping[str, Any], wanted: Mapping[str, Any]) -> I
     known = {name: value for name, value in wanted.items() if hasattr(inductor, name)}
     with dynamo.patch(traced), inductor.patch(known):
         yield
+
+
+def load_compiler() -> None:
+    """Import the compiler and all that it imports, as torch does for the first optimizer."""
+    import torch._dynamo  # noqa: F401
+
+
+def compiler_is_loaded() -> bool:
+    """Whether something has imported the compiler in this process."""
+    return "torch._dynamo.convert_frame" in sys.modules
 
 
 def graph_breaks() -> int:

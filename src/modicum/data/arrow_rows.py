@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,8 @@ from modicum.core.extras import library
 from modicum.data.json_rows import DataRow
 from modicum.data.opening import opened
 
+# Of the columns that a file has, those that are used; None: all, for messages to name.
+UsedColumns = Callable[[Sequence[str]], Collection[str] | None]
 # So many rows are values of Python at a time.
 _ROWS = 256
 # An Arrow file begins so; Arrow's stream, which `datasets` saves, does not.
@@ -21,36 +23,53 @@ _ARROW_FILE = b"ARROW1"
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
-def parquet_rows(path: Path) -> Iterator[DataRow]:
+def parquet_rows(
+    path: Path, *, skip: int = 0, used: UsedColumns | None = None
+) -> Iterator[DataRow]:
     """The rows of a Parquet file, numbered from 1; lists and structs are lists and objects.
 
     A field of a struct that is null is left out, since all structs of a column have all fields. The
     size of a row is that of its JSON.
 
+    Args:
+        skip: so many rows are passed by; row groups among them are not read.
+        used: the columns that are read; None: all.
+
     Raises:
         InputError: the file is damaged or no Parquet, or pyarrow is not installed.
     """
     with _reading(path, "Parquet"), _parquet(path) as file:
-        yield from _rows(path, file.iter_batches(_ROWS, use_threads=False))
+        groups, before = range(file.num_row_groups), 0
+        while groups and before + (held := file.metadata.row_group(groups[0]).num_rows) <= skip:
+            groups, before = groups[1:], before + held
+        names = file.schema_arrow.names
+        _refuse_twins(path, names)
+        # pyarrow takes a dot in a name for a path to a field of a struct.
+        wanted = None if used is None or any("." in name for name in names) else used(names)
+        columns = None if wanted is None else [name for name in names if name in wanted]
+        batches = file.iter_batches(
+            _ROWS, row_groups=list(groups), columns=columns, use_threads=False
+        )
+        yield from _rows(path, batches, before, skip)
 
 
-def arrow_rows(path: Path) -> Iterator[DataRow]:
+def arrow_rows(path: Path, *, skip: int = 0) -> Iterator[DataRow]:
     """The rows of an Arrow file or stream, as those of `parquet_rows`.
 
     Raises:
         InputError: the file is damaged or no Arrow, or pyarrow is not installed.
     """
     with opened(path) as handle, _reading(path, "Arrow") as pyarrow:
-        yield from _rows(path, _batches(pyarrow, path, handle))
+        yield from _rows(path, _batches(pyarrow, path, handle), 0, skip)
 
 
-def parquet_bytes(path: Path) -> int:
+def parquet_bytes(path: Path, used: UsedColumns | None = None) -> int:
     """About how many bytes the rows of a Parquet file have as JSON, by the first of them.
 
     Raises:
         InputError: as `parquet_rows` says.
     """
-    size = _mean_size(parquet_rows(path))
+    size = _mean_size(parquet_rows(path, used=used))
     with _reading(path, "Parquet"), _parquet(path) as file:
         return round(size * file.metadata.num_rows)
 
@@ -113,10 +132,12 @@ def _check_end(path: Path) -> None:
             raise InputError("the Arrow stream does not end: the file is truncated", file=path)
 
 
-def _rows(path: Path, batches: Iterator[Any]) -> Iterator[DataRow]:
-    number = 0
+def _rows(path: Path, batches: Iterator[Any], number: int, skip: int) -> Iterator[DataRow]:
+    """The rows of batches, before which there are `number` rows, after the first `skip` of all."""
     for batch in batches:
         _refuse_twins(path, batch.schema.names)
+        passed = min(max(skip - number, 0), batch.num_rows)
+        batch, number = batch.slice(passed), number + passed
         for start in range(0, batch.num_rows, _ROWS):
             part = batch.slice(start, _ROWS)
             try:
@@ -129,8 +150,13 @@ def _rows(path: Path, batches: Iterator[Any]) -> Iterator[DataRow]:
                 ) from error
             for row in rows:
                 number += 1
-                columns = {name: _without_nulls(value) for name, value in row.items()}
-                yield DataRow(number, columns, len(json.dumps(columns, default=str).encode()))
+                yield row_of(number, row)
+
+
+def row_of(number: int, row: Mapping[str, Any]) -> DataRow:
+    """A row of a table, without what is null in its structs; its size is that of its JSON."""
+    columns = {name: _without_nulls(value) for name, value in row.items()}
+    return DataRow(number, columns, len(json.dumps(columns, default=str).encode()))
 
 
 def _refuse_twins(path: Path, names: list[str]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from modicum.core.files import file_digest, publish_folder, regular, write_json
 from modicum.core.random import bits
 from modicum.data.fitting import LOOK_AHEAD, Example, Fitting, PackingCounts, TooLong
-from modicum.data.text_rows import indexed, mapped
+from modicum.data.token_arrays import TokenArrays, mapped
 from modicum.data.token_store import MANIFEST, TokenStore
 
 _FORMAT = 1
@@ -23,12 +23,17 @@ _TENSORS = ("pieces", "spans", "trained")
 
 @dataclass(frozen=True)
 class Placing:
-    """What decides the rows of a store's examples; the arguments of `PackedExamples`."""
+    """What decides the rows of examples; the arguments of `PackedExamples`.
+
+    `seed` decides in which order they are taken, None takes them as they stand; `part` is which
+    part of the data they are, as parts have orders of their own.
+    """
 
     sequence_length: int
     boundaries: bool = True
     too_long: TooLong = "truncate"
-    seed: int = 0
+    seed: int | None = 0
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,13 @@ class ExampleTable:
     counts: PackingCounts
 
     @classmethod
-    def of(cls, store: TokenStore, placing: Placing) -> ExampleTable:
-        """The table of a store's examples; a function of both."""
-        index, flags = indexed(store), mapped(store.trained_file, 1)
+    def of(cls, documents: TokenArrays, placing: Placing) -> ExampleTable:
+        """The table of examples; a function of both."""
+        index, flags = documents.index, documents.flags
+        assert flags is not None
         length, boundaries = placing.sequence_length, placing.boundaries
-        fitting = Fitting(length, boundaries, placing.too_long, store.begin)
-        fitting.fit(_shuffled(index, placing.seed))
+        fitting = Fitting(length, boundaries, placing.too_long, documents.begin)
+        fitting.fit(_ordered(index, placing))
         table = torch.tensor(fitting.table, dtype=torch.int64).view(-1, 5)
         numbers, start, widths, heads, skips = table.t().contiguous()
         starts, stops = index[0, numbers] + start, index[0, numbers] + index[1, numbers]
@@ -69,7 +75,7 @@ class ExampleTable:
         labels = _sums(trained, spans)
         spans, labels = spans[labels > 0].contiguous(), labels[labels > 0]
         counts = PackingCounts(
-            store.documents,
+            documents.documents,
             len(labels),
             len(labels) * length,
             int(_sums(widths, spans).sum()),
@@ -97,7 +103,7 @@ class ExampleTable:
         tokens = file_digest(store.folder / MANIFEST)
         made_from = {"format": _FORMAT, "tokens": tokens, **vars(placing)}
         if check and not _is_made_from(folder, made_from):
-            table = cls.of(store, placing)
+            table = cls.of(TokenArrays.of(store), placing)
             if not len(table.trained):
                 return table
             table._write(folder, made_from)
@@ -132,10 +138,15 @@ def _is_made_from(folder: Path, made_from: dict[str, Any]) -> bool:
         return False  # absent, truncated or overwritten: to be made again
 
 
-def _shuffled(index: Tensor, seed: int) -> Iterator[tuple[int, Example]]:
-    """All examples with their numbers, in the seed's order."""
-    words = bits(index.shape[1], seed=seed, name="packing order")
-    for some in torch.argsort(words, stable=True).split(LOOK_AHEAD):
+def _ordered(index: Tensor, placing: Placing) -> Iterator[tuple[int, Example]]:
+    """All examples with their numbers, in the seed's order or as they stand."""
+    count = index.shape[1]
+    if placing.seed is None:
+        order = torch.arange(count)
+    else:
+        words = bits(count, seed=placing.seed, name="packing order", step=placing.part)
+        order = torch.argsort(words, stable=True)
+    for some in order.split(LOOK_AHEAD):
         for number, row in zip(some.tolist(), index[1:, some].t().tolist(), strict=True):
             yield number, Example(*row)
 

@@ -88,6 +88,17 @@ def hub_files(spelling: str) -> list[Path]:
         InputError: `datasets` is missing or older than 4, or cannot load the data set: with its
             reason in one sentence.
     """
+    with said_by_datasets(spelling):
+        rows = loaded(spelling)
+        return [Path(file["filename"]) for file in rows.cache_files]
+
+
+def loaded(spelling: str, *, streaming: bool = False) -> Any:
+    """A data set as `datasets` has it: in its cache, or with `streaming` read as it is asked for.
+
+    Raises:
+        InputError: as `hub_files`.
+    """
     asked = HubName.parsed(spelling)
     datasets = library("datasets", "hub", f"{spelling}: reading it")
     if int(datasets.__version__.split(".")[0]) < _OLDEST:
@@ -105,7 +116,7 @@ def hub_files(spelling: str) -> list[Path]:
             f"write hub:./{name}, for the hub work elsewhere",
             value=spelling,
         )
-    with _errors(spelling), _quiet(datasets):
+    with said_by_datasets(spelling), _quiet(datasets):
         builder = datasets.load_dataset_builder(name, asked.config, revision=asked.revision)
         reader = type(builder).__module__.rpartition(".")[2]
         if reader not in _READERS:
@@ -114,12 +125,13 @@ def hub_files(spelling: str) -> list[Path]:
                 value=spelling,
                 allowed="CSV, JSON, Parquet, Arrow or text",
             )
-        rows = datasets.load_dataset(name, asked.config, split=asked.split, revision=asked.revision)
-        return [Path(file["filename"]) for file in rows.cache_files]
+        how = {"split": asked.split, "revision": asked.revision}
+        more = {"streaming": True} if streaming else {}
+        return datasets.load_dataset(name, asked.config, **how, **more)
 
 
 @contextmanager
-def _errors(spelling: str) -> Iterator[None]:
+def said_by_datasets(spelling: str) -> Iterator[None]:
     """Whatever `datasets` raises, as one sentence."""
     try:
         yield

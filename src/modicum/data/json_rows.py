@@ -37,8 +37,11 @@ def kind_name(value: object) -> str:
     return _KINDS.get(type(value), f"a value of type {type(value).__name__}")
 
 
-def json_lines(path: Path) -> Iterator[DataRow]:
+def json_lines(path: Path, *, skip: int = 0) -> Iterator[DataRow]:
     """The objects of a JSONL file; blank lines are none.
+
+    Args:
+        skip: so many are passed by first, and not parsed.
 
     Raises:
         InputError: the file is of another kind, or a line is not UTF-8, not JSON, or no object.
@@ -46,7 +49,9 @@ def json_lines(path: Path) -> Iterator[DataRow]:
     offset = 0
     with opened_text(path) as handle:
         for number, raw in enumerate(lines_of(path, handle), start=1):
-            if raw.strip():
+            if raw.strip() and skip:
+                skip -= 1
+            elif raw.strip():
                 yield DataRow(number, _parsed(path, number, raw, offset), len(raw))
             offset += len(raw)
 

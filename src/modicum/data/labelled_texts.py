@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,12 @@ def read_labelled(
     Raises:
         InputError: a file has no rows, or a row lacks a column or holds something else in it.
     """
+    asked = {*text_columns, label_column}
     done, found = 0, False
+
+    def used(names: Collection[str]) -> set[str] | None:
+        return asked if asked.issubset(names) else None  # else the refusal names those there are
+
     for file in source.files:
         if file.row_kind is None:
             raise InputError(
@@ -45,7 +50,7 @@ def read_labelled(
                 "CSV or Parquet",
                 file=file.path,
             )
-        for row in rows_of(file.path, file.row_kind):
+        for row in rows_of(file.path, file.row_kind, used=used):
             done += row.size
             if source.limit_bytes is not None and done > source.limit_bytes and found:
                 return

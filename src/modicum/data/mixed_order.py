@@ -101,10 +101,18 @@ class MixedSampler(Sampler):
         return int(places[self._own[source].order(again)[place]])
 
     def _drawn_turns(self, epoch: int) -> tuple[Tensor, Tensor]:
-        """The source of each place of an epoch, and how many of its rows come before it there."""
-        ends = torch.tensor(self.quotas).cumsum(0)
-        sources = torch.searchsorted(ends, self.order(epoch), right=True).to(torch.int16)
-        before = torch.empty(self.rows, dtype=torch.int64)
-        for number, quota in enumerate(self.quotas):
-            before[sources == number] = torch.arange(quota)
-        return sources, before
+        return turns(self.quotas, self.order(epoch))
+
+
+def turns(quotas: Sequence[int], order: Tensor) -> tuple[Tensor, Tensor]:
+    """The source of each place of an epoch, and how many of its rows come before it there.
+
+    Args:
+        order: a permutation of as many places as the quotas have together: int64.
+    """
+    ends = torch.tensor(quotas).cumsum(0)
+    sources = torch.searchsorted(ends, order, right=True).to(torch.int16)
+    before = torch.empty(len(order), dtype=torch.int64)
+    for number, quota in enumerate(quotas):
+        before[sources == number] = torch.arange(quota)
+    return sources, before

@@ -10,7 +10,8 @@ from torch import Tensor
 from modicum.data.batch import IGNORED, Batch
 from modicum.data.example_table import ExampleTable, Placing
 from modicum.data.fitting import TooLong
-from modicum.data.text_rows import StoreRows, mapped
+from modicum.data.text_rows import StoreRows
+from modicum.data.token_arrays import TokenArrays
 from modicum.data.token_store import TokenStore
 
 
@@ -31,7 +32,7 @@ class PackedExamples(StoreRows):
 
     def __init__(
         self,
-        store: TokenStore,
+        store: TokenStore | TokenArrays,
         sequence_length: int,
         boundaries: bool = True,
         *,
@@ -40,10 +41,11 @@ class PackedExamples(StoreRows):
         table: ExampleTable | None = None,
     ) -> None:
         super().__init__(store, sequence_length, boundaries)
-        self._flags = mapped(store.trained_file, 1)
+        assert self.arrays.flags is not None
+        self._flags = self.arrays.flags
         if table is None:
             placing = Placing(sequence_length, boundaries, too_long, seed)
-            table = ExampleTable.of(store, placing)
+            table = ExampleTable.of(self.arrays, placing)
         self._starts, self._stops, self._widths, self._heads, self._skips = table.pieces
         self._spans, self.trained, self.counts = table.spans, table.trained, table.counts
         if not len(self.trained):
@@ -73,8 +75,8 @@ class PackedExamples(StoreRows):
         source, target = self._places(piece[owner], inside), self._places(piece[owner], inside + 1)
         stops = self._stops[piece[owner]]
         trained = (target < stops) & self._flags[target.clamp(max=len(self._flags) - 1)].bool()
-        inputs.view(-1)[at] = self._ids(source)
-        labels.view(-1)[at[trained]] = self._ids(target[trained])
+        inputs.view(-1)[at] = self.arrays.ids(source)
+        labels.view(-1)[at[trained]] = self.arrays.ids(target[trained])
         documents.view(-1)[at] = number[owner].to(torch.int32)
         if not self.boundaries or int(each.max()) == 1:
             return Batch(inputs, labels)

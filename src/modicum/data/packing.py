@@ -15,7 +15,8 @@ from torch import Tensor
 
 from modicum.data.batch import IGNORED, Batch
 from modicum.data.fitting import PackingCounts
-from modicum.data.text_rows import StoreRows, indexed
+from modicum.data.text_rows import StoreRows
+from modicum.data.token_arrays import TokenArrays
 from modicum.data.token_store import TokenStore
 
 # How long to look for a row that holds several documents: so many rows, so many times.
@@ -26,7 +27,7 @@ class Packed(StoreRows):
     """The rows of a store's documents, one after the other.
 
     Args:
-        store: where the tokens are; they stay on disk, mapped into memory.
+        store: where the tokens are; those of a store stay on disk, mapped into memory.
         sequence_length: T, inputs of a row.
         boundaries: whether documents are kept apart: attention does not cross them, and a
             document's end does not predict the next document's start.
@@ -38,9 +39,11 @@ class Packed(StoreRows):
         InputError: nothing in the store is trained.
     """
 
-    def __init__(self, store: TokenStore, sequence_length: int, boundaries: bool = True) -> None:
+    def __init__(
+        self, store: TokenStore | TokenArrays, sequence_length: int, boundaries: bool = True
+    ) -> None:
         super().__init__(store, sequence_length, boundaries)
-        places, lengths, prompts, _ = indexed(store)
+        places, lengths, prompts, _ = self.arrays.index
         self._places = places.contiguous()
         # In packed order document d has the tokens [starts[d], starts[d + 1]), and those from
         # first[d] on are targets: not the prompt, nor a token that nothing before it may predict.
@@ -60,7 +63,11 @@ class Packed(StoreRows):
             )
         filled = min(rows * sequence_length, int(self._starts[-1]))
         self.counts = PackingCounts(
-            store.documents, rows, rows * sequence_length, filled, self.total_trained_tokens
+            self.arrays.documents,
+            rows,
+            rows * sequence_length,
+            filled,
+            self.total_trained_tokens,
         )
 
     def batch(self, indices: Sequence[int]) -> Batch:
@@ -71,7 +78,7 @@ class Packed(StoreRows):
         past_end = where >= self._starts[-1]
         place = where.clamp(max=int(self._starts[-1]) - 1)
         owner = document.clamp(max=len(self._places) - 1)
-        tokens = self._ids(self._places[owner] + place - self._starts[owner])
+        tokens = self.arrays.ids(self._places[owner] + place - self._starts[owner])
         trained = ((where >= self._first[owner]) & ~past_end)[:, 1:]
         labels = tokens[:, 1:].masked_fill(~trained, IGNORED)
         inside = document[:, :-1]

@@ -7,7 +7,7 @@ import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from modicum.core.errors import InputError
 from modicum.data.json_rows import DataRow, kind_name
@@ -90,22 +90,48 @@ def read_python(path: Path, name: str) -> Iterator[Document]:
         return
 
 
+class Unmade(NamedTuple):
+    """A document that is read and not yet made: no template has written it.
+
+    Args:
+        size: bytes of the file that were read for it.
+        make: makes it; raises InputError where its row is not as it should be.
+        state: of a data set of the hub, gives its state after this row; asked before the next one.
+    """
+
+    size: int
+    make: Callable[[], Document]
+    state: Callable[[], dict[str, Any] | None] = lambda: None
+
+    @classmethod
+    def of(cls, document: Document) -> Unmade:
+        """One that is made already."""
+        return cls(document.size, lambda: document)
+
+
 def read_rows(
     rows: Iterable[DataRow],
-    path: Path,
+    path: Path | None,
     name: str,
     document: Callable[[Mapping[str, Any], str, int], Document],
-) -> Iterator[Document]:
-    """The rows of a file, each made into a document with its origin and size.
+) -> Iterator[Unmade]:
+    """The rows of a file, each to be made into a document with its origin and size.
+
+    Args:
+        path: that messages name, with the row; None: they name `name`.
 
     Raises:
-        InputError: `rows` raises it, or `document` refuses a row; the row is named.
+        InputError: `rows` raises it; what it makes raises it where `document` refuses a row.
     """
-    for number, columns, size in rows:
-        try:
-            yield document(columns, f"{name}:{number}", size)
-        except InputError as error:
-            raise error.located(file=path, line=number) from None
+    for row in rows:
+
+        def made(row: DataRow = row) -> Document:
+            try:
+                return document(row.columns, f"{name}:{row.number}", row.size)
+            except InputError as error:
+                raise error.located(file=path or name, line=row.number) from None
+
+        yield Unmade(row.size, made)
 
 
 def string_of(row: Mapping[str, object], column: str) -> str:

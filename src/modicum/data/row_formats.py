@@ -8,7 +8,7 @@ Five formats are known. `messages` (OpenAI, and `conversations` with the same ke
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,13 @@ _ROLES = {
     **dict.fromkeys(("gpt", "assistant", "model", "chatgpt", "function_call"), "assistant"),
     "system": "system",
     **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+}
+# Of each format but text, the columns that a row must have, and those that it may have.
+_COLUMNS: dict[str, tuple[set[str], set[str]]] = {
+    "messages": (set(), {"messages", "conversations"}),
+    "sharegpt": ({"conversations"}, {"system"}),
+    "alpaca": ({"instruction", "output"}, {"input", "system"}),
+    "prompt_completion": ({"prompt", "completion"}, set()),
 }
 # The prompt of Stanford Alpaca, for models that have no chat template.
 _ALPACA = (
@@ -75,6 +82,21 @@ class RowFormat:
             return [self.name, self.column, self.prompt_column]
         digest = None if self.template is None else self.template.digest
         return [self.name, digest, self.train_on]
+
+    def used(self, names: Collection[str]) -> set[str] | None:
+        """Of the columns of a file, those that are read.
+
+        None: all, as one is missing that must be there; so the refusal names those that are.
+
+        >>> sorted(RowFormat("alpaca").used(["id", "instruction", "input", "output"]))
+        ['input', 'instruction', 'output']
+        """
+        if self.name == "text":
+            asked = {self.column, self.prompt_column or self.column}
+            return asked if asked.issubset(names) else None
+        needed, may = _COLUMNS[self.name]
+        found = (needed | may) & set(names)
+        return found | ({"tools"} & set(names)) if found and needed.issubset(names) else None
 
     def describe(self) -> str:
         """What is read of each row, for people."""

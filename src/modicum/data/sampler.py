@@ -1,8 +1,10 @@
-"""Which rows make up which step: a function of the step, with nothing to save or restore."""
+"""Which rows make up which step: of rows that are there, a function of the step alone."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +54,13 @@ class Sampler:
     def epoch_of(self, step: int) -> int:
         """The epoch, counted from 0, of the first sequence of a step."""
         return step * self.batch_size // self.rows
+
+    def state(self) -> dict[str, Any]:
+        """What a run that resumes needs to find its rows again (JSON): nothing."""
+        return {}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave."""
 
     def _drawn(self, epoch: int) -> Tensor:
         """A permutation of the rows: int64 [rows]. Rows that draw equal words keep their order."""

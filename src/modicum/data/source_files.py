@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Literal
 
 from modicum.core.errors import InputError, clipped
+from modicum.data.arrow_rows import UsedColumns
 from modicum.data.globs import chosen_by, walk
 from modicum.data.hub import hub_files
 from modicum.data.opening import opened_text
@@ -84,6 +85,15 @@ def _source_file(path: Path, name: str, kind: FileKind | None = None) -> SourceF
     if kind in ("parquet", "arrow") and content_name(path) != path:
         raise InputError(f"{kind} files are compressed inside, not outside; unpack it", file=path)
     return SourceFile(path, name, kind, bytes_of(path, kind))
+
+
+def sized(files: Iterable[SourceFile], used: UsedColumns) -> tuple[SourceFile, ...]:
+    """The files with the sizes of what is read of them, where that is some columns."""
+
+    def size(file: SourceFile) -> int:
+        return bytes_of(file.path, file.kind, used) if file.kind == "parquet" else file.size
+
+    return tuple(replace(file, size=size(file)) for file in files)
 
 
 def _suffix(path: Path) -> str:

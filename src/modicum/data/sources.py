@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from modicum.core.errors import InputError
 from modicum.core.units import format_bytes
 from modicum.data.chat_template import ChatTemplate, TrainOn
 from modicum.data.hub import PREFIX
+from modicum.data.hub_stream import HubStream
 from modicum.data.opening import opened
-from modicum.data.readers import Document, read_python, read_rows, read_text
+from modicum.data.readers import Document, Unmade, read_python, read_rows, read_text
 from modicum.data.row_files import rows_of
 from modicum.data.row_formats import Format, RowFormat, format_of
 from modicum.data.source_files import (
@@ -31,6 +32,7 @@ from modicum.data.source_files import (
     library_files,
     nothing_there,
     one_file,
+    sized,
 )
 
 # A single text file is split into pieces so that some of it can be held out for validation; a file
@@ -49,6 +51,8 @@ class Source:
         rows: how the rows of files that have some become documents.
         limit_bytes: only the first complete documents of at most so many bytes together.
         piece_bytes: longer text files are read as several documents of about this size.
+        hub: where the rows come from instead of files, if they come over the network.
+        limit_documents: only the first so many documents.
     """
 
     title: str
@@ -56,6 +60,8 @@ class Source:
     rows: RowFormat = field(default_factory=RowFormat)
     limit_bytes: int | None = None
     piece_bytes: int = FOLDER_PIECE
+    hub: HubStream | None = None
+    limit_documents: int | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -66,7 +72,7 @@ class Source:
     @property
     def continuous(self) -> bool:
         """Whether it is running text, which may be split anywhere, and not examples."""
-        return all(file.row_kind is None for file in self.files)
+        return self.hub is None and all(file.row_kind is None for file in self.files)
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         """Every document that is not blank, from number `start` on, read as it is asked for.
@@ -93,7 +99,8 @@ class Source:
             InputError: a file cannot be read as what it is, or the limit is below the first.
         """
         done = 0
-        for document in (document for file in self.files for document in self._open(file)):
+        unmade = (each for number in range(self.parts) for each in self.read(number))
+        for document in (each.make() for each in islice(unmade, self.limit_documents)):
             done += document.size
             if self.limit_bytes is not None and done > self.limit_bytes:
                 if done == document.size:
@@ -105,18 +112,43 @@ class Source:
                 return
             yield document
 
-    def _open(self, file: SourceFile) -> Iterator[Document]:
+    @property
+    def parts(self) -> int:
+        """How many parts can be read apart: files, or the data set of the hub."""
+        return len(self.files) if self.hub is None else 1
+
+    def read(
+        self, number: int, skip: int = 0, state: dict[str, Any] | None = None
+    ) -> Iterator[Unmade]:
+        """The documents of one of the parts, as they are asked for, within no limit.
+
+        Args:
+            skip: so many are passed by first.
+            state: of a data set of the hub, what the document before gave (`Unmade.state`).
+
+        Raises:
+            InputError: the file cannot be read as what it is, with file and line.
+        """
+        if self.hub is not None:
+            found, after = self.hub.opened(skip, state)
+            unmade = read_rows(found, None, self.title, self.rows.document)
+            return (each._replace(state=after) for each in unmade)
+        file = self.files[number]
         if file.row_kind is not None:
-            rows = rows_of(file.path, file.row_kind)
+            rows = rows_of(file.path, file.row_kind, skip=skip, used=self.rows.used)
             return read_rows(rows, file.path, file.name, self.rows.document)
         if file.kind == "python":
-            return read_python(file.path, file.name)
-        return read_text(file.path, file.name, self.piece_bytes)
+            texts = read_python(file.path, file.name)
+        else:
+            texts = read_text(file.path, file.name, self.piece_bytes)
+        return map(Unmade.of, islice(texts, skip, None))
 
     def describe(self) -> str:
         """One phrase for people: what it is, how many files, how many bytes."""
         count = len(self.files)
         text = self.title
+        if self.hub is not None:
+            return f"{text}, {self.rows.describe()}"
         if any(file.row_kind is not None for file in self.files):
             text += f", {self.rows.describe()}"
         text += f": {count} file{'s' if count != 1 else ''}, {format_bytes(self.total_bytes)}"
@@ -166,6 +198,7 @@ def open_source(
     template: ChatTemplate | None = None,
     train_on: TrainOn = "all",
     limit_bytes: int | None = None,
+    streaming: bool = False,
     recipe_file: str | Path | None = None,
     field: str = "data.path",
 ) -> Source:
@@ -177,7 +210,8 @@ def open_source(
     first row, unless columns are named; `template` writes conversations, of which `train_on` says
     what is learned. Without `include`, a folder's JSONL files are taken or, when it
     has none, its text files, and its tables when it has nothing else. Names that start with a dot
-    are left out. `recipe_file` and `field` say in messages where `path` was written.
+    are left out. With `streaming` a data set of the hub is not downloaded, but read as it is asked
+    for. `recipe_file` and `field` say in messages where `path` was written.
 
     Raises:
         InputError: nothing is there, nothing matches, or the kind of file cannot be read.
@@ -186,12 +220,14 @@ def open_source(
     'json/__init__.py'
     """
     wrong = partial(InputError, file=recipe_file, field=field)
+    hub = HubStream(str(path)) if streaming and str(path).startswith(PREFIX) else None
+    files: tuple[SourceFile, ...] = ()
     if path is not None and str(path).startswith(PREFIX):
         if include or exclude:
             problem = "a data set of the hub has splits, not files to choose among by patterns"
             raise wrong(f"{problem}; leave out include and exclude", value=str(path))
         try:
-            files, title = hub_source_files(str(path)), str(path)
+            files, title = () if hub else hub_source_files(str(path)), str(path)
         except InputError as error:
             raise error.located(field=field) from None
         piece_bytes = FOLDER_PIECE
@@ -223,16 +259,16 @@ def open_source(
         name = rows
     elif column == "text" and prompt_column is None:
         try:
-            name = _format_in(files)
+            name = _format_in(files, hub)
         except InputError as error:
             raise error.located(field=field) from None
     how = RowFormat(name, template, train_on, column, prompt_column)
-    return Source(title, files, how, limit_bytes, piece_bytes)
+    return Source(title, sized(files, how.used), how, limit_bytes, piece_bytes, hub)
 
 
-def _format_in(files: Sequence[SourceFile]) -> Format:
+def _format_in(files: Sequence[SourceFile], hub: HubStream | None) -> Format:
     """The format of the first row of the first file that has any; text where none has."""
     kinds = ((file.path, file.row_kind) for file in files)
     rows = (row for path, kind in kinds if kind is not None for row in rows_of(path, kind))
-    first = next(rows, None)
+    first = next(rows if hub is None else hub.opened()[0], None)
     return "text" if first is None else format_of(first.columns)

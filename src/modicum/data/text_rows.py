@@ -5,14 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from modicum.core.errors import InputError
 from modicum.data.batch import Batch
 from modicum.data.fitting import PackingCounts
+from modicum.data.token_arrays import TokenArrays
 from modicum.data.token_store import TokenStore
 
 
@@ -90,41 +89,40 @@ class TextRows(ABC):
 
 
 class StoreRows(TextRows):
-    """The rows of one side of a token store.
+    """The rows of one side of a token store, or of documents in memory.
 
     Args:
-        store: where the tokens are; they stay on disk, mapped into memory.
+        documents: where the tokens are; those of a store stay on disk, mapped into memory.
         sequence_length, boundaries: as `TextRows` has them.
     """
 
-    def __init__(self, store: TokenStore, sequence_length: int, boundaries: bool = True) -> None:
+    def __init__(
+        self, documents: TokenStore | TokenArrays, sequence_length: int, boundaries: bool = True
+    ) -> None:
         super().__init__(sequence_length, boundaries)
-        self.store = store
-        self._tokens = mapped(store.tokens_file, store.token_bytes)
+        self._store = documents if isinstance(documents, TokenStore) else None
+        self.arrays = arrays_of(documents)
+
+    @property
+    def store(self) -> TokenStore:
+        """The store; there is none where documents are in memory."""
+        assert self._store is not None
+        return self._store
 
     @property
     def parts(self) -> tuple[StoreRows, ...]:
         """Itself."""
         return (self,)
 
-    def _ids(self, places: Tensor) -> Tensor:
-        """The token ids at places of the tokens file, int64."""
-        tokens = self._tokens[places].long()
-        if self.store.token_bytes == 2:
-            tokens &= 0xFFFF  # torch has few operations on unsigned integers, so the file is int16
-        return tokens
-
-    def _nothing_trained(self, why: str) -> InputError:
-        return InputError(f"nothing in the data is trained: {why}", file=self.store.folder)
+    def _nothing_trained(self, why: str) -> NothingTrained:
+        folder = None if self._store is None else self._store.folder
+        return NothingTrained(f"nothing in the data is trained: {why}", file=folder)
 
 
-def mapped(path: Path, width: int) -> Tensor:
-    """The integers of a file, [bytes / width], signed, mapped and not read."""
-    dtype = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
-    size = path.stat().st_size // width
-    return torch.from_file(str(path), shared=False, size=size, dtype=dtype)
+class NothingTrained(InputError):
+    """Documents that have no token to learn."""
 
 
-def indexed(store: TokenStore) -> Tensor:
-    """Of each document its place, length, prompt's length and trained tokens: int64 [4, n]."""
-    return mapped(store.index_file, 8).view(-1, 4).t()
+def arrays_of(documents: TokenStore | TokenArrays) -> TokenArrays:
+    """Documents as tensors, wherever they are."""
+    return documents if isinstance(documents, TokenArrays) else TokenArrays.of(documents)

@@ -17,7 +17,8 @@ from torch import Tensor
 from modicum.data.batch import IGNORED
 from modicum.data.source_mix import SourceMix
 from modicum.data.sources import Source
-from modicum.data.text_rows import StoreRows, TextRows, indexed, mapped
+from modicum.data.text_rows import StoreRows, TextRows
+from modicum.data.token_arrays import indexed, mapped
 
 # An answer's end is among its last tokens: templates write a line's end after it.
 _LAST = 3

@@ -52,12 +52,14 @@ def generate(
     eos_id: int | Collection[int] | None = None,
     generator: torch.Generator | None = None,
     agreed: Callable[[int], int] = lambda token: token,
+    drawn: Callable[[Tensor, int], object] | None = None,
 ) -> Iterator[int]:
     """The tokens that follow `input_ids` [1, T], until `eos_id` (not given out) or a limit.
 
     Ends early where the model's context is full. Draws are made on the CPU, with `generator`;
     call `model.eval()` first if the model holds dropout. Of a model that is sharded over ranks all
-    ranks generate the same: `agreed` maps a rank's token to the one that all continue with.
+    ranks generate the same: `agreed` maps a rank's token to the one that all continue with. `drawn`
+    is called with the logits [vocabulary], on the CPU, and the token that was drawn from them.
 
     Raises:
         InputError: there is nothing to continue, or the prompt fills the context.
@@ -76,7 +78,10 @@ def generate(
     states: Any = model.new_states(1, length + count)
     for _ in range(count):
         logits, states = model.continued(input_ids, states)
-        token = agreed(sample(logits[0].cpu(), temperature, top_p, generator))
+        following = logits[0].cpu()
+        token = agreed(sample(following, temperature, top_p, generator))
+        if drawn is not None:
+            drawn(following, token)
         if token in ends:
             return
         yield token

@@ -18,6 +18,7 @@ from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
 from modicum.models.config import ModelConfig
 from modicum.models.decoder_config import DecoderConfig, decoder_config
 from modicum.models.other_folders import no_model
+from modicum.models.package_folders import in_package, package_folder
 from modicum.models.safetensors_file import TensorEntry, find_tensors, read_tensor
 from modicum.models.stored_tensor import check_stored
 
@@ -61,12 +62,12 @@ class ModelHeader:
 
 
 def resolve(path: str | Path) -> Path:
-    """The model folder that `path` means: itself, or the `model` folder of a run.
+    """The model folder that `path` means: itself, the `model` folder of a run, or a package's.
 
     Raises:
-        InputError: there is no such folder, or it is a file.
+        InputError: there is no such folder or package, or it is a file.
     """
-    folder = Path(path)
+    folder = package_folder(path) if in_package(path) else Path(path)
     if folder.is_file():
         raise InputError("a model is a folder with a config.json, and this is a file", file=folder)
     if not folder.is_dir():

@@ -6,7 +6,9 @@ Source: RoFormer, Su et al., arXiv 2104.09864; frequencies for long contexts as 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,13 +31,19 @@ class Sequence:
     mask: Tensor | None
 
 
-def inverse_frequencies(config: ModelConfig) -> Tensor:
+def unscaled_frequencies(head_width: int, theta: float) -> Tensor:
     """Radians a position for each pair of channels, float32 [head_width / 2], on the CPU."""
     # On the CPU whatever the default device: a power that differs in its last bit on another
     # device is an angle that differs visibly at position 10,000.
-    exponent = torch.arange(0, config.head_width, 2, dtype=torch.float32, device="cpu")
-    frequency = 1.0 / config.rope_theta ** (exponent / config.head_width)
-    scaling = config.rope_scaling
+    exponent = torch.arange(0, head_width, 2, dtype=torch.float32, device="cpu")
+    return 1.0 / theta ** (exponent / head_width)
+
+
+def inverse_frequencies(
+    head_width: int, theta: float, scaling: Mapping[str, Any] | None = None
+) -> Tensor:
+    """The same under a scaling, as `ModelConfig.rope_scaling` has it."""
+    frequency = unscaled_frequencies(head_width, theta)
     if scaling is None:
         return frequency
     if scaling["rope_type"] == "linear":
@@ -52,7 +60,8 @@ def rotation(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> tupl
     Computed anew each time, for less than a thousandth of a step, so that there is no table that
     a meta or fake device could spoil.
     """
-    frequency = inverse_frequencies(config).to(positions.device)
+    scaled = inverse_frequencies(config.head_width, config.rope_theta, config.rope_scaling)
+    frequency = scaled.to(positions.device)
     angle = positions.unsqueeze(-1).float() * frequency
     cosine, sine = angle.cos().to(dtype), angle.sin().to(dtype)
     cosine = torch.cat((cosine, cosine), dim=-1).unsqueeze(-2)

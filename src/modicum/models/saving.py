@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,6 +14,7 @@ from modicum.models.config import ModelConfig
 from modicum.models.huggingface import CONFIG
 from modicum.models.safetensors_file import INDEX, WEIGHTS
 from modicum.models.tensor_groups import TensorGroup, dense_weight
+from modicum.models.transformers.trusted import copy_code
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,7 @@ def save(
     shard_bytes: int = SHARD_BYTES,
     write: bool = True,
     dense: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> Path:
     """Write `model` to `folder` as transformers reads it atomically.
 
@@ -47,48 +48,58 @@ def save(
             be gathered, one after the other, and one rank writes.
         dense: false keeps layers of a form that trains, such as low-rank factors, as they are: a
             folder as small as the model, which modicum alone reads.
+        dtype: what the tensors are rounded to, which are all of the model's own; None: nothing is.
 
     Raises:
-        InputError: the disk is full or cannot be written.
+        InputError: the disk is full or cannot be written; a weight is beyond `dtype`.
     """
     target = Path(folder)
-    raw, groups = _stored(model, dense)
+    raw, groups = stored(model, dense=dense)
+    own = next(model.parameters()).dtype
+    if dtype not in (None, own):
+        groups = [group.rounded(dtype) for group in groups]
     if not write:
         for group in groups:
             group.make()
         return target
     with publish_folder(target) as temporary:
         _write_weights(groups, temporary, shard_bytes)
-        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         raw.pop("dtype", None)  # transformers 5's name for what both 4 and 5 read as torch_dtype
-        write_json(temporary / CONFIG, raw | {"torch_dtype": dtype})
+        written = str(dtype or own).removeprefix("torch.")
+        write_json(temporary / CONFIG, raw | {"torch_dtype": written})
         if getattr(model, "trained_heads", None) is None:  # it writes text
             tokens = {name: raw.get(name) for name in _TOKENS}
             known = {name: token for name, token in tokens.items() if token is not None}
             write_json(temporary / "generation_config.json", {"_from_model_config": True} | known)
         for file in files:
             shutil.copyfile(file, temporary / Path(file).name)
+        copy_code(raw, temporary)
     return target
 
 
-def _stored(
-    model: Llama | TransformersModel, dense: bool
+def stored(
+    model: Llama | TransformersModel, *, dense: bool = True
 ) -> tuple[dict[str, Any], list[TensorGroup]]:
-    """What config.json holds, and the files' tensors."""
+    """What config.json holds, and the files' tensors.
+
+    Args:
+        dense: as of `save`.
+    """
     from modicum.core.layers.linear_forms import forms_of
     from modicum.models.llama import Llama
 
+    found = FormPlan() if dense else forms_of(model)
     if not isinstance(model, Llama):
         from modicum.models.transformers.saving import groups
 
-        return model.decoder_config.to_hf(), groups(model)
-    found = FormPlan() if dense else forms_of(model)
+        formed: Any = replace(model.decoder_config, forms=found)
+        return formed.to_formed() if found.layers else formed.to_hf(), groups(model, found)
     config = replace(model.config, forms=model.config.forms.dense().with_forms(found.layers))
     item = next(model.parameters()).dtype.itemsize
 
     def group(name: str, shape: tuple[int, ...]) -> TensorGroup:
         make = lambda: {name: _tensor(model, config, name)}  # noqa: E731
-        return TensorGroup({name: math.prod(shape) * item}, make)
+        return TensorGroup({name: shape}, item, make)
 
     return config.to_hf(), [group(*each) for each in config.parameter_shapes().items()]
 
@@ -100,7 +111,7 @@ def _write_weights(groups: Iterable[TensorGroup], folder: Path, shard_bytes: int
     shards: list[list[TensorGroup]] = [[]]
     sizes = [0]
     for group in groups:
-        size = sum(group.bytes.values())
+        size = group.bytes
         if shards[-1] and sizes[-1] + size > shard_bytes:
             shards.append([])
             sizes.append(0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from modicum.core.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -15,12 +18,40 @@ class TensorGroup:
     """Tensors of a file that are made together.
 
     Args:
-        bytes: of each, by its name in the file.
+        shapes: of each, by its name in the file.
+        itemsize: bytes of a number.
         make: makes them; where weights are sharded over ranks, every rank calls it.
     """
 
-    bytes: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
+    itemsize: int
     make: Callable[[], Mapping[str, torch.Tensor]]
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them."""
+        return self.itemsize * sum(math.prod(shape) for shape in self.shapes.values())
+
+    def rounded(self, dtype: torch.dtype) -> TensorGroup:
+        """The same in another dtype than their own; `make` refuses what is beyond it."""
+        made = self.make
+        return TensorGroup(
+            self.shapes,
+            dtype.itemsize,
+            lambda: {name: _rounded(name, tensor, dtype) for name, tensor in made().items()},
+        )
+
+
+def _rounded(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    made = tensor.to(dtype)
+    if tensor.isfinite().all() and not made.isfinite().all():
+        raise InputError(
+            f"the weight {name} is beyond what this can hold",
+            field="export.dtype",
+            value=str(dtype).removeprefix("torch."),
+            allowed="float32, bfloat16",
+        )
+    return made
 
 
 def dense_weight(module: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:

@@ -21,7 +21,7 @@ from modicum.recipe import Recipe
 
 RUNS = Path("runs")
 # What may be another when the same call resumes or extends a run.
-_OF_A_START = ("parallel", "tracking")
+_OF_A_START = ("parallel", "tracking", "export", "cost")
 
 
 def train(

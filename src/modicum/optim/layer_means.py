@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from modicum.core.clock import WIRE
 from modicum.core.contracts.ledger import Entry, Ledger, Phase, Wire, Work
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks, peer_errors
@@ -92,7 +93,7 @@ class RunningMeans:
     def exchange(self, ranks: Ranks) -> None:
         """Add up the sums and counts of all ranks."""
         if not ranks.alone:
-            with peer_errors():
+            with ranks.clock(WIRE), peer_errors():
                 dist.all_reduce(self.sums)
 
     def average(self, decay: float, gradient_scale: float = 1.0) -> None:

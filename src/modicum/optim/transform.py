@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from modicum.core.clock import WIRE
 from modicum.core.contracts.ledger import OptimizerQuery, TrainedParameter
 from modicum.core.contracts.method import Context, Method, Strings
 from modicum.core.contracts.parameters import trainable
@@ -202,7 +203,7 @@ class TransformRuntime(RunHook, ABC):
     def sum_over_shards(self, values: Tensor) -> Tensor:
         """Add up what each rank has of its own rows, in place."""
         if self.shards is not None:
-            with peer_errors():
+            with self.context.ranks.clock(WIRE), peer_errors():
                 dist.all_reduce(values, group=self.shards)
         return values
 

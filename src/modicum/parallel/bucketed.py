@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor, nn
 
+from modicum.core.clock import WIRE
 from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.strategy import Ready, Strategy
 from modicum.core.ranks.layout import Layout
@@ -139,7 +140,8 @@ class Bucketed(Strategy, Generic[B]):
     def _land(self, end: int) -> None:
         """Wait for the sums of the buckets before number `end`, and tell of their gradients."""
         for bucket in self.buckets[self._landed : end]:
-            bucket.land()
+            with self.ranks.clock(WIRE):
+                bucket.land()
             self._landed += 1
             for handler in self._handlers:
                 for tensor in bucket.trained:

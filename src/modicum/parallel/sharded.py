@@ -10,7 +10,7 @@ moves bytes only where the weights are newer than the copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +27,7 @@ from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.parallel.buffer_rows import EXCHANGE, BufferRows, laid_out
+from modicum.parallel.fsdp_wires import ExchangeWire, let_count
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -112,6 +113,8 @@ class Sharded(Strategy):
             register_fsdp_forward_method(model, name)
         if self.exchange is not None and not self.ranks.alone:
             self._connect(model, self.exchange)
+        elif device.type == "cpu":
+            let_count(_sharded_modules(model), self.ranks.clock)
 
     def _connect(self, model: nn.Module, exchange: ShardExchange) -> None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -126,8 +129,8 @@ class Sharded(Strategy):
             group = _Group(f"group {number}", shapes, exchange)
             self._groups.append(group)
             reduced = partial(self._reduced, group)
-            module.set_custom_all_gather(cast(Any, _Wire(group.gather)))
-            module.set_custom_reduce_scatter(cast(Any, _Wire(reduced)))
+            module.set_custom_all_gather(cast(Any, ExchangeWire(group.gather)))
+            module.set_custom_reduce_scatter(cast(Any, ExchangeWire(reduced)))
 
     def start(self, model: nn.Module) -> None:
         """Begin with a loaded model.
@@ -262,21 +265,6 @@ class _Group:
                 size = self._rows.shards, self._rows.width
                 self.copy = torch.zeros(size, dtype=value.dtype, device=device)
             self._rows.put(self.copy, index, value)
-
-
-class _Wire:
-    """What FSDP2 calls to gather a group's weights, and to sum its gradients."""
-
-    def __init__(self, run: Callable[[Tensor], Tensor]) -> None:
-        self._run = run
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A buffer to send from, or to receive into."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_: Any) -> None:
-        """Fill the output; it is there when this returns."""
-        output_tensor.copy_(self._run(input_tensor).view(-1))
 
 
 def _own(module: nn.Module) -> Iterator[nn.Parameter]:

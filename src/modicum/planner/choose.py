@@ -74,7 +74,7 @@ class Room:
             now: what a process holds when it plans; this one's if left out.
         """
         now = resident_bytes() if now is None else now
-        base, host = now + record.loaded_bytes, share.of(machine.available_bytes, now)
+        base, host = now + record.still_loaded(), share.of(machine.available_bytes, now)
         if device == "cpu":
             most, name = host, "this machine's free memory"
             if share.count > 1:

@@ -60,7 +60,7 @@ PROVEN = ("alone", "transformers", "export")  # by checks of the batteries, not 
 
 
 @dataclass(frozen=True)
-class Row:
+class CombinationRow:
     """A method with some fields set.
 
     Args:
@@ -90,18 +90,18 @@ class Row:
         return values
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[CombinationRow]:
     """Every method that a recipe has a place for; tasks are what they work on."""
     for record in catalog().values():
         if record.room == "tasks" or slot_of(record) is None:
             continue
         tiny = dict(record.info.tiny)
-        yield Row(record, tiny, record.name)
+        yield CombinationRow(record, tiny, record.name)
         for field, value, _ in record.info.traits_if:
-            yield Row(record, {**tiny, field: value}, f"{record.name}, {field}: {value}")
+            yield CombinationRow(record, {**tiny, field: value}, f"{record.name}, {field}: {value}")
 
 
-def refusal(row: Row, column: str) -> InputError | None:
+def refusal(row: CombinationRow, column: str) -> InputError | None:
     """Why the row does not run with what the column asks for; None where it does."""
     tried: list[tuple[dict[str, Any], int]] = [
         (strategy, RANKS) for strategy in STRATEGIES.values()

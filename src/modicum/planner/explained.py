@@ -20,6 +20,7 @@ from modicum.planner.choose import (
     strategy_of,
 )
 from modicum.planner.predict import Choice, Prediction
+from modicum.planner.save_interval import first_choice
 from modicum.recipe import Recipe
 
 
@@ -50,6 +51,8 @@ def explained(
             where = room.name if room.device == "cpu" else "the host's free memory"
             why = f"a copy of the state does not fit into {where}"
         rows.append(_row(ASYNCHRONOUS, choice.asynchronous, why))
+    if recipe.checkpoint.every == "auto":
+        rows.append(first_choice(recipe))
     if COMPILE in kept:
         rows.append(dict(kept[COMPILE]))
     elif training.compile == "auto" and seconds < COMPILE_PAYS_AFTER:

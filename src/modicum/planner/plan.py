@@ -21,9 +21,11 @@ from modicum.planner.choose import (
     MICRO,
     choice_of,
 )
+from modicum.planner.cost import cost_of
 from modicum.planner.predict import Prediction, predict
 from modicum.planner.profiles import Profile
 from modicum.planner.resuming import asked_at_start, carried, same_start
+from modicum.planner.save_interval import EVERY, FIRST
 from modicum.planner.shown import plan_html
 from modicum.planner.uses import Use
 from modicum.recipe import Recipe
@@ -80,10 +82,17 @@ class Plan:
     @property
     def _saves_on_the_way(self) -> bool:
         """Whether a checkpoint is written while training continues, as far as can be foreseen."""
-        every = Every.parse(self.recipe.checkpoint.every)
+        every = self.saving
         if every.steps is not None:
             return every.steps < self.steps
         return every.seconds is not None and every.seconds < self.seconds
+
+    @property
+    def saving(self) -> Every:
+        """How often the run is saved: as its recipe says, or as it was found to be best."""
+        asked = self.recipe.checkpoint.every
+        found = {row["field"]: row["value"] for row in self.choices}.get(EVERY, FIRST)
+        return Every.parse(found if asked == "auto" else asked)
 
     @property
     def process_range(self) -> tuple[int, int] | None:
@@ -147,7 +156,8 @@ class Plan:
         """
         if self.measured_tokens_per_second is not None:
             return self.measured_tokens_per_second
-        rate = self.machine.flops * self.record.efficiency
+        efficiency = self.record.efficiency_in(half=self.prediction.half)
+        rate = self.machine.flops * efficiency
         return self.tokens_per_update * rate / self.prediction.flops
 
     @property
@@ -195,6 +205,7 @@ class Plan:
                 "wire_bytes": self.prediction.wire_bytes,
                 "tokens_per_second": rate,
                 "seconds": self.seconds,
+                **cost_of(recipe.cost, self.seconds),
             },
             "parameters": {
                 "total": self.prediction.total,
@@ -236,7 +247,9 @@ class Plan:
         return replace(made, revision=last["revision"] + 1, why=why)
 
     def counted(self, counts: Mapping[str, Any]) -> Plan:
-        """This plan, now that the data is prepared and its rows are counted."""
+        """This plan, now that the data is prepared; what is streamed is counted by nobody."""
+        if counts.get("streamed"):
+            return self
         return replace(self, counts={**counts, "exact": True})
 
     def because(self, why: str) -> Plan:

@@ -30,7 +30,7 @@ from modicum.planner.choose import (
 from modicum.planner.earlier_adapter import started
 from modicum.planner.explained import explained
 from modicum.planner.plan import Plan
-from modicum.planner.precision import settled
+from modicum.planner.precision import export_rows, settled
 from modicum.planner.predict import Prediction, Predictor
 from modicum.planner.profiles import Profile
 from modicum.planner.question import Question
@@ -39,6 +39,7 @@ from modicum.planner.remedies import Remedy, changed, remedies
 from modicum.planner.uses import uses_of_room
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
+from modicum.tasks.model_origins import pinned
 
 
 def plan(
@@ -159,8 +160,10 @@ def asked_of(
     recipe = recipe.anchored()
     layouts(recipe, count)  # what does not go with the ranks is reported before all else
     task = task_of(recipe)
+    recipe, commit = pinned(recipe, live)
     inputs = task.look(recipe)
     recipe, rows = settled(recipe, inputs.dtypes)
+    rows += export_rows(recipe, inputs.dtypes, rounds=task.rounds)
     recipe, start = started(recipe, task, inputs, keep)
     if machine is None:
         device = _device(recipe, keep).type
@@ -177,7 +180,7 @@ def asked_of(
     counts = live.broadcast(task.survey(recipe, inputs))
     return Question(
         recipe, task, inputs, device, found, record, room, predictor, counts, count, machine,
-        (*rows, *start),
+        (*commit, *rows, *start),
     )  # fmt: skip
 
 
@@ -233,13 +236,13 @@ def _agreed(
     planned = live.alone and count > 1
     share = Share(count, live=False) if planned else Share(live.local_size)
     room = Room.of(recipe, machine, device.type, record, share)
-    free, host, flops, efficiency, least = live.min(
+    free, host, flops, efficiency, half_efficiency, least = live.min(
         room.limit - room.base, room.host - room.base, machine.flops, record.efficiency,
-        record.kept[0],
+        record.efficiency_in(half=True), record.kept[0],
     )  # fmt: skip
     base, most = live.max(room.base, record.kept[1])
     kept = (least, most)
     room = replace(room, base=int(base), kept=kept, limit=int(base + free), host=int(base + host))
-    record = replace(record, kept=kept, efficiency=efficiency)
+    record = replace(record, kept=kept, efficiency=efficiency, half_efficiency=half_efficiency)
     on_cpu = device.type == "cpu"
     return replace(machine, flops=flops / count if planned and on_cpu else flops), record, room

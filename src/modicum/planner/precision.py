@@ -1,4 +1,4 @@
-"""What `training.precision: auto` means for a recipe, by what the model's files hold.
+"""What `training.precision` and `export.dtype` mean where they are auto, by the model's files.
 
 Frozen weights stay what the files hold, where products can be computed in that: bf16. Nothing is
 ever rounded by `auto`. Trained weights are fp32 in any case, factors of adapters too, since an
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.recipe import Recipe
 
-PRECISION = "training.precision"
+PRECISION, EXPORT = "training.precision", "export.dtype"
+_DTYPES = {"BF16": "bfloat16", "F16": "float16"}
 
 
 def settled(recipe: Recipe, dtypes: Collection[str]) -> tuple[Recipe, list[JsonObject]]:
@@ -41,3 +43,42 @@ def _chosen(dtypes: Collection[str], *, adapted: bool) -> tuple[str, str]:
         )
         return "fp32", f"{why} (bf16 halves them, and rounds)"
     return "fp32", f"the files hold {held}, and nothing is rounded unasked"
+
+
+def exported_dtype(recipe: Recipe, dtypes: Collection[str]) -> str:
+    """What the exported weights are rounded to, as torch calls it.
+
+    Args:
+        dtypes: as `settled`.
+
+    >>> exported_dtype(Recipe(), {"BF16"}), exported_dtype(Recipe(), {"BF16", "F32"})
+    ('bfloat16', 'float32')
+    """
+    asked = recipe.export.dtype
+    if asked != "auto":
+        return asked
+    own = next(iter(dtypes)) if len(dtypes) == 1 and recipe.adapter is None else ""
+    return _DTYPES.get(own, "float32")
+
+
+def export_rows(recipe: Recipe, dtypes: Collection[str], *, rounds: bool) -> list[JsonObject]:
+    """The dtype of the export as a row, where the recipe leaves it open and it is not float32.
+
+    Args:
+        dtypes: as `settled`.
+        rounds: whether the task exports in other dtypes.
+
+    Raises:
+        InputError: the recipe asks for a dtype that is not written.
+    """
+    asked, value = recipe.export.dtype, exported_dtype(recipe, dtypes)
+    if value == "float32":
+        return []
+    if recipe.adapter is not None or not rounds:
+        what = "an adapter is" if recipe.adapter is not None else "models of this task are"
+        problem = f"{what} exported in fp32; leave this out"
+        raise InputError(problem, field=EXPORT, value=asked, allowed="auto, float32")
+    if asked != "auto":
+        return []
+    why = "as the base's files hold it; the trained fp32 weights are in the checkpoint"
+    return [{"field": EXPORT, "value": value, "why": why}]

@@ -10,8 +10,9 @@ from modicum.planner.choose import COMPILE, DEVICE
 from modicum.planner.earlier_adapter import START
 from modicum.planner.precision import PRECISION
 from modicum.recipe import Recipe
+from modicum.tasks.model_origins import PATH
 
-_CARRIED = (COMPILE, DEVICE, PRECISION, START)
+_CARRIED = (COMPILE, DEVICE, PATH, PRECISION, START)
 
 
 def same_start(recipe: Recipe, ranks: int, row: Mapping[str, Any]) -> bool:
@@ -33,7 +34,9 @@ def carried(rows: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
 
 def asked_at_start(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe may be another at each start of a run."""
+    asked = recipe.export.dtype
     return {
+        **({} if asked == "auto" else {"export": asked}),
         "parallel": recipe.parallel.model_dump(mode="json"),
         "asynchronous": recipe.checkpoint.asynchronous,
     }

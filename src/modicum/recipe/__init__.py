@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from modicum.recipe.nested import assign, differences
+from modicum.recipe.outputs import ExportSection, TrackingSection
 from modicum.recipe.recipe import Recipe
 from modicum.recipe.sections import (
     BudgetSection,
@@ -14,7 +15,6 @@ from modicum.recipe.sections import (
     SamplesSection,
     Section,
     SourceSection,
-    TrackingSection,
     TrainingSection,
 )
 from modicum.recipe.slots import SLOTS, methods_for
@@ -25,6 +25,7 @@ __all__ = [
     "CheckpointSection",
     "DataSection",
     "EvaluationSection",
+    "ExportSection",
     "ModelSection",
     "ParallelSection",
     "Recipe",

@@ -25,6 +25,8 @@ def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     {'model': {'path': '/work/base'}, 'plugins': ['/a.py']}
     >>> anchored({"data": {"path": "hub:openai/gsm8k"}}, Path("/work"))
     {'data': {'path': 'hub:openai/gsm8k'}}
+    >>> anchored({"model": {"path": "package:weights/model"}}, Path("/work"))
+    {'model': {'path': 'package:weights/model'}}
     """
     made = dict(values)
     for name, section in values.items():
@@ -52,6 +54,8 @@ def _source(value: Any, folder: Path) -> Any:
 def _is_path(section: str, key: Any, value: Any) -> bool:
     if key == "chat_template" and value in CHAT_TEMPLATES:
         return False
+    if (section, key) == ("model", "path") and str(value).startswith("package:"):
+        return False  # a folder of an installed package
     return key == "path" or str(key).endswith("_path") or (section, key) in _OTHERS
 
 

@@ -16,7 +16,9 @@ from modicum.core.contracts.catalog import MethodRecord, added
 from modicum.core.contracts.method import Method, Strings, describe
 from modicum.core.contracts.traits import TraitHolder, clashes
 from modicum.core.errors import InputError
+from modicum.recipe.cost import CostSection
 from modicum.recipe.nested import assign
+from modicum.recipe.outputs import ExportSection, TrackingSection
 from modicum.recipe.paths import anchored
 from modicum.recipe.sections import (
     BudgetSection,
@@ -27,13 +29,13 @@ from modicum.recipe.sections import (
     ParallelSection,
     SamplesSection,
     Section,
-    TrackingSection,
     TrainingSection,
 )
 from modicum.recipe.slots import DEFAULTS, SLOTS, filled, find_in, spelled
+from modicum.recipe.streaming import check_streaming
 
 # What the model section may say of a model that comes from a path.
-_OF_A_PATH = ("path", "adapter")
+_OF_A_PATH = ("path", "trust_remote_code", "adapter")
 
 
 class Recipe(Section):
@@ -71,9 +73,11 @@ class Recipe(Section):
     evaluation: EvaluationSection = EvaluationSection()
     samples: SamplesSection = SamplesSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    export: ExportSection = ExportSection()
     parallel: ParallelSection = ParallelSection()
     tracking: TrackingSection = TrackingSection()
     budget: BudgetSection = BudgetSection()
+    cost: CostSection = CostSection()
     plugins: Strings = ()
     """Python files that define methods of your own."""
 
@@ -109,6 +113,7 @@ class Recipe(Section):
         self._check_model()
         self._check_training()
         self._check_evaluation()
+        check_streaming(self)
         self.refuse_clashes()
         return self
 
@@ -184,6 +189,9 @@ class Recipe(Section):
                 field="model.adapter",
                 value=model.adapter,
             )
+        if model.trust_remote_code and model.path is None:
+            problem = "is for the code in a model's folder; name that with model.path"
+            raise InputError(problem, field="model.trust_remote_code", value=True)
         if model.path is not None:
             own = sorted(model.model_fields_set.difference(_OF_A_PATH))
             if own:

@@ -35,6 +35,18 @@ Interval = Annotated[
 Auto = Literal["auto"]
 
 
+def _check_save_every(value: Any) -> Any:
+    return value if value == "auto" else _check_every(value)
+
+
+_SAVE_FORMAT = f"a number of steps, or {DURATION_FORMAT}, or auto"
+SaveInterval = Annotated[
+    int | str,
+    BeforeValidator(_check_save_every),
+    WithJsonSchema({"type": ["integer", "string"], "description": _SAVE_FORMAT}),
+]
+
+
 class Section(BaseModel):
     """A part of a recipe: frozen, no unknown keys, no silent conversions."""
 
@@ -45,8 +57,12 @@ class ModelSection(Section):
     """The model: trained weights from a folder, or a new one of a given shape."""
 
     path: str | None = None
-    """A Hugging Face folder, or the run folder of a full training. The fields below are then the
-    model's own and must be left out."""
+    """A Hugging Face folder, the run folder of a full training, `package:NAME/FOLDER`, a folder of
+    an installed Python package, or a model of the hub, `hub:OWNER/NAME,revision=...`. The fields of
+    a shape below are then the model's own and must be left out."""
+    trust_remote_code: bool = False
+    """Whether Python files of the model's folder are run, which can do whatever you can. Only for
+    a model that transformers does not have, and whose code you have read."""
     adapter: str | None = None
     """A folder with an adapter for it, modicum's or PEFT's, that training starts from. What the
     section `adapter` does not say is then what the folder has; a run keeps a copy."""
@@ -154,6 +170,12 @@ class DataSection(Section):
     """A folder with tokenizer.json; null means the model's, or one trained on the data."""
     limit: ByteSize | None = None
     """Read no more than this much text; of several sources, of each."""
+    streaming: bool = False
+    """Whether rows are read, tokenized and packed as training asks for them, instead of once before
+    it: for data that is larger than the disk, or that comes over the network."""
+    shuffle_buffer: PositiveInt | None = None
+    """Of a stream, how many documents are read at a time, packed and shuffled; null means 4,096, and
+    1 that rows come in the order of the data."""
 
     @model_validator(mode="after")
     def _sources_are_weighed_alike(self) -> DataSection:
@@ -242,6 +264,7 @@ class SamplesSection(Section):
     prompts: Strings = ()
     """What to continue; empty means the beginnings of `count` validation documents."""
     count: Annotated[int, Field(ge=0)] = 2
+    """How many documents to continue where no prompts are given; 0 for none."""
     tokens: PositiveInt = 64
     """Tokens to write."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -251,28 +274,24 @@ class SamplesSection(Section):
 class CheckpointSection(Section):
     """What is kept so that a run that dies resumes."""
 
-    every: Interval = "5m"
-    """Steps, or a duration."""
+    every: SaveInterval = "5m"
+    """Steps, or a duration. auto: by what a save is measured to cost and `hours_between_failures`,
+    so that saves and lost work together take the least time (Young 1974)."""
+    hours_between_failures: PositiveFloat | None = None
+    """How long all machines of the run together work until one of them fails, on average. null:
+    not known; nothing is said of lost work then, and `every` is no `auto`."""
     keep: PositiveInt = 2
     """The newest so many."""
     asynchronous: bool | Auto = "auto"
     """Whether the state is copied in memory and written while training continues; auto: where the
     copy fits into the budget."""
 
-
-class TrackingSection(Section):
-    """Where a run can be followed next to its own files; nothing of it changes what is computed.
-
-    `metrics.jsonl` and `evaluations.jsonl` are written in any case.
-    """
-
-    to: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], Field(strict=False)] = ()
-    """Trackers: tensorboard (files in the run folder), wandb, mlflow. Each needs the extra of its
-    name."""
-    project: str = "modicum"
-    """The project of W&B, or experiment of MLflow, that runs are filed under."""
-    name: str | None = None
-    """The run's name there; null means that of the run folder."""
+    @model_validator(mode="after")
+    def _auto_needs_a_rate(self) -> CheckpointSection:
+        if self.every == "auto" and self.hours_between_failures is None:
+            problem = "auto needs checkpoint.hours_between_failures, and it says nothing"
+            raise InputError(problem, field="checkpoint.every", value="auto")
+        return self
 
 
 class ParallelSection(Section):

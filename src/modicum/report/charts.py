@@ -21,7 +21,7 @@ from modicum.report.numbers import as_count, number
 
 STRETCHES = 1000  # of a curve; each shows its least and its greatest value, and has a mean
 _UNITS = ("step", "tokens", "seconds")
-_NO_CURVE = ("tokens", "seconds", SKIPPED)
+_NO_CURVE = ("tokens", "seconds", "elapsed", SKIPPED)
 
 
 @dataclass(frozen=True)

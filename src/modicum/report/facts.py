@@ -9,6 +9,7 @@ from modicum.core.files import JsonObject
 from modicum.report.columns import BY_CLASS, SKIPPED, StepColumns
 from modicum.report.folder import FolderContents, listing, read, section
 from modicum.report.numbers import as_count, finite, number
+from modicum.report.time_rows import time_spent
 
 STATUSES = ("finished", "running", "interrupted", "failed")
 # Kinds that lie elsewhere than what a phase's total counts.
@@ -58,6 +59,7 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "tokens": tokens,
         "tokens_per_second": rate,
         "data_wait": number(record.get("data_wait")),
+        "time": time_spent(run),
         "parameters": {name: number(parameters.get(name)) for name in ("total", "trainable")},
         "loss": _losses(run),
         "peak_bytes": peak,
@@ -67,6 +69,8 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "best": section(record, "best") or None,
         "stopped_early": number(record.get("stopped_early")),
         "outputs": section(record, "outputs"),
+        "cost": section(record, "cost") or None,
+        "saves": section(record, "saves") or None,
         "notes": run.notes,
     }
     return finite(result | {"comparison": comparison(run, result)})
@@ -160,6 +164,9 @@ def comparison(run: FolderContents, result: dict[str, Any]) -> list[dict[str, An
     first = section(run.plans[0], "prediction") if run.plans else {}
     last, peak = section(_last(run.plans), "prediction"), result["peak_bytes"]
     whole = result["status"] == "finished"
+    what, took = "Time", result["seconds"]
+    if (time := result["time"]) is not None:  # then it is known what of it were updates
+        what, took = "Time of the updates", time["updates"]
     rows = [
         ("Tensors at the peak", "bytes", "peak_bytes", peak["predicted"], peak["measured"]),
         ("Process at the peak", "bytes", "process_bytes", peak["process_predicted"],
@@ -168,7 +175,7 @@ def comparison(run: FolderContents, result: dict[str, Any]) -> list[dict[str, An
          None),
         ("Speed", "tokens/s", "tokens_per_second", last.get("tokens_per_second"),
          result["tokens_per_second"]),
-        ("Time", "seconds", "seconds", last.get("seconds"), result["seconds"]),
+        (what, "seconds", "seconds", last.get("seconds"), took),
     ]  # fmt: skip
     table = []
     for what, unit, key, predicted, measured in rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from modicum.core.units import format_bytes, format_duration
@@ -73,6 +74,21 @@ def percent(value: float, *, signed: bool = False) -> str:
     if hundredths < 0 and float(text[:-2]) != 0:
         return f"−{text}"
     return f"+{text}" if signed and float(text[:-2]) != 0 else text
+
+
+def spent(cost: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Money and energy of a plan or a run, named and with their units; what is not known is not.
+
+    >>> spent({"money": 5.004, "currency": "EUR", "kwh": 0.81234})
+    [('money', '5.00 EUR'), ('energy', '0.812 kWh')]
+    """
+    found = []
+    if (money := number(cost.get("money"))) is not None:
+        digits = ".2f" if money >= 0.995 else ".2g"
+        found.append(("money", f"{money:{digits}} {cost.get('currency')}"))
+    if (energy := number(cost.get("kwh"))) is not None:
+        found.append(("energy", f"{energy:.3g} kWh"))
+    return found
 
 
 def quantity(value: Any, unit: str) -> str:

@@ -39,6 +39,7 @@ def view(run: FolderContents) -> dict[str, Any]:
         "ledger": listing(prediction, "table"),
         "samples": samples(run.samples),
         "data_lines": data_lines(result),
+        "cost_lines": cost_lines(result, prediction),
         "changed": [field for field in recipe if field.changed],
         "unchanged": [field for field in recipe if not field.changed],
         "choices": listing(run.plans[-1], "choices") if run.plans else [],
@@ -54,9 +55,13 @@ def data_lines(result: dict[str, Any]) -> list[str]:
     rows, documents, trained, waste = (
         numbers.number(counts.get(key)) for key in ("rows", "documents", "trained", "waste")
     )
+    about = ""
+    if counts.get("streamed"):
+        lines.append("Streamed: read, tokenized and packed as training asked for it.")
+        about = "By its first part, about "
     if rows is not None and documents is not None and trained is not None:
         lines.append(
-            f"{documents:,} documents make {rows:,} rows with {trained:,} trained tokens; "
+            f"{about}{documents:,} documents make {rows:,} rows with {trained:,} trained tokens; "
             f"{numbers.percent(waste or 0.0)} of the rows is padding."
         )
     lines += source_lines(counts.get("sources"))
@@ -69,6 +74,27 @@ def data_lines(result: dict[str, Any]) -> list[str]:
         lines.append(f"Classes: {class_words(classes)}.")
     if (wait := numbers.number(result.get("data_wait"))) is not None:
         lines.append(f"Steps waited for their rows for {numbers.percent(wait)} of their time.")
+    return lines
+
+
+def cost_lines(result: JsonObject, prediction: JsonObject) -> list[str]:
+    """Money, energy and lost work, in sentences; none where nothing is stated of them."""
+    cost, lines = section(result, "cost"), []
+    planned = dict(numbers.spent(prediction))
+    for name, said in numbers.spent(cost):
+        by = f" ({cost.get('kwh_by')})" if name == "energy" else ""
+        plan = f"; the last plan said {planned[name]}" if name in planned else ""
+        lines.append(f"{name.capitalize()}: {said}{by}{plan}.")
+    every, lost, share = (
+        numbers.number(section(result, "saves").get(key))
+        for key in ("every_seconds", "lost_seconds", "share")
+    )
+    if every is not None and lost is not None and share is not None:
+        lines.append(
+            f"Saved every {numbers.quantity(every, 'seconds')}: a failure loses "
+            f"{numbers.quantity(lost, 'seconds')} of work on average; saves and lost work together "
+            f"are expected to take {numbers.percent(share)} of the time."
+        )
     return lines
 
 

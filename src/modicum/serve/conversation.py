@@ -20,10 +20,10 @@ from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface
 from modicum.models.decoders import Decoder, config_of
 from modicum.models.generate import generate
+from modicum.models.transformers.trusted import trust
 from modicum.recipe_yaml import load as load_recipe
+from modicum.serve.text_stream import TextStream
 from modicum.tasks.text import formed
-
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass
@@ -41,6 +41,12 @@ class Conversation:
     template: ChatTemplate | None = None
     history: list[int] = field(default_factory=list)
     turns: list[Message] = field(default_factory=list)
+    more_ends: frozenset[int] = frozenset()
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a text: the tokenizer's, and others that the model's files name."""
+        return self.more_ends | {self.tokenizer.eos_id}
 
     def forget(self) -> None:
         """Begin anew."""
@@ -73,17 +79,12 @@ class Conversation:
             generator.manual_seed(seed)
         self._take(prompt)
         written: list[int] = []
-        shown = ""
+        text = TextStream(self.tokenizer)
         try:
             for token in self._tokens(max_tokens, temperature, top_p, generator):
                 written.append(token)
-                text = self.tokenizer.decode(written)
-                # A character of several bytes may come in several tokens: wait for its last.
-                if not text.endswith(REPLACEMENT):
-                    yield text[len(shown) :]
-                    shown = text
-            rest = self.tokenizer.decode(written)[len(shown) :]
-            if rest:
+                yield text.add(token)
+            if rest := text.finish():
                 yield rest
         finally:  # an answer that was broken off is a turn, too
             if self.template is not None:
@@ -116,7 +117,7 @@ class Conversation:
                 max_tokens=limit,
                 temperature=temperature,
                 top_p=top_p,
-                eos_id=self.tokenizer.eos_id,
+                eos_id=self.ends,
                 generator=generator,
             ):
                 self.history.append(token)
@@ -126,8 +127,13 @@ class Conversation:
             count -= limit
 
 
-def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
+def load_run(
+    path: str | Path, *, device: str = "auto", trust_remote_code: bool = False
+) -> Conversation:
     """The model of a run folder (with its adapter on its base), or of a model folder.
+
+    Args:
+        trust_remote_code: whether Python files of the model's folder are run, with a warning.
 
     Raises:
         InputError: nothing was exported there yet, or the adapter's base is gone or has changed.
@@ -141,9 +147,12 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
             raise InputError("this run has exported no model yet; let it finish", file=folder)
         inner = huggingface.resolve(folder)
         _check_writes(inner)
+        if trust_remote_code:
+            trust(inner)
         model = huggingface.load(inner, device=where)
         tokenizer = Tokenizer.load(inner)
-        return Conversation(model.eval(), tokenizer, None, _template(folder, tokenizer))
+        template = template_of(folder, tokenizer)
+        return Conversation(model.eval(), tokenizer, None, template, more_ends=_ends(inner))
     recipe = folder / "recipe.yaml"
     if recipe.is_file() and (task := load_recipe(recipe).task) is not None:
         raise _writes_nothing(folder, task["method"])
@@ -152,11 +161,25 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
         raise InputError(
             "the adapter's base model is not there any more", file=folder / "adapter", value=base
         )
-    _check_base(folder / "adapter" / BASE_WEIGHTS, Path(base))
-    model = huggingface.load(base, device=where, linear=_forms(folder / "recipe.yaml", base))
+    check_base(folder / "adapter" / BASE_WEIGHTS, Path(base))
+    if trust_remote_code:
+        trust(base)
+    model = huggingface.load(base, device=where, linear=base_forms(folder / "recipe.yaml", base))
     adapter = load(model, folder / "adapter")
     tokenizer = Tokenizer.load(folder / "tokenizer")
-    return Conversation(model.eval(), tokenizer, adapter, _template(folder, tokenizer))
+    template, ends = template_of(folder, tokenizer), _ends(huggingface.resolve(base))
+    return Conversation(model.eval(), tokenizer, adapter, template, more_ends=ends)
+
+
+def _ends(folder: Path) -> frozenset[int]:
+    """The tokens that a model folder's files say end a text, as transformers reads them."""
+    for name in ("generation_config.json", huggingface.CONFIG):
+        values = read_json(folder / name) if (folder / name).is_file() else {}
+        named = values.get("eos_token_id") if isinstance(values, dict) else None
+        ends = named if isinstance(named, list) else [named]
+        if found := frozenset(each for each in ends if type(each) is int):
+            return found
+    return frozenset()
 
 
 def _check_writes(folder: Path) -> None:
@@ -175,7 +198,7 @@ def _writes_nothing(folder: Path, task: str) -> InputError:
     )
 
 
-def _template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+def template_of(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The template of a model folder, and of a run folder if it was trained on conversations."""
     if (folder / "run.json").is_file():
         data = read_json(folder / "run.json").get("data") or {}
@@ -184,7 +207,7 @@ def _template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     return tokenizer.chat_template
 
 
-def _check_base(file: Path, base: Path) -> None:
+def check_base(file: Path, base: Path) -> None:
     """Refuse a base model that has changed since an adapter was trained on it, if that is known."""
     if not file.is_file():
         return
@@ -200,7 +223,7 @@ def _check_base(file: Path, base: Path) -> None:
         )
 
 
-def _forms(recipe: Path, base: str) -> FormPlan:
+def base_forms(recipe: Path, base: str | Path) -> FormPlan:
     """The forms in which a run held its base weights."""
     config = huggingface.read_config(base)
     if not recipe.is_file():

@@ -124,6 +124,7 @@ class Task(ABC, Generic[M, B, I]):
             in `evaluation.metric`.
         better: of metrics, whether `lower` or `higher` values are better.
         called: methods of the model, other than `forward`, that are called from outside.
+        rounds: whether it exports in other dtypes than float32.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Task(ABC, Generic[M, B, I]):
     metrics: tuple[str, ...] = ("loss",)
     better: Mapping[str, Literal["lower", "higher"]] = BETTER
     called: tuple[str, ...] = ()
+    rounds: bool = False
 
     # Planning
 
@@ -307,13 +309,30 @@ class Task(ABC, Generic[M, B, I]):
         return []
 
     @abstractmethod
-    def export(self, model: M, data: Data[B], folder: Path, *, write: bool = True) -> None:
+    def export(
+        self,
+        model: M,
+        data: Data[B],
+        folder: Path,
+        *,
+        write: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Write the weights into `folder` as others read them.
 
         Every rank calls this, and gives its part of sharded weights; the one with `write` writes.
+        `dtype` is what they are rounded to, where the task `rounds`.
         """
 
-    def export_small(self, model: M, data: Data[B], folder: Path, *, write: bool = True) -> bool:
+    def export_small(
+        self,
+        model: M,
+        data: Data[B],
+        folder: Path,
+        *,
+        write: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> bool:
         """Write the weights as small as they are held, where others' form is larger; if it is."""
         return False
 

@@ -32,7 +32,7 @@ from modicum.models.ledger import AdapterActivations, held, slack
 from modicum.models.ledger import ledger as model_ledger
 from modicum.models.transformers.held import held_by_transformers
 from modicum.recipe import Recipe, SamplesSection
-from modicum.tasks import text
+from modicum.tasks import text, text_stream
 from modicum.tasks.base import BlockSample, Data, Task, Tensors, evaluating
 from modicum.tasks.metrics import perplexity, right_answers
 from modicum.tasks.text import TextData, TextInputs
@@ -48,6 +48,7 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
     unit = "tokens"
     metrics = ("loss", "token_accuracy", "perplexity")
     called = ("continued",)
+    rounds = True
 
     # Planning
 
@@ -175,7 +176,9 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         progress: StageProgress,
         ranks: Ranks,
     ) -> TextData:
-        """Read and check all text, tokenize it once, and pack it."""
+        """Read and check all text, tokenize it once, and pack it; or open it as a stream."""
+        if recipe.data.streaming:
+            return text_stream.streamed(recipe, inputs, folder, progress, ranks)
         return text.prepared(recipe, inputs, folder, progress, ranks)
 
     def config(self, inputs: TextInputs, data: Data[Batch]) -> DecoderConfig:
@@ -256,18 +259,30 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         return found
 
     def export(
-        self, model: Decoder, data: Data[Batch], folder: Path, *, write: bool = True
+        self,
+        model: Decoder,
+        data: Data[Batch],
+        folder: Path,
+        *,
+        write: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Write a Hugging Face folder; of other forms the dense weights."""
-        saving.save(model, folder, files=data.files, write=write)
+        saving.save(model, folder, files=data.files, write=write, dtype=dtype)
 
     def export_small(
-        self, model: Decoder, data: Data[Batch], folder: Path, *, write: bool = True
+        self,
+        model: Decoder,
+        data: Data[Batch],
+        folder: Path,
+        *,
+        write: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> bool:
         """Write a folder of the model as it is, if it has layers of another form that train."""
         small = bool(forms_of(model).layers)
         if small:
-            saving.save(model, folder, files=data.files, write=write, dense=False)
+            saving.save(model, folder, files=data.files, write=write, dense=False, dtype=dtype)
         return small
 
 

@@ -255,7 +255,13 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
     # Afterwards
 
     def export(
-        self, model: ConvNet, data: Data[ImageBatch], folder: Path, *, write: bool = True
+        self,
+        model: ConvNet,
+        data: Data[ImageBatch],
+        folder: Path,
+        *,
+        write: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Write config.json and model.safetensors, which `models.convnet.load` reads.
 

@@ -24,6 +24,7 @@ from modicum.models.decoders import decoder_of
 from modicum.models.plan_headers import header_for_plan
 from modicum.recipe import Recipe
 from modicum.tasks.base import Data, Inputs
+from modicum.tasks.model_origins import model_folder
 from modicum.tasks.text_parts import (
     AnySource,
     counts_of,
@@ -81,7 +82,7 @@ def look(recipe: Recipe) -> TextInputs:
     config: DecoderConfig
     if recipe.model.path is not None:
         try:
-            header = header_for_plan(recipe.model.path)
+            header = header_for_plan(model_folder(recipe))
         except InputError as error:
             raise error.located(field="model.path") from None
         folder, config, weights = header.folder, header.config, bool(header.tensors)
@@ -107,6 +108,13 @@ def look(recipe: Recipe) -> TextInputs:
             raise error.located(field=field) from None
         if isinstance(config, ModelConfig) and folder is None:
             config = replace(config, vocabulary_size=tokenizer.vocabulary_size)
+    if recipe.data.streaming and tokenizer is None:
+        raise InputError(
+            "a tokenizer is trained on all data, and a stream is not read ahead; name a folder "
+            "with tokenizer.json, such as that of an earlier run",
+            field="data.tokenizer",
+            value=None,
+        )
     forms, config = config.forms, formed(recipe, config)
     source, validation = sources(recipe, tokenizer)
     for number, part in enumerate(parts_of(source)):
@@ -114,7 +122,8 @@ def look(recipe: Recipe) -> TextInputs:
     if validation is not None:
         _inspect(validation, "data.validation_path")
     apart = isinstance(config, ModelConfig) or config.packs or not recipe.data.boundaries
-    told = source.describe() + ("" if apart else f"; {_ALONE}")
+    told = source.describe() + ("; streamed" if recipe.data.streaming else "")
+    told += "" if apart else f"; {_ALONE}"
     return TextInputs(
         config, folder, told, tokenizer, source, validation, forms, weights=weights, dtypes=dtypes
     )
@@ -210,7 +219,9 @@ def prepared(
     def check() -> None:
         progress("reading data", 0, None)
 
-    tokenizer = ranks.first_alone(lambda: _tokenizer(inputs, folder / "tokenizer", progress), check)
+    tokenizer = ranks.first_alone(
+        lambda: run_tokenizer(inputs, folder / "tokenizer", progress), check
+    )
     held = tokenized(
         recipe,
         inputs.source,
@@ -248,7 +259,7 @@ def surveyed(recipe: Recipe, inputs: TextInputs) -> dict[str, Any]:
     return survey_of(recipe, inputs.source, inputs.tokenizer, vocabulary)
 
 
-def _tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Tokenizer:
+def run_tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Tokenizer:
     """The run's tokenizer: the one kept in the run folder, the model's, or one trained now."""
     if (kept / "tokenizer.json").exists():
         return Tokenizer.load(kept)

@@ -21,10 +21,10 @@ from modicum.data.batch import IGNORED
 from modicum.data.pair_tokenizer import PairTokenizer
 from modicum.data.text_classes import Padding, TextClassBatch
 from modicum.models import plan_headers, saving
-from modicum.models.huggingface import ModelHeader, fill_from, reader_of, resolve
+from modicum.models.huggingface import ModelHeader, fill_from, reader_of
 from modicum.models.transformers.classes import (
     begin_heads,
-    classifier_config,
+    check_kind,
     classifier_header,
     longest,
     stored_classes,
@@ -36,8 +36,10 @@ from modicum.models.transformers.model import TransformersClassifier, build
 from modicum.recipe import Recipe
 from modicum.tasks.base import BlockSample, Data, Inputs, Task, Tensors
 from modicum.tasks.metrics import class_metrics, class_sums, right_answers
+from modicum.tasks.model_origins import model_folder
 from modicum.tasks.text_class_checks import (
     check_asked,
+    classifier_shape,
     formed_classifier,
     head_words,
     own_tokenizer,
@@ -114,6 +116,7 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
 
     name = "text_classes"
     unit = "texts"
+    rounds = True
     metrics = ("loss", "accuracy", "macro_f1")
 
     def __init__(self, asked: TextClasses) -> None:
@@ -134,14 +137,15 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
                 field="model.path",
             )
         check_asked(recipe)
+        folder = model_folder(recipe)
         try:
-            folder = resolve(recipe.model.path)
+            check_kind(folder)
         except InputError as error:
             raise error.located(field="model.path") from None
         tokenizer = own_tokenizer(recipe, folder)
         texts = labelled_texts(recipe, self.asked)
         self._names = texts.names
-        dense = self._config(folder, tokenizer, texts)
+        dense = classifier_shape(self.asked, folder, tokenizer, texts.names)
         known = stored_classes(folder)
         try:
             header, new = classifier_header(folder, dense, keep_head=known == texts.names)
@@ -162,28 +166,6 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
             formed_classifier(recipe, dense), folder, words, texts, tokenizer, header, new, dense,
             recipe.training.seed, weights=bool(header.tensors), dtypes=dtypes,
         )  # fmt: skip
-
-    def _config(
-        self, folder: Path, tokenizer: PairTokenizer, texts: LabelledTexts
-    ) -> TransformersConfig:
-        asked = self.asked
-        if len(asked.text_columns) > 1 and not tokenizer.separates:
-            raise InputError(
-                "this model's tokenizer puts nothing between the two texts of a pair; write them "
-                "into one column",
-                field="task.text_columns",
-                value=list(asked.text_columns),
-            )
-        try:
-            own = tokenizer.pad_id(asked.pad_token)
-        except InputError as error:
-            raise error.located(field="task.pad_token") from None
-        try:
-            return classifier_config(folder, texts.names, own, known_first=asked.pad_token is None)
-        except InputError as error:
-            if error.field == "pad_token_id":
-                raise InputError(error.problem, field="task.pad_token") from None
-            raise error.located(field="model.path") from None
 
     def check_weights(self, inputs: TextClassInputs) -> None:
         """Refuse a folder of config.json without weights."""
@@ -311,6 +293,7 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
         folder: Path,
         *,
         write: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Write a folder that `AutoModelForSequenceClassification` reads, classes named in it."""
-        saving.save(model, folder, files=data.files, write=write)
+        saving.save(model, folder, files=data.files, write=write, dtype=dtype)

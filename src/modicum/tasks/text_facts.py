@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from modicum.core.files import read_json
-from modicum.data.text_rows import StoreRows, indexed, mapped
+from modicum.data.text_rows import StoreRows
+from modicum.data.token_arrays import indexed, mapped
 from modicum.data.tokenizer import Tokenizer
 from modicum.data.view import DataFacts, facts_of
 from modicum.recipe import Recipe

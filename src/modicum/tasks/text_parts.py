@@ -203,6 +203,8 @@ def surveyed(
         InputError: what is wrong with the data, with file and line.
     """
     data, parts = recipe.data, parts_of(source)
+    if any(part.hub is not None for part in parts):
+        return {"streamed": True}  # nobody knows how much there is
     drawn = 0.0 if data.validation_path is not None else data.validation_fraction
     found, left = [], SURVEYED_BYTES
     for number, part in enumerate(parts):
@@ -226,4 +228,6 @@ def surveyed(
             raise error.located(field=field_of(source, number)) from None
     left_out = [each.left_out for each in found]
     counts = counts_of(source, [each.counts for each in found], left_out)
+    if data.streaming:
+        return {**counts, "exact": False, "streamed": True}
     return {**counts, "exact": all(each.exact for each in found)}

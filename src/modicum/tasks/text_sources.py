@@ -40,6 +40,7 @@ def sources(
             template=template,
             train_on=data.train_on,
             limit_bytes=asked("limit"),
+            streaming=data.streaming,
             field=field,
         )
         if template is None and source.rows.name in ("messages", "sharegpt"):

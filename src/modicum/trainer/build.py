@@ -73,8 +73,9 @@ def same_inputs(
             refuse(f"base model ({', '.join(changed)})", "model.path")
         if any(state.get(key) != value for key, value in data.identity.items()):
             refuse("data", "data.path")
+        data.sampler.resume(state)
 
-    return lambda: identity, check
+    return lambda: {**identity, **data.sampler.state()}, check
 
 
 def wrapped(

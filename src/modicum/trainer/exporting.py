@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from modicum.core.files import write_json
 from modicum.core.weight_digests import BASE_WEIGHTS, weight_digests
+from modicum.planner.precision import exported_dtype
 from modicum.trainer.session import Session
 
 
@@ -19,11 +24,11 @@ def export(session: Session) -> dict[str, str]:
             write_json(target / BASE_WEIGHTS, weight_digests(session.plan.inputs.model_folder))
         return {"adapter": "adapter/"}
     target = session.folder.path / "model"
-    task, write = session.plan.task, session.ranks.first
-    task.export(session.model, session.data, target, write=write)
+    task, model, data = session.plan.task, session.model, session.data
+    named = exported_dtype(session.plan.recipe, session.plan.inputs.dtypes)
+    how: Any = {"write": session.ranks.first, "dtype": getattr(torch, named)}
+    task.export(model, data, target, **how)
     outputs = {"model": "model/"}
-    if task.export_small(
-        session.model, session.data, session.folder.path / "compressed", write=write
-    ):
+    if task.export_small(model, data, session.folder.path / "compressed", **how):
         outputs["compressed"] = "compressed/"
     return outputs

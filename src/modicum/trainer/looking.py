@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from modicum.core.clock import EVALUATING, SAMPLING
+from modicum.data.rows import AnyBatch, Rows
 from modicum.trainer.evaluate import evaluate
 from modicum.trainer.folder import EVALUATIONS, SAMPLES
 from modicum.trainer.session import Session
@@ -12,6 +14,11 @@ def evaluate_now(session: Session) -> None:
     data = session.data.validation
     if data is None or session.step in session.evaluated:
         return
+    with session.clock(EVALUATING):
+        _evaluate(session, data)
+
+
+def _evaluate(session: Session, data: Rows[AnyBatch]) -> None:
     program, recipe = session.step_program, session.plan.recipe
     program.flush()
     with program.hooks.evaluation():
@@ -40,6 +47,11 @@ def write_samples(session: Session) -> None:
     """What the model writes now, as rows."""
     if session.step in session.sampled:
         return
+    with session.clock(SAMPLING):
+        _write_samples(session)
+
+
+def _write_samples(session: Session) -> None:
     plan, program = session.plan, session.step_program
     program.flush()
     with program.hooks.evaluation():

@@ -15,19 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from modicum.checkpoint import CheckpointStore
+from modicum.core.clock import EXPORT, TRACKING
 from modicum.core.errors import InputError, Interrupted
 from modicum.core.progress import Listener
 from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.units import Every
+from modicum.data.row_stream import BrokenStream
 from modicum.planner import Plan
 from modicum.recipe import Recipe
 from modicum.trainer.accounts import revise_by_shares, revise_plan, start_meter, stop_meter
 from modicum.trainer.best import has_stalled, keep_if_best, note_best, take_best
 from modicum.trainer.exporting import export
 from modicum.trainer.folder import PLAN, RunFolder
+from modicum.trainer.hub_weights import with_weights
 from modicum.trainer.looking import evaluate_now, write_samples
 from modicum.trainer.rank_agreement import same_model, same_setup
 from modicum.trainer.record import RunRecord
+from modicum.trainer.save_cost import learn_save_cost
 from modicum.trainer.session import Session
 from modicum.trainer.setup import begin, more_than
 from modicum.trainer.stop import StopRequested, StopSignals
@@ -73,6 +77,7 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(peer_errors())
         signals = stack.enter_context(StopSignals())
+        plan = with_weights(plan, ranks)
         plan.task.check_weights(plan.inputs)
         for kind in plan.recipe.tracking.to:
             package(kind)
@@ -82,7 +87,8 @@ def train(
         origin = None if fork is None else os.path.realpath(fork)
         begun = ranks.first and _enter(folder, plan.recipe, origin, listener if restart else None)
         begun = ranks.broadcast(begun)
-        record = RunRecord.open(folder, plan, origin)
+        stack.callback(ranks.clock.restart)  # the next run in this process has its own
+        record = RunRecord.open(folder, plan, origin, clock=ranks.clock)
         if begun and ranks.first:
             _check_fork(record, origin, folder)
         if ranks.broadcast(ranks.first and begun and _has_finished(record, folder, plan.recipe)):
@@ -101,15 +107,18 @@ def train(
                 with followed(plan.recipe, folder.path, listener, kinds) as heard:
                     heard({"event": "plan", **plan.row()})
                     session = begin(plan, folder, heard, signals, record, ranks)
+                    record.begun(ranks)
                     run(session)
-                    take_best(session)
-                    outputs = export(session)
+                    with ranks.clock(EXPORT):
+                        take_best(session)
+                        outputs = export(session)
         except StopRequested as stop:
             record.interrupted()
             raise Interrupted(
                 f"stopped by {stop}; the state is saved, and the same command resumes"
             ) from None
-        content = record.finish(outputs)
+        session.waits.settle()
+        content = record.finish(outputs, ranks)
         listener({"event": "finished", **content, "folder": str(folder.path)})
         return content
 
@@ -119,12 +128,13 @@ def run(session: Session) -> None:
 
     Raises:
         StopRequested: a signal came to some rank, and the state is saved.
-        InputError: training diverged, or the disk is full.
+        InputError: training diverged, the disk is full, or streamed data cannot be read on, which
+            comes after the state is saved.
     """
     try:
         _run(session)
-    except StopRequested:
-        session.save()
+    except (StopRequested, BrokenStream):
+        session.save(last=True)
         session.settle()
         raise
     finally:
@@ -134,7 +144,6 @@ def run(session: Session) -> None:
 
 def _run(session: Session) -> None:
     recipe, last = session.plan.recipe, session.plan.steps
-    saving = Every.parse(recipe.checkpoint.every)
     evaluating = Every.parse(recipe.evaluation.every)
     if session.step == 0:
         write_samples(session)
@@ -142,12 +151,13 @@ def _run(session: Session) -> None:
         evaluate_now(session)  # the process before this one may not have come to it
     last_save = last_evaluation = time.monotonic()
     first = session.step
-    start_meter(session)
+    with session.clock(TRACKING):
+        start_meter(session)
     while session.step < last:
         now, begun = time.monotonic(), session.step > first
         update = session.agree(
             evaluate=begun and evaluating.due(session.step, now - last_evaluation),
-            save=begun and saving.due(session.step, now - last_save),
+            save=begun and session.plan.saving.due(session.step, now - last_save),
         )
         if update.evaluate:
             evaluate_now(session)
@@ -157,19 +167,21 @@ def _run(session: Session) -> None:
             break
         if update.save:
             session.save()
+            learn_save_cost(session)
             last_save = time.monotonic()
         session.train_one(update)
-        if session.step in (session.metered_until, last):
-            revise_by_shares(session)
-            stop_meter(session)
-        if session.step - first == REVISED_AFTER:
-            revise_plan(session, f"speed measured over {REVISED_AFTER} steps")
+        with session.clock(TRACKING):
+            if session.step in (session.metered_until, last):
+                revise_by_shares(session)
+                stop_meter(session)
+            if session.step - first == REVISED_AFTER:
+                revise_plan(session, f"speed measured over {REVISED_AFTER} steps")
         operate_if_asked(session)
     evaluate_now(session)
     keep_if_best(session)
     note_best(session)
     write_samples(session)
-    session.save()
+    session.save(last=True)
     session.settle()
 
 

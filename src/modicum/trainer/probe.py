@@ -15,12 +15,15 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from modicum.core.files import write_json
-from modicum.core.machine.memory import peak_resident_bytes
+from modicum.core.machine.memory import peak_resident_bytes, resident_bytes
 from modicum.core.machine.record import assume, placeholder
+from modicum.core.torch_private import load_compiler
 from modicum.planner import plan
 from modicum.planner.plan import Plan
 from modicum.recipe import Recipe
@@ -43,23 +46,37 @@ def main() -> None:
 def _figures(folder: Path, device: str) -> dict[str, Any]:
     """See `MachineRecord`."""
     if device != "cpu":
-        run = _run(folder / "fp32", _recipe(_MODEL, 32, device=device))
-        return {"loaded_bytes": 0, "kept": [0.0, 0.0], "efficiency": run["efficiency"]}
-    small = _alone(folder / "small", _recipe(_MODEL, rows=2))
-    large = _alone(folder / "fp32", _recipe(_MODEL, rows=10))
+        full, half = (
+            _run(folder / name, _recipe(_MODEL, 32, precision=name, device=device))
+            for name in ("fp32", "bf16")
+        )
+        return {
+            "loaded_bytes": 0,
+            "compiler_bytes": 0,
+            "kept": [0.0, 0.0],
+            "efficiency": full["efficiency"],
+            "half_efficiency": half["efficiency"],
+        }
+    compiler = _alone(folder / "compiler", _load)["compiler"]
+    small = _alone(folder / "small", partial(_run, recipe=_recipe(_MODEL, rows=2)))
+    large = _alone(folder / "fp32", partial(_run, recipe=_recipe(_MODEL, rows=10)))
     each = (_beyond(large) - _beyond(small)) / (large["small"] - small["small"])
     kept = [max(0.0, each)]
     loaded = max(0.0, _beyond(large) - kept[0] * large["small"])
     base_model = {"path": str(folder / "fp32" / "model")}
     adapted = _recipe(base_model, rows=14).changed(adapter={"method": "lora", "rank": 8})
+    efficiency = {}
     others = {"bf16": _recipe(_MODEL, rows=14, precision="bf16"), "adapted": adapted}
     for name, recipe in others.items():
-        run = _alone(folder / name, recipe)
+        run = _alone(folder / name, partial(_run, recipe=recipe))
         kept.append(max(0.0, (_beyond(run) - loaded) / run["small"]))
+        efficiency[name] = run["efficiency"]
     return {
         "loaded_bytes": round(loaded),
+        "compiler_bytes": min(compiler, round(loaded)),
         "kept": [min(kept), max(kept)],
         "efficiency": large["efficiency"],
+        "half_efficiency": efficiency["bf16"],
     }
 
 
@@ -69,8 +86,15 @@ def _beyond(run: dict[str, Any]) -> float:
     return beyond
 
 
-def _alone(out: Path, recipe: Recipe) -> dict[str, Any]:
-    """`_run` in a process of its own, forked before torch has threads: a start costs no import.
+def _load(out: Path) -> dict[str, Any]:
+    """What the process grows by when it loads torch's compiler."""
+    before = resident_bytes()
+    load_compiler()
+    return {"compiler": resident_bytes() - before}
+
+
+def _alone(out: Path, work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Work in a process of its own, forked before torch has threads: a start costs no import.
 
     Raises:
         ChildProcessError: it failed, and has said why.
@@ -78,7 +102,7 @@ def _alone(out: Path, recipe: Recipe) -> dict[str, Any]:
     if (child := os.fork()) == 0:
         code = 1
         try:
-            write_json(out.with_suffix(".json"), _run(out, recipe))
+            write_json(out.with_suffix(".json"), work(out))
             code = 0
         finally:
             if code:

@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from modicum import __version__
+from modicum.core.clock import Clock
 from modicum.core.errors import Interrupted, ModicumError
 from modicum.core.machine import versions
 from modicum.core.machine.memory import peak_resident_bytes
+from modicum.core.ranks.ranks import Ranks
 from modicum.planner import Plan
+from modicum.trainer.cost_meter import CostMeter
 from modicum.trainer.folder import RunFolder
 from modicum.trainer.stop import StopRequested
+from modicum.trainer.time_account import TimeAccount, carried
 
 
 class RunRecord:
     """The record of a run over all its processes."""
 
-    def __init__(self, folder: RunFolder, content: dict[str, Any], plan: Plan) -> None:
+    def __init__(
+        self, folder: RunFolder, content: dict[str, Any], plan: Plan, clock: Clock
+    ) -> None:
         self._folder, self.content, self._plan = folder, content, plan
-        self._begun = time.perf_counter()
-        self._seconds_before = float(content["seconds"])
+        self.time = TimeAccount(clock, content)
+        self._left = {"seconds": float(content["seconds"]), "time": content["time"]}
+        self._again = bool(content["seconds"]) and not self.finished
         self._recent: deque[float] = deque(maxlen=20)
         self._step_seconds = self._data_seconds = 0.0
         self._step_tokens = 0
         self._steps_done = 0
+        self._cost = CostMeter(plan, content["cost"])
 
     @classmethod
-    def open(cls, folder: RunFolder, plan: Plan, forked_from: str | None = None) -> RunRecord:
-        """The record in the folder, or that of a new run, forked from another where given."""
+    def open(
+        cls, folder: RunFolder, plan: Plan, forked_from: str | None = None, *, clock: Clock
+    ) -> RunRecord:
+        """The record in the folder, or that of a new run, forked from another where given.
+
+        Args:
+            clock: of this process.
+        """
         old, row = folder.read_record(), plan.row()
         content = {
             "status": old.get("status", "running"),
@@ -47,6 +60,7 @@ class RunRecord:
             "started": old.get("started") or _now(),
             "ended": old.get("ended"),
             "seconds": old.get("seconds", 0.0),
+            "time": old.get("time"),
             "steps": old.get("steps", 0),
             "steps_planned": plan.steps,
             "data": old.get("data", {}),
@@ -70,11 +84,13 @@ class RunRecord:
             ),
             "best": old.get("best"),
             "stopped_early": old.get("stopped_early"),
+            "cost": old.get("cost"),
+            "saves": old.get("saves"),
             "interruptions": old.get("interruptions", 0),
             "outputs": old.get("outputs", {}),
             "error": None,
         }
-        return cls(folder, content, plan)
+        return cls(folder, content, plan, clock)
 
     @property
     def finished(self) -> bool:
@@ -84,7 +100,8 @@ class RunRecord:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Mark the run as running; if the block raises, as failed, with the error."""
-        if self.content["status"] == "running" and self._seconds_before:
+        self._cost.begin()
+        if self.content["status"] == "running" and self._left["seconds"]:
             self.content["interruptions"] += 1  # the process before this one was killed
         self.content |= {"status": "running", "ended": None}
         self._write()
@@ -100,6 +117,22 @@ class RunRecord:
             self.content |= {"status": "failed", "ended": _now(), "error": str(told)}
             self._write()
             raise
+
+    def resumes_from(
+        self, step: int, notes: Mapping[str, Any], metrics: list[dict[str, Any]]
+    ) -> None:
+        """Take over what earlier processes spent, and what of it was lost.
+
+        Args:
+            step: the run resumes after it.
+            notes: of the checkpoint.
+            metrics: the rows of all steps, also of those that will be done again.
+        """
+        self.time.carry(carried(self._left, notes, metrics, step))
+
+    def begun(self, ranks: Ranks) -> None:
+        """The start-up of this process is over; all ranks call this."""
+        self.time.begun(again=ranks.broadcast(self._again))
 
     def resume(self, metrics: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> None:
         """Count what earlier processes did and what of it was kept."""
@@ -167,7 +200,12 @@ class RunRecord:
 
     def notes(self) -> dict[str, Any]:
         """What is kept next to a checkpoint's state, for people."""
-        return {"modicum": __version__, "when": _now(), "tokens": self._step_tokens}
+        return {
+            "modicum": __version__,
+            "when": _now(),
+            "tokens": self._step_tokens,
+            **self.time.as_json(),
+        }
 
     def seconds_left(self, step: int) -> float | None:
         """The time that the remaining steps take at the recent speed."""
@@ -186,14 +224,16 @@ class RunRecord:
         self.content |= {"status": "interrupted", "ended": _now()}
         self._write()
 
-    def finish(self, outputs: dict[str, str]) -> dict[str, Any]:
-        """The run came to its end."""
+    def finish(self, outputs: dict[str, str], ranks: Ranks) -> dict[str, Any]:
+        """The run came to its end; all ranks call this."""
+        self.time.compare(ranks)
         self.content |= {"status": "finished", "ended": _now(), "outputs": outputs}
         self._write()
         return self.content
 
     def _write(self) -> None:
-        self.content["seconds"] = self._seconds_before + time.perf_counter() - self._begun
+        self.content |= self.time.as_json()
+        self.content["cost"] = self._cost.row(self.content["seconds"])
         peaks = self.content["peak_bytes"]
         peaks["process"] = max(peak_resident_bytes(), peaks["process"] or 0)
         self._folder.write_record(self.content)

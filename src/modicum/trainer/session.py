@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from modicum.adapters import AttachedAdapter
 from modicum.checkpoint import Checkpoint, CheckpointStore
+from modicum.core.clock import CHECKPOINT, DATA, TRACKING, UPDATE
 from modicum.core.contracts.state import StateRegistry
 from modicum.core.contracts.step import StepOutcome, StepProgram
 from modicum.core.errors import InputError, Interrupted, Restart
@@ -20,11 +20,13 @@ from modicum.planner import Plan
 from modicum.planner.choose import MICRO, refused, traits_of
 from modicum.tasks import Data
 from modicum.trainer.assembly import Built
+from modicum.trainer.divergence import refuse_divergence
 from modicum.trainer.folder import METRICS, PLAN, RunFolder
 from modicum.trainer.out_of_memory import halved, ran_out
 from modicum.trainer.record import RunRecord
 from modicum.trainer.schedule import factor
 from modicum.trainer.stop import StopRequested, StopSignals
+from modicum.trainer.time_account import Waits
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,11 @@ class Session:
 
     `evaluations` are the rows of these, `evaluated` and `sampled` the steps that there are rows of,
     `saved` that of the newest checkpoint: rank 0 sent them to all, who else would see its files at
-    different times. `stalled`
-    is how long that checkpoint kept training waiting, in seconds. `updated` is whether any update
-    of this run was not skipped. The meter is on up to the update `metered_until`. `waited` is how
-    long the update has waited for its rows, in seconds.
+    different times. `stalled` is how long that checkpoint kept training waiting, in seconds,
+    `save_costs` what it was each time, and `written` how long the newest took until it was in
+    place, on rank 0. `updated` is whether any update of this run was not skipped. The meter is on
+    up to the update `metered_until`. `clock` says where this process's time goes, `waits` what of
+    it was waiting for other ranks.
     """
 
     ranks: Ranks
@@ -67,8 +70,13 @@ class Session:
     skipped_in_a_row: int = 0
     updated: bool = False
     stalled: float = 0.0
+    written: float = 0.0
+    save_costs: list[float] = field(default_factory=list)
     metered_until: int = 0
-    waited: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.clock, self.waits = self.ranks.clock, Waits(self.ranks)
+        self._data_before = 0.0
 
     @property
     def config(self) -> Any:
@@ -119,25 +127,36 @@ class Session:
             InputError: a checkpoint could not be written.
         """
         self.tell_of_checkpoints()
-        begun = time.perf_counter()
-        rows = self.data.sampler.indices(self.step)
-        mine = counted(self.data.train, rows, self.ranks)
-        self.waited = time.perf_counter() - begun
-        asked = self.signals.requested is not None
-        tokens, stop, evaluates, saves = self.ranks.sum(
-            mine, asked, evaluate and self.ranks.first, save and self.ranks.first
+        self._data_before = self.clock.total(DATA)
+        with self.clock(DATA):
+            rows = self.data.sampler.indices(self.step)
+            mine = counted(self.data.train, rows, self.ranks)
+        asked, first = self.signals.requested is not None, self.ranks.first
+        tokens, stop, evaluates, saves, *held = self.ranks.sum(
+            mine, asked, evaluate and first, save and first, *self.waits.mine()
         )
+        self.waits.take(held)
         if stop:
             raise StopRequested(self.signals.requested or "a signal to another rank")
         return Update(rows, round(tokens), bool(evaluates), bool(saves))
 
     def train_one(self, update: Update) -> StepOutcome:
         """Update number `step + 1`, and its row in the metrics."""
-        training, start = self.plan.recipe.training, time.perf_counter()
-        rate = self.step_program.set_rate(factor(self.step, training, self.plan.steps))
-        outcome = self._try(update)
+        training, start = self.plan.recipe.training, self.clock.seconds
+        with self.clock(UPDATE):
+            rate = self.step_program.set_rate(factor(self.step, training, self.plan.steps))
+            outcome = self._try(update)
         self.step += 1
-        seconds = time.perf_counter() - start
+        with self.clock(TRACKING):
+            self._note(outcome, rate, self.clock.seconds - start)
+        self._guard(outcome)
+        epochs = self.data.sampler.epoch_of(self.step)
+        if epochs > self.data.sampler.epoch_of(self.step - 1):
+            self.step_program.hooks.epoch_end(epochs)
+        return outcome
+
+    def _note(self, outcome: StepOutcome, rate: float | None, seconds: float) -> None:
+        """Write the row of the update that was just made, and tell of it."""
         row: dict[str, Any] = {
             "step": self.step,
             "loss": _finite(outcome.loss),
@@ -145,7 +164,8 @@ class Session:
             "gradient_norm": _finite(outcome.gradient_norm),
             "tokens": outcome.tokens,
             "seconds": seconds,
-            "data_seconds": self.waited,
+            "data_seconds": self.clock.total(DATA) - self._data_before,
+            "elapsed": self.record.time.seconds,
             "tokens_per_second": self.plan.tokens_per_update / seconds,
             "bytes": used_bytes(self.plan.device),
         }
@@ -158,11 +178,6 @@ class Session:
         self.emit(
             "step", **row, steps=self.plan.steps, seconds_left=self.record.seconds_left(self.step)
         )
-        self._guard(outcome)
-        epochs = self.data.sampler.epoch_of(self.step)
-        if epochs > self.data.sampler.epoch_of(self.step - 1):
-            self.step_program.hooks.epoch_end(epochs)
-        return outcome
 
     def _try(self, update: Update) -> StepOutcome:
         """The update; in smaller micro-batches where memory runs out.
@@ -178,9 +193,8 @@ class Session:
 
         def once() -> None:
             size = self.plan.prediction.choice.micro_batch_size
-            begun = time.perf_counter()
-            batches = list(micro_batches(self.data.train, update.rows, size, self.ranks))
-            self.waited += time.perf_counter() - begun
+            with self.clock(DATA):
+                batches = list(micro_batches(self.data.train, update.rows, size, self.ranks))
             outcomes.append(program(self.step + 1, batches, update.tokens, self.check))
 
         try:
@@ -227,44 +241,37 @@ class Session:
             self.updated = True
             return
         self.emit("warning", message=f"step {self.step}: loss or gradient not finite, skipped")
-        training = self.plan.recipe.training
-        if self.skipped_in_a_row > training.skip_limit:
-            raise InputError(
-                f"training diverged: {self.skipped_in_a_row} updates in a row had a loss or a "
-                f"gradient that is not finite, up to step {self.step}; lower "
-                "training.learning_rate or add training.warmup_steps (checkpoints before it are "
-                "intact)",
-                field="training.learning_rate",
-                value=training.learning_rate,
-            )
-        if self.step == self.plan.steps and not self.updated:
-            raise InputError(
-                f"nothing was trained: no step of this run, up to step {self.step}, updated "
-                "anything, as each had a loss or a gradient that is not finite; look at the data "
-                "and the weights that it began with, or lower training.learning_rate"
-            )
+        refuse_divergence(self.plan, self.step, self.skipped_in_a_row, updated=self.updated)
 
     # State
 
-    def save(self) -> None:
-        """Begin a checkpoint of the state as it is after `step` updates."""
+    def save(self, *, last: bool = False) -> None:
+        """Begin a checkpoint of the state as it is after `step` updates.
+
+        Args:
+            last: no update follows.
+        """
         if self.saved == self.step:
             return
-        self.step_program.flush()
-        self.step_program.hooks.checkpoint()
-        start = time.perf_counter()
-        self.store.save(self.step, self.registry, notes=self.record.notes())
-        self.saved, self.stalled = self.step, time.perf_counter() - start
+        with self.clock(CHECKPOINT):
+            self.step_program.flush()
+            self.step_program.hooks.checkpoint()
+            start = self.clock.seconds
+            self.store.save(self.step, self.registry, notes=self.record.notes(), last=last)
+            self.saved, self.stalled = self.step, self.clock.seconds - start
         self.tell_of_checkpoints()
 
     def settle(self) -> None:
         """Wait until every checkpoint that was begun is in its place."""
-        self.store.wait()
+        with self.clock(CHECKPOINT):
+            self.store.wait()
         self.tell_of_checkpoints()
 
     def tell_of_checkpoints(self) -> None:
         """Tell of those that have come to their place since this was last asked."""
         for saved in self.store.poll():
+            self.record.time.writing += saved.seconds
+            self.written = saved.seconds
             self.emit(
                 "checkpoint",
                 step=saved.step,

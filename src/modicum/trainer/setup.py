@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from modicum.checkpoint import Checkpoint, CheckpointStore, Damaged
+from modicum.core.clock import BUILDING, PREPARING, TRIALS
 from modicum.core.contracts.state import View
 from modicum.core.errors import InputError
 from modicum.core.machine.memory import TensorMeter, release
@@ -65,7 +66,8 @@ def begin(
         signals.check()
         listener({"event": "phase", "name": name, "done": done, "total": total})
 
-    data = plan.task.prepare(plan.recipe, plan.inputs, folder.path, progress, ranks)
+    with ranks.clock(PREPARING):
+        data = plan.task.prepare(plan.recipe, plan.inputs, folder.path, progress, ranks)
     check_asked(plan, data)
     release()
     plan = _counted(plan, data, folder, ranks)
@@ -76,7 +78,7 @@ def begin(
         message = f"of {examples:,} examples, with rows of {length} tokens: "
         listener({"event": "warning", "message": message + too_long_words(counts)})
     progress("building", 0, None)
-    with signals.at_once():
+    with ranks.clock(TRIALS), signals.at_once():
         plan, decision = with_compile_decided(plan, data, ranks)
     if decision is not None:
         folder.append(PLAN, plan.row())
@@ -108,19 +110,22 @@ def begin(
     prepared = adapter_prepared(plan, data, own, ranks, progress, forked_from=before)
     start = adapter_start(plan, folder.path / START, ranks)
     moved = {name for surgery in plan.surgeries for name in surgery.rows}
-    built = assemble(
-        plan, data, ranks, inputs, kept=kept, skip=moved, prepared=prepared, start=start
-    )
+    with ranks.clock(BUILDING):
+        built = assemble(
+            plan, data, ranks, inputs, kept=kept, skip=moved, prepared=prepared, start=start
+        )
     session = Session(
         ranks, plan, folder, listener, signals, record, data, built, store,
         TensorMeter(plan.device),
     )  # fmt: skip
     if found is not None:
-        session.take_up(found, fork=forked)
-    _forget_what_came_after(session)
+        with ranks.clock(BUILDING):
+            session.take_up(found, fork=forked)
+    _forget_what_came_after(session, {} if found is None or forked else found.notes)
     note_beginning(session)
     progress("rehearsing the largest batch", 0, None)
-    rehearse_run(session)
+    with ranks.clock(TRIALS):
+        rehearse_run(session)
     return session
 
 
@@ -193,11 +198,17 @@ def _as_it_was(plan: Plan, step: int, folder: RunFolder, origin: str | None, ran
     return plan
 
 
-def _forget_what_came_after(session: Session) -> None:
-    """Remove rows and checkpoints of later steps, and see which rows there are."""
+def _forget_what_came_after(session: Session, notes: Mapping[str, Any]) -> None:
+    """Remove rows and checkpoints of later steps, and see which rows there are.
+
+    Args:
+        notes: of the run's own checkpoint; empty where there is none.
+    """
     ranks, folder, record = session.ranks, session.folder, session.record
     if session.step:
         session.emit("resumed", step=session.step)
+    done = folder.rows(METRICS)
+    record.resumes_from(session.step, notes, done)
     if ranks.first:
         session.store.forget_after(session.step)
         folder.cut_back(session.step)
@@ -206,7 +217,7 @@ def _forget_what_came_after(session: Session) -> None:
     session.evaluated = {row["step"] for row in session.evaluations}
     store_best(session)
     session.sampled = set(ranks.broadcast([row["step"] for row in folder.rows(SAMPLES)]))
-    metrics = folder.rows(METRICS)
+    metrics = [row for row in done if row["step"] <= session.step]
     session.updated = ranks.broadcast(any(not row.get("skipped") for row in metrics))
     record.resume(metrics, evaluations)
 

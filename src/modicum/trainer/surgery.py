@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from modicum.core.clock import SURGERY
 from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.state import WholeState
 from modicum.core.contracts.surgery import Surgery
@@ -36,7 +37,8 @@ def operate_if_asked(session: Session) -> None:
         InputError: ranks disagree, two methods ask at once, or state cannot be moved.
     """
     if (surgery := _agreed(session)) is not None:
-        operate(session, surgery)
+        with session.clock(SURGERY):
+            operate(session, surgery)
 
 
 def _agreed(session: Session) -> Surgery | None:

@@ -16,6 +16,7 @@ from modicum.recipe import Recipe
 from modicum.tasks import CausalLM, task_of
 from modicum.tasks.text import TextData, prepared
 from modicum.tasks.text_facts import silent_examples, template_origin, text_facts
+from modicum.tasks.text_stream import first_of
 from modicum.verify.findings import Verification, Wanting
 
 
@@ -69,6 +70,8 @@ def verify_data(
 ) -> Verification:
     """Prepare a recipe's text as a run would, in a temporary folder, and hold it against limits.
 
+    Of a stream the first thousand documents are.
+
     The chat template must be the model's own where that has one.
 
     Raises:
@@ -87,6 +90,8 @@ def verify_data(
         problem = "only text has documents to verify"
         raise InputError(problem, field="task.method", value=task.name)
     inputs = task.look(recipe)
+    if recipe.data.streaming:
+        recipe, inputs = first_of(recipe, inputs)
     with tempfile.TemporaryDirectory(prefix="modicum-verify-") as folder:
         data = prepared(recipe, inputs, Path(folder), progress, Ranks())
         progress("reading documents", 0, None)

@@ -91,7 +91,7 @@ def run_stretch(stretch: Stretch, ranks: Ranks, listener: Listener = lambda even
     folder = RunFolder.of(stretch.folder, ranks)
     plan = continued(recipe, stretch.folder, ranks=ranks)
     with StopSignals() as signals, folder.locked():
-        record = RunRecord.open(folder, plan)
+        record = RunRecord.open(folder, plan, clock=ranks.clock)
         with record.running():
             session = begin(plan, folder, listener, signals, record, ranks)
             watch = _Watch(stretch, session, listener)
@@ -104,7 +104,7 @@ def run_stretch(stretch: Stretch, ranks: Ranks, listener: Listener = lambda even
             watch.end()
             if stretch.finish:
                 take_best(session)
-                record.finish(export(session))
+                record.finish(export(session), ranks)
             else:
                 record.interrupted()
 

@@ -136,6 +136,20 @@ assert not {"torch", "modicum.adapters.lora"} & sys.modules.keys()
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_docstrings_say_what_every_field_means():
+    missing = {
+        f"{record.name}.{field}"
+        for record in catalog().values()
+        for field in record.fields
+        if not record.meanings.get(field)
+    }
+    assert missing == set()
+    lora = find("lora").meanings
+    assert "rank" in lora
+    assert "\n" not in "".join(lora.values())
+    assert find("nf4").meanings["targets"] == find("int8").meanings["targets"]  # of their base
+
+
 def test_a_plugin_is_read_without_running_it(tmp_path):
     file = plugin(tmp_path, imported="there_is_no_such_module")
     record = catalog([file])["mine"]

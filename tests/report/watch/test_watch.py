@@ -16,7 +16,7 @@ from tests.report.conftest import metrics
 
 from modicum.core.errors import InputError
 from modicum.report.watch import FollowedRuns, watch
-from modicum.report.watch.server import application, known_host
+from modicum.report.watch.server import application
 
 MakeRun = Callable[..., Path]
 
@@ -87,20 +87,6 @@ def test_other_names_methods_and_paths_are_refused(ask: Any) -> None:
     assert ask("/", method="POST").status == 405
     assert ask("/run.json").status == 404
     assert ask("/../run.json").status == 404
-
-
-def test_a_host_is_known_by_number_or_name() -> None:
-    known = (
-        "127.0.0.1",
-        "127.0.0.1:8321",
-        "[::1]:1",
-        "localhost",
-        socket.gethostname(),
-        "10.1.2.3",
-    )
-    assert all(known_host(name) for name in known)
-    unknown = ("", "evil.example", "localhost.evil.example", "127.0.0.1.nip.io:8321", "[::1", "a b")
-    assert not any(known_host(name) for name in unknown)
 
 
 def test_it_follows_rows_and_a_run_that_resumes(folder: Path) -> None:

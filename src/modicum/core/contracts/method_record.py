@@ -58,9 +58,18 @@ class MethodRecord:
     @functools.cached_property
     def fields(self) -> Mapping[str, tuple[Any, Any]]:
         """The type and default of each field, read from the file."""
+        return source_reading.fields(self.file, self._class)
+
+    @functools.cached_property
+    def meanings(self) -> Mapping[str, str]:
+        """What the docstring says of each field, read from the file."""
+        return source_reading.meanings(self.file, self._class)
+
+    @property
+    def _class(self) -> ast.ClassDef:
         for node in _classes(self.file):
             if node.name == self.class_name:
-                return source_reading.fields(self.file, node)
+                return node
         raise InputError(f"the class {self.class_name} is not there any more", file=self.file)
 
     @functools.cached_property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ READABLE = {"typing", "pydantic", "annotated_types", "modicum.core.contracts.met
 SOURCES = Path(__file__).resolve().parents[2]
 # How the `__init__` of an optimizer begins; its hyper-parameters are the keywords that follow.
 OPTIMIZER = ("self", "params", "lr")
+# Fields under `Args:` in a docstring, and the beginning of what is said of them.
+ARGUMENT = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
 _PLAIN: dict[str, Any] = {"__builtins__": {}} | {
     kind.__name__: kind for kind in (int, float, str, bool, tuple, list, dict)
 }
@@ -117,6 +120,31 @@ def fields(file: Path, node: ast.ClassDef) -> DeclaredFields:
         kind = evaluate(item.annotation, known, file)
         default = ... if item.value is None else evaluate(item.value, known, file)
         found[item.target.id] = (kind, default)
+    return found
+
+
+def meanings(file: Path, node: ast.ClassDef) -> dict[str, str]:
+    """What the docstring of a class, or else of a base, says of each field under `Args:`.
+
+    Backticks and sentences are as written; a line's end is a space.
+    """
+    inherited: dict[str, str] = {}
+    for base in _bases(file, node, parse(file)):
+        inherited |= meanings(*base)
+    found = dict(inherited)
+    _, _, after = (ast.get_docstring(node) or "").partition("\nArgs:\n")
+    section = re.match(r"(?: {4}.*\n?|\n(?= {4}))*", after)
+    named: list[str] = []
+    for line in (section[0] if section else "").splitlines():
+        if entry := ARGUMENT.match(line):
+            named = entry[1].split(", ")
+            found |= dict.fromkeys(named, entry[2])
+        elif line.strip():
+            found |= {name: f"{found[name]} {line.strip()}" for name in named}
+    for name, text in inherited.items():  # "see `Adapter`": what is said there
+        refers = re.match(r"see `\w+`", found[name])
+        if refers:
+            found[name] = text.removesuffix(".") + found[name][refers.end() :]
     return found
 
 

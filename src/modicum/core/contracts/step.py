@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from modicum.core.clock import BACKWARD, FORWARD, WIRE
 from modicum.core.contracts.method import Context
 from modicum.core.contracts.run_hooks import ExtraLoss, PassKind, RunHooks
 from modicum.core.contracts.state import StateRegistry, optimizer_view
@@ -92,6 +93,7 @@ class StepProgram(ABC):
 
     Attributes:
         optimizer: PyTorch's, where there is one.
+        clock: where this process's time goes; who calls the program says that it is an update.
         updating: whether weights are being changed, so that they may be half new.
         rehearsing: whether passes are run for their memory alone, and nothing is learned from them.
     """
@@ -104,6 +106,7 @@ class StepProgram(ABC):
         self.context = context
         self.task, self.model = context.task, context.model
         self.strategy, self.hooks = context.strategy, context.hooks
+        self.clock = context.strategy.ranks.clock
 
     @abstractmethod
     def __call__(
@@ -148,6 +151,7 @@ class StepProgram(ABC):
         again: PassKind = "recompute" if kind == "train" else kind
         hooks = self.hooks
         with (
+            self.clock(FORWARD) if kind == "train" else nullcontext(),
             recomputing_in((lambda: hooks.forward_context(again)) if hooks.enter_passes else None),
             autocast(batch.device, self.context.precision),
             hooks.forward_context(kind),
@@ -193,7 +197,10 @@ class StandardStep(StepProgram):
     def _update(self, step: int, mean: float) -> tuple[float, bool]:
         """Clip and update; the norm of the gradients, and whether the update was skipped."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        norm = whole(self.strategy.norm(parameters))
+        norm = self.strategy.norm(parameters)
+        if is_sharded(norm):
+            with self.clock(WIRE):
+                norm = whole(norm)
         if self.clip_norm is not None:
             self.strategy.clip(parameters, self.clip_norm, norm)
         size = float(norm)
@@ -223,7 +230,8 @@ class StandardStep(StepProgram):
                 extra = self._weighed(terms)
                 loss = loss + extra
             self.strategy.before_backward(last=last)
-            loss.backward()
+            with self.clock(BACKWARD):
+                loss.backward()
         self.strategy.after_backward()
         if extra is None:
             return self.strategy.ranks.sum(float(total))[0], None

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from modicum.core.clock import WIRE
 from modicum.core.contracts.parameters import trainable
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks, peer_errors
@@ -144,7 +145,7 @@ class Strategy:
         if self.ranks.alone:
             return
         trained = [p for p in model.parameters() if p.requires_grad]
-        with peer_errors():
+        with self.ranks.clock(WIRE), peer_errors():
             for tensor in [*trained, *model.buffers()]:
                 if not is_sharded(tensor):
                     dist.broadcast(tensor.detach(), 0)

@@ -30,6 +30,7 @@ import torch
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.files import regular, user_cache, write_json
 from modicum.core.machine.child_process import LIMIT_SECONDS, ChildFailed, answer_of
+from modicum.core.torch_private import compiler_is_loaded
 
 # Runs in a process of its own: it trains, and what trains stands far above this file.
 PROBE = "modicum.trainer.probe"
@@ -38,7 +39,7 @@ _PROGRAM = (
     "import runpy; sys.argv[1:] = given[1:]; "
     "runpy.run_module(given[0], run_name='__main__', alter_sys=True)"
 )
-_FORMAT = 6
+_FORMAT = 7
 # What of the environment changes what a process holds, or which kernels run.
 _VARIABLES = (
     "GLIBC_TUNABLES",
@@ -63,9 +64,12 @@ class MachineRecord:
     Attributes:
         loaded_bytes: what a process comes to hold, tensors aside, after its plan was made: modules
             that are loaded when they are first used, tokenizer, kernels' code.
+        compiler_bytes: what of it are torch's compiler and what that imports. The first optimizer
+            loads them; models of transformers do so before the plan is made.
         kept: of a byte of tensors that come and go, at the peak, what the allocator keeps next to
             it: the least and the most that was seen. Next to tensors that stay it keeps nothing.
         efficiency: of a large matrix product's rate, the part that a training step reaches.
+        half_efficiency: the same of a step in bf16, and also of the rate of a product in fp32.
         when: the date and time.
     """
 
@@ -73,12 +77,29 @@ class MachineRecord:
     kept: tuple[float, float]
     efficiency: float
     when: str = ""
+    compiler_bytes: int = 0
+    half_efficiency: float | None = None
 
     @property
     def expected(self) -> float:
         """Bytes of the process that a byte of tensors that come and go takes, in the middle of what
         was seen."""
         return 1 + sum(self.kept) / 2
+
+    def efficiency_in(self, *, half: bool) -> float:
+        """The part of a product's rate in fp32 that a step reaches in bf16, or in fp32.
+
+        >>> MachineRecord(0, (0.0, 0.0), 0.5, half_efficiency=2.0).efficiency_in(half=True)
+        2.0
+        """
+        if half and self.half_efficiency is not None:
+            return self.half_efficiency
+        return self.efficiency
+
+    def still_loaded(self) -> int:
+        """`loaded_bytes` of this process, without what it has loaded already."""
+        there = self.compiler_bytes if compiler_is_loaded() else 0
+        return max(0, self.loaded_bytes - there)
 
 
 def depends_on(device: str = "cpu") -> dict[str, str]:
@@ -222,9 +243,16 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
     """
     low, high = (float(each) for each in raw["kept"])
     found = MachineRecord(
-        int(raw["loaded_bytes"]), (low, high), float(raw["efficiency"]), str(raw["when"])
+        int(raw["loaded_bytes"]),
+        (low, high),
+        float(raw["efficiency"]),
+        str(raw["when"]),
+        int(raw["compiler_bytes"]),
+        float(raw["half_efficiency"]),
     )
-    if found.loaded_bytes >= 0 and 0 <= low <= high < 10 and 0 < found.efficiency < 10:
+    bytes_make_sense = 0 <= found.compiler_bytes <= found.loaded_bytes
+    rates = (found.efficiency, found.efficiency_in(half=True))
+    if bytes_make_sense and 0 <= low <= high < 10 and all(0 < rate < 100 for rate in rates):
         return found
     raise ValueError(f"not of a machine: {found}")
 

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from modicum.core.clock import WIRE
 from modicum.core.ranks.ranks import Ranks, peer_errors
 
 # Newer versions of PyTorch warn of the older names.
@@ -157,7 +158,7 @@ class Collectives:
         link: Link | None = None,
         in_flight: int = 2,
     ) -> None:
-        self.rank, self.size = ranks.rank, ranks.size
+        self.rank, self.size, self._clock = ranks.rank, ranks.size, ranks.clock
         self.link, self.meter = link, Meter()
         self._in_flight: float = in_flight
         self._waiting: deque[CollectiveHandle] = deque()
@@ -268,11 +269,12 @@ class Collectives:
 
     def finish(self, handle: CollectiveHandle) -> None:
         """Wait for the calls up to `handle`."""
-        while True:
-            self.progress()
-            if handle._value is not None or not self._begun:
-                return
-            self._begun.popleft().end()
+        with self._clock(WIRE):
+            while True:
+                self.progress()
+                if handle._value is not None or not self._begun:
+                    return
+                self._begun.popleft().end()
 
     def _call(
         self,

@@ -21,7 +21,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from modicum.core.clock import JOINING, WAITING, WIRE, Clock
 from modicum.core.errors import InputError, Interrupted
 from modicum.core.ranks.environment import local_rank_and_size, meeting_place, rank_and_size
 from modicum.core.torch_private import default_store
@@ -54,6 +56,7 @@ class Ranks:
     Args:
         rank, size: its number, and how many there are.
         local_rank, local_size: the same among those on this host.
+        clock: where this process's time goes; exchanges count in its row `wire`.
 
     >>> Ranks().sum(3.0, 4.0), Ranks().broadcast({"a": 1}), Ranks().gather("x")
     ([3.0, 4.0], {'a': 1}, ['x'])
@@ -64,6 +67,7 @@ class Ranks:
     local_rank: int = 0
     local_size: int = 1
     _turn: int = field(default=0, repr=False)
+    clock: Clock = field(default_factory=Clock, repr=False, compare=False)
 
     @property
     def first(self) -> bool:
@@ -97,7 +101,7 @@ class Ranks:
         if self.alone:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
-        with peer_errors():
+        with self.clock(WIRE), peer_errors():
             dist.all_reduce(tensor, operation)
         return tensor.tolist()
 
@@ -106,7 +110,7 @@ class Ranks:
         if self.alone:
             return value
         text = json.dumps(value).encode() if self.first else b""
-        with peer_errors():
+        with self.clock(WIRE), peer_errors():
             size = torch.tensor([len(text)])
             dist.broadcast(size, 0)
             buffer = torch.zeros(int(size), dtype=torch.uint8)
@@ -124,7 +128,7 @@ class Ranks:
         mine = torch.zeros(longest + 8, dtype=torch.uint8)  # gloo gathers equal sizes alone
         framed = len(text).to_bytes(8, "little") + text
         mine[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
-        with peer_errors():
+        with self.clock(WIRE), peer_errors():
             everybody = [torch.empty_like(mine) for _ in range(self.size)]
             dist.all_gather(everybody, mine)
         values = []
@@ -132,6 +136,26 @@ class Ranks:
             length = int.from_bytes(framed[:8], "little")
             values.append(json.loads(framed[8 : 8 + length]))
         return values
+
+    def gather_tensor(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor, in order, at every rank.
+
+        Args:
+            tensor: on the CPU, of one dimension, as long as it may be; of one dtype on all ranks.
+        """
+        if self.alone:
+            return [tensor]
+        sizes = [int(size) for size in self.gather(len(tensor))]
+        width = tensor.element_size()  # gloo knows neither int16 nor parts of unequal sizes
+        mine = torch.zeros(max(sizes) * width, dtype=torch.uint8)
+        mine[: len(tensor) * width] = tensor.contiguous().view(torch.uint8)
+        with peer_errors():
+            everybody = [torch.empty_like(mine) for _ in sizes]
+            dist.all_gather(everybody, mine)
+        return [
+            other[: size * width].view(tensor.dtype)
+            for other, size in zip(everybody, sizes, strict=True)
+        ]
 
     def first_alone(self, work: Callable[[], T], check: Callable[[], None] = lambda: None) -> T:
         """Let rank 0 do `work` that may take long, then the others; `check` may raise in between.
@@ -151,7 +175,7 @@ class Ranks:
             with peer_errors():
                 store.set(key, "done")
             return result
-        with peer_errors():
+        with self.clock(WAITING), peer_errors():
             while not store.check([key]):
                 check()
                 time.sleep(_POLL_SECONDS)
@@ -170,37 +194,45 @@ class Ranks:
 
 
 @contextmanager
-def joined(device_type: str = "cpu") -> Iterator[Ranks]:
+def joined(device_type: str = "cpu", clock: Clock | None = None) -> Iterator[Ranks]:
     """Join the ranks that the environment tells of, as torchrun sets it; leave them at the end.
 
     Without RANK and WORLD_SIZE, or with one rank alone, no group is made. A group that is there
     already is used and left as it is.
+
+    Args:
+        clock: of this process; a new one where it has none.
 
     Raises:
         InputError: the environment is incomplete or impossible, or not all ranks came within
             `MEETING`.
         PeerLost: another rank died while they met.
     """
+    clock = clock or Clock()
     if dist.is_available() and dist.is_initialized():
         yield Ranks(
             dist.get_rank(),
             dist.get_world_size(),
             int(os.environ.get("LOCAL_RANK", dist.get_rank())),
             int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
+            clock=clock,
         )
         return
     rank, size = rank_and_size()
     if size == 1:
-        yield Ranks()
+        yield Ranks(clock=clock)
         return
-    ranks = Ranks(rank, size, *local_rank_and_size(size))
+    ranks = Ranks(rank, size, *local_rank_and_size(size), clock=clock)
     address = meeting_place()
     if device_type == "cuda":
         _take_device(ranks.local_rank)
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     try:
-        store = _meet(rank, size)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+        with clock(JOINING):
+            store = _meet(rank, size)
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT
+            )
     except (RuntimeError, ValueError) as error:
         if _GONE.search(str(error)):  # one that was reached died before all had met
             raise _lost(error) from error

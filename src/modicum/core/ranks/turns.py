@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from modicum.core.clock import WIRE
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks, peer_errors
 
@@ -68,7 +69,7 @@ def _sent(
     for key, dtype, shape, device in kinds:
         kind = getattr(torch, dtype.removeprefix("torch."))
         value = made[key] if owner == ranks.rank else torch.empty(shape, dtype=kind, device=device)
-        with peer_errors():
+        with ranks.clock(WIRE), peer_errors():
             dist.broadcast(value, owner)
         found[key] = value
     return found

@@ -1,21 +1,14 @@
-"""The server behind `modicum watch`: two addresses, both for reading.
-
-A page of a stranger that has its name resolve to this machine (DNS rebinding) asks with that name,
-and is refused: a request must name an address by number, `localhost`, or this machine.
-"""
+"""The server behind `modicum watch`: two addresses, both for reading."""
 
 from __future__ import annotations
 
-import ipaddress
 import math
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
-from modicum.core.errors import InputError
 from modicum.core.extras import library
+from modicum.core.local_server import KnownHosts, address, listening
 from modicum.report.watch.followed import FollowedRuns
 
 if TYPE_CHECKING:
@@ -53,31 +46,15 @@ def watch(
     uvicorn = library("uvicorn", "watch", "modicum watch")
     library("jinja2", "cli", "modicum watch")
     app = application(FollowedRuns(folders))
-    with _listening(host, port) as listener:
+    with listening(host, port) as listener:
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
-        ready(f"http://{_spelled(host)}:{listener.getsockname()[1]}/")
+        ready(f"{address(host, listener)}/")
         try:
             uvicorn.Server(config).run(sockets=[listener])
         except KeyboardInterrupt:
             return
-
-
-def _spelled(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            f"cannot listen at port {port} of {host} ({problem}); give another by --port "
-            "(0: any that is free)"
-        ) from None
 
 
 def application(runs: FollowedRuns) -> Starlette:
@@ -104,7 +81,7 @@ def application(runs: FollowedRuns) -> Starlette:
 
     routes = [Route("/", page), Route("/curves", curves)]
     app = Starlette(routes=routes)
-    app.add_middleware(_KnownHosts)
+    app.add_middleware(KnownHosts)
     return app
 
 
@@ -115,39 +92,3 @@ def _number(text: str | None, otherwise: float) -> float:
     except ValueError:
         return otherwise
     return otherwise if math.isnan(value) else value
-
-
-class _KnownHosts:
-    """Refuses requests by another name than this machine's."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        from starlette.responses import PlainTextResponse
-
-        given = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1")
-        if scope["type"] == "http" and not known_host(given):
-            refusal = PlainTextResponse("this server does not go by that name\n", 421)
-            await refusal(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-
-def known_host(header: str) -> bool:
-    """Whether a request's `Host` is an address by number, localhost, or this machine's name.
-
-    >>> known_host("127.0.0.1:8321"), known_host("[::1]:80"), known_host("evil.example")
-    (True, True, False)
-    """
-    try:
-        name = urlsplit(f"//{header}").hostname or ""
-    except ValueError:  # a bracket that is not closed
-        return False
-    if name in ("localhost", socket.gethostname().lower()):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

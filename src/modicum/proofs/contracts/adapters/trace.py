@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from modicum.models import create
 from modicum.proofs.contracts.adapters.ledger import adapter_ledger, saved_said
-from modicum.proofs.contracts.adapters.subjects import AdapterSubject, adapters_check, attached
+from modicum.proofs.contracts.adapters.subjects import (
+    AdapterSubject,
+    adapters_check,
+    attached,
+    llama,
+)
 from modicum.proofs.contracts.traced_change import DEEP, Change, traced
 
 
 @adapters_check()
 def check_trace(subject: AdapterSubject) -> None:
-    """Traced blocks differ from those without the adapter as its ledger says, within 5 %."""
+    """Traced blocks differ from those without the adapter as its ledger says, within 5 %.
+
+    Plans trace models that have no memory, so an adapted one of these must run in a trace too.
+    """
+    bare = llama("meta")
+    attached(subject, bare)
+    assert traced(bare).peak() > 0, "the trace of a model without memory finds no bytes"
     model = create(DEEP, seed=0)
     full = Change.of(traced(model)).kept
     model.requires_grad_(False)

@@ -1,0 +1,88 @@
+"""`modicum serve`: a run's model behind an OpenAI-style endpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from modicum.cli.options import JsonOption
+from modicum.core.errors import InputError
+
+if TYPE_CHECKING:
+    from modicum.serve.served_models import ServedModels
+
+
+def serve(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model folder.")],
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FOLDER", help="One more adapter of the base; may be repeated."),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Fold the run's adapter into its base.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")
+    ] = 8322,
+    public: Annotated[
+        bool, typer.Option("--public", help="Let a host be one that other machines can ask.")
+    ] = False,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="MODICUM_API_KEY", help="What requests must name as their key."),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of an answer to a conversation that says no limit.")
+    ] = 512,
+    at_once: Annotated[int, typer.Option(min=1, help="So many answers are made in turns.")] = 4,
+    queue: Annotated[
+        int, typer.Option(min=0, help="So many more wait; others are asked to come again.")
+    ] = 32,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve a run's model to OpenAI's clients, on this machine."""
+    from modicum.cli.warned import warnings_as_lines
+    from modicum.core.local_server import address, listening
+    from modicum.serve.loading import load_served
+    from modicum.serve.server import check_host
+    from modicum.serve.server import serve as begin
+
+    check_host(host, public=public, api_key=api_key)
+    adapters = dict(_named(text) for text in adapter or [])
+    if len(adapters) < len(adapter or []):
+        raise InputError("two adapters have one name", field="--adapter")
+    # Before the model is loaded, which may take a while.
+    with listening(host, port) as listener:
+        with warnings_as_lines():
+            served = load_served(run, adapters, merge=merge)
+        line = _json if as_json else _line
+        begin(
+            served,
+            listener,
+            at_once=at_once,
+            queue=queue,
+            default_tokens=max_tokens,
+            api_key=api_key,
+            ready=lambda: print(line(f"{address(host, listener)}/v1", served), flush=True),
+        )
+
+
+def _line(url: str, served: ServedModels) -> str:
+    return f"{url}  serves {', '.join(served.names)}  (Ctrl-C ends this)"
+
+
+def _json(url: str, served: ServedModels) -> str:
+    chat = [name for name, model in served.names.items() if model.template is not None]
+    facts = {"models": list(served.names), "chat": chat, "context": served.context}
+    return json.dumps({"address": url, **facts})
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, given, folder = text.partition("=")
+    if not (name and given and folder):
+        raise InputError("say it as NAME=FOLDER", field="--adapter", value=text)
+    return name, Path(folder)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from modicum.data.tokenizer import Tokenizer
+from modicum.serve.text_stream import TextStream
+
+same_tokenizer = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+TEXTS = st.text(st.sampled_from("to be🙂é日�\n "), max_size=60)
+
+
+@given(text=TEXTS, stops=st.lists(st.text(st.sampled_from("to be🙂é"), min_size=1), max_size=3))
+@same_tokenizer
+def test_pieces_are_the_text_before_the_first_stop(
+    tokenizer: Tokenizer, text: str, stops: list[str]
+) -> None:
+    stream, found = TextStream(tokenizer, stops), ""
+    for token in tokenizer.encode(text):
+        found += stream.add(token)
+        assert text.startswith(found)
+        if stream.stopped:
+            break
+    found += stream.finish()
+    ends = [text.find(stop) for stop in stops if stop in text]
+    if not ends:
+        assert (found, stream.stopped) == (text, False)
+        return
+    assert stream.stopped
+    # It stops at the first token that completes one, whatever would be found with later tokens.
+    assert any(text.startswith(found + stop) for stop in stops)
+    assert found == text[: len(found)]
+
+
+@given(ids=st.lists(st.integers(0, 289), max_size=120))
+@same_tokenizer
+def test_any_tokens_give_what_they_give_in_one(tokenizer: Tokenizer, ids: list[int]) -> None:
+    stream = TextStream(tokenizer)
+    found = "".join(map(stream.add, ids)) + stream.finish()
+    assert found == tokenizer.decode(ids)
+    assert stream.length == len(found)
+
+
+def test_what_may_begin_a_stop_is_held_back(tokenizer: Tokenizer) -> None:
+    stream = TextStream(tokenizer, ["be or"])
+    pieces = [stream.add(token) for letter in "to be o" for token in tokenizer.encode(letter)]
+    assert "".join(pieces) == "to "
+    assert stream.finish() == "be o"
+    stream = TextStream(tokenizer, ["b"])
+    assert [stream.add(token) for token in tokenizer.encode("ab")] == ["a", ""]
+    assert stream.stopped
+    with pytest.raises(ValueError, match="ended"):
+        stream.add(1)
+
+
+def test_an_unfinished_character_comes_at_the_end(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a🙂")[:-1]
+    stream = TextStream(tokenizer)
+    assert [text for token in ids if (text := stream.add(token))] == ["a"]
+    assert stream.finish() == tokenizer.decode(ids)[1:]
