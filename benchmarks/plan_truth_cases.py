@@ -14,11 +14,11 @@ from plan_truth_models import DECODERS, ENCODERS, TOKENS, sized
 
 from modicum.core.contracts.catalog import MethodRecord
 from modicum.data.named_templates import END
-from modicum.recipe import methods_for
+from modicum.recipe import SLOTS, methods_for
 
 STEPS = 5
 IMAGES, TEXT_CLASSES = 0.1, 0.15
-# A case of text, with no method that asks for trained weights, is of a model of a folder this often.
+# Where no method asks for trained weights, a case of text has a folder's model this often.
 FROM_FOLDER = 0.4
 TWO_RANKS = 0.25
 # The budget is the need of the plan without one, times a factor of this range.
@@ -61,11 +61,11 @@ def draw(seed: int, number: int) -> Case:
     ranks = 2 if chance.random() < TWO_RANKS else 1
     kind = chance.random()
     if kind < IMAGES:
-        made: dict[str, Any] = {"recipe": _images(chance)}
+        made: dict[str, Any] = {"recipe": _images(ranks, chance)}
     elif kind < IMAGES + TEXT_CLASSES:
-        made = _text_classes(chance)
+        made = _text_classes(ranks, chance)
     else:
-        made = _text(chance)
+        made = _text(ranks, chance)
     recipe = made.pop("recipe")
     if ranks > 1 and chance.random() < 0.4:
         recipe["comm"] = _method("comm", chance)
@@ -98,8 +98,8 @@ def _fields(record: MethodRecord, chance: random.Random) -> dict[str, Any]:
     return fields
 
 
-def _images(chance: random.Random) -> dict[str, Any]:
-    width = chance.choice([32, 48, 64])
+def _images(ranks: int, chance: random.Random) -> dict[str, Any]:
+    width, rows = chance.choice([48, 64]), chance.choice([256, 384]) * ranks
     task = {
         "method": "images",
         "images": 1024,
@@ -107,20 +107,21 @@ def _images(chance: random.Random) -> dict[str, Any]:
         "widths": [width, width, 2 * width, 2 * width],
         "norm": chance.choice(["none", "group"]),
     }
-    recipe: dict[str, Any] = {"task": task, "training": {"batch_size": chance.choice([96, 128])}}
+    training = {"batch_size": rows, "micro_batch_size": rows // ranks}
+    recipe: dict[str, Any] = {"task": task, "training": training}
     if chance.random() < 0.4:
         recipe["memory"] = _method("memory", chance)
     recipe["optimizer"] = _method("optimizer", chance)
     return recipe
 
 
-def _text_classes(chance: random.Random) -> dict[str, Any]:
-    name = chance.choice(sorted(ENCODERS) + ["Llama", "Qwen 3"])
+def _text_classes(ranks: int, chance: random.Random) -> dict[str, Any]:
+    name = chance.choice([*sorted(ENCODERS), "Llama", "Qwen 3"])
     length = chance.choice([128, 256])
     task = {"method": "text_classes", "pad_token": END}
     recipe: dict[str, Any] = {"task": task, "model": {"path": "{model}"}}
     recipe["data"] = {"path": "{data}", "sequence_length": length}
-    recipe["training"] = {"batch_size": chance.choice([1024, 2048]) // length}
+    recipe["training"] = {"batch_size": ranks * chance.choice([2048, 4096]) // length}
     if chance.random() < 0.4:
         recipe["adapter"] = _method("adapter", chance)
     else:
@@ -129,7 +130,7 @@ def _text_classes(chance: random.Random) -> dict[str, Any]:
     return {"recipe": recipe, "raw": raw, "data": "classes"}
 
 
-def _text(chance: random.Random) -> dict[str, Any]:
+def _text(ranks: int, chance: random.Random) -> dict[str, Any]:
     """A decoder: new, or of a folder, with what may stand on its weights."""
     recipe: dict[str, Any] = {}
     way = chance.choice(["full", "full", "adapter", "adapter", "adapter", "compress", "linear"])
@@ -148,10 +149,10 @@ def _text(chance: random.Random) -> dict[str, Any]:
     made: dict[str, Any] = {"recipe": recipe}
     if chance.random() < 0.5:
         recipe["data"]["path"], made["data"] = "{data}", "examples"
-    tokens = chance.choice([1024, 2048, 4096] if way == "adapter" else [512, 1024, 2048])
-    recipe["training"] = {"batch_size": max(2, tokens // length)}
+    tokens = ranks * chance.choice([2048, 4096] if way == "adapter" else [1024, 2048])
+    recipe["training"] = {"batch_size": tokens // length}
     width, layers = chance.choice([320, 384, 512, 640]), chance.choice([4, 6, 8])
-    vocabulary = chance.choice([4096, 8192, 16384])
+    vocabulary = chance.choice([8192, 16384])
     if way in ("adapter", "compress") or chance.random() < FROM_FOLDER:
         # The built-in decoder and those of transformers in equal parts.
         name = chance.choice(["Llama", chance.choice(sorted(DECODERS))])
@@ -176,7 +177,8 @@ def _settings(recipe: dict[str, Any], ranks: int, chance: random.Random) -> None
     rows = training["batch_size"] = max(training["batch_size"], 2 * ranks)
     training |= {"steps": STEPS, "learning_rate": 1e-4}
     training["precision"] = chance.choice(["fp32", "fp32", "bf16"])
-    training["micro_batch_size"] = chance.choice(["auto", "auto", max(1, rows // ranks // 2)])
+    own = training.get("micro_batch_size", max(1, rows // ranks // 2))
+    training["micro_batch_size"] = chance.choice(["auto", "auto", own]) if own < 64 else own
     training["recompute"] = chance.choice(["auto", "auto", "none", "blocks"])
     training["compile"] = "blocks" if chance.random() < 0.03 else "auto"
     recipe["parallel"] = {"strategy": chance.choice(["auto", "ddp", "fsdp", "zero"])}
@@ -194,9 +196,7 @@ def _words(recipe: dict[str, Any], raw: dict[str, Any] | None, ranks: int) -> tu
     training = recipe["training"]
     model = "built-in" if raw is None else str(raw["model_type"])
     found = [recipe.get("task", {}).get("method", "text"), model]
-    for slot in ("adapter", "linear", "compress", "optimizer", "transform", "memory", "comm"):
-        if slot in recipe:
-            found.append(recipe[slot]["method"])
+    found += [recipe[slot]["method"] for slot in SLOTS if slot in recipe and slot != "task"]
     found.append(training["precision"])
     if training["recompute"] == "blocks":
         found.append("recompute")

@@ -71,8 +71,7 @@ def sized(name: str, width: int, layers: int, vocabulary: int, context: int) -> 
         kinds = raw["layer_types"]
         known["layer_types"] = [kinds[layer % len(kinds)] for layer in range(layers)]
     known |= {"vocab_size": vocabulary, "initializer_range": 0.02}
-    known = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None} | raw | known
-    return known
+    return {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None} | raw | known
 
 
 def model_folder(work: Path, raw: dict[str, Any]) -> Path:

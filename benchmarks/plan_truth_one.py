@@ -131,23 +131,23 @@ def planned(recipe: Row, ranks: int, kind: str, factor: float) -> Row:
         free = plan(Recipe(**recipe), ranks=ranks)
     except (InputError, DoesNotFit) as error:
         return {"left_out": str(error)}
-    size, work = free.prediction.peak_bytes, free.prediction.flops
-    if not LEAST_BYTES <= size <= MOST_BYTES or work > MOST_WORK:
-        return {"left_out": f"{size / 1e6:.0f} MB of tensors, {work:.1e} FLOP in an update"}
     assert free.process_bytes is not None
     base = free.process_base if kind == "tensors" else 0
     budget = round(factor * (free.process_bytes - base))
     asked = {**recipe, "budget": {kind: budget}}
     found = {"kind": kind, "budget": budget, "refused": False, "recipe": asked}
     try:
-        plan(Recipe(**asked), ranks=ranks)
+        made = plan(Recipe(**asked), ranks=ranks)
     except DoesNotFit:
-        least, _ = plan_anyway(Recipe(**asked), ranks=ranks)
-        for choice in least.choices:
+        made, _ = plan_anyway(Recipe(**asked), ranks=ranks)
+        for choice in made.choices:
             section, _, name = choice["field"].partition(".")
             if section in recipe and name:
                 recipe[section] = {**recipe[section], name: choice["value"]}
         found |= {"refused": True, "recipe": {**recipe, "budget": {"memory": ROOM}}}
+    size, work = made.prediction.peak_bytes, made.prediction.flops
+    if not LEAST_BYTES <= size <= MOST_BYTES or work > MOST_WORK:
+        return {"left_out": f"{size / 1e6:.0f} MB of tensors, {work:.1e} FLOP in an update"}
     return found
 
 

@@ -24,9 +24,9 @@ def estimate(case: Case) -> dict[str, Any]:
     if optimizer != "adamw":
         return {"why_not": f"it knows Adam, and nothing of {optimizer}"}
     import torch
-    from accelerate import init_empty_weights
-    from accelerate.commands.estimate import estimate_training_usage
-    from accelerate.utils import calculate_maximum_sizes
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]
+    from accelerate.commands.estimate import estimate_training_usage  # type: ignore[import-untyped]
+    from accelerate.utils import calculate_maximum_sizes  # type: ignore[import-untyped]
     from transformers import AutoConfig, AutoModel
 
     fields = dict(case.raw)

@@ -29,25 +29,26 @@ STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 FOLDS = 4
 
 
-def trained(folder: Path, method: str, seed: int) -> list[dict[str, Any]]:
+def trained(folder: Path, method: str, seed: int, tokens: int) -> list[dict[str, Any]]:
     """What a shipped recipe reaches at each evaluation; a run that finished earlier is read."""
-    out = folder / f"{method}-{seed}"
+    out = folder / f"{method}-{tokens}-{seed}"
     record = out / "run.json"
     if record.is_file() and json.loads(record.read_text())["status"] == "finished":
         run = modicum.TrainedRun(json.loads(record.read_text()), out)
     else:
-        run = modicum.train(modicum.plan(recipe(folder, method, seed)), out)
+        run = modicum.train(modicum.plan(recipe(folder, method, seed, tokens)), out)
     names = ("step", "loss", "accuracy", "macro_f1")
     found = [{name: round(row[name], 4) for name in names} for row in run.evaluations]
     say(f"{method}, seed {seed}: {found[-1]}")
     return found
 
 
-def recipe(folder: Path, method: str, seed: int) -> modicum.Recipe:
+def recipe(folder: Path, method: str, seed: int, tokens: int) -> modicum.Recipe:
     """The shipped recipe on the data in a folder."""
     paths = {"path": "train", "validation_path": "validation"}
     changes = [f"data.{field}={folder}/functions/{side}.jsonl" for field, side in paths.items()]
-    return recipe_yaml.load(f"functions-{method}", [*changes, f"training.seed={seed}"])
+    changes += [f"training.seed={seed}", f"data.sequence_length={tokens}"]
+    return recipe_yaml.load(f"functions-{method}", changes)
 
 
 def read(folder: Path) -> dict[str, list[dict[str, str]]]:
@@ -114,6 +115,7 @@ def main() -> None:
     """Train them all, one at a time; write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64, help="of a row; fewer are faster")
     parser.add_argument("--folder", type=Path, help="where runs are kept, and found again")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="modicum-classes-") as temporary:
@@ -121,15 +123,15 @@ def main() -> None:
         if not (folder / "functions").is_dir():
             write_functions(folder / "functions")
         rows = read(folder)
-        shipped = recipe(folder, "full", 1)
+        shipped = recipe(folder, "full", 1, arguments.tokens)
         assert shipped.model.path is not None
-        base, length = package_folder(shipped.model.path), shipped.data.sequence_length
-        baselines = {name: regression(rows, own) for name, own in features(rows, base, length)}
-        say(f"{baselines}")
+        base, length = package_folder(shipped.model.path), arguments.tokens
         curves: dict[str, list[Any]] = {method: [] for method in METHODS}
         for seed in range(1, arguments.seeds + 1):
             for method in METHODS:
-                curves[method].append(trained(folder, method, seed))
+                curves[method].append(trained(folder, method, seed, length))
+        baselines = {name: regression(rows, own) for name, own in features(rows, base, length)}
+        say(f"{baselines}")
     counts = {side: len(own) for side, own in rows.items()}
     settings = {"model": shipped.model.path, "tokens": length, "rows": counts}
     write_result("text_classes", {"baselines": baselines, "curves": curves}, settings)

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the page on how true plans are, from what `benchmarks/plan_truth.py` measured."""
+"""A hook of mkdocs: the page on how true plans are, by `benchmarks/plan_truth.py`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SAID = """# Forecasts
 
 `benchmarks/plan_truth.py` draws recipes over all that a recipe has a place for: tasks, models of
 this package and of transformers, methods of the catalog, precisions, micro-batches, one rank and
-two, checkpoints, evaluations. Each is planned with a budget of 0.7 to 1.4 times what it needs without
-one. Where the plan says that it fits, it runs under that budget, alone in a process; where it is
-refused, it runs anyway, with the choices that need least. Tensors take at least 200 MB.
+two, checkpoints, evaluations. Each is planned with a budget of 0.7 to 1.4 times what it needs
+without one. Where the plan says that it fits, it runs under that budget, alone in a process; where
+it is refused, it runs anyway, with the choices that need least. Tensors take at least 200 MB.
 """
 NOT_YET = "\nNothing is measured yet: `python benchmarks/plan_truth.py --seed N` does.\n"
 COLUMNS = {"tensors": "tensors", "process": "process minus base", "step": "step"}
@@ -60,9 +60,9 @@ def _summary(found: dict[str, Any]) -> list[str]:
     share = "" if rightly is None else f", and {rightly:.0%} of these really took over 0.85 of it"
     lines += [
         "",
-        f"Of {found['run']} recipes (seed {found['settings']['seed']}, on which nothing was tuned) "
-        f"{found['fits']} were said to fit, and {found['fits_that_exceed']} of these took more than "
-        f"their budget. {refused} were refused{share}.",
+        f"Of {found['run']} recipes (seed {found['settings']['seed']}, on which nothing was "
+        f"tuned) {found['fits']} were said to fit, and {found['fits_that_exceed']} of these took "
+        f"more than their budget. {refused} were refused{share}.",
     ]
     return lines
 
@@ -70,8 +70,8 @@ def _summary(found: dict[str, Any]) -> list[str]:
 def _table(rows: list[dict[str, Any]]) -> list[str]:
     """A row for each recipe that ran."""
     lines = [
-        "| recipe | tensors, MB | tensors | process minus base | step | of the budget | accelerate |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"| recipe | tensors, MB | {' | '.join(COLUMNS.values())} | of the budget | accelerate |",
+        f"| --- | --- |{' --- |' * len(COLUMNS)} --- | --- |",
     ]
     for row in rows:
         errors = " | ".join(f"{row[name]['error']:+.1%}" for name in COLUMNS)

@@ -256,6 +256,17 @@ def test_on_an_accelerator_the_budget_is_about_tensors(make_run: MakeRun) -> Non
     assert "800 MB of 900 MB" in written(folder).text
 
 
+def test_cost_and_lost_work_are_said_where_they_are_known(make_run: MakeRun) -> None:
+    assert "<h2>Cost" not in written(make_run()).html
+    saves = {"every_seconds": 170.0, "lost_seconds": 85.0, "share": 0.0235}
+    cost = {"money": 5.004, "currency": "EUR", "kwh": 0.8123, "kwh_by": "stated"}
+    shown = written(make_run(cost=cost, saves=saves)).text
+    assert "Money: 5.00 EUR." in shown
+    assert "Energy: 0.812 kWh (stated)." in shown
+    assert "Saved every 2 min 50 s: a failure loses 1 min 25 s of work on average" in shown
+    assert "2.4 % of the time" in shown
+
+
 def test_revisions_stand_beside_the_first_plan(make_run: MakeRun) -> None:
     folder = make_run(plans=3)
     text = written(folder).text

@@ -11,7 +11,8 @@ import torch
 from pydantic import NonNegativeInt
 from torch import Tensor
 
-from modicum.adapters.base import AdapterQuery, Factor
+from modicum.adapters.base import Adapter, AdapterQuery, Factor
+from modicum.adapters.factors import SharedFactors
 from modicum.adapters.lora import LoRA, LoRALayer
 from modicum.adapters.names import plain_name
 from modicum.adapters.sites import Site
@@ -28,8 +29,14 @@ class MoSLayer(LoRALayer):
     index_A: Tensor
     index_B: Tensor
 
-    def __init__(self, method: MoS, site: Site, *others: Any) -> None:
-        super().__init__(method, site, *others)
+    def __init__(
+        self,
+        method: Adapter,
+        site: Site,
+        shared: SharedFactors,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(method, site, shared, device)
         # What a forward pass reads is alike in all blocks, so one compiled form serves them all.
         self.pool_A, self.pool_B = pool_names(site)
 
@@ -41,7 +48,12 @@ class MoSLayer(LoRALayer):
             self.get_buffer(f"index_{factor}").copy_(index)
 
     def matrices(self) -> tuple[Tensor, Tensor]:
-        return self.built(getattr(self.shared, self.pool_A), getattr(self.shared, self.pool_B))
+        a, b = self.built(getattr(self.shared, self.pool_A), getattr(self.shared, self.pool_B))
+        kind = a.device.type
+        if kind != "meta" and torch.is_autocast_enabled(kind):  # what is kept is half as large
+            half = torch.get_autocast_dtype(kind)
+            a, b = a.to(half), b.to(half)
+        return a, b
 
     def as_lora(self) -> tuple[Tensor, Tensor, float]:
         pools = (whole(self.shared.get_parameter(name)) for name in (self.pool_A, self.pool_B))

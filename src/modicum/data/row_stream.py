@@ -45,7 +45,8 @@ class RowStream:
         self._thread = ThreadPoolExecutor(1, "modicum-stream")
         # Before the first block: the row that it begins with, what its digest must be, if that is
         # known, and how many rows this epoch has had.
-        self._first, self._expected, self._rows_of_epoch = 0, None, 0
+        self._first, self._rows_of_epoch = 0, 0
+        self._expected: str | None = None
         self.counts, self.left_out = PackingCounts(0, 0, 0, 0, 0), LeftOut()
 
     def reach(self, first: int, stop: int) -> None:

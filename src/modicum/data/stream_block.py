@@ -138,7 +138,9 @@ class BlockReader:
                     numbers.append(number)
                 yield document
             number, size = number + 1, size + unmade.size
-            self.place = after._replace(hub=unmade.state())
+            self.place = after
+            if number == self.shape.documents or size >= BLOCK_BYTES:
+                self.place = after._replace(hub=unmade.state())
             self._next = next(self._documents, None)
 
 

@@ -18,8 +18,7 @@ def check_streaming(recipe: Recipe) -> None:
     """
     data = recipe.data
     if not data.streaming:
-        # A run's own recipe names every field.
-        if data.shuffle_buffer != type(data).model_fields["shuffle_buffer"].default:
+        if data.shuffle_buffer is not None:
             problem = "is for data that is streamed; set data.streaming to true, or leave this out"
             raise InputError(problem, field="data.shuffle_buffer", value=data.shuffle_buffer)
         return
@@ -41,6 +40,6 @@ def check_streaming(recipe: Recipe) -> None:
         and "looks at data before training, and a stream begins with it; set data.streaming to "
         "false, or take another adapter",
     }
-    for field, problem in asked.items():
-        if isinstance(problem, str):
-            raise InputError(problem, field=field)
+    for field, refused in asked.items():
+        if isinstance(refused, str):
+            raise InputError(refused, field=field)
