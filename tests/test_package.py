@@ -119,12 +119,14 @@ def test_constraints_hold_exact_versions_and_no_index(file: str) -> None:
 
 
 # They ask a server, or read what the page's commands made: these files run their code.
-ELSEWHERE = {"serve": "tests/cli/test_serve.py", "classify-texts": "tests/cli/test_classify_page.py"}
+ELSEWHERE = {
+    "serve": "tests/cli/test_serve.py",
+    "classify-texts": "tests/cli/test_classify_page.py",
+}
 PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.expensive] if "m.train(" in text else [])
     for page in sorted((ROOT / "docs").rglob("*.md"))
-    if "```python" in (text := page.read_text(encoding="utf-8"))
-    and page.stem not in ELSEWHERE
+    if "```python" in (text := page.read_text(encoding="utf-8")) and page.stem not in ELSEWHERE
 ]
 
 
