@@ -122,6 +122,7 @@ PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.expensive] if "m.train(" in text else [])
     for page in sorted((ROOT / "docs").rglob("*.md"))
     if "```python" in (text := page.read_text(encoding="utf-8"))
+    and page.stem != "serve"  # it asks a server, which tests/cli/test_serve.py starts
 ]
 
 

@@ -15,8 +15,8 @@ import pytest
 
 COMMANDS = (
     "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "watch",
-    "chat", "serve", "merge", "export", "demo", "doctor", "drill", "promises", "completion",
-    "bench", "checkpoint", "verify",
+    "chat", "serve", "merge", "export", "demo", "doctor", "drill", "promises", "reproduce",
+    "completion", "bench", "checkpoint", "verify",
 )  # fmt: skip
 
 
@@ -418,6 +418,7 @@ def test_report_of_several_runs(
         ("drill", "--output"),
         ("drill", "--work"),
         ("demo", "--runs"),
+        ("demo", "--functions"),
         ("init", "--out"),
         ("train", "demo-pretrain", "--out"),
     ],

@@ -92,10 +92,26 @@ def test_a_new_model_has_a_template_and_a_tokenizer_without_one_is_refused(
     assert "allowed: chatml, llama-3, zephyr, alpaca, or a file" in ended.err
 
 
+def test_of_a_stream_the_first_documents_are_shown(
+    modicum: Any, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Tokenizer.train(iter(["to be"] * 9), 270).save(tmp_path)
+    changes = ["data.streaming=true", f"data.tokenizer={tmp_path}", "data.validation_fraction=0"]
+    changes += ["training.epochs=null", "training.steps=3"]
+    sets = [word for change in changes for word in ("--set", change)]
+    monkeypatch.setattr("modicum.tasks.text_stream.SHOWN", 7)
+    ended = modicum("data", recipe, "--rows", "1", *sets)
+    assert ended.code == 0, ended.err
+    assert re.search(r"^documents +7 ", ended.out, re.MULTILINE)
+    assert "streamed: the first 7 documents" in " ".join(ended.out.split())
+    ended = modicum("plan", recipe, *sets)
+    assert re.search(r"^streamed +read, tokenized and packed as training", ended.out, re.MULTILINE)
+
+
 def test_only_text_has_rows_to_look_at(modicum: Any, tmp_path: Path) -> None:
     file = tmp_path / "images.yaml"
     file.write_text("task: {method: images, data: textures}\n")
-    assert "only text to write, and images of your own" in modicum("data", file).err
+    assert "only text, and images of your own" in modicum("data", file).err
 
 
 def test_images_are_counted_by_class(modicum: Any, tmp_path: Path) -> None:
@@ -121,3 +137,34 @@ def test_images_are_counted_by_class(modicum: Any, tmp_path: Path) -> None:
     planned = json.loads(modicum("plan", file, "--json").out)
     assert planned["counts"]["classes"] == {"cats": 6, "dogs": 3}
     assert "cats 6, dogs 3" in modicum("plan", file).out
+
+
+def test_classes_of_texts_are_shown_and_counted(modicum: Any, tmp_path: Path) -> None:
+    from classifiers import base_folder, write_rows
+
+    made = [{"text": f"cat {'fox ' * n}dog", "label": "animals"} for n in range(6)]
+    made += [{"text": "big oak", "label": "plants"}] * 3 + [{"text": "big oak", "label": "animals"}]
+    held = [{"text": "cat dog", "label": "animals"}, {"text": "moss", "label": "plants"}]
+    write_rows(tmp_path / "train.jsonl", made)
+    write_rows(tmp_path / "val.jsonl", held)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        "task: {method: text_classes}\n"
+        f"model: {{path: {base_folder(tmp_path / 'base', 'bert')}}}\n"
+        f"data: {{path: {tmp_path / 'train.jsonl'}, validation_path: {tmp_path / 'val.jsonl'},"
+        " sequence_length: 8}\n"
+    )
+    lines = modicum("data", file, "--json").out.splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["side"] for row in rows] == ["train"] * 10 + ["validation"] * 2
+    assert rows[0]["text"] == "[CLS] cat dog [SEP]"
+    assert (rows[-1]["label"], len(rows[-1]["tokens"])) == ("plants", 3)
+    said = modicum("data", file, "--rows", "1").out
+    assert "row 0: 4 tokens, animals\n[CLS] cat dog [SEP]" in said
+    counted = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line.strip()}
+    assert counted["animals"] == ["7", "1"]
+    assert counted["plants"] == ["3", "1"]
+    for name, count in {
+        "truncated": "1", "duplicates": "2", "contradicting": "1", "overlap": "1", "dropped": "0",
+    }.items():  # fmt: skip
+        assert counted[name][0] == count

@@ -148,7 +148,8 @@ def test_live_rewrites_one_line(clock: list[float]) -> None:
     assert "\x1b[2J" not in text
     assert max(len(line) for line in re.split(r"[\r\n]", plain)) <= 100
     assert text.rindex("\x1b[?25h") > text.index("\x1b[?25l")  # the cursor is given back
-    assert plain.rstrip().endswith(["peak", "memory", "1.04", "GB", "of", "1.2", "GB"][-1])
+    assert "1.2 GB" in plain.splitlines()[-2]
+    assert plain.rstrip().endswith("time: compute 81 %, data 19 %, unexplained 0.2 %")
 
 
 def test_live_draws_at_most_eight_times_a_second(clock: list[float]) -> None:

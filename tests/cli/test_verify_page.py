@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.cli.test_troubleshooting import matches
+from tests.verify.conftest import here as here
 from tests.verify.conftest import run, talks, values
 
 from modicum.recipe import Recipe
@@ -17,6 +18,7 @@ from modicum.recipe_yaml import dump
 from modicum.verify import DataLimits
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "verify.md"
+PLUGIN = Path(__file__).resolve().parents[1] / "contracts" / "plugins" / "forgetful.py"
 TEXT = PAGE.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```console\n\$ (.+?)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
@@ -30,10 +32,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "recipe.yaml").write_text(dump(Recipe(**values(made))))
     run(values(made), made / "base")
     adapter = {"method": "lora", "rank": 2}
-    run(values(made, model={"path": str(made / "base")}, adapter=adapter), made / "runs" / "mine")
+    based: dict[str, Any] = {"model": {"path": str(made / "base")}, "training": {"steps": 12}}
+    run(values(made, **based, adapter=adapter), made / "runs" / "mine")
+    forgetful = {"method": "forgetful", "forgets": "moment"}
+    plugins = {"plugins": [str(PLUGIN)]}
+    run(values(made, **based, transform=forgetful) | plugins, made / "runs" / "forgetful")
     return made
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("command", "shown"), BLOCKS, ids=[command for command, _ in BLOCKS])
 def test_a_command_of_the_page_ends_as_it_says(
     modicum: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, shown: str

@@ -76,11 +76,9 @@ def predicted(
     from modicum.adapters.sites import choose
 
     sites = choose(create(config, 0), adapter.targets)
-    parts = {site.name: adapter.ledger(AdapterQuery(site, shape)) for site in sites}
-    adapted = AdapterActivations(
-        {name: part.bytes("activation") for name, part in parts.items()},
-        frozenset(site.name for site in sites if adapter.saves_input(site)),
-    )
+    parts = {site: adapter.ledger(AdapterQuery(site, shape)) for site in sites}
+    kept = {site: part.bytes("activation") for site, part in parts.items()}
+    adapted = AdapterActivations.of(adapter, kept)
     weights = [p.map_entries(lambda e: e if e.kind == "weight" else None) for p in parts.values()]
     return Ledger.sum([ledger(config, shape, adapted=adapted, recompute=recompute), *weights])
 

@@ -32,6 +32,7 @@ CASES = {
     "full, bf16": ("full", True, False, 1, {}),
     "lora": ("lora", False, True, 2, {}),
     "lora, bf16": ("lora", True, False, 1, {}),
+    "lora, dropout": ("dropout", False, True, 2, {}),
     "late": ("late", False, False, 1, {}),
     "late, bf16": ("late", True, False, 1, {}),
     "late, documents": ("late", False, True, 2, {"kv_heads": 1}),

@@ -26,6 +26,8 @@ def test_it_shows_figures_and_differences_side_by_side(make_run: MakeRun, tmp_pa
     assert "training.learning_rate 0.002 0.004" in shown.text
     assert "training.steps" not in shown.text
     assert shown.text.count("Parse text & return a list.") == 2
+    assert "Where their time went" in shown.text
+    assert "compute 2 min 11 s (87 %) 2 min 11 s (87 %)" in shown.text
 
 
 def test_runs_of_one_name_are_called_by_their_paths(make_run: MakeRun, tmp_path: Path) -> None:
@@ -57,3 +59,4 @@ def test_what_runs_lack_is_no_obstacle(make_run: MakeRun, tmp_path: Path) -> Non
     shown = Page(report.compare([first, second], tmp_path / "both.html").read_text())
     assert not shown.unbalanced
     assert "<b>" not in shown.html
+    assert "compute 2 min 11 s (87 %) –" in shown.text

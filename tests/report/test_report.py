@@ -84,9 +84,9 @@ def test_it_shows_the_numbers_of_run_json(make_run: MakeRun) -> None:
     assert "594 k of 30.1 M parameters trained (2.0 %)" in text
     assert "lora (rank 8) of runs/demo-train/model on unseen/" in text
     assert "Budget kept , 87 % used" in text
-    # 498,765,432 / 512,000,000 - 1, and 151.4 / 140.4 - 1
+    # 498,765,432 / 512,000,000 - 1, and of the updates 137.4 / 140.4 - 1
     assert "512 MB 499 MB −2.6 %" in text
-    assert "2 min 20 s 2 min 31 s +7.8 %" in text
+    assert "2 min 20 s 2 min 17 s −2.1 %" in text
     for value in (*run["versions"].values(), "x86_64", "8.35 GB", "adapter/"):
         assert value in text
     assert "2026-03-01 10:20:30 UTC" in text
@@ -237,7 +237,7 @@ def test_it_says_how_the_run_ended(make_run: MakeRun, status: str, sentence: str
     text = written(make_run(status=status, error=error)).text
     assert sentence in text
     # What was not finished took no time that a whole run's could be compared with.
-    assert "2 min 20 s 2 min 31 s –" in text
+    assert "2 min 20 s 2 min 17 s –" in text
 
 
 def test_a_budget_that_was_not_kept(make_run: MakeRun) -> None:
@@ -254,6 +254,17 @@ def test_on_an_accelerator_the_budget_is_about_tensors(make_run: MakeRun) -> Non
     )
     assert report.summary(folder)["budget_kept"] is True
     assert "800 MB of 900 MB" in written(folder).text
+
+
+def test_cost_and_lost_work_are_said_where_they_are_known(make_run: MakeRun) -> None:
+    assert "<h2>Cost" not in written(make_run()).html
+    saves = {"every_seconds": 170.0, "lost_seconds": 85.0, "share": 0.0235}
+    cost = {"money": 5.004, "currency": "EUR", "kwh": 0.8123, "kwh_by": "stated"}
+    shown = written(make_run(cost=cost, saves=saves)).text
+    assert "Money: 5.00 EUR." in shown
+    assert "Energy: 0.812 kWh (stated)." in shown
+    assert "Saved every 2 min 50 s: a failure loses 1 min 25 s of work on average" in shown
+    assert "2.4 % of the time" in shown
 
 
 def test_revisions_stand_beside_the_first_plan(make_run: MakeRun) -> None:

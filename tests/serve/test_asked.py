@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modicum.serve.api_error import ApiError
-from modicum.serve.asked import Asked, AskedAnswer, AskedText, parse
+from modicum.serve.asked import AskedAnswer, AskedBody, AskedText, parse
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "to be"}]}
 TEXT = {"model": "m", "prompt": "to be"}
@@ -37,7 +37,7 @@ def refused(base: dict[str, Any], **more: Any) -> ApiError:
 
 @given(kind=st.sampled_from(list(KINDS)), name=st.sampled_from(PARAMETERS), value=JSON)
 def test_any_value_is_taken_or_refused_by_its_name(
-    kind: type[Asked], name: str, value: Any
+    kind: type[AskedBody], name: str, value: Any
 ) -> None:
     body, said = json.dumps(KINDS[kind] | {name: value}).encode(), None
     try:

@@ -99,6 +99,29 @@ def test_padding_must_be_known_and_is_what_is_asked_for(tmp_path: Path) -> None:
     assert task_of(asked).look(asked).config.raw["pad_token_id"] == 3
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("t5", "encoder–decoder"), ("bart", "encoder–decoder"), ("vit", "reads images")],
+)
+def test_what_comes_later_is_refused_by_name(kind: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps({"model_type": kind}))
+    asked = recipe(tmp_path / "base")
+    with pytest.raises(InputError, match=words) as error:
+        task_of(asked).look(asked)
+    assert error.value.value == kind
+
+
+def test_pairs_need_a_tokenizer_that_separates_them(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", "bert")
+    file = base / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"post_processor": None}))
+    asked = recipe(base, task={"text_columns": ["text", "text"]})
+    with pytest.raises(InputError, match="puts nothing between the two texts") as error:
+        task_of(asked).look(asked)
+    assert error.value.field == "task.text_columns"
+
+
 def test_compiled_blocks_are_refused(tmp_path: Path) -> None:
     base = base_folder(tmp_path / "base", "bert")
     with pytest.raises(InputError, match="another length in every batch"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import modicum
 from modicum.adapters import load
+from modicum.cli.commands.merge import merge
+from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
 from modicum.models import traced_cache
 from modicum.models.traced_cache import TraceRequest
+from modicum.serve import load_adapted, load_run
+from modicum.verify import verify_export
 
 LORA = {"adapter": {"method": "lora", "rank": 4, "dropout": 0.1}}
 WAYS: dict[str, dict[str, Any]] = {
@@ -140,6 +145,71 @@ def test_others_read_what_it_exports(trained: tuple[Path, dict[str, Any]]) -> No
     assert float(loss) == pytest.approx(last["loss"], rel=1e-4)
 
 
+@pytest.mark.expensive
+@torch.no_grad()
+def test_merged_it_computes_the_same(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, made = trained
+    if "adapter" not in made:
+        with pytest.raises(InputError, match="its model is in model/"):
+            merge(folder, tmp_path / "merged")
+        return
+    data = Path(made["data"]["path"])
+    kept = data.read_text()
+    data.unlink()  # it is not asked for
+    merge(folder, tmp_path / "merged")
+    data.write_text(kept)
+    model, _ = load_adapted(folder)
+    found, ids = theirs(tmp_path / "merged"), torch.tensor([[2, 5, 9, 3]])
+    torch.testing.assert_close(found(ids).logits, model(ids), rtol=0, atol=1e-4)
+    assert found.config.id2label == {0: "animals", 1: "plants"}
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged")("cat")["input_ids"]
+
+
+@pytest.mark.expensive
+def test_what_is_for_models_that_write_refuses_it(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = trained
+    with pytest.raises(InputError, match="trains no model that writes text"):
+        load_run(folder)
+    with pytest.raises(InputError, match="only models of text are verified so far"):
+        verify_export(folder)
+
+
+@pytest.mark.expensive
+@torch.no_grad()
+def test_pairs_of_texts_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", "bert")
+    drawn = rows(40)
+    pairs = [
+        {
+            "premise": one["text"],
+            "hypothesis": other["text"],
+            "same": one["label"] == other["label"],
+        }
+        for one, other in zip(drawn, random.Random(1).choices(drawn, k=40), strict=True)
+    ]
+    write_rows(tmp_path / "data.jsonl", pairs)
+    task = {"text_columns": ["premise", "hypothesis"], "label_column": "same"}
+    made = values(base, tmp_path, task=task, training={"steps": 4})
+    assert trains(Ranks(), made, tmp_path / "run") == "done"
+    model, tokenizer = (
+        each.from_pretrained(tmp_path / "run" / "model")
+        for each in (AutoModelForSequenceClassification, AutoTokenizer)
+    )
+    assert model.config.id2label == {0: "false", 1: "true"}
+    recipe = modicum.Recipe(**made)
+    texts = modicum.plan(recipe).task.look(recipe).texts
+    held = sorted(texts.held)
+    given = [list(texts.rows[place].texts) for place in held]
+    batch = tokenizer(given, padding=True, truncation=True, max_length=12, return_tensors="pt")
+    assert batch["token_type_ids"].any()
+    labels = torch.tensor([texts.labels[place] for place in held])
+    loss = torch.nn.functional.cross_entropy(model.eval()(**batch).logits, labels)
+    last = logged(tmp_path / "run", "evaluations")[-1]
+    assert float(loss) == pytest.approx(last["loss"], rel=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize(("strategy", "how"), [("ddp", "lora"), ("fsdp", "full"), ("fsdp", "lora")])
@@ -152,7 +222,8 @@ def test_ranks_learn_what_one_process_does(
     config = json.loads((base / "config.json").read_text())
     without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (base / "config.json").write_text(json.dumps(config | without))
-    made = values(base, tmp_path, **sections)
+    # Of 7 rows, no two ranks have as many.
+    made = values(base, tmp_path, **sections, training={"batch_size": 7, "micro_batch_size": 2})
     assert trains(Ranks(), made, tmp_path / "one") == "done"
     made |= {"parallel": {"strategy": strategy}}
     assert pool.run(trains, made, tmp_path / "two", ranks=2) == ["done", "done"]

@@ -166,13 +166,13 @@ class Adapter(Method):
         """A site's own tensors, what `layer.forward` saves beyond its input, the extra work."""
         compute = at.shape.compute_bytes
         saved = self.saved_elements(at.site) * at.shape.positions
-        widths = self.dropout_elements(at.site) if self.dropout else 0
+        dropped = self.dropout_bytes(at) if self.dropout else 0
         frozen = sum(factor.bytes for factor in self.frozen(at.site).values())
         return Ledger.of(
             Entry("weight", 4 * self.trained(at.site), what="adapter factors"),
             Entry("weight", frozen, what="adapter tensors that are not trained"),
             Entry("activation", saved * compute, SAVED, "adapter activations"),
-            Entry("activation", widths * at.shape.positions * compute, SAVED, "dropout"),
+            Entry("activation", dropped, SAVED, "dropout"),
             Entry("activation", self.matrices_kept(at) * compute, SAVED, "adapter matrices"),
             *self.work(at),
         )
@@ -198,9 +198,10 @@ class Adapter(Method):
     def saved_elements(self, site: Site) -> int:
         """Elements that one position's forward saves for backward, without the layer's input."""
 
-    def dropout_elements(self, site: Site) -> int:
-        """Elements that one position's dropout keeps: what it multiplied with, and let through."""
-        return (1 + self.needs_input) * site.in_features
+    def dropout_bytes(self, at: AdapterQuery) -> int:
+        """What dropout keeps: what it multiplied with, and let through, where that is kept."""
+        kept = (1 + self.needs_input) * at.site.in_features
+        return kept * at.shape.positions * at.shape.compute_bytes
 
     @abstractmethod
     def work(self, at: AdapterQuery) -> tuple[Work, ...]:

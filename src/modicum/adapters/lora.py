@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from modicum.adapters.base import Adapter, AdapterLayer, AdapterQuery, Factor
 from modicum.adapters.base_weights import at_least_fp32
-from modicum.adapters.fused import frozen_linear_plus_low_rank, fusible
+from modicum.adapters.fused import plus_low_rank
 from modicum.adapters.sites import Site
 from modicum.core.contracts.ledger import Work
 from modicum.core.contracts.method import Against, Info, PositiveFloat, PositiveInt
@@ -42,16 +42,7 @@ class LoRALayer(AdapterLayer):
         if self.site.kind == "embedding":
             outputs = base(inputs)
             return (outputs + scale * self._rows(inputs, a, b)).to(outputs.dtype)
-        plain = None if dropout else fusible(base, inputs, a)
-        if plain is not None:
-            return frozen_linear_plus_low_rank(inputs, plain, a, b, scale)
-        outputs = base(inputs)
-        if not torch.is_autocast_enabled(inputs.device.type):
-            # In the dtype of bf16 inputs the factors' gradients would lose most of their digits.
-            dtype = torch.promote_types(inputs.dtype, a.dtype)
-            inputs, a, b = inputs.to(dtype), a.to(dtype), b.to(dtype)
-        update = F.linear(F.linear(F.dropout(inputs, dropout), a), b)
-        return (outputs + scale * update).to(outputs.dtype)
+        return plus_low_rank(inputs, base, a, b, scale, dropout)
 
     def _rows(self, entries: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Rows of A^T B^T as the embedding gives its own: scaled, none for the entry of padding."""
@@ -134,6 +125,16 @@ class LoRA(Adapter):
 
     def saved_elements(self, site: Site) -> int:
         return self.rank
+
+    def saves_input(self, site: Site) -> bool:
+        return site.kind == "linear"  # dropped values are made anew
+
+    def dropout_bytes(self, at: AdapterQuery) -> int:
+        elements = at.shape.positions * at.site.in_features
+        return -(-elements // 8) if at.site.kind == "linear" else 0
+
+    def matrices_kept(self, at: AdapterQuery) -> int:
+        return 0  # factors are cast anew
 
     def work(self, at: AdapterQuery) -> tuple[Work, ...]:
         widths = at.site.out_features + (at.site.in_features if at.site.kind == "linear" else 0)

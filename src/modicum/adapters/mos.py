@@ -48,7 +48,12 @@ class MoSLayer(LoRALayer):
             self.get_buffer(f"index_{factor}").copy_(index)
 
     def matrices(self) -> tuple[Tensor, Tensor]:
-        return self.built(getattr(self.shared, self.pool_A), getattr(self.shared, self.pool_B))
+        a, b = self.built(getattr(self.shared, self.pool_A), getattr(self.shared, self.pool_B))
+        kind = a.device.type
+        if kind != "meta" and torch.is_autocast_enabled(kind):  # what is kept is half as large
+            half = torch.get_autocast_dtype(kind)
+            a, b = a.to(half), b.to(half)
+        return a, b
 
     def as_lora(self) -> tuple[Tensor, Tensor, float]:
         pools = (whole(self.shared.get_parameter(name)) for name in (self.pool_A, self.pool_B))

@@ -28,6 +28,7 @@ from modicum.cli.commands.plan import plan
 from modicum.cli.commands.promises import promises
 from modicum.cli.commands.prove import prove
 from modicum.cli.commands.report import report
+from modicum.cli.commands.reproduce import reproduce
 from modicum.cli.commands.schema import schema
 from modicum.cli.commands.serve import serve
 from modicum.cli.commands.train import train
@@ -56,6 +57,7 @@ COMMANDS = (
     doctor,
     drill,
     promises,
+    reproduce,
     completion,
 )
 GROUPS = (bench, checkpoint, verify)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from modicum import recipe_yaml
+from modicum.cli.plain_tables import printable
 from modicum.core.errors import InputError
 from modicum.data.fitting import too_long_words
 from modicum.report.numbers import percent
@@ -33,6 +34,7 @@ def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bo
     Raises:
         InputError: something about recipe or data is wrong, or the task is not of text.
     """
+    from modicum.cli.class_data import show_classes
     from modicum.cli.image_data import show_images
     from modicum.core.ranks.ranks import Ranks
     from modicum.data.view import view_of
@@ -40,6 +42,7 @@ def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bo
     from modicum.tasks.image_origins import OwnImages
     from modicum.tasks.images import ImageTask
     from modicum.tasks.text import prepared
+    from modicum.tasks.text_classes import TextClassTask
     from modicum.tasks.text_facts import template_origin, text_facts
     from modicum.tasks.text_stream import first_of
 
@@ -49,9 +52,12 @@ def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bo
         if isinstance(task, ImageTask) and isinstance(task.origin, OwnImages):
             show_images(asked, task, task.origin, rows=rows, as_json=as_json)
             return
+        if isinstance(task, TextClassTask):
+            show_classes(asked, task, rows=rows, as_json=as_json)
+            return
         if not isinstance(task, CausalLM):
             raise InputError(
-                "only text to write, and images of your own (task.data_path), have rows to look at",
+                "only text, and images of your own (task.data_path), have rows to look at",
                 field="task.method",
                 value=task.name,
             )
@@ -83,14 +89,9 @@ def _print_row(index: int, view: RowView, tokenizer: Tokenizer, stream: TextIO) 
     begin, end = (_GREEN, _PLAIN) if stream.isatty() else (_BEGIN, _END)
     stream.write(f"row {index}: {len(view.tokens)} tokens, {sum(view.trained)} trained\n")
     for tokens, trained in view.parts():
-        text = _printable(tokenizer.decode(tokens, skip_special_tokens=False))
+        text = printable(tokenizer.decode(tokens, skip_special_tokens=False))
         stream.write(f"{begin}{text}{end}" if trained else text)
     stream.write("\n\n")
-
-
-def _printable(text: str) -> str:
-    """The text without what would move a terminal's cursor or change its colours."""
-    return "".join(each if each.isprintable() or each in "\n\t" else "�" for each in text)
 
 
 def _print_facts(

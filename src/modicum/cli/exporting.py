@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import nn
+
+from modicum.adapters import AttachedAdapter
 from modicum.cli.warned import warnings_as_lines
 from modicum.core.errors import InputError
 from modicum.models.gguf import write_adapter, write_model
 from modicum.models.gguf.writing import DataType
-from modicum.serve import Conversation, load_run
+from modicum.serve import load_run
 
 
-def fold(conversation: Conversation) -> None:
+def fold(model: nn.Module, adapter: AttachedAdapter) -> None:
     """Merge the adapter of a model into its weights; what rounding lost is said."""
-    assert conversation.adapter is not None
     with warnings_as_lines():
-        conversation.adapter.merge(dense=next(conversation.model.parameters()).dtype)
-    conversation.adapter.detach()
+        adapter.merge(dense=next(model.parameters()).dtype)
+    adapter.detach()
 
 
 def exported(run: Path, file: Path, *, adapter: bool, dtype: DataType) -> Path:
@@ -34,7 +36,7 @@ def exported(run: Path, file: Path, *, adapter: bool, dtype: DataType) -> Path:
             raise InputError("this run has no adapter; take --form gguf", file=run, field="--form")
         return write_adapter(made.model, made.adapter, file, dtype=dtype)
     if made.adapter is not None:
-        fold(made)
+        fold(made.model, made.adapter)
     name = run.resolve().name
     return write_model(
         made.model, made.tokenizer, file, dtype=dtype, template=made.template, name=name

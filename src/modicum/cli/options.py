@@ -23,6 +23,14 @@ RanksOption = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Share the work between N processes on this machine."),
 ]
+ToleranceOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        metavar="SHARE",
+        help="How far figures may be apart where bits cannot be the same, over themselves.",
+    ),
+]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 RunsArgument = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="A run folder, or several.")
@@ -30,4 +38,11 @@ RunsArgument = Annotated[
 PluginOption = Annotated[
     list[str] | None,
     typer.Option(metavar="FILE", help="A Python file with methods of your own."),
+]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the Python files of the model's folder, which can do whatever you can.",
+    ),
 ]

@@ -92,3 +92,8 @@ def _wrapped(text: str, width: int) -> list[str]:
                 line = ""
             line += character
     return [*lines, line]
+
+
+def printable(text: str) -> str:
+    """The text without what would move a terminal's cursor or change its colours."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "�" for each in text)

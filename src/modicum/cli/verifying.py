@@ -52,6 +52,50 @@ def check_export(
     _show(done, ("Step", "Error", "Allowed", ""), _export_row, as_json=as_json)
 
 
+def check_resume(
+    run: Path, *, steps: int, ranks: int | None, tolerance: float | None, as_json: bool
+) -> None:
+    """Verify that a run resumes.
+
+    Raises:
+        InputError: there is no run, or it cannot be continued here.
+        FoundWanting: what follows the restoring is not what would have followed.
+    """
+    from modicum.verify import verify_resume
+
+    done = verify_resume(
+        run, steps=steps, ranks=ranks, tolerance=tolerance, say=_say, progress=_progress()
+    )
+    _show(done, ("Check", ""), _resume_row, as_json=as_json)
+
+
+def reproduce_run(
+    run: Path,
+    out: Path | None,
+    *,
+    steps: int | None,
+    ranks: int | None,
+    tolerance: float | None,
+    as_json: bool,
+) -> None:
+    """Make a run anew, and compare.
+
+    Raises:
+        InputError: there is no run, or it cannot be made anew here.
+        FoundWanting: the new one is another.
+    """
+    from modicum.verify import reproduce
+
+    done = reproduce(
+        run, out, steps=steps, ranks=ranks, tolerance=tolerance, say=_say, progress=_progress()
+    )
+    _show(done, ("Compared", ""), _reproduced_row, as_json=as_json)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def _limit(text: str, names: Sequence[str]) -> tuple[str, float]:
     name, separator, value = text.partition("=")
     try:
@@ -97,6 +141,40 @@ def _export_row(check: dict[str, Any]) -> tuple[str, ...]:
     text = "the same text" if check["same_text"] else "another text"
     said = f"{text}; {check['dtype']}, {check['where']}"
     return check["check"], f"{check['error']:.2g}", f"{check['allowed']:.2g}", said
+
+
+def _resume_row(check: dict[str, Any]) -> tuple[str, ...]:
+    name = check["check"]
+    if name == "steps":
+        said = f"{check['begin'] + 1} to {check['end']}, stopped and restored after {check['stop']}"
+    elif name == "ranks":
+        said = f"{check['run']}, and {check['restored']} after the restoring"
+    elif name == "compared":
+        within = "to the bit" if check["exact"] else f"within {check['tolerance']:g}"
+        said = f"{check['entries']:,} entries of the state before each update, {within}"
+    else:
+        within = "to the bit" if check["exact"] else f"within {check['tolerance']:g}"
+        said = f"{check['steps']} losses of metrics.jsonl, at most {check['largest']:.2g} apart"
+        said += f"; {within}"
+    return name, said
+
+
+def _reproduced_row(check: dict[str, Any]) -> tuple[str, ...]:
+    name = check["check"]
+    if name == "environment":
+        return name, "; ".join(check["differs"]) or "as it was"
+    if name == "folder":
+        return "made anew in", check["path"]
+    if name == "weights":
+        if check["step"] is None:
+            return name, f"not compared: the run keeps checkpoints of these steps: {check['kept']}"
+        said = f"{check['equal']:,} of {check['entries']:,} entries equal after {check['step']}"
+        return name, f"{said}, at most {check['largest']:.2g} apart"
+    said = f"{check['equal']:,} of {check['rows']:,} rows equal to the bit"
+    if check["first"] is not None:
+        said += f"; the first other is of step {check['first']}"
+        said += f", losses are at most {check['largest']:.2g} apart"
+    return name, said
 
 
 def _show(

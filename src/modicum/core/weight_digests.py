@@ -27,7 +27,7 @@ _REMEMBERED = 1 << 26  # smaller files are read again in less time than is worth
 
 def weight_digests(folder: Path | None) -> dict[str, str]:
     """A digest of each of a model's weight files; nothing where the model is new."""
-    return {name: _digest(file) for name, file in _weights(folder).items()}
+    return {name: remembered_digest(file) for name, file in _weights(folder).items()}
 
 
 def changed_weights(folder: Path | None, before: Mapping[str, str]) -> list[str]:
@@ -42,7 +42,7 @@ def changed_weights(folder: Path | None, before: Mapping[str, str]) -> list[str]
         if name not in files or name not in before:
             return False
         full = before[name].startswith(_KIND)
-        return before[name] == (_digest if full else _sampled)(files[name])
+        return before[name] == (remembered_digest if full else _sampled)(files[name])
 
     return [name for name in sorted(files.keys() | before.keys()) if not same(name)]
 
@@ -52,8 +52,8 @@ def _weights(folder: Path | None) -> dict[str, Path]:
     return {file.name: file for file in files}
 
 
-def _digest(file: Path) -> str:
-    """The digest of all of a file's bytes, as remembered or anew."""
+def remembered_digest(file: Path) -> str:
+    """The digest of all of a file's bytes; a large file's as remembered, until it is touched."""
     if file.stat().st_size < _REMEMBERED:
         return _KIND + file_digest(file)
     path = file.resolve()

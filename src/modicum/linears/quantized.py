@@ -85,9 +85,19 @@ class QuantizedLinear(FormLayer):
         half = kind != "meta" and torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if half else inputs.dtype
         bias = None if self.bias is None else self.bias.to(dtype)
-        held = (self.codes, self.scales, self.ranges)
-        product: Tensor = _Product.apply(inputs.to(dtype), bias, *held, self.form)
+        product: Tensor = _Product.apply(inputs.to(dtype), bias, *self.frozen_tensors(), self.form)
         return product
+
+    def frozen_tensors(self) -> tuple[Tensor, ...]:
+        """Codes, scales and ranges."""
+        return self.codes, self.scales, self.ranges
+
+    @classmethod
+    def frozen_weight(cls, held: tuple[Tensor, ...], columns: int, dtype: torch.dtype) -> Tensor:
+        """The weight of one product."""
+        codes, scales, ranges = held
+        weight: Tensor = decode(codes, scales, ranges, columns, cls.form, dtype)
+        return weight
 
     def to_dense(self) -> Tensor:
         """The weight that the codes represent: float32 [out, in], sharded as they are."""

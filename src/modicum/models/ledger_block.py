@@ -116,7 +116,10 @@ class DecoderBlock(BlockFlows):
         made = 1 + factors - self.inputs("mlp.down_proj")
         workspace = self.workspace(max(each.inputs for each in self.products))
         return max(
-            left + made * self.factor + self._down_held,
+            left
+            + made * self.factor
+            + self._down_held
+            + self.mask("mlp.down_proj", self.mlp_width),
             left + (made - 1) * self.factor + workspace * self.mlp_flows,
             gradients + self.factor + workspace,
             gradients + (self._down_made if self.trained else 0),

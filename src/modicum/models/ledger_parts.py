@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.machine.kernels import ProductScratch, product_scratch
 from modicum.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from modicum.adapters.base import Adapter
+    from modicum.core.layers.layer_sites import Site
 
 
 @dataclass(frozen=True)
@@ -17,10 +22,22 @@ class AdapterActivations:
     Args:
         sites: bytes that the adapter of each layer or block keeps, by its full name.
         inputs: of those layers, the ones whose input is kept for their adapter.
+        masked: of those layers, the ones whose adapter drops values of the input.
     """
 
     sites: Mapping[str, int] = field(default_factory=dict)
     inputs: frozenset[str] = frozenset()
+    masked: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, adapter: Adapter, kept: Mapping[Site, int]) -> AdapterActivations:
+        """Those of one adapter, which keeps so many bytes at its sites."""
+        dropped = [site for site in kept if adapter.dropout and site.kind == "linear"]
+        return cls(
+            {site.name: size for site, size in kept.items()},
+            frozenset(site.name for site in kept if adapter.saves_input(site)),
+            frozenset(site.name for site in dropped),
+        )
 
 
 @dataclass(frozen=True)
@@ -62,6 +79,11 @@ class DecoderPart:
         if self.adapted is None:
             return len(layers) if self.half else 1  # autocast makes each layer a copy of its own
         return int(any(self.prefix + name in self.adapted.inputs for name in layers))
+
+    def mask(self, layer: str, width: int) -> int:
+        """Bytes of the mask of an adapter's dropout, while a layer of so many inputs is undone."""
+        masked = self.adapted is not None and self.prefix + layer in self.adapted.masked
+        return masked * width * self.shape.positions
 
     def scratch(self, inputs: int, outputs: int) -> ProductScratch:
         """What the products of a linear layer of these features work in."""

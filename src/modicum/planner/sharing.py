@@ -103,10 +103,8 @@ class Model:
         if adapter is None:
             return None
         kept = {site: each.bytes("activation") for site, each in self._adapter_ledgers.items()}
-        return AdapterActivations(
-            sites={site.name: kept[replace(site, name="")] for site in sites},
-            inputs=frozenset(site.name for site in sites if adapter.saves_input(site)),
-        )
+        at_sites = {site: kept[replace(site, name="")] for site in sites}
+        return AdapterActivations.of(adapter, at_sites)
 
     @property
     def _beside_saved(self) -> list[Ledger]:

@@ -164,6 +164,9 @@ def comparison(run: FolderContents, result: dict[str, Any]) -> list[dict[str, An
     first = section(run.plans[0], "prediction") if run.plans else {}
     last, peak = section(_last(run.plans), "prediction"), result["peak_bytes"]
     whole = result["status"] == "finished"
+    what, took = "Time", result["seconds"]
+    if (time := result["time"]) is not None:  # then it is known what of it were updates
+        what, took = "Time of the updates", time["updates"]
     rows = [
         ("Tensors at the peak", "bytes", "peak_bytes", peak["predicted"], peak["measured"]),
         ("Process at the peak", "bytes", "process_bytes", peak["process_predicted"],
@@ -172,7 +175,7 @@ def comparison(run: FolderContents, result: dict[str, Any]) -> list[dict[str, An
          None),
         ("Speed", "tokens/s", "tokens_per_second", last.get("tokens_per_second"),
          result["tokens_per_second"]),
-        ("Time", "seconds", "seconds", last.get("seconds"), result["seconds"]),
+        (what, "seconds", "seconds", last.get("seconds"), took),
     ]  # fmt: skip
     table = []
     for what, unit, key, predicted, measured in rows:

@@ -9,6 +9,7 @@ from modicum.report import facts as told
 from modicum.report.folder import FolderContents
 from modicum.report.recipes import differing
 from modicum.report.samples import samples
+from modicum.report.time_rows import side_by_side
 from modicum.report.view import data_lines, subject
 
 # Where a run stands rather than what it did: no difference of recipes.
@@ -31,6 +32,7 @@ def overlay(runs: Sequence[FolderContents]) -> dict[str, Any]:
             for name, run, result in zip(names(runs), runs, facts, strict=True)
         ],
         "differences": [row for row in differences if row[0] not in _PLACES],
+        "time": side_by_side([run.run for run in runs]),
         "samples": last_samples(runs),
     }
 

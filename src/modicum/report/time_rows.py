@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modicum.core.clock import (
@@ -67,6 +67,13 @@ def _group(name: str, rows: Mapping[str, float], total: float) -> dict[str, Any]
     return {"what": name, "seconds": seconds, "share": seconds / total, "parts": parts}
 
 
+def side_by_side(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Each group's name and what each run has of it: `seconds` and `share`, or None."""
+    found = [{group["what"]: group for group in groups(record)} for record in records]
+    names = sorted(dict.fromkeys(name for each in found for name in each), key=_place)
+    return [(name, [each.get(name) for each in found]) for name in names]
+
+
 def in_words(record: Mapping[str, Any], least: float = 0.005) -> str | None:
     """All groups with a share of at least `least`, and what is unexplained, in a line.
 
@@ -94,21 +101,6 @@ def of_ranks(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def updates(run: FolderContents, found: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What the first plan expected of the updates that were done, next to what they took.
-
-    None where that is not known.
-    """
-    plan = section(run.plans[0], "prediction") if run.plans else {}
-    steps, planned = number(run.run.get("steps")), number((run.plans or [{}])[0].get("steps"))
-    expected = number(plan.get("seconds"))
-    if not found or not steps or not planned or not expected:
-        return None
-    measured = sum(group["seconds"] for group in found if group["what"] in _UPDATES)
-    expected *= steps / planned
-    return {"expected": expected, "measured": measured, "difference": measured / expected - 1}
-
-
 def time_spent(run: FolderContents) -> dict[str, Any] | None:
     """What the page and `--json` say of it; None where the run does not."""
     found = groups(run.run)
@@ -119,6 +111,6 @@ def time_spent(run: FolderContents) -> dict[str, Any] | None:
         "groups": found,
         "unexplained": unexplained,
         "ranks": of_ranks(run.run),
-        "updates": updates(run, found),
+        "updates": sum(group["seconds"] for group in found if group["what"] in _UPDATES),
         "checkpoint_writing": number(section(run.run, "time").get("checkpoint_writing")),
     }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from modicum.serve.choices import Piece, ShownToken
+from modicum.serve.choices import ChoicePiece, ShownToken
 from modicum.serve.text_stream import REPLACEMENT
 
 
@@ -44,7 +44,7 @@ class AnswerShape:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def in_one(self, pieces: Sequence[Piece], counts: dict[str, int]) -> dict[str, Any]:
+    def in_one(self, pieces: Sequence[ChoicePiece], counts: dict[str, int]) -> dict[str, Any]:
         """All of the answer."""
         choices = []
         for index in range(max(piece.index for piece in pieces) + 1):
@@ -66,7 +66,7 @@ class AnswerShape:
         """What begins a choice in a stream of a conversation."""
         return self._chunk(index, {"role": "assistant", "content": ""}, "", [], None)
 
-    def next(self, piece: Piece) -> dict[str, Any]:
+    def next(self, piece: ChoicePiece) -> dict[str, Any]:
         """A piece in a stream."""
         delta = {"content": piece.text} if piece.text or piece.tokens else {}
         return self._chunk(piece.index, delta, piece.text, piece.tokens, piece.reason)

@@ -56,7 +56,7 @@ class StreamOptions(_Strict):
     include_obfuscation: bool = False
 
 
-class Asked(_Strict):
+class AskedBody(_Strict):
     """What both endpoints take."""
 
     model: str
@@ -75,7 +75,7 @@ class Asked(_Strict):
         return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _streams(self) -> Asked:
+    def _streams(self) -> AskedBody:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for streams, and `stream` is not true")
         return self
@@ -119,7 +119,7 @@ class Turn(_Strict):
         return "".join(part["text"] for part in value)
 
 
-class AskedAnswer(Asked):
+class AskedAnswer(AskedBody):
     """A body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Turn], Field(min_length=1)]
@@ -146,7 +146,7 @@ class AskedAnswer(Asked):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class AskedText(Asked):
+class AskedText(AskedBody):
     """A body of `/v1/completions`."""
 
     prompt: list[Prompt]
@@ -177,7 +177,7 @@ class AskedText(Asked):
         return self.logprobs
 
 
-def parse(body: bytes, kind: type[Asked]) -> Asked:
+def parse(body: bytes, kind: type[AskedBody]) -> AskedBody:
     """What a body asks for.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import cast
 from modicum.core.errors import InputError
 from modicum.core.random import derive_seed
 from modicum.serve.api_error import ApiError
-from modicum.serve.asked import Asked, AskedAnswer, AskedText, Prompt
+from modicum.serve.asked import AskedAnswer, AskedBody, AskedText, Prompt
 from modicum.serve.engine_thread import EngineThread
 from modicum.serve.served_models import ServedModel, ServedModels
 from modicum.serve.text_stream import REPLACEMENT, TextStream
@@ -34,7 +34,7 @@ class ShownToken:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ChoicePiece:
     """What comes next in one choice."""
 
     index: int
@@ -43,7 +43,9 @@ class Piece:
     reason: EndReason | None = None
 
 
-def token_requests(served: ServedModels, asked: Asked, default_tokens: int) -> list[TokenRequest]:
+def token_requests(
+    served: ServedModels, asked: AskedBody, default_tokens: int
+) -> list[TokenRequest]:
     """What an engine is to make: n choices of each prompt, in the order of their indices.
 
     The first choice of a seed is the one that there would be alone.
@@ -87,7 +89,7 @@ def _named(served: ServedModels, name: str) -> ServedModel:
     return served.names[name]
 
 
-def _prompts(served: ServedModels, model: ServedModel, asked: Asked) -> list[tuple[int, ...]]:
+def _prompts(served: ServedModels, model: ServedModel, asked: AskedBody) -> list[tuple[int, ...]]:
     field_name, found = "prompt", list[tuple[int, ...]]()
     if isinstance(asked, AskedText):
         found = [_tokens(served, prompt) for prompt in asked.prompt]
@@ -136,7 +138,7 @@ class Choices:
     stops: Sequence[str] = ()
     completion_tokens: int = field(default=0, init=False)
 
-    async def pieces(self, thread: EngineThread) -> AsyncGenerator[Piece]:
+    async def pieces(self, thread: EngineThread) -> AsyncGenerator[ChoicePiece]:
         """What comes of all choices, as it comes. Close it, and nothing more is made.
 
         Raises:
@@ -182,7 +184,7 @@ class _Choice:
         self._given = 0
         self._held: list[ShownToken] = []
 
-    def take(self, event: EngineEvent) -> Piece:
+    def take(self, event: EngineEvent) -> ChoicePiece:
         """What an event adds to the text that can be shown."""
         reason: EndReason | None = None
         if isinstance(event, MadeToken):
@@ -204,7 +206,7 @@ class _Choice:
         last = reason is not None and not self._stream.stopped
         tokens = tuple(each for each in self._held if last or each.offset < self._given)
         self._held = self._held[len(tokens) :]
-        return Piece(self._index, text, tokens, reason)
+        return ChoicePiece(self._index, text, tokens, reason)
 
     def _shown(self, event: MadeToken, log_probability: float, offset: int) -> ShownToken:
         likeliest = tuple((self._spelled(token), value) for token, value in event.likeliest)

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from modicum.core.errors import InputError
 from modicum.core.local_server import KnownHosts
 from modicum.serve.answers import AnswerShape, event, usage
 from modicum.serve.api_error import ApiError
-from modicum.serve.asked import Asked, AskedAnswer, AskedText, parse
+from modicum.serve.asked import AskedAnswer, AskedBody, AskedText, parse
 from modicum.serve.choices import Choices, GenerationFailed, token_requests
 from modicum.serve.engine_thread import EngineBusy, EngineClosed, EngineThread
 from modicum.serve.served_models import ServedModels
@@ -53,8 +54,7 @@ class Endpoint:
         self._served, self._thread = served, thread
         self._default_tokens, self._most_bytes = default_tokens, most_bytes
         self._key = api_key.encode() if api_key is not None else None
-        # The models are as old as this server.
-        self._created = AnswerShape("", chat=False, shows_tokens=False).created
+        self._started = int(time.time())
 
     def application(self) -> Starlette:
         """The ASGI application."""
@@ -81,7 +81,7 @@ class Endpoint:
         return JSONResponse(self._described(name))
 
     def _described(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "modicum"}
+        return {"id": name, "object": "model", "created": self._started, "owned_by": "modicum"}
 
     async def _chat(self, request: Request) -> Response:
         return await self._complete(request, AskedAnswer)
@@ -89,7 +89,7 @@ class Endpoint:
     async def _text(self, request: Request) -> Response:
         return await self._complete(request, AskedText)
 
-    async def _complete(self, request: Request, kind: type[Asked]) -> Response:
+    async def _complete(self, request: Request, kind: type[AskedBody]) -> Response:
         asked = parse(await self._body(request), kind)
         # Long prompts take a while to become tokens, and others must not wait for it.
         requests = await asyncio.to_thread(

@@ -151,6 +151,10 @@ class Task(ABC, Generic[M, B, I]):
             InputError: with what is missing.
         """
 
+    def data_files(self, recipe: Recipe, inputs: I) -> Iterable[Path]:
+        """The files that the data is read from; none where it is made."""
+        return ()
+
     def survey(self, recipe: Recipe, inputs: I) -> Mapping[str, Any]:
         """What is known of the data's `counts` before it is prepared, and whether it is `exact`.
 

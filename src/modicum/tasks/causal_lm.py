@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,10 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         """Refuse a folder of config.json without weights."""
         if inputs.model_folder is not None:
             plan_headers.check_weights(inputs.model_folder)
+
+    def data_files(self, recipe: Recipe, inputs: TextInputs) -> Iterable[Path]:
+        """Those of all sources."""
+        return text.data_files(inputs)
 
     def survey(self, recipe: Recipe, inputs: TextInputs) -> Mapping[str, Any]:
         """Rows, tokens and too long examples: of all data where that is little, else about."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,7 +28,7 @@ from modicum.models.convnet_ledger import ConvBlockBytes
 from modicum.models.convnet_ledger import ledger as model_ledger
 from modicum.recipe import Recipe
 from modicum.tasks.base import BlockSample, Data, Inputs, Task
-from modicum.tasks.image_origins import MadeImages, origin_of, within_task
+from modicum.tasks.image_origins import MadeImages, OwnImages, origin_of, within_task
 from modicum.tasks.metrics import class_metrics, class_sums, right_answers
 
 
@@ -114,6 +114,13 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         return self.origin.names
 
     # Planning
+
+    def data_files(self, recipe: Recipe, inputs: Inputs) -> Iterable[Path]:
+        """The images; none where they are drawn."""
+        if not isinstance(self.origin, OwnImages):
+            return ()
+        found = self.origin.files(recipe.training.seed)
+        return [file.path for file in (*found.train, *found.validation)]
 
     def look(self, recipe: Recipe) -> Inputs:
         """The shape of model and data; files are listed, and no image but the first is read.

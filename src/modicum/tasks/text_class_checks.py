@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modicum.core.errors import InputError
 from modicum.data.pair_tokenizer import PairTokenizer
+from modicum.models.transformers.classes import classifier_config
 from modicum.models.transformers.config import TransformersConfig
 from modicum.recipe import Recipe
 from modicum.tasks.text import formed
 from modicum.tasks.text_class_data import LabelledTexts
+
+if TYPE_CHECKING:
+    from modicum.tasks.text_classes import TextClasses
+
+
+def classifier_shape(
+    asked: TextClasses, folder: Path, tokenizer: PairTokenizer, names: Sequence[str]
+) -> TransformersConfig:
+    """The shape of a folder's model as a classifier of these classes.
+
+    Raises:
+        InputError: model or tokenizer do not go with what is asked, with the recipe's field.
+    """
+    if len(asked.text_columns) > 1 and not tokenizer.separates:
+        raise InputError(
+            "this model's tokenizer puts nothing between the two texts of a pair; write them "
+            "into one column",
+            field="task.text_columns",
+            value=list(asked.text_columns),
+        )
+    try:
+        own = tokenizer.pad_id(asked.pad_token)
+    except InputError as error:
+        raise error.located(field="task.pad_token") from None
+    try:
+        return classifier_config(folder, names, own, known_first=asked.pad_token is None)
+    except InputError as error:
+        if error.field == "pad_token_id":
+            raise InputError(error.problem, field="task.pad_token") from None
+        raise error.located(field="model.path") from None
 
 
 def formed_classifier(recipe: Recipe, dense: TransformersConfig) -> TransformersConfig:
@@ -44,10 +76,10 @@ def check_asked(recipe: Recipe) -> None:
 
 
 def own_tokenizer(recipe: Recipe, folder: Path) -> PairTokenizer:
-    """The tokenizer that a recipe names, else the model\'s.
+    """The tokenizer that a recipe names, else the model's.
 
     Raises:
-        InputError: there is none, with the recipe\'s field.
+        InputError: there is none, with the recipe's field.
     """
     asked = recipe.data.tokenizer
     try:

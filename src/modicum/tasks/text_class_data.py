@@ -53,6 +53,7 @@ class LabelledTexts:
         held: the places of those that are evaluated.
         labels: the number of each row's class.
         digest: SHA-256 of all that decides the rows.
+        files: that they were read from.
     """
 
     rows: tuple[LabelledText, ...]
@@ -61,6 +62,7 @@ class LabelledTexts:
     names: tuple[str, ...]
     digest: str
     title: str
+    files: tuple[Path, ...] = ()
 
     @property
     def described(self) -> str:
@@ -89,7 +91,7 @@ def labelled_texts(recipe: Recipe, asked: TextClasses) -> LabelledTexts:
         labels = [numbered(row, names, listed=bool(asked.classes)) for row in rows]
     except InputError as error:
         raise error.located(field="task.label_column") from None
-    digests = [source.fingerprint()]
+    digests, files = [source.fingerprint()], list(source.files)
     if data.validation_path is None:
         groups = [" ".join(row.texts) for row in rows]
         held = held_out(labels, groups, data.validation_fraction, recipe.training.seed)
@@ -102,6 +104,7 @@ def labelled_texts(recipe: Recipe, asked: TextClasses) -> LabelledTexts:
     else:
         other, more = _rows(recipe, asked, data.validation_path, "data.validation_path")
         digests.append(other.fingerprint())
+        files += other.files
         held = set(range(len(rows), len(rows) + len(more)))
         try:
             labels += [numbered(row, names, listed=bool(asked.classes)) for row in more]
@@ -116,8 +119,9 @@ def labelled_texts(recipe: Recipe, asked: TextClasses) -> LabelledTexts:
         sorted(held),
     ]
     digest = hashlib.sha256(json.dumps(how, sort_keys=True).encode()).hexdigest()
+    paths = tuple(file.path for file in files)
     return LabelledTexts(
-        tuple(rows), tuple(labels), frozenset(held), names, digest, source.describe()
+        tuple(rows), tuple(labels), frozenset(held), names, digest, source.describe(), paths
     )
 
 

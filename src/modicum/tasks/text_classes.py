@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,10 +21,10 @@ from modicum.data.batch import IGNORED
 from modicum.data.pair_tokenizer import PairTokenizer
 from modicum.data.text_classes import Padding, TextClassBatch
 from modicum.models import plan_headers, saving
-from modicum.models.huggingface import ModelHeader, fill_from, reader_of, resolve
+from modicum.models.huggingface import ModelHeader, fill_from, reader_of
 from modicum.models.transformers.classes import (
     begin_heads,
-    classifier_config,
+    check_kind,
     classifier_header,
     longest,
     stored_classes,
@@ -36,8 +36,10 @@ from modicum.models.transformers.model import TransformersClassifier, build
 from modicum.recipe import Recipe
 from modicum.tasks.base import BlockSample, Data, Inputs, Task, Tensors
 from modicum.tasks.metrics import class_metrics, class_sums, right_answers
+from modicum.tasks.model_origins import model_folder
 from modicum.tasks.text_class_checks import (
     check_asked,
+    classifier_shape,
     formed_classifier,
     head_words,
     own_tokenizer,
@@ -135,14 +137,15 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
                 field="model.path",
             )
         check_asked(recipe)
+        folder = model_folder(recipe)
         try:
-            folder = resolve(recipe.model.path)
+            check_kind(folder)
         except InputError as error:
             raise error.located(field="model.path") from None
         tokenizer = own_tokenizer(recipe, folder)
         texts = labelled_texts(recipe, self.asked)
         self._names = texts.names
-        dense = self._config(folder, tokenizer, texts)
+        dense = classifier_shape(self.asked, folder, tokenizer, texts.names)
         known = stored_classes(folder)
         try:
             header, new = classifier_header(folder, dense, keep_head=known == texts.names)
@@ -164,32 +167,14 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
             recipe.training.seed, weights=bool(header.tensors), dtypes=dtypes,
         )  # fmt: skip
 
-    def _config(
-        self, folder: Path, tokenizer: PairTokenizer, texts: LabelledTexts
-    ) -> TransformersConfig:
-        asked = self.asked
-        if len(asked.text_columns) > 1 and not tokenizer.separates:
-            raise InputError(
-                "this model's tokenizer puts nothing between the two texts of a pair; write them "
-                "into one column",
-                field="task.text_columns",
-                value=list(asked.text_columns),
-            )
-        try:
-            own = tokenizer.pad_id(asked.pad_token)
-        except InputError as error:
-            raise error.located(field="task.pad_token") from None
-        try:
-            return classifier_config(folder, texts.names, own, known_first=asked.pad_token is None)
-        except InputError as error:
-            if error.field == "pad_token_id":
-                raise InputError(error.problem, field="task.pad_token") from None
-            raise error.located(field="model.path") from None
-
     def check_weights(self, inputs: TextClassInputs) -> None:
         """Refuse a folder of config.json without weights."""
         assert inputs.model_folder is not None
         plan_headers.check_weights(inputs.model_folder)
+
+    def data_files(self, recipe: Recipe, inputs: TextClassInputs) -> Iterable[Path]:
+        """Those of all rows."""
+        return inputs.texts.files
 
     def survey(self, recipe: Recipe, inputs: TextClassInputs) -> Mapping[str, Any]:
         """How many rows are trained, and how many of each class; before what is too long."""

@@ -53,6 +53,8 @@ class RunRecord:
             "modicum": __version__,
             "versions": versions(),
             "machine": plan.machine.as_json(),
+            "environments": old.get("environments", []),
+            "inputs": old.get("inputs", {}),
             "directory": old.get("directory", str(Path.cwd())),
             "forked_from": old.get("forked_from", forked_from),
             "started": old.get("started") or _now(),

@@ -21,6 +21,7 @@ from modicum.data.fitting import too_long_words
 from modicum.planner import Plan
 from modicum.tasks import Data
 from modicum.trainer.assembly import assemble
+from modicum.trainer.beginnings import note_beginning
 from modicum.trainer.best import check_asked, store_best
 from modicum.trainer.build import same_inputs
 from modicum.trainer.compressing import with_base_compressed
@@ -121,6 +122,7 @@ def begin(
         with ranks.clock(BUILDING):
             session.take_up(found, fork=forked)
     _forget_what_came_after(session, {} if found is None or forked else found.notes)
+    note_beginning(session)
     progress("rehearsing the largest batch", 0, None)
     with ranks.clock(TRIALS):
         rehearse_run(session)

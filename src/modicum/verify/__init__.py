@@ -10,5 +10,15 @@ from __future__ import annotations
 from modicum.verify.data import DataLimits, verify_data
 from modicum.verify.export import verify_export
 from modicum.verify.findings import Verification, Wanting
+from modicum.verify.reproduction import reproduce
+from modicum.verify.resume import verify_resume
 
-__all__ = ["DataLimits", "Verification", "Wanting", "verify_data", "verify_export"]
+__all__ = [
+    "DataLimits",
+    "Verification",
+    "Wanting",
+    "reproduce",
+    "verify_data",
+    "verify_export",
+    "verify_resume",
+]

@@ -57,8 +57,8 @@ class Mixed(Adapter):
     def saved_elements(self, site: Site) -> int:
         return site.out_features
 
-    def dropout_elements(self, site: Site) -> int:
-        return site.out_features
+    def dropout_bytes(self, at: AdapterQuery) -> int:
+        return at.site.out_features * at.shape.positions * at.shape.compute_bytes
 
     def work(self, at: AdapterQuery) -> tuple[Work, ...]:
         product = 2 * at.shape.positions * at.site.out_features**2

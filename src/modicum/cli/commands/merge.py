@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from modicum.cli.options import RunArgument
+from modicum.cli.options import RunArgument, TrustOption
 from modicum.cli.places import check_folder
 from modicum.core.errors import InputError
 
@@ -15,6 +15,7 @@ from modicum.core.errors import InputError
 def merge(
     run: RunArgument,
     out: Annotated[Path, typer.Option(help="The folder for the merged model.")],
+    trust_remote_code: TrustOption = False,
 ) -> None:
     """Fold a run's adapter into its base model.
 
@@ -22,14 +23,12 @@ def merge(
     """
     from modicum.cli.exporting import fold
     from modicum.models import saving
-    from modicum.serve import load_run
+    from modicum.serve import load_adapted
 
     check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
         raise InputError("there is something already; give --out a new folder", file=out)
-    conversation = load_run(run)
-    if conversation.adapter is None:
-        raise InputError("this run has no adapter; its model is in model/", file=run)
-    fold(conversation)
+    model, adapter = load_adapted(run, trust_remote_code=trust_remote_code)
+    fold(model, adapter)
     files = sorted((run / "tokenizer").glob("*"))
-    print(saving.save(conversation.model, out, files=files))
+    print(saving.save(model, out, files=files))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from modicum.cli.options import JsonOption, RunsArgument
+from modicum.core.errors import InputError
 
 
 def report(
@@ -20,12 +21,17 @@ def report(
             "run is report.html in its folder.",
         ),
     ] = None,
+    as_text: Annotated[
+        bool, typer.Option("--text", help="Print tables on standard output instead.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a run's report anew, or one of several runs."""
     from modicum import report as reports
 
-    if as_json:
+    if as_text:
+        _print(runs, out, as_json)
+    elif as_json:
         from modicum.cli.tables import print_json
 
         summaries = [reports.summary(run) for run in runs]
@@ -34,3 +40,15 @@ def report(
         print(reports.write(runs[0]))
     else:
         print(reports.compare(runs, out or "comparison.html"))
+
+
+def _print(runs: list[Path], out: Path | None, as_json: bool) -> None:
+    """The runs as text, one after the other."""
+    from modicum.cli.run_text import print_run
+
+    if as_json or out is not None:
+        other = "--json" if as_json else "--out"
+        raise InputError(f"--text and {other} are two forms of a report; give one", field="--text")
+    for number, run in enumerate(runs):
+        print(end="\n" if number else "")
+        print_run(run)

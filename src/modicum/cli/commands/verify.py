@@ -7,10 +7,19 @@ from typing import Annotated
 
 import typer
 
-from modicum.cli.options import JsonOption, RecipeArgument, RunArgument, SetOption
+from modicum.cli.options import (
+    JsonOption,
+    RanksOption,
+    RecipeArgument,
+    RunArgument,
+    SetOption,
+    ToleranceOption,
+)
 
 verify = typer.Typer(
-    name="verify", help="Check a recipe's data, or what a run exported.", no_args_is_help=True
+    name="verify",
+    help="Check data, whether a run resumes, or its exports.",
+    no_args_is_help=True,
 )
 
 
@@ -31,6 +40,28 @@ def verify_data(
     from modicum.cli.verifying import check_data
 
     check_data(recipe, tuple(set_ or ()), tuple(limit or ()), as_json=as_json)
+
+
+@verify.command("resume")
+def verify_resume(
+    run: RunArgument,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to compare after the restoring.")] = 4,
+    ranks: RanksOption = None,
+    tolerance: ToleranceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop a run, restore it, and compare with the uninterrupted continuation, in copies."""
+    from modicum.cli.verifying import check_resume
+
+    check_resume(run, steps=steps, ranks=ranks, tolerance=tolerance, as_json=as_json)
+
+
+@verify.command("stretch", hidden=True)
+def verify_stretch(file: Annotated[Path, typer.Argument()]) -> None:
+    """What the processes do that `verify resume` and `reproduce` start."""
+    from modicum.cli.stretches import do_stretch
+
+    do_stretch(file)
 
 
 @verify.command("export")

@@ -113,6 +113,15 @@ class FormLayer(nn.Module):
         """Put another weight into the layer; a form that defines this can hold any."""
         raise NotImplementedError(f"{type(self).__name__} does not hold any weight")
 
+    def frozen_tensors(self) -> tuple[Tensor, ...] | None:
+        """What W is made of, where it takes no gradient and is made anew for each product."""
+        return None
+
+    @classmethod
+    def frozen_weight(cls, held: tuple[Tensor, ...], columns: int, dtype: torch.dtype) -> Tensor:
+        """W [out, columns] in `dtype`, of what `frozen_tensors` gave."""
+        raise NotImplementedError(f"{cls.__name__} has no tensors that are frozen")
+
     def initialise(self, *, std: float, seed: int, name: str) -> None:
         """Draw all tensors but the bias, so that W is on average as large as with entries of `std`.
 

@@ -31,6 +31,22 @@ _LENGTHS = (9, 5)  # of the rows on which masks are tried
 _HEADS = "ForSequenceClassification"
 
 
+def check_kind(folder: Path) -> None:
+    """Refuse a folder whose model has no classifier of texts.
+
+    Raises:
+        InputError: the folder is no model, or is of such a kind.
+    """
+    _kind(folder, _raw(folder))
+
+
+def _kind(folder: Path, raw: Mapping[str, Any]) -> type[Any]:
+    try:
+        return architecture(raw, "classes")
+    except InputError as error:
+        raise error.located(file=folder / CONFIG) from None
+
+
 def classifier_config(
     folder: Path, names: Sequence[str], pad_token_id: int | None, *, known_first: bool = True
 ) -> TransformersConfig:
@@ -54,10 +70,7 @@ def classifier_config(
             file=folder / CONFIG,
             field="pad_token_id",
         )
-    try:
-        made = architecture(raw, "classes")
-    except InputError as error:
-        raise error.located(file=folder / CONFIG) from None
+    made = _kind(folder, raw)
     labels = {
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},

@@ -9,7 +9,13 @@ from typing import Any, Literal
 
 from modicum.core.errors import InputError
 from modicum.core.extras import library
-from modicum.models.transformers.private import classifiers, decoders
+from modicum.models.transformers.private import (
+    classifiers,
+    decoders,
+    image_classifiers,
+    known_types,
+)
+from modicum.models.transformers.trusted import FLAG, named_files
 
 # What a model makes of its last block: logits of the next token, or of a text's class.
 HeadKind = Literal["tokens", "classes"]
@@ -25,9 +31,14 @@ def described(raw: Mapping[str, Any]) -> Any:
     """
     kind = raw.get("model_type")
     transformers = _transformers(kind)
-    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    known = known_types()
     if kind not in known:
-        theirs = "; code in a model's folder is not run" if "auto_map" in raw else ""
+        files = ", ".join(named_files(raw))
+        theirs = (
+            f"; the code in the model's own folder ({files}) is run with {FLAG}: true alone"
+            if files
+            else ""
+        )
         raise InputError(
             f"transformers {transformers.__version__} has no such model{theirs}",
             field="model_type",
@@ -60,7 +71,7 @@ def _architecture(text: str, head: HeadKind) -> type[Any]:
     table = decoders() if head == "tokens" else classifiers()
     if type(known) not in table or getattr(known, "is_encoder_decoder", False):
         raise InputError(
-            f"transformers has no {_KINDS[head]}",
+            _other_kind(known) or f"transformers has no {_KINDS[head]}",
             field="model_type",
             value=raw["model_type"],
         )
@@ -75,6 +86,15 @@ def _architecture(text: str, head: HeadKind) -> type[Any]:
     choices = found if isinstance(found, tuple) else (found,)
     chosen: type[Any] = next((each for each in choices if each.__name__ in named), choices[0])
     return chosen
+
+
+def _other_kind(known: Any) -> str | None:
+    """What a model is that is neither an encoder nor a decoder of text, of those to come."""
+    if getattr(known, "is_encoder_decoder", False):
+        return "this is an encoder–decoder, and only encoders and decoders of text are trained yet"
+    if type(known) in image_classifiers():
+        return "this model reads images, and of transformers only models of text are trained yet"
+    return None
 
 
 def _transformers(kind: object) -> Any:

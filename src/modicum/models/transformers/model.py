@@ -169,12 +169,14 @@ class TransformersDecoder(TransformersModel):
 
     def continued(self, input_ids: Tensor, states: DecoderStates) -> tuple[Tensor, DecoderStates]:
         """Logits [B, vocabulary] of what follows the last of these tokens, and new states."""
+        # Logits of all places of a long prompt would take gigabytes.
+        last: dict[str, Any] = {"logits_to_keep": 1} if _keeps_logits(type(self)) else {}
         if states.cache is not None:
-            found = self._run(input_ids, use_cache=True, past_key_values=states.cache)
+            found = self._run(input_ids, use_cache=True, past_key_values=states.cache, **last)
             return found.logits[:, -1], DecoderStates(found.past_key_values)
         if states.tokens is not None:
             input_ids = torch.cat([states.tokens, input_ids], 1)
-        return self._run(input_ids).logits[:, -1], DecoderStates(tokens=input_ids)
+        return self._run(input_ids, **last).logits[:, -1], DecoderStates(tokens=input_ids)
 
     def new_states(self, batch: int, capacity: int | None = None) -> DecoderStates:
         """Empty states; a model whose states are no keys and values reads all tokens anew."""
@@ -265,6 +267,11 @@ def _parameters(kind: type[Any]) -> set[str]:
     """What the forward pass of transformers' class takes by name."""
     plain = getattr(kind, "plain_type", kind)
     return set(inspect.signature(plain.forward).parameters)
+
+
+def _keeps_logits(kind: type[Any]) -> bool:
+    """Whether transformers' class computes logits of the last places alone where it is asked."""
+    return "logits_to_keep" in _parameters(kind)
 
 
 def _blocks_name(model: nn.Module) -> str:

@@ -167,8 +167,8 @@ def _look(draft: Draft, template: str | None = None) -> TextInputs:
     if isinstance(found, TextInputs):
         return found
     raise InputError(
-        "recipes of this task are not made here; `modicum methods --room tasks` shows what it "
-        "takes",
+        "recipes of this task are not made here; begin with a shipped one, such as functions-lora, "
+        "and `modicum methods --room tasks` shows what it takes",
         field="task.method",
         value=(recipe.task or {}).get("method"),
     )

@@ -121,9 +121,7 @@ def saved_said(adapter: AttachedAdapter | None) -> int:
     adapted = None
     if adapter is not None:
         method, sites = adapter.method, adapter.sites.values()
-        kept = {site.name: method.ledger(AdapterQuery(site, SHAPE)) for site in sites}
-        adapted = AdapterActivations(
-            sites={name: ledger.bytes("activation") for name, ledger in kept.items()},
-            inputs=frozenset(site.name for site in sites if method.saves_input(site)),
-        )
+        each = {site: method.ledger(AdapterQuery(site, SHAPE)) for site in sites}
+        kept = {site: ledger.bytes("activation") for site, ledger in each.items()}
+        adapted = AdapterActivations.of(method, kept)
     return model_ledger(DEEP, SHAPE, adapted=adapted).bytes("activation", "loss")

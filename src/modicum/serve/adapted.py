@@ -1,0 +1,88 @@
+"""The model of a run with its adapter, whatever it was trained for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modicum.adapters import AttachedAdapter, base_model_of, load
+from modicum.core.errors import InputError
+from modicum.core.files import read_json
+from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.weight_digests import BASE_WEIGHTS
+from modicum.data.pair_tokenizer import PairTokenizer
+from modicum.models.huggingface import fill_from, resolve
+from modicum.models.transformers.classes import begin_heads, classifier_header, stored_classes
+from modicum.models.transformers.trusted import trust
+from modicum.recipe import Recipe
+from modicum.recipe_yaml import load as load_recipe
+from modicum.serve.conversation import check_base, load_run
+from modicum.tasks import task_of
+from modicum.tasks.text_class_checks import classifier_shape, formed_classifier
+from modicum.tasks.text_classes import TextClassTask
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def load_adapted(
+    run: str | Path, *, trust_remote_code: bool = False
+) -> tuple[Any, AttachedAdapter]:
+    """The base model of a run, in evaluation mode, and the run's adapter on it.
+
+    Of a classifier the trained head is in the model.
+
+    Args:
+        trust_remote_code: whether Python files of the model's folder are run, with a warning.
+
+    Raises:
+        InputError: the run has no adapter, or its base is gone or has changed.
+    """
+    folder = Path(run)
+    if not (folder / "adapter").is_dir() and (folder / "model").is_dir():
+        raise InputError("this run has no adapter; its model is in model/", file=folder)
+    file = folder / "recipe.yaml"
+    if (folder / "adapter").is_dir() and file.is_file():
+        recipe = load_recipe(file)
+        if isinstance(task := task_of(recipe), TextClassTask):
+            return _classifier(folder, recipe, task, trust_remote_code)
+    conversation = load_run(folder, trust_remote_code=trust_remote_code)
+    if conversation.adapter is None:
+        raise InputError("this is a model without an adapter", file=folder)
+    return conversation.model, conversation.adapter
+
+
+def _classifier(
+    folder: Path, recipe: Recipe, task: TextClassTask, trusted: bool
+) -> tuple[Any, AttachedAdapter]:
+    """A classifier, without a look at the data that it was trained on."""
+    adapter = folder / "adapter"
+    base = Path(base_model_of(adapter) or "")
+    if not base.is_dir() or base == Path():
+        problem = "the adapter's base model is not there any more"
+        raise InputError(problem, file=adapter, value=str(base))
+    check_base(adapter / BASE_WEIGHTS, base)
+    base = resolve(base)
+    if trusted:
+        trust(base)
+    names = _classes(folder / "run.json")
+    dense = classifier_shape(task.asked, base, PairTokenizer(folder / "tokenizer"), names)
+    header, new = classifier_header(base, dense, keep_head=stored_classes(base) == names)
+    with on_meta(_DTYPES[header.dtype]):
+        model = task.model(formed_classifier(recipe, dense))
+    materialise(model, "cpu")
+    fill_from(model, header)
+    begin_heads(model, new, recipe.training.seed)
+    attached = load(model, adapter)
+    return model.eval(), attached
+
+
+def _classes(file: Path) -> tuple[str, ...]:
+    """The names of a run's classes, in the order of their numbers."""
+    record = read_json(file)
+    data = record.get("data") if isinstance(record, dict) else None
+    classes = data.get("classes") if isinstance(data, dict) else None
+    if not isinstance(classes, dict):
+        raise InputError("does not say which classes the run has", file=file, field="data.classes")
+    return tuple(classes)

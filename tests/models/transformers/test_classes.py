@@ -1,0 +1,60 @@
+"""Classifiers of transformers: which modules are heads, and which token decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from classifiers import base_folder
+
+from modicum.core.layers.meta import materialise, on_meta
+from modicum.models.transformers.classes import classifier_config, classifier_header
+from modicum.models.transformers.model import build
+
+NAMES = ("one", "two", "three")
+HEADS = {
+    "bert": ("classifier", "bert.pooler"),
+    "roberta": ("classifier",),
+    "distilbert": ("pre_classifier", "classifier"),
+    "gpt2": ("score",),
+    "qwen3": ("score",),
+}
+
+
+def classifier(folder: Path, name: str) -> Any:
+    """A tiny classifier with random weights."""
+    config = classifier_config(base_folder(folder, name), NAMES, 0)
+    with on_meta():
+        model = build(config)
+    materialise(model, "cpu")
+    return model.initialise(0).eval()
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_heads_are_found_and_begin_anew(name: str, tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", name)
+    config = classifier_config(base, NAMES, 0)
+    with on_meta():
+        model = build(config)
+    assert set(model.trained_heads) == set(HEADS[name])
+    _, new = classifier_header(base, config, keep_head=False)
+    assert {each.rpartition(".")[0] for each in new} == {
+        path
+        for head in HEADS[name]
+        for path, module in model.named_modules()
+        if path.startswith(head) and next(module.parameters(recurse=False), None) is not None
+    }
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+@torch.no_grad()
+def test_a_decoder_looks_at_the_last_token_that_is_no_padding(name: str, tmp_path: Path) -> None:
+    model = classifier(tmp_path / "base", name)
+    rows = torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0], [5, 9, 0, 0]])
+    alone = [model(rows[:1]), model(rows[1:2, :2]), model(rows[2:, :2])]
+    torch.testing.assert_close(model(rows), torch.cat(alone), rtol=0, atol=1e-5)
+    assert (alone[1] - alone[2]).abs().max() > 1e-3
+    hidden = getattr(model, model.base_model_prefix)(rows[:1]).last_hidden_state
+    torch.testing.assert_close(model.score(hidden)[:, -1], alone[0], rtol=0, atol=1e-5)
