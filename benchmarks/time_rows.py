@@ -4,7 +4,7 @@ Small runs of one rank and of two are delayed at a place of each kind. The rows 
 looked at before and after each delay: what moved, of all delays of a kind together, is the share
 that its own row got, and that others did. At the end the row in run.json has to hold at least
 what was slept. So no run without delays is needed, and a busy machine makes rows longer and
-changes no share.
+changes no share. (Of the delay before a process has its clock there is the row at the end alone.)
 
 Then rank 1 of two is late at each update, which rank 0 has to find under waiting for ranks, and
 runs are killed after a checkpoint and start again: of what the killed process left in its files
@@ -41,7 +41,7 @@ STEPS = 20
 WORDS = ["the", "a", "small", "large", "red", "blue", "cat", "dog"]
 WORDS += ["tree", "house", "sees", "likes", "finds", "near", "under", "over"]
 RECIPE = f"""
-data: {{path: data.jsonl, sequence_length: 32, validation_fraction: 0.1}}
+data: {{path: DATA, sequence_length: 32, validation_fraction: 0.1}}
 model: {{layers: 2, width: 32, heads: 2, kv_heads: 1, vocabulary_size: 300}}
 training: {{steps: {STEPS}, batch_size: 8, micro_batch_size: 4, learning_rate: 0.01}}
 evaluation: {{every: 5, rows: 8}}
@@ -55,7 +55,7 @@ def inputs(folder: Path) -> Path:
     lines = (" ".join(WORDS[(n * 7 + p * (n % 5 + 1)) % 16] for p in range(18)) for n in range(400))
     (folder / "data.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     recipe = folder / "recipe.yaml"
-    recipe.write_text(RECIPE)
+    recipe.write_text(RECIPE.replace("DATA", str(folder / "data.jsonl")))
     return recipe
 
 
@@ -228,18 +228,10 @@ def shares(results: Iterable[dict[str, Any]]) -> Iterable[float]:
             yield each["slow rank"]["share"]
 
 
-def main() -> None:
-    """Run all, and write the result."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    with alone(), tempfile.TemporaryDirectory() as name:
-        recipe = inputs(Path(name))
-        os.chdir(name)  # the recipe's data are named from here
-        price = cost(recipe)
-        say(json.dumps(price))
-        demo = of_demo(recipe.parent)
-        results = {f"ranks_{ranks}": of_ranks(recipe, ranks) for ranks in (1, 2)}
+def figures(price: Rows, demo: Rows, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What is promised, and all that it is made of."""
     found = list(results.values())
-    figures = {
+    return {
         "least_share": min(shares(found)),
         "largest_elsewhere": max(
             row["elsewhere"] for each in found for row in each["everywhere"]["rows"].values()
@@ -251,7 +243,18 @@ def main() -> None:
         "demo": demo,
         **results,
     }
-    write_result("time_rows", figures, {"steps": STEPS})
+
+
+def main() -> None:
+    """Run all, and write the result."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    with alone(), tempfile.TemporaryDirectory() as name:
+        recipe = inputs(Path(name))
+        price = cost(recipe)
+        say(json.dumps(price))
+        demo = of_demo(recipe.parent)
+        results = {f"ranks_{ranks}": of_ranks(recipe, ranks) for ranks in (1, 2)}
+    write_result("time_rows", figures(price, demo, results), {"steps": STEPS})
 
 
 if __name__ == "__main__":
