@@ -165,6 +165,17 @@ class Bench:
         """LoRA on 4-bit weights."""
         falls(self.run("nf4", linear={"method": "nf4"}, **LORA))
 
+    def compress(self) -> None:
+        """Low-rank factors, trained; the small folder computes what the dense one does."""
+        run = self.run("compressed_run", compress={"method": "fwsvd", "examples": 32})
+        falls(run)
+        small, dense = run / "compressed", run / "model"
+        if not stored_bytes(small) < stored_bytes(dense):
+            raise NotSeen("the compressed folder is no smaller")
+        with torch.no_grad():
+            found, ids = load_run(small).model, self.ids()
+            close(self.theirs(dense)(ids).logits, found(ids), 1e-4)
+
     def fsdp(self) -> None:
         """Two ranks that share the weights: the losses of one."""
         at = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29617"}
@@ -206,7 +217,18 @@ class Bench:
         return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
-COLUMNS = ("train", "resume", "export", "chat", "lora", "merge", "nf4", "fsdp", "compile")
+COLUMNS = (
+    "train",
+    "resume",
+    "export",
+    "chat",
+    "lora",
+    "merge",
+    "nf4",
+    "compress",
+    "fsdp",
+    "compile",
+)
 NEEDS = {"resume": "train", "export": "train", "chat": "train", "merge": "lora", "fsdp": "train"}
 NEEDS |= {"compile": "train"}
 
@@ -219,6 +241,11 @@ def losses(run: Path) -> list[float]:
 def weights(run: Path) -> list[bytes]:
     """The exported files."""
     return [file.read_bytes() for file in sorted((run / "model").glob("*.safetensors"))]
+
+
+def stored_bytes(folder: Path) -> int:
+    """Of a folder's weights."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def falls(run: Path) -> None:
@@ -350,19 +377,28 @@ def main() -> None:
         row = {"model_type": MODELS[name]["model_type"], **row}
         say(f"{name}: {json.dumps(row)}")
         known["models"][name] = {**known["models"].get(name, {}), **row}
-        write_result(
-            "architectures", ordered(known), {"steps": STEPS, "adapted_steps": ADAPTED_STEPS}
-        )
+        write_result("architectures", ordered(known), SETTINGS)
     for name in [] if options.without_large else LARGE:
         [known["large"][name]] = apart([partial(large_row, LARGE[name])])
         say(f"{name}, large: {known['large'][name]}")
-        write_result("architectures", known, SETTINGS)
+        write_result("architectures", ordered(known), SETTINGS)
 
 
-def ordered(known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The same in the page's order."""
+def ordered(known: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The same in the page's order, with how many cells say what."""
     models = {name: known["models"][name] for name in MODELS if name in known["models"]}
-    return {**known, "models": models}
+    said = [
+        row[column].split(":")[0] for row in models.values() for column in COLUMNS if column in row
+    ]
+    counts = {
+        "models": len(models),
+        "seen": said.count("seen"),
+        "refused": said.count("refused"),
+        "neither": sum(each not in ("seen", "refused") for each in said),
+    }
+    errors = [abs(row["predicted"] / row["measured"] - 1) for row in known["large"].values()]
+    worst = {"largest_forecast_error": max(errors)} if errors else {}
+    return {**known, "models": models, "counts": counts, **worst}
 
 
 def results() -> dict[str, dict[str, Any]]:

@@ -1,35 +1,75 @@
-"""`modicum train` with a delay of 200 ms at one kind of place: what `time_rows.py` starts.
+"""`modicum train` with delays of 200 ms at places of each kind: what `time_rows.py` starts.
 
-    python benchmarks/time_rows_worker.py PLACE LOG train RECIPE --out FOLDER ...
+    python benchmarks/time_rows_worker.py MODE LOG train RECIPE --out FOLDER ...
 
-What was slept is appended to LOG, line by line, as a process that is killed has no last word.
-Delays are put around what is timed, where a slow disk, network or model would be: none is in the
-clock's own places.
+Before and after each delay the rows of the run's clock are looked at, and what moved is appended to
+LOG, a line each, as a process that is killed has no last word. Delays are put where a slow disk,
+network or model would be: none is in the clock's own places.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from modicum.core.clock import (
+    BUILDING,
+    CHECKPOINT,
+    DATA,
+    EVALUATING,
+    FORWARD,
+    IMPORTS,
+    TRACKING,
+    UPDATE,
+    WAITING,
+    WIRE,
+    Clock,
+)
+
 DELAY = 0.2
-START_DELAYS = 10  # there is one start: it is delayed by as many at once
 KILLED_AFTER = 18  # updates; the last checkpoint before it is of the tenth
 LATE = 10  # updates after which those that will be lost are delayed
+SLOW_RANK_DELAYS = 5  # in each update of it: ranks of a busy machine are late by themselves, too
 
 
-def delay(log: Path, times: int = 1) -> None:
-    """Sleep, and note for how long that was."""
-    begun = time.perf_counter()
-    time.sleep(times * DELAY)
-    with open(log, "a", encoding="utf-8") as handle:
-        handle.write(f"{time.perf_counter() - begun}\n")
+class Delays:
+    """Sleeps, and notes what each sleep has moved."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self.clock: Clock | None = None
+
+    def remember(self) -> None:
+        """Look at the clock that the command will make for its process."""
+        make = Clock.of_process
+
+        def made() -> Clock:
+            self.clock = make()
+            return self.clock
+
+        Clock.of_process = made  # type: ignore[method-assign]
+
+    def sleep(self, row: str, times: int = 1) -> None:
+        """Sleep, and note what moved next to the row that it should be found in."""
+        before = self._rows()
+        begun = time.perf_counter()
+        time.sleep(times * DELAY)
+        slept = time.perf_counter() - begun
+        after = self._rows()
+        moved = {name: after[name] - before.get(name, 0.0) for name in after}
+        line = {"row": row, "slept": slept, "moved": moved}
+        with open(self._log, "a", encoding="utf-8") as handle:
+            handle.write(json.dumps(line) + "\n")
+
+    def _rows(self) -> Mapping[str, float]:
+        return {} if self.clock is None else self.clock.rows()
 
 
 def before(owner: Any, name: str, sleep: Callable[[], None]) -> None:
@@ -82,46 +122,51 @@ def updates(each: Callable[[int], None]) -> None:
     before(Strategy, "update", count)
 
 
-def killed(sleep: Callable[[], None], number: int) -> None:
+def slow_everywhere(delays: Delays) -> None:
+    """A delay at a place of each kind."""
+    from modicum.checkpoint import saving
+    from modicum.core.contracts.step import StepProgram
+    from modicum.trainer import evaluate, session, setup
+    from modicum.trainer.record import RunRecord
+
+    def forward(program: StepProgram, batch: Any) -> Any:
+        if program.clock.total(TRACKING) and program.model.training:  # past the rehearsal
+            delays.sleep(FORWARD)
+        return summed(program, batch)
+
+    summed = StepProgram.summed
+    StepProgram.summed = forward  # type: ignore[method-assign, assignment]
+    before(setup, "assemble", partial(delays.sleep, BUILDING))
+    before(session, "counted", partial(delays.sleep, DATA))
+    updates(lambda number: delays.sleep(UPDATE))
+    before(saving, "write_part", partial(delays.sleep, CHECKPOINT))
+    before(evaluate, "micro_batches", partial(delays.sleep, EVALUATING))
+    before(RunRecord, "count", partial(delays.sleep, TRACKING))
+    if "RANK" in os.environ:
+        slow_wire(partial(delays.sleep, WIRE))
+
+
+def killed(delays: Delays, number: int) -> None:
     """Delay the updates after the last checkpoint, and end without a word."""
     if number > KILLED_AFTER:
         os.kill(os.getpid(), signal.SIGKILL)
     if number > LATE:
-        sleep()
-
-
-def slow_down(place: str, sleep: Callable[[], None]) -> None:
-    """Put the delay where `place` says."""
-    from modicum.checkpoint import saving
-    from modicum.trainer import evaluate, session
-    from modicum.trainer.record import RunRecord
-
-    late = os.environ.get("RANK") == "1"
-    if place == "data":
-        before(session, "counted", sleep)
-    elif place == "compute" or (place == "slow rank" and late):
-        updates(lambda number: sleep())
-    elif place == "wire":
-        slow_wire(sleep)
-    elif place == "checkpoint":
-        before(saving, "write_part", sleep)
-    elif place == "evaluation":
-        before(evaluate, "micro_batches", sleep)
-    elif place == "tracking":
-        before(RunRecord, "count", sleep)
-    elif place in ("lost", "killed"):
-        updates(partial(killed, sleep if place == "lost" else lambda: None))
+        delays.sleep(UPDATE)
 
 
 def main() -> None:
     """Delay, and do what the rest of the command line says."""
-    place, log = sys.argv[1], Path(sys.argv[2])
-    sleep = partial(delay, log)
-    if place == "start-up":
-        sleep(START_DELAYS)
-    else:
-        slow_down(place, sleep)
+    mode, delays = sys.argv[1], Delays(Path(sys.argv[2]))
     sys.argv = ["modicum", *sys.argv[3:]]
+    if mode in ("everywhere", "again"):
+        delays.sleep(IMPORTS)  # before there is a clock: it counts from the process's start
+    delays.remember()
+    if mode == "everywhere":
+        slow_everywhere(delays)
+    elif mode == "killed":
+        updates(partial(killed, delays))
+    elif mode == "slow rank" and os.environ.get("RANK") == "1":
+        updates(lambda number: delays.sleep(WAITING, SLOW_RANK_DELAYS))
     from modicum.cli.main import run
 
     run()

@@ -217,8 +217,8 @@ def models_page() -> str:
     found = json.loads((RESULTS / "architectures.json").read_text(encoding="utf-8"))
     columns = {
         "train": "train", "resume": "resume to the bit", "export": "export", "chat": "chat",
-        "lora": "LoRA", "merge": "merge", "nf4": "nf4 + LoRA", "fsdp": "FSDP2",
-        "compile": "compile",
+        "lora": "LoRA", "merge": "merge", "nf4": "nf4 + LoRA", "compress": "compress",
+        "fsdp": "FSDP2", "compile": "compile",
     }  # fmt: skip
     said: dict[str, None] = {}
 
@@ -239,11 +239,25 @@ def models_page() -> str:
         "whether logits depend on later tokens, which is refused, and what keeps documents of "
         "a row apart.",
         "",
+        "`model.path: hub:OWNER/NAME,revision=REVISION` is a model of the Hugging Face hub, in the "
+        "hub's own cache. A plan downloads config.json and the tokenizer, a run safetensors too, "
+        "and never pickled weights; rank 0 downloads, the others wait. The run stays with the "
+        "commit that it began with. With `HF_HUB_OFFLINE=1`, or without network, the cache is "
+        "used.",
+        "",
+        "Code in a model's folder (`auto_map` in config.json) is not run, unless the recipe has "
+        "`model.trust_remote_code: true` (`--trust-remote-code` of `modicum chat` and `modicum "
+        "merge`): then transformers imports it, a warning names the files, and it can do "
+        "whatever you can. It is only for models that transformers does not have itself; exports "
+        "have a copy of it.",
+        "",
         f"What stands here was run with transformers {found['versions']['transformers']} on tiny "
         "random models (`python benchmarks/architectures.py`). Full training, LoRA and LoRA on "
         "4-bit weights: the loss falls. Export and merge: transformers computes the same logits. "
-        "Chat: token for token what transformers generates. FSDP2, on two ranks, and compiled "
-        "blocks: the losses of one eager process. An empty cell was not run.",
+        "Chat: token for token what transformers generates. Compress: low-rank factors of fwsvd, "
+        "trained; their small folder computes what transformers does on the dense export. FSDP2, "
+        "on two ranks, and compiled blocks: the losses of one eager process. An empty cell was "
+        "not run.",
         "",
         f"| model | `model_type` | {' | '.join(columns.values())} |",
         f"| --- | --- |{' --- |' * len(columns)}",

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import modicum
+from modicum.core.contracts.catalog import MethodRecord
 from modicum.core.errors import InputError
 from modicum.recipe import Recipe, assign, differences, methods_for
 from modicum.recipe_yaml import json_schema
@@ -339,7 +340,8 @@ def test_plain_values_give_the_same_recipe_again(values):
 
 def test_a_resolved_recipe_with_a_model_from_a_path_loads_again():
     recipe = Recipe(model={"path": "base"}, adapter={"method": "lora", "rank": 2})
-    assert recipe.plain()["model"] == {"path": "base", "adapter": None}
+    of_a_path = {"path": "base", "trust_remote_code": False, "adapter": None}
+    assert recipe.plain()["model"] == of_a_path
     assert Recipe(**recipe.plain()) == recipe
 
 
@@ -481,6 +483,45 @@ def test_names_of_forms_are_those_that_there_are(schema):
 def test_an_old_name_of_a_form_says_what_to_write_now():
     with pytest.raises(InputError, match=r"model.linear.*`linear: \{method: nf4\}`"):
         Recipe(model={"linear": "nf4"})
+
+
+STREAMED = {"data": {"path": "a.jsonl", "streaming": True}}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"training": {"epochs": 2}}, r"training\.epochs: how many rows a stream has is not known"),
+        (
+            {"compress": {"method": "fwsvd"}, "model": {"path": "m"}},
+            r"compress\.method: looks at data before training",
+        ),
+        (
+            {"data": {"sources": [{"path": "a"}, {"path": "b"}], "streaming": True}},
+            r"data\.sources\.0\.weight: .* mixed by weight",
+        ),
+        (
+            {"task": {"method": "images", "data": "textures"}},
+            r"task\.method: streams text to write alone",
+        ),
+        (
+            {"data": {"path": "a.jsonl", "shuffle_buffer": 9}},
+            r"data\.shuffle_buffer: is for data that is streamed",
+        ),
+    ],
+)
+def test_a_stream_refuses_what_needs_all_data(values, message):
+    with pytest.raises(InputError, match=message):
+        Recipe(**{**STREAMED, **values})
+
+
+def test_a_stream_refuses_an_adapter_that_looks_at_data(monkeypatch):
+    values = {**STREAMED, "model": {"path": "m"}, "adapter": {"method": "lora"}}
+    Recipe(**values)
+    traits = frozenset(["adapts_base", "prepares_from_data"])
+    monkeypatch.setattr(MethodRecord, "traits", lambda *_: traits)
+    with pytest.raises(InputError, match=r"adapter\.method: looks at data before training"):
+        Recipe(**values)
 
 
 def test_the_package_gives_the_recipe_without_torch():

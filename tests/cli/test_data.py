@@ -92,6 +92,22 @@ def test_a_new_model_has_a_template_and_a_tokenizer_without_one_is_refused(
     assert "allowed: chatml, llama-3, zephyr, alpaca, or a file" in ended.err
 
 
+def test_of_a_stream_the_first_documents_are_shown(
+    modicum: Any, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Tokenizer.train(iter(["to be"] * 9), 270).save(tmp_path)
+    changes = ["data.streaming=true", f"data.tokenizer={tmp_path}", "data.validation_fraction=0"]
+    changes += ["training.epochs=null", "training.steps=3"]
+    sets = [word for change in changes for word in ("--set", change)]
+    monkeypatch.setattr("modicum.tasks.text_stream.SHOWN", 7)
+    ended = modicum("data", recipe, "--rows", "1", *sets)
+    assert ended.code == 0, ended.err
+    assert re.search(r"^documents +7 ", ended.out, re.MULTILINE)
+    assert "streamed: the first 7 documents" in " ".join(ended.out.split())
+    ended = modicum("plan", recipe, *sets)
+    assert re.search(r"^streamed +read, tokenized and packed as training", ended.out, re.MULTILINE)
+
+
 def test_only_text_has_rows_to_look_at(modicum: Any, tmp_path: Path) -> None:
     file = tmp_path / "images.yaml"
     file.write_text("task: {method: images, data: textures}\n")

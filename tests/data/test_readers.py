@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modicum.core.errors import InputError
+from modicum.data import open_source
 from modicum.data.readers import Document, read_python, read_rows, read_text
 from modicum.data.row_files import rows_of
 from modicum.data.row_formats import RowFormat
@@ -116,3 +118,26 @@ def test_one_json_value_over_many_lines_is_recognised(tmp_path):
 def test_a_file_that_has_gone_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match=r"gone\.txt: cannot be read: No such file"):
         list(read_text(tmp_path / "gone.txt", "gone.txt", 100))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.csv", "a.txt", "a"])
+@pytest.mark.parametrize("skip", [0, 1, 5, 6, 9])
+def test_reading_begins_after_some_documents(tmp_path, name, skip):
+    rows = [{"text": f"line {n}"} for n in range(6)]
+    lines = "".join(json.dumps(row) + "\n\n" for row in rows)
+    file = tmp_path / name
+    if name == "a":
+        file.mkdir()
+        (file / "b.jsonl").write_text(lines)
+    elif name.endswith(".gz"):
+        file.write_bytes(gzip.compress(lines.encode()))
+    elif name == "a.csv":
+        file.write_text("text\n" + "".join(row["text"] + "\n" for row in rows))
+    elif name == "a.txt":
+        file.write_text("some words\n\n" * 30_000)
+    else:
+        file.write_text(json.dumps(rows) if name == "a.json" else lines)
+    source = open_source(file)
+    found = [unmade.make() for unmade in source.read(0, skip)]
+    assert found == [unmade.make() for unmade in source.read(0)][skip:]
+    assert len(found) == max(6 - skip, 0)

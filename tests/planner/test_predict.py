@@ -54,6 +54,18 @@ def test_every_choice_costs_what_its_arithmetic_says():
     assert again.peak_bytes < whole.peak_bytes
 
 
+def test_a_checkpoint_at_the_end_alone_takes_no_copy_of_the_state():
+    recipe = Recipe(model={"layers": 2, "width": 64}, training={"steps": 8})
+    choice = Choice(2, 1, recompute=False, asynchronous=True)
+    copied = {
+        every: predict(recipe.changed(checkpoint__every=every), new_config(recipe), choice)
+        for every in (7, 8, "8", "5m")
+    }
+    assert [each.host_bytes > 0 for each in copied.values()] == [True, False, False, True]
+    best = recipe.changed(checkpoint__every=8, evaluation__keep_best=True)
+    assert predict(best, new_config(recipe), choice).host_bytes == copied[7].host_bytes
+
+
 def test_of_what_comes_and_goes_the_allocator_keeps_small_blocks_and_gives_large_ones_back():
     ledger = Ledger.of(
         Entry("weight", 100),

@@ -51,11 +51,12 @@ def engine() -> Scripted:
 
 @pytest.fixture
 def thread(engine: Scripted) -> Iterator[EngineThread]:
+    before = set(threading.enumerate())
     made = EngineThread(engine, room=2)
     yield made
     engine.let.release(1000)
     made.close()
-    assert "engine" not in {each.name for each in threading.enumerate()}
+    assert not before.symmetric_difference(threading.enumerate())
 
 
 Heard = queue.Queue[tuple[str, EngineEvent]]

@@ -23,6 +23,7 @@ from modicum.models import traced_cache
 from modicum.models.traced_cache import TraceRequest
 from modicum.planner.choose import COMPILE
 from modicum.serve import load_run
+from modicum.verify import verify_export
 
 ADAPTERS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -104,6 +105,21 @@ def test_what_it_exports_computes_what_it_learned(trained: tuple[Path, dict[str,
         twin = PeftModel.from_pretrained(theirs(folder.parent / "base"), folder / "adapter")
         torch.testing.assert_close(twin(ids).logits, found, rtol=0, atol=1e-4)
     assert list(talk.write("the cat", max_tokens=3, temperature=0.0))
+
+
+@pytest.mark.expensive
+def test_a_compressed_model_is_kept_small(dataset: Path, tmp_path: Path) -> None:
+    base = add_tokenizer(decoder_folder(tmp_path / "base", "gpt2"), dataset.read_text())
+    made = values(base, dataset, "full", compress={"method": "fwsvd", "examples": 16})
+    assert trains(Ranks(), made, tmp_path / "run") == "done"
+    small, dense = (
+        sum(file.stat().st_size for file in (tmp_path / "run" / name).glob("*.safetensors"))
+        for name in ("compressed", "model")
+    )
+    assert small < 0.75 * dense
+    done = verify_export(tmp_path / "run", prompts=1, tokens=4)
+    assert done.passed
+    assert [check["check"] for check in done.checks][1:] == ["exported", "compressed"]
 
 
 @pytest.mark.slow

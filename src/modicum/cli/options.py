@@ -39,3 +39,10 @@ PluginOption = Annotated[
     list[str] | None,
     typer.Option(metavar="FILE", help="A Python file with methods of your own."),
 ]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the Python files of the model's folder, which can do whatever you can.",
+    ),
+]

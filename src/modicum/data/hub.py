@@ -125,8 +125,9 @@ def loaded(spelling: str, *, streaming: bool = False) -> Any:
                 value=spelling,
                 allowed="CSV, JSON, Parquet, Arrow or text",
             )
-        how = {"split": asked.split, "revision": asked.revision, "streaming": streaming}
-        return datasets.load_dataset(name, asked.config, **how)
+        how = {"split": asked.split, "revision": asked.revision}
+        more = {"streaming": True} if streaming else {}
+        return datasets.load_dataset(name, asked.config, **how, **more)
 
 
 @contextmanager

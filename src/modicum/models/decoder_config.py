@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,9 +25,6 @@ def decoder_config(raw: Mapping[str, Any], file: str | Path | None = None) -> De
         InputError: it cannot be read, or asks for what is not supported.
     """
     if is_built_in(raw):
-        try:
+        with suppress(NotBuiltIn):
             return ModelConfig.from_hf(raw, file)
-        except NotBuiltIn:
-            if "forms" in raw:  # which transformers would ignore
-                raise
     return TransformersConfig.from_hf(raw, file)

@@ -14,6 +14,7 @@ from modicum.models.config import ModelConfig
 from modicum.models.huggingface import CONFIG
 from modicum.models.safetensors_file import INDEX, WEIGHTS
 from modicum.models.tensor_groups import TensorGroup, dense_weight
+from modicum.models.transformers.trusted import copy_code
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +73,7 @@ def save(
             write_json(temporary / "generation_config.json", {"_from_model_config": True} | known)
         for file in files:
             shutil.copyfile(file, temporary / Path(file).name)
+        copy_code(raw, temporary)
     return target
 
 
@@ -86,11 +88,12 @@ def stored(
     from modicum.core.layers.linear_forms import forms_of
     from modicum.models.llama import Llama
 
+    found = FormPlan() if dense else forms_of(model)
     if not isinstance(model, Llama):
         from modicum.models.transformers.saving import groups
 
-        return model.decoder_config.to_hf(), groups(model)
-    found = FormPlan() if dense else forms_of(model)
+        formed: Any = replace(model.decoder_config, forms=found)
+        return formed.to_formed() if found.layers else formed.to_hf(), groups(model, found)
     config = replace(model.config, forms=model.config.forms.dense().with_forms(found.layers))
     item = next(model.parameters()).dtype.itemsize
 

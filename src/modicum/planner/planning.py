@@ -39,6 +39,7 @@ from modicum.planner.remedies import Remedy, changed, remedies
 from modicum.planner.uses import uses_of_room
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
+from modicum.tasks.model_origins import pinned
 
 
 def plan(
@@ -159,6 +160,7 @@ def asked_of(
     recipe = recipe.anchored()
     layouts(recipe, count)  # what does not go with the ranks is reported before all else
     task = task_of(recipe)
+    recipe, commit = pinned(recipe, live)
     inputs = task.look(recipe)
     recipe, rows = settled(recipe, inputs.dtypes)
     rows += export_rows(recipe, inputs.dtypes, rounds=task.rounds)
@@ -178,7 +180,7 @@ def asked_of(
     counts = live.broadcast(task.survey(recipe, inputs))
     return Question(
         recipe, task, inputs, device, found, record, room, predictor, counts, count, machine,
-        (*rows, *start),
+        (*commit, *rows, *start),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from modicum.core.errors import InputError
 from modicum.core.layers.meta import on_meta
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.ranks.layout import Layout
+from modicum.core.units import Every
 from modicum.memory.base import ActivationPolicy
 from modicum.models.traced_ledger import experts_of
 from modicum.parallel.ledger import staging
@@ -185,7 +186,7 @@ class Predictor:
         if choice.layout.ranks > 1:
             ledger = shared(model, ledger, parts, recipe)
         state = spent_in_updates(recipe, model, choice.layout)
-        if choice.asynchronous:
+        if choice.asynchronous and not _saved_at_the_end_alone(recipe):
             moments = state.bytes("optimizer")
             ledger += staging(parts.trained_parts, moments, choice.layout.replicas)
         trainable, total = model.structure.trainable, config.parameter_count()
@@ -229,6 +230,15 @@ def _structure(recipe: Recipe, config: Any) -> Structure:
         except InputError as error:
             raise error.within("adapter") from None
     return Structure(trained_shapes(model), adapter, tuple(attached.sites.values()), experts)
+
+
+def _saved_at_the_end_alone(recipe: Recipe) -> bool:
+    """Whether the only checkpoint is surely the last, which takes no copy of the state."""
+    every, steps = recipe.checkpoint.every, recipe.training.steps
+    if every == "auto" or steps is None or recipe.evaluation.keep_best:
+        return False
+    interval = Every.parse(every).steps
+    return interval is not None and interval >= steps
 
 
 def _expected_shares(recipe: Recipe, shape: ModelQuery) -> Shares | None:

@@ -10,8 +10,9 @@ from modicum.planner.choose import COMPILE, DEVICE
 from modicum.planner.earlier_adapter import START
 from modicum.planner.precision import PRECISION
 from modicum.recipe import Recipe
+from modicum.tasks.model_origins import PATH
 
-_CARRIED = (COMPILE, DEVICE, PRECISION, START)
+_CARRIED = (COMPILE, DEVICE, PATH, PRECISION, START)
 
 
 def same_start(recipe: Recipe, ranks: int, row: Mapping[str, Any]) -> bool:

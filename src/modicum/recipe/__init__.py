@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modicum.recipe.export_section import ExportSection
 from modicum.recipe.nested import assign, differences
+from modicum.recipe.outputs import ExportSection, TrackingSection
 from modicum.recipe.recipe import Recipe
 from modicum.recipe.sections import (
     BudgetSection,
@@ -15,7 +15,6 @@ from modicum.recipe.sections import (
     SamplesSection,
     Section,
     SourceSection,
-    TrackingSection,
     TrainingSection,
 )
 from modicum.recipe.slots import SLOTS, methods_for

@@ -17,8 +17,8 @@ from modicum.core.contracts.method import Method, Strings, describe
 from modicum.core.contracts.traits import TraitHolder, clashes
 from modicum.core.errors import InputError
 from modicum.recipe.cost import CostSection
-from modicum.recipe.export_section import ExportSection
 from modicum.recipe.nested import assign
+from modicum.recipe.outputs import ExportSection, TrackingSection
 from modicum.recipe.paths import anchored
 from modicum.recipe.sections import (
     BudgetSection,
@@ -29,14 +29,13 @@ from modicum.recipe.sections import (
     ParallelSection,
     SamplesSection,
     Section,
-    TrackingSection,
     TrainingSection,
 )
 from modicum.recipe.slots import DEFAULTS, SLOTS, filled, find_in, spelled
 from modicum.recipe.streaming import check_streaming
 
 # What the model section may say of a model that comes from a path.
-_OF_A_PATH = ("path", "adapter")
+_OF_A_PATH = ("path", "trust_remote_code", "adapter")
 
 
 class Recipe(Section):
@@ -190,6 +189,9 @@ class Recipe(Section):
                 field="model.adapter",
                 value=model.adapter,
             )
+        if model.trust_remote_code and model.path is None:
+            problem = "is for the code in a model's folder; name that with model.path"
+            raise InputError(problem, field="model.trust_remote_code", value=True)
         if model.path is not None:
             own = sorted(model.model_fields_set.difference(_OF_A_PATH))
             if own:

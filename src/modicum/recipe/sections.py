@@ -57,9 +57,12 @@ class ModelSection(Section):
     """The model: trained weights from a folder, or a new one of a given shape."""
 
     path: str | None = None
-    """A Hugging Face folder, the run folder of a full training, or `package:NAME/FOLDER`, a folder
-    of an installed Python package. The fields below are then the model's own and must be left
-    out."""
+    """A Hugging Face folder, the run folder of a full training, `package:NAME/FOLDER`, a folder of
+    an installed Python package, or a model of the hub, `hub:OWNER/NAME,revision=...`. The fields of
+    a shape below are then the model's own and must be left out."""
+    trust_remote_code: bool = False
+    """Whether Python files of the model's folder are run, which can do whatever you can. Only for
+    a model that transformers does not have, and whose code you have read."""
     adapter: str | None = None
     """A folder with an adapter for it, modicum's or PEFT's, that training starts from. What the
     section `adapter` does not say is then what the folder has; a run keeps a copy."""
@@ -170,9 +173,9 @@ class DataSection(Section):
     streaming: bool = False
     """Whether rows are read, tokenized and packed as training asks for them, instead of once before
     it: for data that is larger than the disk, or that comes over the network."""
-    shuffle_buffer: PositiveInt = 4096
-    """Of a stream, how many documents are read at a time, packed and shuffled; 1: rows come in the
-    order of the data."""
+    shuffle_buffer: PositiveInt | None = None
+    """Of a stream, how many documents are read at a time, packed and shuffled; null means 4,096; 1
+    means that rows come in the order of the data."""
 
     @model_validator(mode="after")
     def _sources_are_weighed_alike(self) -> DataSection:
@@ -289,21 +292,6 @@ class CheckpointSection(Section):
             problem = "auto needs checkpoint.hours_between_failures, and it says nothing"
             raise InputError(problem, field="checkpoint.every", value="auto")
         return self
-
-
-class TrackingSection(Section):
-    """Where a run can be followed next to its own files; nothing of it changes what is computed.
-
-    `metrics.jsonl` and `evaluations.jsonl` are written in any case.
-    """
-
-    to: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], Field(strict=False)] = ()
-    """Trackers: tensorboard (files in the run folder), wandb, mlflow. Each needs the extra of its
-    name."""
-    project: str = "modicum"
-    """The project of W&B, or experiment of MLflow, that runs are filed under."""
-    name: str | None = None
-    """The run's name there; null means that of the run folder."""
 
 
 class ParallelSection(Section):

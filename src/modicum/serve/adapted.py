@@ -15,6 +15,7 @@ from modicum.core.weight_digests import BASE_WEIGHTS
 from modicum.data.pair_tokenizer import PairTokenizer
 from modicum.models.huggingface import fill_from, resolve
 from modicum.models.transformers.classes import begin_heads, classifier_header, stored_classes
+from modicum.models.transformers.trusted import trust
 from modicum.recipe import Recipe
 from modicum.recipe_yaml import load as load_recipe
 from modicum.serve.conversation import check_base, load_run
@@ -25,10 +26,15 @@ from modicum.tasks.text_classes import TextClassTask
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def load_adapted(run: str | Path) -> tuple[Any, AttachedAdapter]:
+def load_adapted(
+    run: str | Path, *, trust_remote_code: bool = False
+) -> tuple[Any, AttachedAdapter]:
     """The base model of a run, in evaluation mode, and the run's adapter on it.
 
     Of a classifier the trained head is in the model.
+
+    Args:
+        trust_remote_code: whether Python files of the model's folder are run, with a warning.
 
     Raises:
         InputError: the run has no adapter, or its base is gone or has changed.
@@ -40,14 +46,16 @@ def load_adapted(run: str | Path) -> tuple[Any, AttachedAdapter]:
     if (folder / "adapter").is_dir() and file.is_file():
         recipe = load_recipe(file)
         if isinstance(task := task_of(recipe), TextClassTask):
-            return _classifier(folder, recipe, task)
-    conversation = load_run(folder)
+            return _classifier(folder, recipe, task, trust_remote_code)
+    conversation = load_run(folder, trust_remote_code=trust_remote_code)
     if conversation.adapter is None:
         raise InputError("this is a model without an adapter", file=folder)
     return conversation.model, conversation.adapter
 
 
-def _classifier(folder: Path, recipe: Recipe, task: TextClassTask) -> tuple[Any, AttachedAdapter]:
+def _classifier(
+    folder: Path, recipe: Recipe, task: TextClassTask, trusted: bool
+) -> tuple[Any, AttachedAdapter]:
     """A classifier, without a look at the data that it was trained on."""
     adapter = folder / "adapter"
     base = Path(base_model_of(adapter) or "")
@@ -56,6 +64,8 @@ def _classifier(folder: Path, recipe: Recipe, task: TextClassTask) -> tuple[Any,
         raise InputError(problem, file=adapter, value=str(base))
     check_base(adapter / BASE_WEIGHTS, base)
     base = resolve(base)
+    if trusted:
+        trust(base)
     names = _classes(folder / "run.json")
     dense = classifier_shape(task.asked, base, PairTokenizer(folder / "tokenizer"), names)
     header, new = classifier_header(base, dense, keep_head=stored_classes(base) == names)

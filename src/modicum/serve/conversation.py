@@ -20,6 +20,7 @@ from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface
 from modicum.models.decoders import Decoder, config_of
 from modicum.models.generate import generate
+from modicum.models.transformers.trusted import trust
 from modicum.recipe_yaml import load as load_recipe
 from modicum.serve.text_stream import TextStream
 from modicum.tasks.text import formed
@@ -126,8 +127,13 @@ class Conversation:
             count -= limit
 
 
-def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
+def load_run(
+    path: str | Path, *, device: str = "auto", trust_remote_code: bool = False
+) -> Conversation:
     """The model of a run folder (with its adapter on its base), or of a model folder.
+
+    Args:
+        trust_remote_code: whether Python files of the model's folder are run, with a warning.
 
     Raises:
         InputError: nothing was exported there yet, or the adapter's base is gone or has changed.
@@ -141,6 +147,8 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
             raise InputError("this run has exported no model yet; let it finish", file=folder)
         inner = huggingface.resolve(folder)
         _check_writes(inner)
+        if trust_remote_code:
+            trust(inner)
         model = huggingface.load(inner, device=where)
         tokenizer = Tokenizer.load(inner)
         template = template_of(folder, tokenizer)
@@ -154,6 +162,8 @@ def load_run(path: str | Path, *, device: str = "auto") -> Conversation:
             "the adapter's base model is not there any more", file=folder / "adapter", value=base
         )
     check_base(folder / "adapter" / BASE_WEIGHTS, Path(base))
+    if trust_remote_code:
+        trust(base)
     model = huggingface.load(base, device=where, linear=base_forms(folder / "recipe.yaml", base))
     adapter = load(model, folder / "adapter")
     tokenizer = Tokenizer.load(folder / "tokenizer")

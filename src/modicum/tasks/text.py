@@ -24,6 +24,7 @@ from modicum.models.decoders import decoder_of
 from modicum.models.plan_headers import header_for_plan
 from modicum.recipe import Recipe
 from modicum.tasks.base import Data, Inputs
+from modicum.tasks.model_origins import model_folder
 from modicum.tasks.text_parts import (
     AnySource,
     counts_of,
@@ -81,7 +82,7 @@ def look(recipe: Recipe) -> TextInputs:
     config: DecoderConfig
     if recipe.model.path is not None:
         try:
-            header = header_for_plan(recipe.model.path)
+            header = header_for_plan(model_folder(recipe))
         except InputError as error:
             raise error.located(field="model.path") from None
         folder, config, weights = header.folder, header.config, bool(header.tensors)

@@ -21,7 +21,7 @@ from modicum.data.batch import IGNORED
 from modicum.data.pair_tokenizer import PairTokenizer
 from modicum.data.text_classes import Padding, TextClassBatch
 from modicum.models import plan_headers, saving
-from modicum.models.huggingface import ModelHeader, fill_from, reader_of, resolve
+from modicum.models.huggingface import ModelHeader, fill_from, reader_of
 from modicum.models.transformers.classes import (
     begin_heads,
     check_kind,
@@ -36,6 +36,7 @@ from modicum.models.transformers.model import TransformersClassifier, build
 from modicum.recipe import Recipe
 from modicum.tasks.base import BlockSample, Data, Inputs, Task, Tensors
 from modicum.tasks.metrics import class_metrics, class_sums, right_answers
+from modicum.tasks.model_origins import model_folder
 from modicum.tasks.text_class_checks import (
     check_asked,
     classifier_shape,
@@ -136,8 +137,8 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
                 field="model.path",
             )
         check_asked(recipe)
+        folder = model_folder(recipe)
         try:
-            folder = resolve(recipe.model.path)
             check_kind(folder)
         except InputError as error:
             raise error.located(field="model.path") from None

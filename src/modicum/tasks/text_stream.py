@@ -69,8 +69,8 @@ def streamed(
 
 def shape_of(recipe: Recipe, inputs: TextInputs, tokenizer: Tokenizer) -> BlockShape:
     """How a recipe's documents become blocks."""
-    data, buffer = recipe.data, recipe.data.shuffle_buffer
-    seed = recipe.training.seed
+    data, seed = recipe.data, recipe.training.seed
+    buffer = data.shuffle_buffer or LOOK_AHEAD
     return BlockShape(
         Placing(data.sequence_length, data.boundaries, data.too_long, seed),
         tokenizer,

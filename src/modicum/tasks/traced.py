@@ -24,8 +24,10 @@ from modicum.memory.base import ActivationPolicy
 from modicum.memory.foreseen import ForeseenActivations
 from modicum.models.traced_cache import TraceRequest
 from modicum.models.traced_ledger import EvenRows, TracedModel
+from modicum.models.transformers.trusted import trust
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
+from modicum.tasks.model_origins import model_folder
 
 # What of a recipe a trace depends on.
 _SECTIONS = ("task", "adapter", "memory", "plugins")
@@ -55,6 +57,8 @@ def trace_request(
     asked["training"] = {"seed": recipe.training.seed, "precision": recipe.training.precision}
     if recipe.model.path is not None:  # adapters go with trained models alone
         asked["model"] = {"path": recipe.model.path}
+        if recipe.model.trust_remote_code:
+            asked["model"]["trust_remote_code"] = True
     row = replace(row, sequences=1, micro_batches=1)
     return TraceRequest(
         f"{__name__}:traced_model",
@@ -86,6 +90,8 @@ def traced_model(
         files: unread; they tell one trace from another.
     """
     asked, query = Recipe(**recipe), ModelQuery(**row)
+    if asked.model.trust_remote_code:
+        model_folder(asked)
     task, precision = task_of(asked), asked.training.precision
     known, half = from_plain(config), precision == "bf16"
     adapter = asked.method("adapter")
@@ -123,8 +129,10 @@ def _kept_by(recipe: Recipe, shares: Shares) -> Around:
 
 
 def _digests(recipe: Recipe) -> dict[str, str]:
-    """Digests of the files that task, adapter and policy are written in."""
+    """Digests of the files that task, adapter, policy and a trusted model are written in."""
     found = {}
+    if recipe.model.trust_remote_code:
+        found["the model's folder"] = trust(model_folder(recipe)).digest()
     for value in (task_of(recipe), recipe.method("adapter"), recipe.method("memory")):
         with suppress(TypeError, OSError):
             file = Path(inspect.getfile(type(value)))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, remove, write_json, write_text
+from modicum.models.hub_models import PREFIX, commit_of
 from modicum.recipe import Recipe, differences
 from modicum.recipe.paths import anchored
 from modicum.trainer.contents import (
@@ -189,12 +190,16 @@ class RunFolder:
     def as_begun(self, recipe: Recipe) -> Recipe:
         """The recipe with what the run that is here has settled, where it leaves that open.
 
-        That is the precision, and the fields of the adapter that training started from.
+        That is the precision, the fields of the adapter that training started from, and the commit
+        of a model of the hub.
         """
-        start = recipe.model.adapter
-        if (recipe.training.precision != "auto" and start is None) or not self.started():
+        start, path = recipe.model.adapter, recipe.model.path or ""
+        settled = recipe.training.precision != "auto" and start is None
+        if (settled and not path.startswith(PREFIX)) or not self.started():
             return recipe
         run = self.read_recipe()
+        if commit_of(path, run.model.path or ""):
+            recipe = recipe.changed(model__path=run.model.path)
         if recipe.training.precision == "auto":
             recipe = recipe.changed(training__precision=run.training.precision)
         if start is not None and start == run.model.adapter:

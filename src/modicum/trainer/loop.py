@@ -27,6 +27,7 @@ from modicum.trainer.accounts import revise_by_shares, revise_plan, start_meter,
 from modicum.trainer.best import has_stalled, keep_if_best, note_best, take_best
 from modicum.trainer.exporting import export
 from modicum.trainer.folder import PLAN, RunFolder
+from modicum.trainer.hub_weights import with_weights
 from modicum.trainer.looking import evaluate_now, write_samples
 from modicum.trainer.rank_agreement import same_model, same_setup
 from modicum.trainer.record import RunRecord
@@ -76,6 +77,7 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(peer_errors())
         signals = stack.enter_context(StopSignals())
+        plan = with_weights(plan, ranks)
         plan.task.check_weights(plan.inputs)
         for kind in plan.recipe.tracking.to:
             package(kind)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
+from modicum.linears import LowRank
 from modicum.models import ModelConfig, huggingface, load, read_config, read_header, save
 from modicum.models.transformers.config import TransformersConfig
 from modicum.models.transformers.model import TransformersDecoder, build
@@ -167,7 +168,10 @@ def test_shared_weights_that_differ_are_refused(tmp_path: Path) -> None:
     ("raw", "message"),
     [
         ({"model_type": "nobody_knows"}, "has no such model"),
-        ({"model_type": "own", "auto_map": {}}, "code in a model's folder is not run"),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}},
+            r"own folder \(own\.py\) is run with model\.trust_remote_code: true alone",
+        ),
         ({"model_type": "t5"}, "encoder–decoder"),
         ({"model_type": "vit"}, "reads images"),
         ({"model_type": "distilbert"}, "no decoder of this kind"),
@@ -203,6 +207,29 @@ def test_quantized_layers_hold_what_becomes_of_the_files_weights(name: str, tmp_
     twin = theirs(save(model, tmp_path / "dense"))
     torch.testing.assert_close(twin(IDS).logits, model(IDS), rtol=0, atol=1e-4)
     assert read_header(tmp_path / "dense").dtype == "F32"
+
+
+@torch.no_grad()
+def test_factors_are_kept_in_a_folder_of_their_own(folder: Path, tmp_path: Path) -> None:
+    plain = load(folder)
+    plan = LowRank(rank=4).plan(plain)
+    model = load(folder, linear=plan).eval()
+    small = save(model, tmp_path / "small", dense=False)
+    raw = json.loads((small / "config.json").read_text())
+    assert raw["model_type"] == f"forms_{plain.config.model_type}"
+    again = load(small).eval()
+    assert again.decoder_config.forms == plan  # type: ignore[union-attr]
+    assert torch.equal(again(IDS), model(IDS))
+    twin = theirs(save(again, tmp_path / "dense"))
+    torch.testing.assert_close(twin(IDS).logits, model(IDS), rtol=0, atol=3e-4)
+
+
+def test_blocks_of_other_widths_are_refused(tmp_path: Path) -> None:
+    raw = config_json("gpt2") | {"model_type": "forms_gpt2"}
+    raw["forms"] = {"blocks": {"transformer.h.0": {"mlp_width": 8}}}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(InputError, match=r"forms\.blocks: blocks of this type of model are as"):
+        read_config(tmp_path)
 
 
 def test_new_weights_are_a_function_of_the_seed() -> None:

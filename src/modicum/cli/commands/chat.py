@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from modicum.cli.options import RunArgument
+from modicum.cli.options import RunArgument, TrustOption
 from modicum.core.contracts.method import LARGEST_SEED
 from modicum.core.errors import InputError
 
@@ -25,12 +25,13 @@ def chat(
     plain: Annotated[
         bool, typer.Option("--plain", help="Continue text, whatever template there is.")
     ] = False,
+    trust_remote_code: TrustOption = False,
 ) -> None:
     """Let a run's model write."""
     from modicum.cli.chat import converse
     from modicum.serve import load_run
 
-    conversation = load_run(run)
+    conversation = load_run(run, trust_remote_code=trust_remote_code)
     if base:
         if conversation.adapter is None:
             raise InputError("this run has no adapter to leave out", file=run, field="--base")

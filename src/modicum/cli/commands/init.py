@@ -14,7 +14,7 @@ from modicum.cli.places import check_file
 
 def init(
     model: Annotated[
-        str | None, typer.Option(help="A model folder; without it, a new one.")
+        str | None, typer.Option(help="A model folder, or hub:OWNER/NAME; without it, a new one.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="A folder of text, a text or a file of rows.")

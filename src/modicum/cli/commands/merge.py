@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from modicum.cli.options import RunArgument
+from modicum.cli.options import RunArgument, TrustOption
 from modicum.cli.places import check_folder
 from modicum.core.errors import InputError
 
@@ -15,6 +15,7 @@ from modicum.core.errors import InputError
 def merge(
     run: RunArgument,
     out: Annotated[Path, typer.Option(help="The folder for the merged model.")],
+    trust_remote_code: TrustOption = False,
 ) -> None:
     """Fold a run's adapter into its base model.
 
@@ -27,7 +28,7 @@ def merge(
     check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
         raise InputError("there is something already; give --out a new folder", file=out)
-    model, adapter = load_adapted(run)
+    model, adapter = load_adapted(run, trust_remote_code=trust_remote_code)
     fold(model, adapter)
     files = sorted((run / "tokenizer").glob("*"))
     print(saving.save(model, out, files=files))

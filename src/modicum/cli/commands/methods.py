@@ -23,7 +23,7 @@ def methods(
     plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List every method, with the honest state it is in; or say what one is and takes."""
+    """List every method and its honest state, or say what one takes."""
     from modicum.cli.method_page import print_method
     from modicum.cli.tables import print_methods
     from modicum.core.contracts.catalog import ROOMS, catalog, find

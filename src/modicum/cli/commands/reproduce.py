@@ -20,7 +20,7 @@ def reproduce(
     tolerance: ToleranceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a run anew from what its folder says, and compare losses and weights."""
+    """Make a run anew from its folder, and compare the two."""
     from modicum.cli.verifying import reproduce_run
 
     reproduce_run(run, out, steps=steps, ranks=ranks, tolerance=tolerance, as_json=as_json)

@@ -18,7 +18,7 @@ from modicum.cli.options import (
 
 verify = typer.Typer(
     name="verify",
-    help="Check a recipe's data, whether a run resumes, or what it exported.",
+    help="Check data, whether a run resumes, or its exports.",
     no_args_is_help=True,
 )
 

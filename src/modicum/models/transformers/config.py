@@ -15,6 +15,7 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
+from modicum.models.config_checks import FORMED
 from modicum.models.transformers.kinds import HeadKind
 from modicum.models.transformers.shape import TransformersShape
 
@@ -32,10 +33,11 @@ class TransformersConfig(TransformersShape):
         """The configuration of a config.json; `file` is named in errors.
 
         Raises:
-            InputError: transformers is missing or too old, or has no such decoder of text alone.
+            InputError: transformers is missing or too old, or has no such decoder of text alone; or
+                its blocks are to be other than the model's.
         """
         try:
-            made = cls(dict(raw))
+            made = _formed(cls, raw)
             made.parameter_shapes()
             made = replace(made, packing=_shown(made._text).packing)
         except InputError as error:
@@ -85,6 +87,16 @@ class TransformersConfig(TransformersShape):
             found |= {f"{path}.{key}": size for key, size in own.items()}
         return found
 
+    def to_formed(self) -> dict[str, Any]:
+        """The config.json of a folder whose layers are in these forms, which modicum alone reads.
+
+        Its type is another, since transformers would begin what it does not find anew.
+        """
+        raw = self.to_hf()
+        names = [f"Forms{name}" for name in raw.get("architectures") or []]
+        own = {"model_type": FORMED + self.model_type, "architectures": names}
+        return raw | own | {"forms": self.forms.as_json()}
+
     def layers(self) -> Mapping[str, tuple[int, int]]:
         """Inputs and outputs of every dense linear layer, by its full name."""
         return self._facts.layers
@@ -104,6 +116,20 @@ class TransformersConfig(TransformersShape):
         raw = one_block(self.raw, vocabulary_size)
         first = self.block_prefixes()[0]
         return replace(self, raw=raw, forms=self.forms.within([first]))
+
+
+def _formed(kind: type[TransformersConfig], raw: Mapping[str, Any]) -> TransformersConfig:
+    """The configuration of a config.json that may say forms of layers, as `to_formed` wrote it."""
+    if "forms" not in raw:
+        return kind(dict(raw))
+    forms = FormPlan.from_json(raw["forms"])
+    if forms.blocks:
+        problem = "blocks of this type of model are as transformers has them"
+        raise InputError(problem, field="forms.blocks", value=raw.get("model_type"))
+    plain = {key: value for key, value in raw.items() if key != "forms"}
+    names = [str(name).removeprefix("Forms") for name in raw.get("architectures") or []]
+    named = str(raw.get("model_type")).removeprefix(FORMED)
+    return kind(plain | {"model_type": named, "architectures": names}, forms=forms)
 
 
 @dataclass(frozen=True)

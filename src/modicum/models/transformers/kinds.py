@@ -9,7 +9,13 @@ from typing import Any, Literal
 
 from modicum.core.errors import InputError
 from modicum.core.extras import library
-from modicum.models.transformers.private import classifiers, decoders, image_classifiers
+from modicum.models.transformers.private import (
+    classifiers,
+    decoders,
+    image_classifiers,
+    known_types,
+)
+from modicum.models.transformers.trusted import FLAG, named_files
 
 # What a model makes of its last block: logits of the next token, or of a text's class.
 HeadKind = Literal["tokens", "classes"]
@@ -25,9 +31,14 @@ def described(raw: Mapping[str, Any]) -> Any:
     """
     kind = raw.get("model_type")
     transformers = _transformers(kind)
-    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    known = known_types()
     if kind not in known:
-        theirs = "; code in a model's folder is not run" if "auto_map" in raw else ""
+        files = ", ".join(named_files(raw))
+        theirs = (
+            f"; the code in the model's own folder ({files}) is run with {FLAG}: true alone"
+            if files
+            else ""
+        )
         raise InputError(
             f"transformers {transformers.__version__} has no such model{theirs}",
             field="model_type",

@@ -6,7 +6,7 @@ Its names may change with any release, so they stand together, and tests run eac
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,25 @@ def image_classifiers() -> Any:
     import transformers
 
     return transformers.AutoModelForImageClassification._model_mapping
+
+
+def known_types() -> Any:
+    """The types of models that transformers has, registered ones too."""
+    import transformers
+
+    return transformers.models.auto.configuration_auto.CONFIG_MAPPING
+
+
+def register(kind: str, classes: Mapping[str, type[Any]]) -> None:
+    """Enter classes of a model into the tables, by the names of the tables."""
+    import transformers
+
+    config = classes["AutoConfig"]
+    transformers.AutoConfig.register(kind, config)
+    for name, made in classes.items():
+        if name != "AutoConfig":
+            made.config_class = config
+            getattr(transformers, name).register(config, made)
 
 
 def begin_module(model: Any, module: nn.Module) -> None:

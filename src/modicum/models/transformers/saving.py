@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,13 +18,19 @@ from modicum.models.transformers.buffers import stored_buffers
 from modicum.models.transformers.model import TransformersModel, build
 
 
-def groups(model: TransformersModel) -> list[TensorGroup]:
+def groups(model: TransformersModel, forms: FormPlan | None = None) -> list[TensorGroup]:
     """The tensors of the model's files, a block's together: what a file splits is in one block.
 
     Linear forms are written as the dense weights that they represent, shared tensors once.
+
+    Args:
+        forms: of layers whose own tensors are written instead; then all have the model's names.
     """
+    forms = forms or FormPlan()
+    named: Callable[..., dict[str, Tensor]]
+    named = (lambda _, tensors: tensors) if forms.layers else _as_saved
     with on_meta():
-        plain: Any = build(replace(model.decoder_config, forms=FormPlan()))
+        plain: Any = build(replace(model.decoder_config, forms=forms))
     shapes = dict(plain.named_parameters())
     shapes |= stored_buffers(plain)
     prefixes = [f"{model.blocks_name}.{number}." for number in range(len(model.blocks))]
@@ -36,15 +41,15 @@ def groups(model: TransformersModel) -> list[TensorGroup]:
 
     def group(own: list[str]) -> TensorGroup:
         empty = {name: torch.empty_like(shapes[name], dtype=dtype) for name in own}
-        found = _as_saved(plain, empty).items()
+        found = named(plain, empty).items()
         sizes = {name: tuple(tensor.shape) for name, tensor in found}
-        return TensorGroup(sizes, dtype.itemsize, partial(_made, model, plain, own))
+
+        def make() -> Mapping[str, Tensor]:
+            return named(plain, {name: _tensor(model, name) for name in own})
+
+        return TensorGroup(sizes, dtype.itemsize, make)
 
     return [group(own) for own in names.values() if own]
-
-
-def _made(model: TransformersModel, plain: Any, names: list[str]) -> Mapping[str, Tensor]:
-    return _as_saved(plain, {name: _tensor(model, name) for name in names})
 
 
 def _as_saved(plain: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
