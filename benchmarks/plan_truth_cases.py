@@ -13,10 +13,13 @@ from typing import Any
 from plan_truth_models import DECODERS, ENCODERS, TOKENS, sized
 
 from modicum.core.contracts.catalog import MethodRecord
+from modicum.core.errors import InputError
 from modicum.data.named_templates import END
-from modicum.recipe import SLOTS, methods_for
+from modicum.planner.choose import choices
+from modicum.recipe import SLOTS, Recipe, methods_for
 
 STEPS = 5
+TRIES = 20  # until settings go with the methods, or none do
 IMAGES, TEXT_CLASSES = 0.1, 0.15
 # Where no method asks for trained weights, a case of text has a folder's model this often.
 FROM_FOLDER = 0.4
@@ -69,7 +72,11 @@ def draw(seed: int, number: int) -> Case:
     recipe = made.pop("recipe")
     if ranks > 1 and chance.random() < 0.4:
         recipe["comm"] = _method("comm", chance)
-    _settings(recipe, ranks, chance)
+    for _ in range(TRIES):
+        settings = _settings(recipe, ranks, chance)
+        if _combine(recipe | settings, ranks):
+            break
+    recipe |= settings
     return Case(
         seed,
         number,
@@ -82,8 +89,18 @@ def draw(seed: int, number: int) -> Case:
     )
 
 
-def _method(slot: str, chance: random.Random) -> dict[str, Any]:
-    record = chance.choice(sorted(methods_for(slot).values(), key=lambda record: record.name))
+def _combine(recipe: dict[str, Any], ranks: int) -> bool:
+    """Whether no rule forbids the recipe."""
+    try:
+        return any(choices(Recipe(**recipe), "cpu", ranks))
+    except InputError:
+        return False
+
+
+def _method(slot: str, chance: random.Random, without: str = "") -> dict[str, Any]:
+    """Any method of a section, but for those with a trait."""
+    known = (record for record in methods_for(slot).values() if without not in record.info.traits)
+    record = chance.choice(sorted(known, key=lambda record: record.name))
     return {"method": record.name, **_fields(record, chance)}
 
 
@@ -139,7 +156,7 @@ def _text(ranks: int, chance: random.Random) -> dict[str, Any]:
         if chance.random() < 0.4:
             recipe["linear"] = {"method": chance.choice(["nf4", "int8"])}
     elif way != "full":
-        recipe[way] = _method(way, chance)
+        recipe[way] = _method(way, chance, without="quantized_base")
     if chance.random() < 0.6:
         recipe["optimizer"] = _method("optimizer", chance)
     if way == "full" and chance.random() < 0.15:
@@ -171,24 +188,27 @@ def _text(ranks: int, chance: random.Random) -> dict[str, Any]:
     return made
 
 
-def _settings(recipe: dict[str, Any], ranks: int, chance: random.Random) -> None:
+def _settings(recipe: dict[str, Any], ranks: int, chance: random.Random) -> dict[str, Any]:
     """Everything else that a recipe says, half of it as people leave it."""
-    training = recipe["training"]
+    training = dict(recipe["training"])
     rows = training["batch_size"] = max(training["batch_size"], 2 * ranks)
     training |= {"steps": STEPS, "learning_rate": 1e-4}
     training["precision"] = chance.choice(["fp32", "fp32", "bf16"])
     own = training.get("micro_batch_size", max(1, rows // ranks // 2))
     training["micro_batch_size"] = chance.choice(["auto", "auto", own]) if own < 64 else own
     training["recompute"] = chance.choice(["auto", "auto", "none", "blocks"])
-    training["compile"] = "blocks" if chance.random() < 0.03 else "auto"
-    recipe["parallel"] = {"strategy": chance.choice(["auto", "ddp", "fsdp", "zero"])}
-    recipe["checkpoint"] = {"every": chance.choice([2, STEPS])}
+    training["compile"] = "blocks" if chance.random() < 0.02 else "auto"
+    checkpoint: dict[str, Any] = {"every": chance.choice([2, STEPS])}
     if chance.random() < 0.3:
-        recipe["checkpoint"]["asynchronous"] = chance.choice([True, False])
-    recipe["evaluation"] = {"every": STEPS, "rows": chance.choice([4, 16])}
-    recipe["samples"] = {"count": chance.choice([0, 1])} if "task" not in recipe else {"count": 0}
-    if "task" not in recipe or recipe["task"]["method"] != "images":
-        recipe["data"] |= {"limit": "1MB"}
+        checkpoint["asynchronous"] = chance.choice([True, False])
+    made = {
+        "training": training,
+        "parallel": {"strategy": chance.choice(["auto", "ddp", "fsdp", "zero"])},
+        "checkpoint": checkpoint,
+        "evaluation": {"every": STEPS, "rows": chance.choice([4, 16])},
+        "samples": {"count": 0 if "task" in recipe else chance.choice([0, 1])},
+    }
+    return made | ({"data": recipe["data"] | {"limit": "1MB"}} if "data" in recipe else {})
 
 
 def _words(recipe: dict[str, Any], raw: dict[str, Any] | None, ranks: int) -> tuple[str, ...]:

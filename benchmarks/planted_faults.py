@@ -1,16 +1,14 @@
 """Faults that are planted in data, checkpoints and exports: which of them `modicum verify` finds.
 
-Each is put to the command that should find it, in a process of its own as a user starts it, and
-counts as found where the command ends with 5 and names it. Where nothing is planted the same
-commands must pass.
+Each is put to the command that should find it, and counts as found where the command ends with 5
+and names it. Where nothing is planted the same commands must pass. All of it runs in this process,
+also what `verify resume` does in processes of its own; `tests/verify/test_resume.py` starts those.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,11 +20,20 @@ from typing import Any
 from common import HERE, say, write_result
 from safetensors.torch import load_file, save_file
 
+from modicum.data.named_templates import NAMED
 from modicum.recipe import Recipe
 from modicum.recipe_yaml import dump
 
 sys.path.insert(0, str(HERE.parent))
-from tests.verify.conftest import as_new_process, changed_checkpoint, run, talks, values
+from tests.cli.conftest import modicum
+from tests.verify.conftest import (
+    as_new_process,
+    changed_checkpoint,
+    run,
+    stretches_here,
+    talks,
+    values,
+)
 from tests.verify.test_data import NO_END, SILENT
 from tests.verify.test_export import edit, merged
 
@@ -75,10 +82,11 @@ class World:
         recipe.write_text(dump(Recipe(**values(place, **spoilt))))
         return ["data", str(recipe)]
 
-    def template(self, place: Path, text: str, **sections: Any) -> Words:
-        """A recipe with a chat template."""
+    def template(self, place: Path, text: str, model: str | None = None) -> Words:
+        """A recipe with a chat template, perhaps on a trained model."""
         (place / "own.jinja").write_text(text)
-        return self.data(place, data={"chat_template": str(place / "own.jinja")}, **sections)
+        based = {} if model is None else {"model": {"path": model}}
+        return self.data(place, data={"chat_template": str(place / "own.jinja")}, **based)
 
     # Resume
 
@@ -122,7 +130,7 @@ class World:
             ["export", str(self.base)],
             ["export", str(self.adapted)],
         ):
-            yield Fault(f"clean: {words[0]}", lambda place, words=words: words, None)
+            yield Fault(f"clean: {words[0]}", partial(_given, words), None)
         yield Fault("clean: data", self.data, None)
         yield from self._of_data()
         for what, finding in (("moment", "gradient_norm"), ("generator", "gradient_norm"),
@@ -134,23 +142,29 @@ class World:
         yield from self._of_exports()
 
     def _of_data(self) -> Iterator[Fault]:
-        silent, trained = json.dumps(SILENT) + "\n", {"model": {"path": str(self.base)}}
+        silent = json.dumps(SILENT) + "\n"
         yield Fault("duplicates", partial(self.data, train=talks(10)), "duplicates")
         yield Fault("validation is trained on", partial(self.data, held=talks(1)), "overlap")
         yield Fault("empty answers", partial(self.data, train=silent), "silent")
         yield Fault("missing end of text", partial(self.template, text=NO_END), "unended")
-        other = partial(self.template, text=OTHER_TEMPLATE + "{{ eos_token }}", **trained)
+        text = NAMED["chatml"].source.replace("<|im_start|>", "<|im_start|> ")
+        other = partial(self.template, text=text, model=str(self.base))
         yield Fault("other template", other, "chat_template")
 
     def _of_exports(self) -> Iterator[Fault]:
         nothing = partial(self.against, change=lambda folder: None)
         yield Fault("wrong merge scale", partial(nothing, scale=0.5), "logits")
         words = ["export", str(self.adapted), "--against", str(self.base / "model")]
-        yield Fault("adapter not applied", lambda place: words, "logits")
+        yield Fault("adapter not applied", partial(_given, words), "logits")
         yield Fault("changed base", self.other_base, "base")
         yield Fault("missing EOS in the export", partial(self.against, change=endless), "eos")
         other = partial(self.against, change=other_template)
         yield Fault("other template in the export", other, "chat_template")
+
+
+def _given(words: Words, place: Path) -> Words:
+    """Words that need nothing in a place."""
+    return words
 
 
 def stale_moment(folder: Path) -> None:
@@ -182,16 +196,15 @@ def put(fault: Fault, place: Path) -> dict[str, Any]:
     """What the command makes of a fault."""
     place.mkdir()
     words = fault.plant(place)
-    command = [sys.executable, "-m", "modicum", "verify", *words, "--json"]
-    own = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=own, check=False)
-    whats = [each["what"] for each in json.loads(done.stdout)["findings"]] if done.stdout else []
+    with stretches_here():
+        done = modicum("verify", *words, "--json")
+    whats = [each["what"] for each in json.loads(done.out)["findings"]] if done.out else []
     expected = 0 if fault.finding is None else 5
     named = fault.finding in whats if fault.finding else not whats
     row = {"fault": fault.name, "command": f"modicum verify {words[0]}", "expected": fault.finding,
-           "findings": whats, "found": done.returncode == expected and named}  # fmt: skip
+           "findings": whats, "found": done.code == expected and named}  # fmt: skip
     if not row["found"]:
-        row["said"] = f"{done.returncode}: {done.stderr.strip()[-500:]}"
+        row["said"] = f"{done.code}: {done.err.strip()[-500:]}"
     say(f"{'as it should be' if row['found'] else 'NOT FOUND':16} {fault.name}: {', '.join(whats)}")
     return row
 

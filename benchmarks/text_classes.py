@@ -9,10 +9,12 @@ the same tokens. Their strength of regularisation is chosen by folds of the trai
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,12 @@ from modicum.data.library_functions import SIDES, write_functions
 from modicum.models.package_folders import package_folder
 
 METHODS = ("full", "lora")
+TITLES = {
+    "full": "full",
+    "lora": "LoRA",
+    "frozen_vectors": "regression on frozen mean vectors",
+    "token_counts": "regression on counts of tokens",
+}
 STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 FOLDS = 4
 
@@ -61,7 +69,6 @@ def features(
     rows: dict[str, list[dict[str, str]]], model: Path, length: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Counts of tokens, and mean vectors of the frozen encoder: of both sides a matrix each."""
-    from scipy.sparse import csr_array
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -72,7 +79,7 @@ def features(
         texts = [row["text"] for row in own]
         made = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
         found = [np.bincount(ids, minlength=len(tokenizer)) for ids in made]
-        counts[side] = csr_array(np.log1p(np.stack(found)))
+        counts[side] = _library("scipy.sparse").csr_array(np.log1p(np.stack(found)))
         vectors[side] = np.concatenate([
             mean_vectors(encoder, tokenizer, texts[start : start + 32], length)
             for start in range(0, len(texts), 32)
@@ -92,23 +99,49 @@ def mean_vectors(encoder: Any, tokenizer: Any, texts: list[str], length: int) ->
 
 def regression(rows: dict[str, list[dict[str, str]]], matrices: dict[str, Any]) -> dict[str, float]:
     """Accuracy and macro F1 of the logistic regression that does best over folds of files."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import accuracy_score, f1_score
-    from sklearn.model_selection import GridSearchCV, GroupKFold
-
     labels = {side: [row["label"] for row in own] for side, own in rows.items()}
     files = [row["file"] for row in rows["train"]]
-    search = GridSearchCV(
-        LogisticRegression(max_iter=2000), {"C": list(STRENGTHS)}, cv=GroupKFold(FOLDS)
-    )
+    model = _library("sklearn.linear_model").LogisticRegression(max_iter=2000)
+    choice = _library("sklearn.model_selection")
+    folds = choice.GroupKFold(FOLDS)
+    search = choice.GridSearchCV(model, {"C": list(STRENGTHS)}, cv=folds)
     search.fit(matrices["train"], labels["train"], groups=files)
     said = search.predict(matrices["validation"])
-    truth = labels["validation"]
+    truth, measures = labels["validation"], _library("sklearn.metrics")
     return {
         "C": search.best_params_["C"],
-        "accuracy": round(float(accuracy_score(truth, said)), 4),
-        "macro_f1": round(float(f1_score(truth, said, average="macro")), 4),
+        "accuracy": round(float(measures.accuracy_score(truth, said)), 4),
+        "macro_f1": round(float(measures.f1_score(truth, said, average="macro")), 4),
     }
+
+
+def tables(
+    curves: dict[str, list[list[dict[str, Any]]]], baselines: dict[str, dict[str, float]]
+) -> dict[str, str]:
+    """The figures as tables for the page: over the updates, and at the end."""
+    curve = ["| accuracy in % after updates | full | LoRA |", "| --- | --- | --- |"]
+    for points in zip(*curves["full"], *curves["lora"], strict=True):
+        parts = (points[: len(curves["full"])], points[len(curves["full"]) :])
+        cells = (_percent([point["accuracy"] for point in part]) for part in parts)
+        curve.append(f"| {points[0]['step']} | {' | '.join(cells)} |")
+    rows = {TITLES[name]: [run[-1] for run in runs] for name, runs in curves.items()}
+    rows |= {TITLES[name]: [found] for name, found in baselines.items()}
+    end = ["| at the end, in % | accuracy | macro F1 |", "| --- | --- | --- |"]
+    for title, found in rows.items():
+        cells = (_percent([each[key] for each in found]) for key in ("accuracy", "macro_f1"))
+        end.append(f"| {title} | {' | '.join(cells)} |")
+    return {"curve": "\n".join(curve), "end": "\n".join(end)}
+
+
+def _percent(shares: list[float]) -> str:
+    """The mean of some shares in percent, and their range where they differ."""
+    low, middle, high = (f"{100 * each:.1f}" for each in (min(shares), fmean(shares), max(shares)))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def _library(name: str) -> Any:
+    """A library that has no types."""
+    return importlib.import_module(name)
 
 
 def main() -> None:
@@ -133,6 +166,8 @@ def main() -> None:
         baselines = {name: regression(rows, own) for name, own in features(rows, base, length)}
         say(f"{baselines}")
     counts = {side: len(own) for side, own in rows.items()}
+    for table in tables(curves, baselines).values():
+        say(f"\n{table}")
     settings = {"model": shipped.model.path, "tokens": length, "rows": counts}
     write_result("text_classes", {"baselines": baselines, "curves": curves}, settings)
 

@@ -43,7 +43,8 @@ def modicum(*arguments: str | Path) -> Ended:
     """Run a command in this process."""
     from modicum.cli.main import run
 
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out, err = io.StringIO(), io.StringIO()
+    code: Any = 0
     before = signal.getsignal(signal.SIGTERM)
     argv = ["modicum", *map(str, arguments)]
     # A rank leaves its process at once, which here is the tests'.

@@ -1,4 +1,4 @@
-"""The page on classes of texts: its commands and code run, its tables are the committed result."""
+"""The page on classes of texts: its commands and its code run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import pytest
@@ -18,52 +17,13 @@ from modicum.recipe_yaml import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "how-to" / "classify-texts.md").read_text(encoding="utf-8")
-RESULT = ROOT / "benchmarks" / "results" / "text_classes.json"
 BLOCKS = re.findall(r"^```(console|bash|python)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-NAMES = {"full": "full", "lora": "LoRA"}
-BASELINES = {
-    "frozen_vectors": "regression on frozen mean vectors",
-    "token_counts": "regression on counts of tokens",
-}
 SHORT = [
     "training.steps=1",
     "training.batch_size=2",
     "evaluation.rows=4",
     "training.warmup_steps=0",
 ]
-
-
-def percent(values: list[float]) -> str:
-    """The mean of some shares, and their range where they differ."""
-    low, middle, high = (f"{100 * each:.1f}" for each in (min(values), mean(values), max(values)))
-    return middle if low == high else f"{middle} ({low} to {high})"
-
-
-def tables(result: dict[str, Any]) -> dict[str, str]:
-    """The tables of the page; if one changed: paste what this gives of the result."""
-    curves = result["curves"]
-    curve = ["| accuracy in % after updates | full | LoRA |", "| --- | --- | --- |"]
-    for number, row in enumerate(curves["full"][0]):
-        cells = [percent([run[number]["accuracy"] for run in curves[name]]) for name in NAMES]
-        curve.append(f"| {row['step']} | {' | '.join(cells)} |")
-    end = ["| at the end, in % | accuracy | macro F1 |", "| --- | --- | --- |"]
-    for name, title in NAMES.items():
-        cells = [
-            percent([run[-1][key] for run in curves[name]]) for key in ("accuracy", "macro_f1")
-        ]
-        end.append(f"| {title} | {' | '.join(cells)} |")
-    for name, title in BASELINES.items():
-        found = result["baselines"][name]
-        end.append(
-            f"| {title} | {' | '.join(percent([found[k]]) for k in ('accuracy', 'macro_f1'))} |"
-        )
-    return {"curve": "\n".join(curve), "end": "\n".join(end)}
-
-
-@pytest.mark.committed
-def test_the_tables_are_the_committed_result() -> None:
-    for name, table in tables(json.loads(RESULT.read_text())).items():
-        assert f"<!-- table: {name} -->\n\n{table}\n\n" in TEXT, table
 
 
 @pytest.mark.committed

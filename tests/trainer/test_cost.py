@@ -40,8 +40,8 @@ def costly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every save keeps training waiting for 2 s, as the clock says it."""
     save = Session.save
 
-    def slow(session: Session) -> None:
-        save(session)
+    def slow(session: Session, **options: Any) -> None:
+        save(session, **options)
         session.stalled = 2.0
 
     monkeypatch.setattr(Session, "save", slow)
@@ -99,8 +99,8 @@ def slow_on_the_second(ranks: Ranks, values: dict[str, Any], folder: Path) -> st
     """Train as a rank, of which the second waits for its saves for longer."""
     save = Session.save
 
-    def slow(session: Session) -> None:
-        save(session)
+    def slow(session: Session, **options: Any) -> None:
+        save(session, **options)
         session.stalled = 1.0 + session.ranks.rank
 
     with pytest.MonkeyPatch.context() as patched:

@@ -66,15 +66,24 @@ def quick() -> Iterator[None]:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def here() -> Iterator[None]:
     """Stretches of a run are done in this process, not in one of their own."""
+    with stretches_here():
+        yield
+
+
+@contextmanager
+def stretches_here() -> Iterator[None]:
+    """Stretches of a run are done in this process."""
 
     def start(stretch: Stretch) -> None:
         with as_new_process():
             run_stretch(stretch, Ranks())
 
-    for module in ("resume", "reproduction"):
-        monkeypatch.setattr(f"modicum.verify.{module}.launched", start)
+    with pytest.MonkeyPatch.context() as patched:
+        for module in ("resume", "reproduction"):
+            patched.setattr(f"modicum.verify.{module}.launched", start)
+        yield
 
 
 @contextmanager

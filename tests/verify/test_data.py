@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.verify.conftest import talks, values
@@ -20,7 +21,7 @@ NO_END = (
 SILENT = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": ""}]}
 
 
-def verified(folder: Path, **sections: dict[str, object]) -> Verification:
+def verified(folder: Path, **sections: dict[str, Any]) -> Verification:
     return verify_data(modicum.Recipe(**values(folder, **sections)))
 
 

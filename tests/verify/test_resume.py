@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from pool import Pool
+from tests.cli.conftest import command as command
 from tests.verify.conftest import as_new_process, changed_checkpoint, run, values
 from torch import Tensor
 
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
+from modicum.trainer.folder import RunFolder
 from modicum.verify import Verification, verify_resume
 from modicum.verify.stretch import Stretch, run_stretch
 
@@ -243,3 +245,36 @@ def test_runs_on_several_ranks_are_verified_on_as_many_and_on_fewer(
     fewer = verify_resume(tmp_path / "run", steps=3, ranks=1)
     assert fewer.passed, fewer.findings
     assert not checks(fewer)["compared"]["exact"]
+
+
+# Processes
+
+
+def test_a_stretch_is_read_as_it_was_written(tmp_path: Path) -> None:
+    stretch = Stretch(tmp_path / "run", 7, tmp_path / "traces", (5, 7), 2, True)
+    stretch.save(tmp_path / "file")
+    assert Stretch.load(tmp_path / "file") == stretch
+    (tmp_path / "file").write_text("{}")
+    with pytest.raises(InputError, match="is no stretch of a run"):
+        Stretch.load(tmp_path / "file")
+
+
+@pytest.mark.expensive
+def test_processes_of_their_own_pass_and_say_once_what_is_wrong(spoilt: Path, modicum: Any) -> None:
+    ended = modicum("verify", "resume", spoilt, "--steps", "3", "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["passed"]
+    recipe = spoilt / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("sequence_length: 64", "sequence_length: 48"))
+    ended = modicum("verify", "resume", spoilt, "--steps", "3")
+    assert ended.code == 2
+    assert ended.out == ""
+    [cost, message] = ended.err.splitlines()
+    assert cost.startswith("from a checkpoint of step 4")
+    assert "the data has changed since this run began" in message
+    assert not list(spoilt.glob(".stretch*"))
+
+
+def test_a_run_in_use_is_refused(spoilt: Path) -> None:
+    with RunFolder(spoilt).locked(), pytest.raises(InputError, match="is in use"):
+        verify_resume(spoilt)

@@ -11,7 +11,7 @@ from modicum.data.arrow_rows import row_of
 from modicum.data.hub import loaded, said_by_datasets
 from modicum.data.json_rows import DataRow
 
-State = dict[str, Any]
+HubState = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class HubStream:
     spelling: str
 
     def opened(
-        self, skip: int = 0, state: State | None = None
-    ) -> tuple[Iterator[DataRow], Callable[[], State | None]]:
+        self, skip: int = 0, state: HubState | None = None
+    ) -> tuple[Iterator[DataRow], Callable[[], HubState | None]]:
         """The rows after the first `skip`, and what gives the state after the row that came last.
 
         Args:
@@ -50,7 +50,7 @@ class HubStream:
         return rows(), lambda: _plain(stream.state_dict())
 
 
-def _plain(state: State) -> State | None:
+def _plain(state: HubState) -> HubState | None:
     """The state, if it is the same when it comes from JSON; else rows are counted."""
     try:
         return state if json.loads(json.dumps(state)) == state else None

@@ -17,7 +17,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.data.encoding import LeftOut
 from modicum.data.fitting import PackingCounts
 from modicum.data.mixed_rows import summed
-from modicum.data.stream_block import Block, BlockPart, BlockReader, BlockShape
+from modicum.data.stream_block import BlockPart, BlockReader, BlockShape, RowBlock
 from modicum.data.stream_reader import Place, StreamReader
 
 
@@ -38,7 +38,7 @@ class RowStream:
 
     def __init__(self, reader: StreamReader, shape: BlockShape, ranks: Ranks) -> None:
         self.reader, self.shape, self.ranks = reader, shape, ranks
-        self._blocks: deque[Block] = deque()
+        self._blocks: deque[RowBlock] = deque()
         self._saved: list[Mapping[str, Any]] = []
         self._source: BlockReader | None = None
         self._ahead: Future[BlockPart] | None = None
@@ -63,7 +63,7 @@ class RowStream:
         while not self._blocks or self._blocks[-1].stop < stop:
             self._load(first)
 
-    def block(self, row: int) -> Block:
+    def block(self, row: int) -> RowBlock:
         """The block that a row is in, which `reach` has brought.
 
         Raises:
@@ -117,7 +117,7 @@ class RowStream:
             error = found
         self._agree(error)
         assert part is not None
-        block = Block.of(part, self.shape, self._first, self.ranks)
+        block = RowBlock.of(part, self.shape, self._first, self.ranks)
         if self._expected is not None and block.digest != self._expected:
             raise InputError(
                 "the data has changed since this run began; put it back as it was, or start a new "
@@ -138,7 +138,7 @@ class RowStream:
         if met is not None:
             raise BrokenStream(met) from error
 
-    def _count(self, block: Block) -> None:
+    def _count(self, block: RowBlock) -> None:
         self._rows_of_epoch += len(block.order)
         if block.last and not self._rows_of_epoch:
             raise InputError(

@@ -132,7 +132,7 @@ class Source:
         if self.hub is not None:
             found, after = self.hub.opened(skip, state)
             unmade = read_rows(found, None, self.title, self.rows.document)
-            return (each._replace(state=after) for each in unmade)
+            return (Unmade(each.size, each.make, after) for each in unmade)
         file = self.files[number]
         if file.row_kind is not None:
             rows = rows_of(file.path, file.row_kind, skip=skip, used=self.rows.used)

@@ -140,12 +140,12 @@ class BlockReader:
             number, size = number + 1, size + unmade.size
             self.place = after
             if number == self.shape.documents or size >= BLOCK_BYTES:
-                self.place = after._replace(hub=unmade.state())
+                self.place = Place(*after[:4], unmade.state())
             self._next = next(self._documents, None)
 
 
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """Some rows of a stream.
 
     Args:
@@ -168,7 +168,7 @@ class Block:
     arrays: TokenArrays
 
     @classmethod
-    def of(cls, part: BlockPart, shape: BlockShape, first: int, ranks: Ranks) -> Block:
+    def of(cls, part: BlockPart, shape: BlockShape, first: int, ranks: Ranks) -> RowBlock:
         """The block of all ranks' parts; they call this together."""
         arrays = _gathered(part, shape, ranks)
         rows = _packed(arrays, shape, part.number)

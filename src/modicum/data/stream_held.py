@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.readers import Document
-from modicum.data.stream_block import Block, BlockPart, BlockShape
+from modicum.data.stream_block import BlockPart, BlockShape, RowBlock
 from modicum.data.stream_reader import Place
 from modicum.data.text_rows import StoreRows
 
@@ -39,4 +39,4 @@ def held_rows(
         pass
     numbers = array("q", range(writer.documents))
     part = BlockPart(Place(), Place(), 0, True, numbers, writer)
-    return Block.of(part, shape, 0, Ranks()).rows
+    return RowBlock.of(part, shape, 0, Ranks()).rows

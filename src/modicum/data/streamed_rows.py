@@ -16,7 +16,7 @@ from modicum.data.mixed_order import quotas, turns
 from modicum.data.mixed_rows import summed
 from modicum.data.row_stream import RowStream
 from modicum.data.sampler import Sampler
-from modicum.data.stream_block import Block
+from modicum.data.stream_block import RowBlock
 from modicum.data.text_rows import StoreRows, TextRows
 
 # In so many rows each source has its share, to the row.
@@ -126,7 +126,7 @@ class StreamedRows(TextRows):
     def _where(self, index: int) -> tuple[StoreRows, int]:
         """The rows of the block that a row is in, and its place among them."""
         source, number = self._turn(index)
-        block: Block = self.streams[source].block(number)
+        block: RowBlock = self.streams[source].block(number)
         assert block.rows is not None
         return block.rows, int(block.order[number - block.first])
 

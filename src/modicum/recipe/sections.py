@@ -174,8 +174,8 @@ class DataSection(Section):
     """Whether rows are read, tokenized and packed as training asks for them, instead of once before
     it: for data that is larger than the disk, or that comes over the network."""
     shuffle_buffer: PositiveInt | None = None
-    """Of a stream, how many documents are read at a time, packed and shuffled; null means 4,096, and
-    1 that rows come in the order of the data."""
+    """Of a stream, how many documents are read at a time, packed and shuffled; null means 4,096; 1
+    means that rows come in the order of the data."""
 
     @model_validator(mode="after")
     def _sources_are_weighed_alike(self) -> DataSection:

@@ -9,6 +9,8 @@ from modicum.core.errors import InputError
 if TYPE_CHECKING:
     from modicum.recipe.recipe import Recipe
 
+_LOOKS = "looks at data before training, and a stream begins with it; set data.streaming to false"
+
 
 def check_streaming(recipe: Recipe) -> None:
     """Refuse what needs all of the data at once.
@@ -22,24 +24,33 @@ def check_streaming(recipe: Recipe) -> None:
             problem = "is for data that is streamed; set data.streaming to true, or leave this out"
             raise InputError(problem, field="data.shuffle_buffer", value=data.shuffle_buffer)
         return
-    bare = any(each.weight is None for each in data.sources)
-    asked: dict[str, str | bool] = {
-        "task.method": (recipe.task or {}).get("method", "causal_lm") != "causal_lm"
-        and "streams text to write alone; leave data.streaming out",
-        "training.epochs": recipe.training.epochs is not None
-        and "how many rows a stream has is not known before all of it was read; give "
-        "training.steps instead",
-        "data.sources.0.weight": bare
-        and "how many rows a stream has is not known, so what is streamed is mixed by weight; "
-        "give each source one",
-        "compress.method": recipe.compress is not None
-        and "looks at data before training, and a stream begins with it; set data.streaming to "
-        "false, or compress in a run of its own",
-        "adapter.method": recipe.adapter is not None
-        and "prepares_from_data" in recipe.methods()["adapter"].traits(recipe.fields("adapter"))
-        and "looks at data before training, and a stream begins with it; set data.streaming to "
-        "false, or take another adapter",
-    }
-    for field, refused in asked.items():
-        if isinstance(refused, str):
-            raise InputError(refused, field=field)
+    for field, asked, problem in (
+        (
+            "task.method",
+            (recipe.task or {}).get("method", "causal_lm") != "causal_lm",
+            "streams text to write alone; leave data.streaming out",
+        ),
+        (
+            "training.epochs",
+            recipe.training.epochs is not None,
+            "how many rows a stream has is not known before all of it was read; give "
+            "training.steps instead",
+        ),
+        (
+            "data.sources.0.weight",
+            any(each.weight is None for each in data.sources),
+            "how many rows a stream has is not known, so what is streamed is mixed by weight; "
+            "give each source one",
+        ),
+        ("compress.method", recipe.compress is not None, f"{_LOOKS}, or compress in another run"),
+        ("adapter.method", _looks_first(recipe), f"{_LOOKS}, or take another adapter"),
+    ):
+        if asked:
+            raise InputError(problem, field=field)
+
+
+def _looks_first(recipe: Recipe) -> bool:
+    """Whether the adapter looks at data before the first update."""
+    if recipe.adapter is None:
+        return False
+    return "prepares_from_data" in recipe.methods()["adapter"].traits(recipe.fields("adapter"))

@@ -5,9 +5,11 @@ Large files are links: what the trainer writes anew replaces a link, and never w
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +38,17 @@ def begun_run(path: str | Path) -> RunFolder:
     """The folder of a run.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or a process is at work on it.
     """
     folder = RunFolder(Path(path))
     if not folder.path.is_dir() or not folder.started():
         raise InputError("holds no run; give the folder of one", file=folder.path)
+    with suppress(FileNotFoundError), open(folder.path / "lock", encoding="utf-8") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = "is in use, and changes meanwhile; stop it first, its state is saved then"
+            raise InputError(problem, file=folder.path) from None
     return folder
 
 

@@ -6,6 +6,7 @@ and taken up by a new process. What differs first is what the checkpoint has los
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 from modicum.checkpoint import Checkpoint, CheckpointStore, Damaged
 from modicum.core.errors import InputError
 from modicum.core.progress import StageProgress
-from modicum.core.units import format_duration
+from modicum.core.units import format_bytes, format_duration
 from modicum.trainer.folder import METRICS, RunFolder
 from modicum.verify.compared import first_differences, relative, result_differences, tensor_distance
 from modicum.verify.copies import begun_run, copied, ranks_of
@@ -27,6 +28,8 @@ from modicum.verify.traces import StepTrace, results
 
 # Steps before the stop: optimizers have state then, and what runs in the first step alone is over.
 BEFORE = 2
+# Of the state: of each of three parts two states, and two checkpoints that the trainer keeps.
+COPIES = 12
 # How far losses and weights may be apart on another number of ranks, over themselves: sums are in
 # another order there.
 TOLERANCES = {"fp32": 1e-3, "bf16": 1e-2}
@@ -120,7 +123,17 @@ class ResumeTrial:
             ranks or of_run, allowed if tolerance is None else tolerance,
         )  # fmt: skip
         trial.findings += damaged
+        if trial.disk_bytes > (free := shutil.disk_usage(work).free):
+            problem = f"copies of the state take up to {format_bytes(trial.disk_bytes)}, and "
+            problem += f"{format_bytes(free)} are free; name a larger folder in TMPDIR"
+            raise InputError(problem, file=work)
         return trial
+
+    @property
+    def disk_bytes(self) -> int:
+        """What copies of the state take at most, by the checkpoint that both begin with."""
+        folder = CheckpointStore(self.run.path / "checkpoints").path(self.begin)
+        return COPIES * sum(file.stat().st_size for file in folder.glob("*") if self.begin)
 
     @property
     def cost(self) -> str:
@@ -134,9 +147,10 @@ class ResumeTrial:
         ranks = f" on {self.ranks} ranks" if self.ranks > 1 else ""
         if self.others != self.ranks:
             ranks = f" on {self.ranks} and then {self.others} ranks"
+        disk = f"up to {format_bytes(self.disk_bytes)} of disk, " if self.disk_bytes else ""
         return (
             f"from {of}: {count} steps{ranks}{took}, and three starts; "
-            "in copies, the run's folder is not touched"
+            f"{disk}in copies, the run's folder is not touched"
         )
 
     def parts(self) -> list[tuple[str, Callable[[], None]]]:

@@ -83,8 +83,9 @@ def write_model(
 ) -> Path:
     """Write a model, its tokenizer and its chat template as one GGUF file, atomically.
 
-    At its peak it takes the model and two tensors more; of a decoder of transformers, a block more.
-    Adapters that are attached are not in it: merge them first. Norms and biases are fp32 in every file.
+    At its peak it takes the model and two tensors more; of a decoder of transformers, a block
+    more. Adapters that are attached are not in it: merge them first. Norms and biases are fp32 in
+    every file.
 
     Args:
         dtype: of the matrices; `q8_0` is 8 bits with an fp16 scale for each 32 numbers of a row,
