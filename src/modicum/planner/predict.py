@@ -205,7 +205,7 @@ class Predictor:
         traced = model.traces is not None
         largest = task.largest_bytes(config, shape)
         # What a policy makes of large tensors are small ones.
-        plain = shares is None and not choice.recompute
+        plain = shares is None
         large = task.large_share(config, shape, MAPPED_FROM) if plain else 0.0
         spent = ledger + state
         return Prediction(choice, spent, total, trainable, frozen, half, traced, largest, large)
