@@ -62,7 +62,7 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
     """A plan's row as two tables' rows: its choices (field, value, why) and its costs (what, how
     much, remark)."""
     choices: list[TableRow] = [
-        (choice.get("field"), choice.get("value"), choice.get("why"))
+        (choice.get("field"), _cell(choice.get("value")), choice.get("why"))
         for choice in plan.get("choices") or ()
         if isinstance(choice, Mapping)
     ]
