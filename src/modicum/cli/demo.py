@@ -70,7 +70,8 @@ def show_functions(folder: Path) -> None:
 def _command() -> str:
     """What to type for modicum: the environment of a checkout is on the PATH only if activated."""
     called = Path(sys.argv[0])
-    return str(called) if called.name == "modicum" and shutil.which("modicum") is None else "modicum"
+    typed = called.name == "modicum" and shutil.which("modicum") is None
+    return str(called) if typed else "modicum"
 
 
 def _finish(command: list[str]) -> int:
