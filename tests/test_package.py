@@ -118,11 +118,15 @@ def test_constraints_hold_exact_versions_and_no_index(file: str) -> None:
     assert all(re.fullmatch(r"[\w.-]+==[\w.!]+", line) for line in entries)
 
 
+# They ask a server, or read what the page's commands made: these files run their code.
+ELSEWHERE = {
+    "serve": "tests/cli/test_serve.py",
+    "classify-texts": "tests/cli/test_classify_page.py",
+}
 PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.expensive] if "m.train(" in text else [])
     for page in sorted((ROOT / "docs").rglob("*.md"))
-    if "```python" in (text := page.read_text(encoding="utf-8"))
-    and page.stem != "serve"  # it asks a server, which tests/cli/test_serve.py starts
+    if "```python" in (text := page.read_text(encoding="utf-8")) and page.stem not in ELSEWHERE
 ]
 
 
@@ -133,6 +137,10 @@ def test_python_in_the_documentation_runs(
     monkeypatch.chdir(tmp_path)  # pages may write files
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     exec(compile("\n".join(blocks), page.name, "exec"), {})
+
+
+def test_what_runs_elsewhere_is_there() -> None:
+    assert all((ROOT / file).is_file() for file in ELSEWHERE.values())
 
 
 def test_dear_tests_are_sampled_by_their_names_and_the_seed(pytestconfig: pytest.Config) -> None:

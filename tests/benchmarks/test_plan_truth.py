@@ -33,25 +33,26 @@ def row(name: str, error: float, refused: bool = False, held: float = 0.9) -> di
 
 
 def test_a_case_is_a_function_of_seed_and_number_and_all_methods_are_drawn(bench) -> None:
-    cases = [bench.cases.draw(3, number) for number in range(400)]
+    cases = [bench.cases.draw(3, number) for number in range(120)]
     assert cases[7] == bench.cases.draw(3, 7)
     assert cases[7] != bench.cases.draw(4, 7)
     drawn = {case.recipe[slot]["method"] for case in cases for slot in SLOTS if slot in case.recipe}
     assert drawn == {name for slot in SLOTS for name in methods_for(slot)}
     assert {case.ranks for case in cases} == {1, 2}
     kinds = {case.raw["model_type"] for case in cases if case.raw is not None}
-    assert {"llama", "gpt2", "gemma", "qwen2", "bert"} < kinds
+    assert "llama" in kinds
+    assert len(kinds) > 12
     assert all(0.7 <= case.factor <= 1.4 for case in cases)
 
 
 def test_most_of_what_is_drawn_is_a_recipe(bench) -> None:
     refused = []
-    for number in range(100):
+    for number in range(50):
         try:
             Recipe(**bench.cases.draw(5, number).recipe)
         except InputError as error:
             refused.append(str(error))
-    assert len(refused) < 20, refused
+    assert len(refused) < 5, refused
 
 
 def test_models_of_all_architectures_have_the_size_that_was_asked_for(bench) -> None:

@@ -86,6 +86,22 @@ def test_of_what_comes_and_goes_the_allocator_keeps_small_blocks_and_gives_large
     assert process(MAPPED_FROM, 0.0) == process(MAPPED_FROM, 0.0, staged=False) + 30
 
 
+def test_nothing_is_kept_next_to_large_activations():
+    ledger = Ledger.of(
+        Entry("weight", 100),
+        Entry("activation", 40, ("forward", "loss", "backward")),
+        Entry("workspace", 60, ("backward",)),
+    )
+
+    def process(share: float) -> int:
+        made = Prediction(Choice(1, 1, False), ledger, 1, 1, 0, False, False, MAPPED_FROM, share)
+        return made.process_bytes(1000, 0.5)
+
+    assert process(1.0) == 1000 + 100 + 100
+    assert process(0.5) == 1000 + 100 + 100 + 10
+    assert process(0.0) == 1000 + 100 + 150
+
+
 @given(st.floats(0, 1), st.integers(1, 8))
 def test_a_process_holds_at_least_its_tensors(kept, rows):
     recipe = Recipe(model={"layers": 2, "width": 64}, data={"sequence_length": 2048})

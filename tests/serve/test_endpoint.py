@@ -6,17 +6,19 @@ import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tests.serve.conftest import CONTEXT, MESSAGES, Folders, eventually, running
+from tests.serve.test_in_turns import drained, tokens
 
 from modicum.data.tokenizer import Tokenizer
 from modicum.serve import load_run
 from modicum.serve.in_turns import InTurns
 from modicum.serve.served_models import ServedModels
-from modicum.serve.tokens import EngineEvent, Failed
+from modicum.serve.tokens import EngineEvent, Failed, TokenRequest
 
 openai = pytest.importorskip("openai")
 
@@ -139,6 +141,17 @@ def test_an_answer_ends_by_a_stop_a_limit_or_the_context(client: Any) -> None:
     full = text(client, max_tokens=10**6)
     assert full.usage.total_tokens <= CONTEXT
     assert full.choices[0].finish_reason in ("length", "stop")
+
+
+def test_an_answer_ends_at_the_model_s_end(served: ServedModels) -> None:
+    engine = InTurns(served.model, served.adapters)
+    prompt = (3, 7, 1)
+    engine.submit(TokenRequest("free", prompt, 8))
+    free = tokens(drained(engine)["free"])
+    with running(replace(served, ends=frozenset({free[5]}))) as url:
+        found = text(ask_at(url), "base", prompt=list(prompt), max_tokens=8)
+    assert found.choices[0].finish_reason == "stop"
+    assert found.usage.completion_tokens == free.index(free[5])
 
 
 def test_log_probabilities_are_of_the_tokens_of_the_text(client: Any) -> None:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+import tokenizers
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from modicum.data.tokenizer import Tokenizer
@@ -33,6 +34,21 @@ def test_pieces_are_the_text_before_the_first_stop(
     assert found == text[: len(found)]
 
 
+@pytest.fixture(scope="module")
+def with_bytes() -> Tokenizer:
+    """As SentencePiece's: blanks before words, and bytes for characters that it does not know."""
+    words = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "o", "b", "e"]
+    model = tokenizers.models.BPE(
+        {word: place for place, word in enumerate(words)}, [], byte_fallback=True
+    )
+    inner = tokenizers.Tokenizer(model)
+    decoders = tokenizers.decoders
+    inner.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    steps = (decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0))
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), *steps])
+    return Tokenizer(inner, 0)
+
+
 @given(ids=st.lists(st.integers(0, 289), max_size=120))
 @same_tokenizer
 def test_any_tokens_give_what_they_give_in_one(tokenizer: Tokenizer, ids: list[int]) -> None:
@@ -40,6 +56,15 @@ def test_any_tokens_give_what_they_give_in_one(tokenizer: Tokenizer, ids: list[i
     found = "".join(map(stream.add, ids)) + stream.finish()
     assert found == tokenizer.decode(ids)
     assert stream.length == len(found)
+
+
+@given(text=st.text(st.sampled_from("to be日é"), min_size=30, max_size=150))
+@example(text="日" * 60)
+@same_tokenizer
+def test_long_runs_of_bytes_stay_characters(with_bytes: Tokenizer, text: str) -> None:
+    stream, ids = TextStream(with_bytes), with_bytes.encode(text)
+    found = "".join(map(stream.add, ids)) + stream.finish()
+    assert found == with_bytes.decode(ids) == text.removeprefix(" ")
 
 
 def test_what_may_begin_a_stop_is_held_back(tokenizer: Tokenizer) -> None:

@@ -107,6 +107,8 @@ def test_ledger_row_and_trial() -> None:
     less = asked.ledger(config, shape, shares=Shares(0.1, 0.03))
     assert less.bytes("activation", "loss") < plain.bytes("activation", "loss")
     assert asked.largest_bytes(config, shape) == 6 * 6 * 32 * 32 * 4
+    shares = [asked.large_share(config, shape, size) for size in (1, 100_000, 10**9)]
+    assert shares[0] == 1 > shares[1] > shares[2] == 0
     with pytest.raises(InputError, match="without an adapter"):
         asked.ledger(config, shape, adapted=object())
     batch = asked.rows(seed=0)[0].worst(3)

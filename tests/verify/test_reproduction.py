@@ -11,7 +11,7 @@ import pytest
 from tests.verify.conftest import changed_checkpoint, run, talks, values
 
 from modicum.core.errors import InputError
-from modicum.verify import Verification, reproduce
+from modicum.verify import Verification, reproduce, verify_resume
 
 
 def checks(done: Verification) -> dict[str, dict[str, Any]]:
@@ -130,3 +130,17 @@ def test_what_cannot_be_made_anew_is_refused(spoilt: Path, base: Path, tmp_path:
     (spoilt / "metrics.jsonl").write_text("")
     with pytest.raises(InputError, match="has done no step"):
         reproduce(spoilt)
+
+
+@pytest.mark.expensive
+def test_streams_resume_and_are_made_anew_without_digests_of_their_files(
+    clean: Path, base: Path, here: None, tmp_path: Path
+) -> None:
+    stream = {"streaming": True, "tokenizer": str(base / "tokenizer"), "shuffle_buffer": 16}
+    made = values(clean)
+    folder = run(made | {"data": made["data"] | stream}, tmp_path / "run")
+    assert json.loads((folder / "run.json").read_text())["inputs"]["data"] == {}
+    assert verify_resume(folder, steps=3).passed
+    said: list[str] = []
+    assert reproduce(folder, steps=4, say=said.append).passed
+    assert "its data is streamed" in said[0]

@@ -136,7 +136,7 @@ class Interrupted(ModicumError):
 
 
 class FoundWanting(ModicumError):
-    """Something was checked and did not pass (`check`, `verify`, `drill`, `promises`)."""
+    """Something was checked and did not pass (`check`, `verify`, `reproduce`, ...)."""
 
     exit_code = 5
 

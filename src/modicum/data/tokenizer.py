@@ -11,20 +11,19 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modicum.core.errors import InputError, nearest
-from modicum.core.files import read_json, read_text, write_text
+from modicum.core.errors import InputError
+from modicum.core.files import read_text, write_text
 from modicum.data.chat_template import ChatTemplate, own_template
 from modicum.data.named_templates import END
+from modicum.data.tokenizer_files import CONFIGURATION, MODEL, end_of_text, model_file
 
 if TYPE_CHECKING:
     import tokenizers
 
 _BYTES = 256  # each is a token; with an end, the smallest vocabulary has one more
-_MODEL, _CONFIGURATION = "tokenizer.json", "tokenizer_config.json"
 # Kept next to the model as they were found, so that a saved tokenizer is the one that was loaded.
 _TEMPLATE = "chat_template.jinja"
-_COMPANIONS = (_CONFIGURATION, "special_tokens_map.json", _TEMPLATE)
-_OTHER_KINDS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
+_COMPANIONS = (CONFIGURATION, "special_tokens_map.json", _TEMPLATE)
 # Text is encoded in pieces of about this many characters: bounds the scratch memory, and gives
 # every core something to do on a long document.
 _PIECE = 1 << 17
@@ -111,7 +110,7 @@ class Tokenizer:
             "pad_token": end,
             "clean_up_tokenization_spaces": False,
         }
-        companions = {_CONFIGURATION: json.dumps(configuration, indent=2) + "\n"}
+        companions = {CONFIGURATION: json.dumps(configuration, indent=2) + "\n"}
         if template is not None:
             companions[_TEMPLATE] = template.source
         return cls(inner, inner.token_to_id(end), companions)
@@ -126,7 +125,7 @@ class Tokenizer:
         """
         file = Path(path).expanduser()
         if file.is_dir():
-            file = _model_file(file)
+            file = model_file(file)
         elif not file.is_file():
             raise InputError("there is no such tokenizer file or folder", file=file)
         library = _library()
@@ -139,20 +138,20 @@ class Tokenizer:
             raise InputError(f"this is no tokenizer: {error}", file=file) from error
         beside = ((name, file.parent / name) for name in _COMPANIONS)
         companions = {name: read_text(there) for name, there in beside if there.is_file()}
-        return cls(inner, _find_end(file, inner), companions)
+        return cls(inner, end_of_text(file, inner), companions)
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and its companions, as `transformers.AutoTokenizer` loads them."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        configuration = json.loads(self.companions.get(_CONFIGURATION, "{}"))
+        configuration = json.loads(self.companions.get(CONFIGURATION, "{}"))
         companions = self.companions
         if not configuration.get("eos_token"):
             configuration["eos_token"] = self.token(self.eos_id)
-            companions = companions | {_CONFIGURATION: json.dumps(configuration, indent=2) + "\n"}
+            companions = companions | {CONFIGURATION: json.dumps(configuration, indent=2) + "\n"}
         for name, text in companions.items():
             write_text(folder / name, text)
-        write_text(folder / _MODEL, self.inner.to_str(pretty=True))
+        write_text(folder / MODEL, self.inner.to_str(pretty=True))
 
     @cached_property
     def vocabulary_size(self) -> int:
@@ -256,54 +255,3 @@ def _library() -> Any:
             "tokenizers is not installed, and reading text needs it: pip install modicum[cli]"
         ) from error
     return tokenizers
-
-
-def _model_file(folder: Path) -> Path:
-    if (folder / _MODEL).is_file():
-        return folder / _MODEL
-    other = [name for name in _OTHER_KINDS if (folder / name).is_file()]
-    if other:
-        raise InputError(
-            f"the folder has {other[0]} but no {_MODEL}; convert it once with "
-            "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
-            file=folder,
-        )
-    raise InputError(f"this is no tokenizer folder: it has no {_MODEL}", file=folder)
-
-
-def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    value = read_json(file)
-    if not isinstance(value, dict):
-        raise InputError("this holds no JSON object", file=file)
-    return value
-
-
-def _find_end(file: Path, inner: tokenizers.Tokenizer) -> int:
-    for name in (_CONFIGURATION, "special_tokens_map.json"):
-        spelled = _json(file.parent / name).get("eos_token")
-        word = spelled.get("content") if isinstance(spelled, dict) else spelled
-        if isinstance(word, str):
-            end = inner.token_to_id(word)
-            if end is None:
-                raise InputError(
-                    "this end-of-text token is not in the vocabulary",
-                    file=file.parent / name,
-                    field="eos_token",
-                    value=word,
-                    candidates=inner.get_vocab(with_added_tokens=True),
-                )
-            return end
-    for name in ("generation_config.json", "config.json"):
-        number = _json(file.parent / name).get("eos_token_id")
-        number = number[0] if isinstance(number, list) and number else number
-        if isinstance(number, int) and inner.id_to_token(number) is not None:
-            return number
-    guess = nearest(END, (t.content for t in inner.get_added_tokens_decoder().values()))
-    raise InputError(
-        "nothing here says which token ends a text; write it into tokenizer_config.json, "
-        f'for instance {{"eos_token": "{guess or "</s>"}"}}',
-        file=file,
-        field="eos_token",
-    )

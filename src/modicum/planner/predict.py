@@ -72,6 +72,7 @@ class Prediction:
         half: whether matrix products are in bf16.
         traced: whether the model's part is traced; if not, it is arithmetic.
         largest_bytes: of the largest tensor of a step.
+        large_share: the part of the activations in tensors that are mapped on their own.
     """
 
     choice: Choice
@@ -82,6 +83,7 @@ class Prediction:
     half: bool
     traced: bool = False
     largest_bytes: int = 0
+    large_share: float = 0.0
 
     @property
     def peak_bytes(self) -> int:
@@ -137,10 +139,17 @@ class Prediction:
         return max(sizes[phase] - lasting - self._mapped_bytes(phase) for phase in PHASES)
 
     def _mapped_bytes(self, phase: Phase) -> int:
-        """Bytes in tensors that are mapped on their own: work on what the model gives, if large."""
-        if self.largest_bytes < MAPPED_FROM or phase not in ("evaluation", "forward", "loss"):
+        """Bytes in tensors that are mapped on their own: large activations, and work on large ones.
+
+        In the backward pass of the first block that is work on activations, if these are large.
+        """
+        if self.largest_bytes < MAPPED_FROM:
             return 0
-        return self.ledger.bytes("workspace", phase)
+        kept = round(self.large_share * self.ledger.bytes("activation", phase))
+        works = phase in ("evaluation", "forward", "loss")
+        if works or (phase == "backward" and self.large_share):
+            kept += self.ledger.bytes("workspace", phase)
+        return kept
 
 
 def predict(recipe: Recipe, config: Any, choice: Choice, device: str = "cpu") -> Prediction:
@@ -195,7 +204,11 @@ class Predictor:
         frozen = parts.frozen_bytes if recipe.adapter is not None else 0
         traced = model.traces is not None
         largest = task.largest_bytes(config, shape)
-        return Prediction(choice, ledger + state, total, trainable, frozen, half, traced, largest)
+        # What a policy makes of large tensors are small ones.
+        plain = shares is None and not choice.recompute
+        large = task.large_share(config, shape, MAPPED_FROM) if plain else 0.0
+        spent = ledger + state
+        return Prediction(choice, spent, total, trainable, frozen, half, traced, largest, large)
 
     def adapted_layers(self, recipe: Recipe, config: Any) -> list[str]:
         """The last names of the layers that the recipe's adapter changes, in order."""

@@ -55,8 +55,7 @@ class TextStream:
         new = text[len(self._known) :]
         self._known = text
         if len(self._ids) > 2 * _WINDOW:
-            self._ids = self._ids[-_WINDOW:]
-            self._known = self._tokenizer.decode(self._ids)
+            self._shorten()
         return self._released(new)
 
     def finish(self) -> str:
@@ -67,6 +66,13 @@ class TextStream:
         if not self.stopped:
             rest, self._held = rest + self._held, ""
         return rest
+
+    def _shorten(self) -> None:
+        """Forget tokens whose text was given out, but not within a character."""
+        kept = self._ids[-_WINDOW:]
+        text = self._tokenizer.decode(kept)
+        if self._known.endswith(text):
+            self._ids, self._known = kept, text
 
     def _released(self, new: str) -> str:
         """Of what is held and what is new, that which is no beginning of a stop string."""

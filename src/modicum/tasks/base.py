@@ -225,6 +225,13 @@ class Task(ABC, Generic[M, B, I]):
         """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
         return 0
 
+    def large_share(self, config: Any, shape: ModelQuery, size: int) -> float:
+        """The part of the saved activations in tensors of at least `size` bytes.
+
+        An allocator maps these one by one, and gives them back. 0 where blocks save many tensors.
+        """
+        return 0.0
+
     def held(self, config: Any, item_bytes: int) -> Mapping[str, Tensors]:
         """Of each parameter, the tensors that represent it: how many rows, and bytes of one.
 

@@ -63,7 +63,7 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
 
     def data_files(self, recipe: Recipe, inputs: TextInputs) -> Iterable[Path]:
         """Those of all sources."""
-        return text.data_files(inputs)
+        return text.data_files(recipe, inputs)
 
     def survey(self, recipe: Recipe, inputs: TextInputs) -> Mapping[str, Any]:
         """Rows, tokens and too long examples: of all data where that is little, else about."""

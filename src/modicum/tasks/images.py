@@ -188,6 +188,12 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         images = torch.zeros(shape.positions, config.channels, config.size, config.size)
         return ImageBatch(images, torch.zeros(shape.positions, dtype=torch.int64))
 
+    def large_share(self, config: ConvNetConfig, shape: ModelQuery, size: int) -> float:
+        """Of what convolutions, ReLU and pooling save, a tensor each."""
+        blocks = [ConvBlockBytes(config, shape, number) for number in range(len(config.widths))]
+        saved = [each for block in blocks for each in (block.values, block.signs, block.indices)]
+        return sum(each for each in saved if each >= size) / max(sum(saved), 1)
+
     def largest_bytes(self, config: ConvNetConfig, shape: ModelQuery) -> int:
         """Of what a convolution makes."""
         return max(

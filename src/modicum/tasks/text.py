@@ -65,8 +65,10 @@ class TextData(Data[Batch]):
     tokenizer: Tokenizer
 
 
-def data_files(inputs: TextInputs) -> list[Path]:
-    """The files that the text is read from."""
+def data_files(recipe: Recipe, inputs: TextInputs) -> list[Path]:
+    """The files that the text is read from; none of a stream, which nobody reads in full."""
+    if recipe.data.streaming:
+        return []
     other = inputs.validation_source
     every = (*parts_of(inputs.source), *(() if other is None else (other,)))
     return [file.path for source in every for file in source.files]

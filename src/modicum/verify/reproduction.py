@@ -234,6 +234,8 @@ def _differences(
     for name, value in there[-1].items():
         if name != "after_step" and here.get(name) != value:
             yield f"{name} was {value}, here it is {here.get(name, 'not set')}"
+    if run.read_recipe().data.streaming:
+        yield "its data is streamed, and nobody has read all of it to know whether it has changed"
     if here["device"] != "cpu":
         yield "an accelerator's kernels may add in another order each time"
     sizes = {
