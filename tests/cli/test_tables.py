@@ -82,6 +82,8 @@ def test_a_plan_says_what_why_and_cost() -> None:
     }
     choices, costs = plan_tables(plan)
     assert choices == [("training.micro_batch_size", 4, "keeps the budget")]
+    said = {"choices": [{"field": "checkpoint.asynchronous", "value": True, "why": "it fits"}]}
+    assert plan_tables(said)[0] == [("checkpoint.asynchronous", "yes", "it fits")]
     assert costs == [
         ("parameters", "10", ""),
         ("tensors", "500 MB", "at the peak"),

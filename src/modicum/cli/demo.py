@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -50,7 +51,7 @@ def run_demo(runs: Path, progress: str) -> None:
     print(f"\nthe demo took {format_duration(time.perf_counter() - start)}")
     for name, _ in PARTS:
         print(f"report: {runs / name / 'report.html'}")
-    print(f"let it write: modicum chat {runs / PARTS[1][0]} --prompt 'async def '")
+    print(f"let it write: {_command()} chat {runs / PARTS[1][0]} --prompt 'async def '")
 
 
 def show_functions(folder: Path) -> None:
@@ -64,6 +65,13 @@ def show_functions(folder: Path) -> None:
     for side, rows in write_functions(folder).items():
         print(f"wrote {folder / side}.jsonl: {rows:,} functions")
     print("next:  modicum train functions-lora")
+
+
+def _command() -> str:
+    """What to type for modicum: the environment of a checkout is on the PATH only if activated."""
+    called = Path(sys.argv[0])
+    typed = called.name == "modicum" and shutil.which("modicum") is None
+    return str(called) if typed else "modicum"
 
 
 def _finish(command: list[str]) -> int:
@@ -115,7 +123,9 @@ def _show_choices(folder: Path) -> None:
     own = f"{format_bytes(base)} for Python and torch here, and " if base else ""
     print(f"\n{folder.name}: its budget was {own}{format_bytes(budget - base)} for the run, so")
     for choice in plan["choices"]:
-        print(f"    {choice['field']} is {choice['value']}: {choice['why']}")
+        value = choice["value"]
+        shown = ("no", "yes")[value] if isinstance(value, bool) else value
+        print(f"    {choice['field']} is {shown}: {choice['why']}")
 
 
 def _show_samples(folder: Path) -> None:

@@ -62,7 +62,7 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
     """A plan's row as two tables' rows: its choices (field, value, why) and its costs (what, how
     much, remark)."""
     choices: list[TableRow] = [
-        (choice.get("field"), choice.get("value"), choice.get("why"))
+        (choice.get("field"), _yes_or_no(choice.get("value")), choice.get("why"))
         for choice in plan.get("choices") or ()
         if isinstance(choice, Mapping)
     ]
@@ -230,6 +230,10 @@ def print_json(value: Any, stream: TextIO | None = None) -> None:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
+
+
+def _yes_or_no(value: Any) -> Any:
+    return _cell(value) if isinstance(value, bool) else value
 
 
 def _compact(value: Any) -> str:

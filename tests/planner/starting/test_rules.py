@@ -49,6 +49,7 @@ def test_enough_is_held_out_and_not_more(documents: int, examples: bool, part: f
 def test_how_often_and_how_long() -> None:
     assert rules.epochs(52_000)[0] == 3
     assert rules.epochs(100_000)[0] == 1
+    assert "such as 20" in rules.epochs(900, new=True)[1]
     assert rules.steps(16_000, 16)[0] == 1000
     assert rules.steps(160, 16)[0] == 40  # four times
     assert [rules.checkpoint_every(s)[0] for s in (9, 7200, 1e6, None)] == ["1m", "5m", "15m", "5m"]

@@ -213,6 +213,15 @@ def test_a_new_model_on_conversations_says_its_template(talk: Path) -> None:
     assert start(None, str(talk)).recipe.data.chat_template == "chatml"
 
 
+def test_conversations_of_a_new_model_are_counted_with_the_templates_tokens(talk: Path) -> None:
+    made = start(None, str(talk))
+    # Four marks, four ends of lines, roles and words; spelled in letters the marks alone are 20.
+    assert made.data["longest"] < 20
+    assert made.plan is not None
+    steps = made.plan.row()["steps"]
+    assert f"of about {steps:,} updates" in reasons(made)["training.warmup_steps"]
+
+
 @pytest.mark.parametrize(
     ("method", "model", "said"),
     [("lorra", "m", "Did you mean 'lora'"), ("lora", None, "there is none")],

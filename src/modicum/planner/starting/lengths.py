@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from modicum.data.chat_template import ChatTemplate
 from modicum.data.encoding import encode
 from modicum.data.readers import Document
 from modicum.data.source_mix import SourceMix
@@ -69,7 +70,8 @@ def measured(
     """
     documents, complete = sampled(source)
     if tokenizer is None:
-        tokenizer = _guessed(documents, vocabulary_size)
+        template = source.rows.template if source.rows.conversations else None
+        tokenizer = _guessed(documents, vocabulary_size, template)
     tokens = sorted(len(each.ids) for each in encode(tokenizer, documents))
     count = len(documents)
     if not complete:
@@ -79,27 +81,31 @@ def measured(
     return Lengths(tuple(tokens), count, complete), tokenizer
 
 
-def _guessed(documents: list[Document], vocabulary_size: int) -> Tokenizer:
+def _guessed(
+    documents: list[Document], vocabulary_size: int, template: ChatTemplate | None
+) -> Tokenizer:
+    # Without the template its marks would count as many tokens each, not as one.
     some, size = [], 0
     for document in documents:
         some.append(document.text[:TRAINED_ON_BYTES])
         size += len(document.text)
         if size > TRAINED_ON_BYTES:
             break
-    return Tokenizer.train(iter(some), vocabulary_size)
+    return Tokenizer.train(iter(some), vocabulary_size, template=template)
 
 
 def row_length(lengths: Lengths, context: int | None) -> tuple[int, str]:
     """Tokens in a row of examples, and why.
 
     >>> row_length(Lengths((20, 30, 130), 3, True), 2048)
-    (192, '99 % of the rows have at most 130 tokens, the longest 130')
+    (192, '99 % of the documents have at most 130 tokens, the longest 130')
     """
     wanted, longest = lengths.quantile(HELD), lengths.tokens[-1]
     length = max(LEAST, -(-wanted // STEP) * STEP)
-    why = f"99 % of the rows have at most {wanted:,} tokens, the longest {longest:,}"
+    why = f"99 % of the documents have at most {wanted:,} tokens, the longest {longest:,}"
     if context is not None and length > context:
-        return context, f"the model's context; {lengths.longer(context):.1%} of the rows are longer"
+        longer = lengths.longer(context)
+        return context, f"the model's context; {longer:.1%} of the documents are longer"
     return length, why
 
 

@@ -49,10 +49,12 @@ def batch_size(rows: int) -> tuple[int, str]:
     return size, "sequences in an update; so few, since there are few rows"
 
 
-def epochs(examples: int) -> tuple[int, str]:
+def epochs(examples: int, *, new: bool = False) -> tuple[int, str]:
     """How often examples are gone through."""
     if examples > _MANY_ROWS:
         return 1, "many rows: once is enough to begin with"
+    if new:
+        return 3, "to see that it learns; a new model needs more, such as 20, to know its examples"
     return 3, "as Alpaca's 52,000 rows were; watch the validation loss, fewer may do"
 
 

@@ -93,7 +93,7 @@ def start(
     _describe_data(draft, inputs, lengths)
     _set_rows(draft, inputs, lengths, model is None)
     counts = task_of(draft.recipe()).survey(draft.recipe(), replace(inputs, tokenizer=tokenizer))
-    updates = _set_updates(draft, counts, lengths.documents, inputs.source.continuous)
+    updates = _set_updates(draft, inputs, counts, lengths.documents, model is None)
     adapter = choose_method(draft, inputs, method, dtype) if model is not None else None
     _set_schedule(draft, inputs, updates, adapter, model is None)
     draft.take_asked()
@@ -219,12 +219,11 @@ def _model_facts(draft: Draft, inputs: TextInputs, dtype: str | None) -> dict[st
 def _describe_data(draft: Draft, inputs: TextInputs, lengths: Lengths) -> None:
     if "data.path" not in draft.settings:
         return  # several sources, which were asked for
-    what = "documents" if inputs.source.continuous else "rows"
     count = f"{lengths.documents:,}" if lengths.exact else f"about {lengths.documents:,}"
     median, longest = lengths.quantile(0.5), lengths.tokens[-1]
     path = draft.settings["data.path"]
     here = f"{path.why}; " if path.why else ""
-    why = f"{here}{what}: {count}, the median {median:,} tokens, the longest {longest:,}"
+    why = f"{here}documents: {count}, the median {median:,} tokens, the longest {longest:,}"
     draft.set("data.path", path.value, why)
 
 
@@ -243,16 +242,18 @@ def _set_rows(draft: Draft, inputs: TextInputs, lengths: Lengths, new: bool) -> 
         draft.set("data.validation_fraction", part, why)
 
 
-def _set_updates(draft: Draft, counts: Mapping[str, Any], documents: int, continuous: bool) -> int:
+def _set_updates(
+    draft: Draft, inputs: TextInputs, counts: Mapping[str, Any], documents: int, new: bool
+) -> int:
     """Set batch size and how long the run is; its updates, about."""
     rows = max(1, int(counts["rows"]))
     batch = int(draft.set("training.batch_size", *rules.batch_size(rows)))
     draft.set("training.micro_batch_size", "auto", "how many at a time: the planner's choice")
-    if continuous and "training.epochs" not in draft.asked:
+    if inputs.source.continuous and "training.epochs" not in draft.asked:
         return int(draft.set("training.steps", *rules.steps(rows, batch)))
     if "training.steps" in draft.asked:
         return int(draft.set("training.steps", 0, ""))
-    return int(draft.set("training.epochs", *rules.epochs(documents)) * rows / batch) or 1
+    return int(draft.set("training.epochs", *rules.epochs(documents, new=new)) * rows / batch) or 1
 
 
 def _set_schedule(
