@@ -193,7 +193,7 @@ def _shares(sources: int, weights: Sequence[float] | None) -> list[int]:
         return [CYCLE]
     if weights is None:
         raise InputError(
-            "how many rows a stream has is not known, so sources that are streamed have weights",
+            "how many rows a stream has is not known, so sources of a stream must have weights",
             field="data.sources.0.weight",
             allowed="a weight of each source",
         )
