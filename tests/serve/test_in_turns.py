@@ -59,6 +59,21 @@ def test_requests_get_what_they_get_alone(served: ServedModels) -> None:
     assert [len(each) for each in greedy] == [5] * 4
 
 
+def test_another_engine_may_have_changed_the_adapter(served: ServedModels) -> None:
+    first, second = (InTurns(served.model, served.adapters) for _ in range(2))
+    found = []
+    for engine, name in (
+        (first, "default"),
+        (second, "added-1"),
+        (second, None),
+        (first, "default"),
+    ):
+        engine.submit(TokenRequest("one", PROMPTS[0], 8, adapter=name, temperature=0.0, seed=0))
+        found.append(tokens(drained(engine)["one"]))
+    assert found[0] == found[3]
+    assert found[0] not in found[1:3]
+
+
 def test_greedy_tokens_are_those_of_full_passes(served: ServedModels) -> None:
     """What is cached of the adapter's keys and values is not another adapter's."""
     engine = InTurns(served.model, served.adapters)

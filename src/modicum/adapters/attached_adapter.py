@@ -185,6 +185,11 @@ class AttachedAdapter(Attachment):
         for parameter in self.parameters():
             parameter.requires_grad_(False)
 
+    @property
+    def active(self) -> bool:
+        """Whether it is in use, next to the weights: on all of its sites, or on none."""
+        return self.name in self._wearer(next(iter(self.sites))).active
+
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """The model without this adapter, for the length of a `with` block."""

@@ -44,7 +44,6 @@ class InTurns:
         self._model, self._adapters, self._at_once = model, dict(adapters or {}), at_once
         self._waiting: deque[TokenRequest] = deque()
         self._running: dict[str, _Running] = {}
-        self._active: tuple[str | None] | None = None  # which adapter is; None: not known
 
     @property
     def requests(self) -> int:
@@ -79,16 +78,15 @@ class InTurns:
             yield request.id, event
 
     def _use(self, name: str | None) -> None:
-        """Have one adapter active, or none."""
-        if self._active == (name,):
+        """Have one adapter active, or none; who else has the model may have changed that."""
+        active = {each for each, adapter in self._adapters.items() if adapter.active}
+        if active == ({name} - {None}):
             return
-        self._active = None  # until it is done
         if name is not None:
             self._adapters[name].activate(alone=True)
         else:
             for adapter in self._adapters.values():
                 adapter.deactivate()
-        self._active = (name,)
 
 
 class _Running:
