@@ -24,7 +24,7 @@ TUNABLES = {
     "glibc.malloc.trim_threshold": 256 * 2**20,
 }
 _OWN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
-_COMMANDS = ("train", "plan", "bench")
+_COMMANDS = ("train", "plan", "init", "bench", "verify", "reproduce")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # the interpreter's own
 
 
