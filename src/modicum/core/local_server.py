@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -83,3 +84,17 @@ class KnownHosts:
             await refusal(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+
+def announcing(uvicorn: Any, ready: Callable[[], object]) -> Any:
+    """uvicorn's class of servers, which calls `ready` once it hears requests and signals.
+
+    If people knew of it before, they could press Ctrl-C when nothing hears it.
+    """
+
+    class Announcing(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            ready()
+
+    return Announcing

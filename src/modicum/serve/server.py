@@ -8,7 +8,7 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.extras import library
-from modicum.core.local_server import is_loopback
+from modicum.core.local_server import announcing, is_loopback
 from modicum.serve.engine_thread import EngineThread
 from modicum.serve.in_turns import InTurns
 from modicum.serve.served_models import ServedModels
@@ -76,19 +76,18 @@ def serve(
         lifespan="off",
         timeout_graceful_shutdown=2,
     )
-    ready()
     try:
-        _ending(uvicorn, thread)(config).run(sockets=[listener])
+        _ending(uvicorn, thread, ready)(config).run(sockets=[listener])
     except KeyboardInterrupt:
         return
     finally:
         thread.close()
 
 
-def _ending(uvicorn: Any, thread: EngineThread) -> Any:
+def _ending(uvicorn: Any, thread: EngineThread, ready: Callable[[], object]) -> Any:
     """uvicorn's server, which ends open answers before it waits for their ends."""
 
-    class Ending(uvicorn.Server):
+    class Ending(announcing(uvicorn, ready)):  # type: ignore[misc]
         async def shutdown(self, sockets: Any = None) -> None:
             thread.close(wait=0)
             await super().shutdown(sockets)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modicum.core.extras import library
-from modicum.core.local_server import KnownHosts, address, listening
+from modicum.core.local_server import KnownHosts, address, announcing, listening
 from modicum.report.watch.followed import FollowedRuns
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def watch(
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
-        ready(f"{address(host, listener)}/")
         try:
-            uvicorn.Server(config).run(sockets=[listener])
+            server = announcing(uvicorn, lambda: ready(f"{address(host, listener)}/"))(config)
+            server.run(sockets=[listener])
         except KeyboardInterrupt:
             return
 
