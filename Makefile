@@ -16,6 +16,7 @@ SMALLER_TORCH := on Linux, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/
 
 # Which sample of the tests `make test` runs where it knows no commit that passed: another one for
 # each commit, the same for all who test that commit.
+ONE_IN ?= 2
 SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo 0)
 
 # Tests run in two to four processes of one thread each, so that they never fight over the cores.
@@ -37,8 +38,8 @@ test: install ## the tests that changes since the last commit that passed can re
 test-rest: install ## the tests that the sample leaves out
 	@$(PYTEST) --rest-of=$(SEED)
 
-test-more: install ## a seeded half of what the sample leaves out
-	@$(PYTEST) --rest-of=$(SEED) --one-in=2
+test-more: install ## of what the sample leaves out a seeded half, or one in ONE_IN
+	@$(PYTEST) --rest-of=$(SEED) --one-in=$(ONE_IN)
 
 test-all: install ## every test: about an hour on two cores
 	@$(PYTEST)
@@ -105,8 +106,9 @@ benchmarks: install ## side by side with peers; a while
 matrix: install ## the demo and some tests under up to twenty changes; two hours
 	@env -u OMP_NUM_THREADS $(BIN)/python benchmarks/matrix.py
 
-fuzz: install ## spoilt inputs of all kinds, ten minutes of them: no stack trace, no hang, one message
+fuzz: install ## spoilt inputs of all kinds, ten minutes, and adapters' folders: no stack trace, no hang, one message
 	@env -u OMP_NUM_THREADS $(BIN)/python benchmarks/fuzz.py --write
+	@$(BIN)/python benchmarks/fuzz_adapters.py --write
 
 install: $(VENV)/.installed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from random import Random
 from typing import Any
 
 from fuzz_mutations import VALUES, WORDS, content, place, value
+from fuzz_tensors import spoil
 
 from modicum.recipe import SLOTS, Recipe, methods_for
 
@@ -147,14 +149,20 @@ def _models(random: Random) -> Case:
 
 
 def _adapters(random: Random) -> Case:
+    """Commands on an adapter's run: on its own adapter, or on one of any method and format."""
     words = random.choice((_chat("adapted"), ["merge", "adapted", "--out", "merged"]))
-    inside = random.choice(("adapter", "adapter", "adapter", "tokenizer"))
-    return Case(
-        "adapter",
-        words,
-        make=lambda random, world: _some(random, world / "adapted" / inside, ("*",)),
-        outputs=("merged",),
-    )
+    of_any = random.random() < 0.7
+
+    def make(random: Random, world: Path) -> str:
+        inside = world / "adapted" / ("adapter" if of_any else "tokenizer")
+        if not of_any:
+            return _some(random, inside, ("*",))
+        other = random.choice(sorted((world / "adapters").iterdir()))
+        shutil.rmtree(inside)
+        shutil.copytree(other, inside)
+        return f"{other.name}: {spoil(random, inside)}"
+
+    return Case("adapter", words, make=make, outputs=("merged",))
 
 
 def _runs(random: Random) -> Case:

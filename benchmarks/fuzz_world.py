@@ -8,8 +8,19 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from modicum.adapters.attached_adapter import Form
+from modicum.adapters.base import Adapter
+from modicum.adapters.travel import travel_of
+from modicum.core.contracts.catalog import catalog
+from modicum.models import huggingface
+from modicum.proofs.contracts.adapters.subjects import attached, stir
 
 NEW = """\
 model: {layers: 1, width: 16, heads: 2, vocabulary_size: 280}
@@ -50,6 +61,13 @@ class Mine(Method):
     )
     rank: PositiveInt = 2
 '''
+# As the first step of a model that has seen little has few directions.
+_FIELDS: dict[str, dict[str, Any]] = {"lora_sb": {"rank": 2}}
+# Further forms of methods: what is kept in full next to factors, the order that PEFT's files have.
+_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lora-also": ("lora", {"also": ("*norm",)}),
+    "randlora-rank": ("randlora", {"pairing": "rank"}),
+}
 Stamps = dict[str, tuple[int, ...]]
 
 
@@ -85,6 +103,38 @@ def make(folder: Path, environment: Mapping[str, str]) -> None:
         done = subprocess.run(command, cwd=folder, env=dict(environment), check=False)
         if done.returncode:
             raise SystemExit(f"{name}.yaml is no valid recipe any more: exit {done.returncode}")
+    base = folder / "new" / "model"
+    save_adapters(lambda: huggingface.load(base), folder / "adapters", base_model=str(base))
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An adapter's folder: of which method, in which format."""
+
+    name: str
+    path: Path
+    form: Form
+
+
+def save_adapters(
+    model: Callable[[], nn.Module], folder: Path, base_model: str | None = None
+) -> list[Folder]:
+    """A folder of every method, as tiny as it is on tiny models, in each format that holds it."""
+    records = {n: r for n, r in sorted(catalog().items()) if r.room == "adapters"}
+    subjects: dict[str, tuple[Any, dict[str, Any]]]
+    subjects = {name: (record.load(), _FIELDS.get(name, {})) for name, record in records.items()}
+    subjects |= {name: (records[of].load(), fields) for name, (of, fields) in _VARIANTS.items()}
+    found = []
+    for name, (kind, fields) in subjects.items():
+        assert issubclass(kind, Adapter)
+        adapter = stir(attached(kind, model(), seed=5, **fields))
+        forms: list[Form] = ["modicum"]
+        forms += ["peft"] if travel_of(adapter).form in ("lora", "peft") else []
+        for form in forms:
+            path = folder / f"{name}-{form}"
+            adapter.save(path, form=form, base_model=base_model)
+            found.append(Folder(name, path, form))
+    return found
 
 
 def restore(world: Path, template: Path) -> None:

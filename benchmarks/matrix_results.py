@@ -136,7 +136,7 @@ def _gist(problem: str | Mapping[str, str] | Sequence[str]) -> str:
 
 
 def machines(result: Mapping[str, Any]) -> str:
-    """README's sentence on machines: what ran and passed, what failed, what was not run."""
+    """README's lines on machines: what ran and passed, what failed, what was not run."""
     outcomes = result.get("rows", ())
     passed = [outcome["claim"] for outcome in outcomes if outcome.get("ok")]
     if not passed:
@@ -145,10 +145,15 @@ def machines(result: Mapping[str, Any]) -> str:
     not_run = [f"{o['claim']} ({o['not_run']})" for o in outcomes if "not_run" in o]
     machine = result["machine"]
     where = f"{result['system']} ({machine['processor']}, {_cores(result['cores'])})"
-    text = f"Tested on {where}, {result['when'][:10]}, with {'; '.join(passed)}."
-    for words, names in (("Fails there with", failed), ("Not run there", not_run)):
-        text += f" {words}: {'; '.join(names)}." if names else ""
-    return text + " `make matrix` runs this on your machine.\n"
+    ran = len(passed) + len(failed)
+    text = (
+        f"Tested on {where}, {result['when'][:10]}: the demo and a part of the tests pass in "
+        f"{len(passed)} of {ran} settings. `make matrix` runs this on your machine.\n\n"
+        "<details><summary>The settings</summary>\n\n"
+    )
+    for words, names in (("passes", passed), ("fails", failed), ("not run", not_run)):
+        text += "".join(f"- {words}: {name}\n" for name in names)
+    return text + "\n</details>\n"
 
 
 def _cores(count: int) -> str:

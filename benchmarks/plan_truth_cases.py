@@ -97,9 +97,12 @@ def _combine(recipe: dict[str, Any], ranks: int) -> bool:
         return False
 
 
-def _method(slot: str, chance: random.Random, without: str = "") -> dict[str, Any]:
-    """Any method of a section, but for those with a trait."""
-    known = (record for record in methods_for(slot).values() if without not in record.info.traits)
+def _method(
+    slot: str, chance: random.Random, without: str = "", only: str | None = None
+) -> dict[str, Any]:
+    """Any method of a section, but for those with a trait, or of those with one."""
+    known = [record for record in methods_for(slot).values() if without not in record.info.traits]
+    known = [record for record in known if only is None or only in record.info.traits]
     record = chance.choice(sorted(known, key=lambda record: record.name))
     return {"method": record.name, **_fields(record, chance)}
 
@@ -154,7 +157,7 @@ def _text(ranks: int, chance: random.Random) -> dict[str, Any]:
     if way == "adapter":
         recipe["adapter"] = _method("adapter", chance)
         if chance.random() < 0.4:
-            recipe["linear"] = {"method": chance.choice(["nf4", "int8"])}
+            recipe["linear"] = _method("linear", chance, only="quantized_base")
     elif way != "full":
         recipe[way] = _method(way, chance, without="quantized_base")
     if chance.random() < 0.6:

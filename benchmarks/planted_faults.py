@@ -24,7 +24,9 @@ from modicum.data.named_templates import NAMED
 from modicum.recipe import Recipe
 from modicum.recipe_yaml import dump
 
+sys.path.insert(0, str(HERE.parent / "tests"))
 sys.path.insert(0, str(HERE.parent))
+from classifiers import base_folder, rows, write_rows  # type: ignore[import-not-found]
 from tests.cli.conftest import modicum
 from tests.verify.conftest import (
     as_new_process,
@@ -34,6 +36,9 @@ from tests.verify.conftest import (
     talks,
     values,
 )
+from tests.verify.test_class_export import changed as with_other_tensors
+from tests.verify.test_class_export import merged as merged_classifier
+from tests.verify.test_class_export import values as classes
 from tests.verify.test_data import NO_END, SILENT
 from tests.verify.test_export import edit, merged
 
@@ -66,6 +71,11 @@ class World:
         self.adapter = {"method": "lora", "rank": 2}
         model = {"path": str(self.base)}
         self.adapted = run(values(folder, model=model, adapter=self.adapter), folder / "adapted")
+        write_rows(folder / "data.jsonl", rows())
+        self.encoder = base_folder(folder / "bert", "bert")
+        self.classifier = run(classes(folder, "bert"), folder / "classifier")
+        adapter = self.adapter | {"rank": 4}
+        self.adapted_classifier = run(classes(folder, "bert", adapter=adapter), folder / "classes")
 
     @staticmethod
     def write_data(folder: Path, train: str = "", held: str = "") -> None:
@@ -122,6 +132,18 @@ class World:
         save_file(tensors, file, metadata={"format": "pt"})
         return ["export", str(folder)]
 
+    def scaled(self, place: Path, scale: float) -> Words:
+        """The adapter of a classifier merged with another scale; its trained head is there."""
+        done = self.adapted_classifier
+        folder = merged_classifier(done, place / "merged", scale=scale)
+        return ["export", str(done), "--against", str(folder)]
+
+    def other_classifier(self, place: Path, change: Callable[[Path], Any]) -> Words:
+        """A classifier's exported folder with something changed."""
+        folder = Path(shutil.copytree(self.classifier / "model", place / "model"))
+        change(folder)
+        return ["export", str(self.classifier), "--against", str(folder)]
+
     def faults(self) -> Iterator[Fault]:
         """All of them, and before them what is clean."""
         for words in (
@@ -129,6 +151,8 @@ class World:
             ["resume", str(self.adapted), *STEPS],
             ["export", str(self.base)],
             ["export", str(self.adapted)],
+            ["export", str(self.classifier)],
+            ["export", str(self.adapted_classifier)],
         ):
             yield Fault(f"clean: {words[0]}", partial(_given, words), None)
         yield Fault("clean: data", self.data, None)
@@ -160,6 +184,19 @@ class World:
         yield Fault("missing EOS in the export", partial(self.against, change=endless), "eos")
         other = partial(self.against, change=other_template)
         yield Fault("other template in the export", other, "chat_template")
+        yield from self._of_classifiers()
+
+    def _of_classifiers(self) -> Iterator[Fault]:
+        for name, scale in (("wrong merge scale", 0.5), ("adapter not applied", 0.0)):
+            yield Fault(f"classifier: {name}", partial(self.scaled, scale=scale), "logits")
+        for name, change, finding in (
+            ("changed head", other_head, "logits"),
+            ("other label order", other_labels, "labels"),
+        ):
+            planted = partial(self.other_classifier, change=change)
+            yield Fault(f"classifier: {name}", planted, finding)
+        words = ["export", str(self.classifier), "--against", str(self.encoder)]
+        yield Fault("classifier: no head", partial(_given, words), "head")
 
 
 def _given(words: Words, place: Path) -> Words:
@@ -190,6 +227,18 @@ def endless(folder: Path) -> None:
 def other_template(folder: Path) -> None:
     """Conversations are written in another way."""
     (folder / "chat_template.jinja").write_text(OTHER_TEMPLATE)
+
+
+def other_head(folder: Path) -> None:
+    """A classifier's head is scaled."""
+    scaled = "classifier.weight"
+    with_other_tensors(folder, lambda name, tensor: tensor * (1.1 if name == scaled else 1))
+
+
+def other_labels(folder: Path) -> None:
+    """Classes are named in another order than the head's rows have."""
+    names = json.loads((folder / "config.json").read_text())["id2label"]
+    edit(folder / "config.json", id2label=dict(zip(names, reversed(names.values()), strict=True)))
 
 
 def put(fault: Fault, place: Path) -> dict[str, Any]:

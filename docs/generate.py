@@ -1,7 +1,8 @@
 """A hook of mkdocs: pages made from what they describe, so that they cannot go stale.
 
 The recipe's page comes from its JSON schema, the methods' from the catalog, the API's from the
-source tree. Nothing is written to docs/; the pages exist in the built site alone.
+source tree. Nothing is written to docs/; what lies there under such a name is for readers of the
+repository, and says how the page is made.
 """
 
 from __future__ import annotations
@@ -42,12 +43,18 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages."""
-    files.append(File.generated(config, "reference/recipe.md", content=recipe_page()))
-    files.append(File.generated(config, "reference/methods.md", content=methods_page()))
-    combined = combinations_page()
-    files.append(File.generated(config, "reference/combinations.md", content=combined))
-    files.append(File.generated(config, "reference/models.md", content=models_page()))
+    """Add the generated pages, in place of those that say how they are made."""
+    pages = {
+        "recipe": recipe_page,
+        "methods": methods_page,
+        "combinations": combinations_page,
+        "models": models_page,
+    }
+    for name, made in pages.items():
+        path = f"reference/{name}.md"
+        if (there := files.get_file_from_path(path)) is not None:
+            files.remove(there)
+        files.append(File.generated(config, path, content=made()))
     for name in packages():
         page = File.generated(config, f"reference/api/{name}.md", content=api_page(name))
         files.append(page)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -107,13 +108,25 @@ def name_of(wheel: dict[str, Any]) -> str:
     return Path(unquote(urlsplit(wheel["download_info"]["url"]).path)).name
 
 
-def warning(*, certain: bool, goal: str) -> str:
-    """What is about to come, and how to have less."""
+def warning(*, certain: bool, goal: str, asked: bool = False) -> str:
+    """What is about to come, and how to have less.
+
+    Args:
+        asked: whether pip was given the index of the build without CUDA, and takes this one.
+    """
     brings = "brings" if certain else "may bring"
-    return (
+    what = (
         f"This machine has no NVIDIA driver, and pip's PyTorch {brings} the libraries of CUDA:\n"
         f"  about {CUDA_SIZES}.\n"
-        f"The build without them (about {CPU_SIZES}) comes by\n"
+    )
+    if asked:
+        return (
+            f"{what}PIP_EXTRA_INDEX_URL names {CPU_INDEX},\n"
+            "  but pip finds no PyTorch for this Python there; it may be out of reach from here.\n"
+            "Ctrl-C stops this one; docs/how-to/install.md has more."
+        )
+    return (
+        f"{what}The build without them (about {CPU_SIZES}) comes by\n"
         f"  PIP_EXTRA_INDEX_URL={CPU_INDEX} make {goal}\n"
         "Ctrl-C stops this one; docs/how-to/install.md has more."
     )
@@ -134,7 +147,8 @@ def main(goal: str, log: str, pip: Sequence[str]) -> None:
             return
         comes = brings_cuda(here[0]) if here else index_has_cuda(pip, report)
     if comes is not False:
-        print(warning(certain=comes is not None, goal=goal), flush=True)
+        asked = CPU_INDEX in os.environ.get("PIP_EXTRA_INDEX_URL", "")
+        print(warning(certain=comes is not None, goal=goal, asked=asked), flush=True)
 
 
 if __name__ == "__main__":

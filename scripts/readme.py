@@ -1,9 +1,14 @@
-"""Write README's table of methods, by the catalog: no method is named there by hand."""
+"""Write README's table of methods, by the catalog, and the tables of promises, by their results.
+
+No method is named there by hand, and nothing is measured.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from modicum.cli.promises import RESULTS, read_rows, write_tables
+from modicum.cli.promises_file import read_promises
 from modicum.cli.readme import between
 from modicum.core.contracts.catalog import catalog
 
@@ -30,4 +35,6 @@ def renewed(text: str) -> str:
 
 if __name__ == "__main__":
     README.write_text(renewed(README.read_text(encoding="utf-8")), encoding="utf-8")
+    root = README.parent
+    write_tables(read_rows(root / RESULTS), read_promises(root / "promises.yaml"), root)
     print(README)

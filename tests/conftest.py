@@ -152,15 +152,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def _measured_machine() -> None:
     """This machine's records: of tests, and of the commands that they start.
 
-    Measured in the first session on a machine, so that none of its tests waits for it.
+    Measured in the first session on a machine, so that none of its tests waits for it. Each
+    process of a session begins with another one.
     """
     from modicum.core.machine.record import machine_record
 
-    with suppress(ModicumError), pytest.MonkeyPatch.context() as patched:
-        machine_record()
-        for name, value in tuned(os.environ).items():
-            patched.setenv(name, value)
-        machine_record()
+    settings = [dict(os.environ), *(tuned(os.environ, ranks=ranks) for ranks in (1, 2))]
+    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(settings)
+    for own in settings[first:] + settings[:first]:
+        with suppress(ModicumError), pytest.MonkeyPatch.context() as patched:
+            for name, value in own.items():
+                patched.setenv(name, value)
+            machine_record()
 
 
 @pytest.fixture

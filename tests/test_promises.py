@@ -10,7 +10,7 @@ import pytest
 
 from modicum.cli.promises import RESULTS, read_rows
 from modicum.cli.promises_file import read_promises
-from modicum.cli.promises_table import with_table
+from modicum.cli.promises_table import PAGE, with_chosen, with_table
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "promises.yaml"
@@ -24,9 +24,15 @@ def test_every_promise_can_be_read_and_its_script_is_there() -> None:
             assert (ROOT / words[0]).is_file(), promise.id
 
 
-def test_readme_shows_the_rows_of_the_last_run() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert with_table(text, read_rows(ROOT / RESULTS)) == text, "run `make promises`"
+def test_the_tables_show_the_rows_of_the_last_run() -> None:
+    rows, why = read_rows(ROOT / RESULTS), "run `python scripts/readme.py`"
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
+    assert with_table(page, rows) == page, why
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    chosen = {promise.id: promise.readme for promise in read_promises(FILE) if promise.readme}
+    assert with_chosen(readme, rows, chosen) == readme, why
+    assert all(f"| {sentence} |" in readme for sentence in chosen.values())
+    assert len(chosen) <= 6 < page.count("| yes |")
 
 
 def test_the_last_run_checked_the_promises_as_they_stand() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import modicum
 from modicum.core.contracts.catalog import MethodRecord
 from modicum.core.errors import InputError
-from modicum.recipe import Recipe, assign, differences, methods_for
+from modicum.recipe import SLOTS, Recipe, assign, differences, methods_for
 from modicum.recipe_yaml import json_schema
 
 PLUGIN = """
@@ -43,8 +44,8 @@ MISTAKES = [
     ),
     (
         LORA + "  rnak: 3\n",
-        ":5: adapter.rnak: unknown key; allowed: alpha, dropout, exclude, rank, targets. "
-        "Did you mean 'rank'?",
+        ":5: adapter.rnak: unknown key; allowed: alpha, also, dropout, exclude, rank, "
+        "rank_stabilized, targets. Did you mean 'rank'?",
     ),
     ("null: 3\n", f":1: null: unknown key; allowed: {SECTIONS}"),
     # wrong types
@@ -529,3 +530,32 @@ def test_the_package_gives_the_recipe_without_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
     assert modicum.Recipe is Recipe
     assert Path(modicum.__file__).name == "__init__.py"
+
+
+def every_field():
+    """Dotted names of all fields: of the sections, and of each method in its section."""
+    for name, field in Recipe.model_fields.items():
+        inner = getattr(Recipe(), name) if field.annotation else None
+        yield name
+        if hasattr(type(inner), "model_fields"):
+            yield from (f"{name}.{each}" for each in type(inner).model_fields)
+    for slot in SLOTS:
+        for method, record in methods_for(slot).items():
+            yield from (f"{slot}.{method}.{each}" for each in record.fields)
+
+
+@pytest.mark.parametrize("value", ["word", -1, 1.5, None, ["x", 3], {"a": 1}, "-5MB"], ids=repr)
+def test_no_message_is_in_the_words_of_the_library_that_checks(value):
+    said = {}
+    for name in every_field():
+        slot, method, field = (*name.split("."), None, None)[:3]
+        values = {slot: value} if method is None else {slot: {method: value}}
+        if field is not None:
+            values = {slot: {"method": method, field: value}}
+        try:
+            Recipe(**values)
+        except InputError as error:
+            said[name] = str(error)
+    strange = re.compile("Value error|nput should|pydantic|validation error")
+    assert {name: text for name, text in said.items() if strange.search(text)} == {}
+    assert len(said) > 50

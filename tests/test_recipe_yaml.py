@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from modicum.core.errors import InputError
 from modicum.recipe import Recipe, methods_for
 from modicum.recipe.paths import anchored
-from modicum.recipe_yaml import dump, load, locate, parse, shipped
+from modicum.recipe_yaml import dump, load, locate, parse, places, shipped
 
 ADAPTERS = ", ".join(sorted(methods_for("adapter")))
 
@@ -169,8 +170,41 @@ def test_recipes_ship_and_are_found_by_name(tmp_path, monkeypatch):
         InputError, match=r"no such recipe.*'demo-adpt'.*Did you mean 'demo-adapt'\?"
     ):
         locate("demo-adpt")
+    Path("my-recipe.yaml").touch()
+    for name in ("my-recipe.yml", "my-recipe", str(tmp_path / "my-recip.yaml")):
+        there = Path(name).with_name("my-recipe.yaml")
+        with pytest.raises(InputError, match=rf"Did you mean '{there}'\?"):
+            locate(name)
+    with pytest.raises(InputError) as caught:
+        locate(tmp_path / "other")
+    assert "Did you mean" not in str(caught.value)
     with pytest.raises(InputError, match="a recipe is a file, and this is a folder"):
         locate(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_a_shipped_recipe_says_what_makes_the_files_that_it_names(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = locate(name).read_text()
+    found = re.findall(r"^  (?:validation_)?path: (?!package:)(\S+)(.*)$", text, re.MULTILINE)
+    commands = [re.fullmatch(r" # made by: (modicum .+)", rest) for _, rest in found]
+    assert all(commands), "a path that the newcomer lacks, without the command that makes it"
+    for field in ("data.path", "data.validation_path", "model.path"):
+        section, key = field.split(".")
+        path = getattr(getattr(load(name), section), key)
+        if path is None or path.startswith("package:"):
+            continue
+        with pytest.raises(InputError) as caught, places(name):
+            raise InputError("there is no such file; look again", field=field, value=path)
+        [command] = {each[1] for each in commands if each is not None}
+        assert f"{field}: there is no such file; `{command}` makes it" in str(caught.value)
+        Path(path).mkdir(parents=True)  # what is there is wrong for another reason
+        with pytest.raises(InputError, match="look again"), places(name):
+            raise InputError("wrong; look again", field=field, value=path)
+        with pytest.raises(InputError, match="look again"), places(name, [f"{field}=elsewhere"]):
+            raise InputError("not there; look again", field=field, value="elsewhere")
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.contracts import source_reading
-from modicum.core.errors import InputError
+from modicum.core.errors import InputError, nearest
 from modicum.core.files import read_bytes
 from modicum.recipe import SLOTS, Recipe, assign, methods_for
 from modicum.recipe.paths import anchored
@@ -29,6 +29,8 @@ SHIPPED = (
 # Far more than a recipe ever has. A few lines of aliases of aliases can expand to any number of
 # values, and a file of any size is one that was given by mistake.
 LARGEST_BYTES, MOST_VALUES = 1 << 18, 100_000
+# What a recipe says behind a path.
+_MAKER = re.compile(r"\s# made by: (\S.*?)\s*$")
 
 
 def shipped() -> dict[str, Path]:
@@ -61,8 +63,19 @@ def locate(name: str | Path) -> Path:
         "no such recipe: neither a file nor one that ships with modicum",
         value=str(name),
         allowed="a path, or " + ", ".join(known),
-        candidates=known,
+        candidates=[*_next_to(path), *known],
     )
+
+
+def _next_to(path: Path) -> list[str]:
+    """The file next to where a recipe was looked for whose name is nearest, if one is near."""
+    try:
+        names = [each.name for each in path.parent.iterdir() if each.suffix in (".yaml", ".yml")]
+    except OSError:
+        return []
+    # By the name alone: in a long path any two files are near each other.
+    near = nearest(path.name, sorted(names))
+    return [] if near is None else [str(path.parent / near)]
 
 
 def load(name: str | Path, overrides: Iterable[str] = (), folder: Path | None = None) -> Recipe:
@@ -89,6 +102,9 @@ def load(name: str | Path, overrides: Iterable[str] = (), folder: Path | None = 
 def places(name: str | Path, overrides: Iterable[str] = ()) -> Iterator[None]:
     """Errors in the block about a recipe's field say where that recipe writes it.
 
+    Where a file that it names is not there, they name the command that makes it, if the recipe
+    does: `path: rows.jsonl # made by: COMMAND`.
+
     Raises:
         InputError: as the block, with the file and the line.
     """
@@ -96,9 +112,10 @@ def places(name: str | Path, overrides: Iterable[str] = ()) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if error.file is not None or error.field is None:
-            raise
-        raise written.located(error) from None
+        told = written.fixed(error)
+        raise (
+            told if told.file is not None or told.field is None else written.located(told)
+        ) from None
 
 
 def written(name: str | Path, overrides: Iterable[str], field: str) -> str | None:
@@ -116,11 +133,25 @@ def written(name: str | Path, overrides: Iterable[str], field: str) -> str | Non
 
 @dataclass(frozen=True)
 class _Written:
-    """Where a recipe's fields are written: lines of its file, and overrides."""
+    """Where a recipe's fields are written: lines of its file, and overrides.
+
+    Args:
+        makers: of fields with a path, the command that makes what lies there.
+    """
 
     path: Path
     lines: dict[str, int]
     overrides: dict[str, str]
+    makers: dict[str, str]
+
+    def fixed(self, error: InputError) -> InputError:
+        """The error with the command that makes a file which is not there, where one is known."""
+        command, missing = self.makers.get(error.field or ""), error.file or error.value
+        if command is None or error.field in self.overrides or missing is None:
+            return error
+        if Path(str(missing)).expanduser().exists():
+            return error
+        return error.fixed_by(f"`{command}` makes it")
 
     def located(self, error: InputError) -> InputError:
         """The error with the nearest place that was written: its own, or its section's."""
@@ -137,14 +168,18 @@ class _Written:
 def _read(name: str | Path, overrides: Iterable[str]) -> tuple[dict[str, Any], _Written]:
     """A recipe's values with the overrides in them, and where each is written."""
     path = locate(name)
-    values, lines = parse(text_of(path), path)
+    text = text_of(path)
+    values, lines = parse(text, path)
     spelled: dict[str, str] = {}
     for field, value in overridden(overrides, spelled).items():
         try:
             assign(values, field, value)
         except InputError as error:
             raise error.located(file=spelled[field]) from None
-    return values, _Written(path, lines, spelled)
+    rows = text.splitlines()
+    comments = ((field, _MAKER.search(rows[line - 1])) for field, line in lines.items())
+    makers = {field: found[1] for field, found in comments if found is not None}
+    return values, _Written(path, lines, spelled, makers)
 
 
 def overridden(overrides: Iterable[str], spelled: dict[str, str] | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from pool import Pool
 from torch import Tensor
 
-from modicum.adapters import MoS, PiSSA
+from modicum.adapters import Hydra, LoRA, LoRAFA, MoS, PiSSA, RandLoRA
 from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.base import Adapter
 from modicum.core.contracts.parameters import optimizer_groups, trainable
@@ -34,6 +34,10 @@ CONFIG = ModelConfig(
 METHODS: dict[str, Adapter] = {
     "pissa": PiSSA(rank=3, niter=2),
     "mos": MoS(rank=4, equivalent_rank=2, private_rank=1, shards=3),
+    "lora_fa": LoRAFA(rank=4, alpha=8.0),
+    "randlora": RandLoRA(rank=4),
+    "hydra": Hydra(rank=2, sequential_rank=1, learn_scale=True),
+    "copies": LoRA(rank=2, also=("norm", "*layernorm")),
 }
 STEPS, ROWS = 3, 4
 
@@ -144,8 +148,15 @@ def test_updates_are_those_of_one_process(pool: Pool, kind: str, method: str) ->
             torch.testing.assert_close(their_end[name], value, rtol=1e-3, atol=1e-4)
             assert torch.equal(their_end[name], results[0][2][name]), name
     moved = [name for name in end if not torch.equal(start[name], end[name])]
-    count = 14 if method == "mos" else 3 * 7 * 2
-    assert len(moved) == count  # every trained tensor, each once, and nothing else
+    counts = {
+        "mos": 14,
+        "pissa": 3 * 7 * 2,
+        "lora_fa": 3 * 7,
+        "randlora": 42,
+        "copies": 3 * 7 * 2 + 7,
+        "hydra": 3 * 7 * 5,
+    }
+    assert len(moved) == counts[method]  # every trained tensor, each once, and nothing else
 
 
 def resumed(ranks: Ranks, kind: str, method: str, options: dict[str, Any]) -> Any:
@@ -261,3 +272,31 @@ def test_what_is_cut_over_ranks_is_saved_whole(pool: Pool, method: str, tmp_path
         load(model, tmp_path / form)
         found = model(torch.arange(8).view(1, 8))
         torch.testing.assert_close(found, outputs[0], rtol=0, atol=2e-5)
+
+
+def folded_on_ranks(ranks: Ranks, method: str, folder: str) -> tuple[float, float, Tensor]:
+    training = Training(ranks, "fsdp", method)
+    training.steps(0, 2)
+    ids = torch.arange(8).view(1, 8)
+    how: dict[str, Any] = {"rank": 4, "tolerance": 2.0, "batches": [ids], "write": ranks.first}
+    lost = training.adapter.save(folder, **how)
+    assert lost is not None
+    assert lost.logits is not None
+    with torch.no_grad():
+        return lost.weights, lost.logits, training.model(ids)
+
+
+@pytest.mark.parametrize("method", ["pissa", "randlora"])
+def test_what_is_sharded_over_ranks_is_folded(pool: Pool, method: str, tmp_path: Any) -> None:
+    from modicum.adapters import load
+
+    ids = torch.arange(8).view(1, 8)
+    outputs = pool.run(folded_on_ranks, method, str(tmp_path / "folded"))
+    assert outputs[0][:2] == pytest.approx(outputs[1][:2], rel=1e-4)
+    weights, logits, ours = outputs[0]
+    assert 0 < weights < 0.9
+    model = Llama(CONFIG).initialise(0)
+    base = model(ids)
+    load(model, tmp_path / "folded")
+    error = (model(ids) - ours).norm() / (ours - base).norm()
+    assert logits == pytest.approx(float(error.detach()), rel=0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -17,8 +18,11 @@ from torch.nn.utils import parametrizations, prune
 
 from modicum.adapters import AttachedAdapter, LoRA, MoS, PiSSA, load
 from modicum.adapters.base import Adapter
+from modicum.adapters.merging import RoundingWarning
 from modicum.core.errors import InputError
+from modicum.core.layers.linear_forms import linear_form
 from modicum.linears import NF4Linear
+from modicum.memory import COMET
 from modicum.proofs.contracts.adapters.subjects import numbers, odd_model, stir
 
 METHODS: list[Adapter] = [
@@ -429,3 +433,48 @@ def test_a_patched_layer_of_another_library_is_called_through(tmp_path: Path) ->
     torch.testing.assert_close(model(x), output, rtol=1e-5, atol=1e-5)
     adapter.detach()
     assert isinstance(model.get_submodule("wide").forward, partial)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [(LoRA, "as in LoRA(rank=...)"), (COMET, "as in COMET(tolerance=...)")],
+)
+def test_a_field_without_its_name_is_one_sentence(kind: Any, said: str) -> None:
+    with pytest.raises(InputError, match=f"^{kind.__name__} takes its fields by name, ") as refused:
+        kind(4)
+    assert said in str(refused.value)
+    assert str(refused.value).endswith("(found: 4)")
+
+
+@pytest.mark.parametrize("form", ["bf16", "nf4", "also"])
+def test_what_was_merged_first_is_not_taken_out_first(form: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 16))
+    if form == "nf4":
+        model[0] = linear_form("nf4").from_dense(model[0].weight.detach(), None)
+    if form == "bf16":
+        model.to(torch.bfloat16)
+    also = ("0.bias",) if form == "also" else ()
+    value = LoRA(rank=2, targets=("0",), also=also)
+    made = [value.attach(model, name=name) for name in ("first", "second")]
+    with torch.no_grad():
+        for place, parameter in enumerate(itertools.chain(*(one.parameters() for one in made))):
+            parameter.add_(torch.randn(parameter.shape).to(parameter) * (1 + place))
+    first, second = made
+    first.activate()
+    dense = torch.float32 if form == "nf4" else None
+    inputs = torch.randn(3, 64, dtype=torch.bfloat16 if form == "bf16" else torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RoundingWarning)
+        first.merge(dense=dense)
+        once = model(inputs)
+        second.merge()
+    both = model(inputs)
+    with pytest.raises(InputError, match="unmerge what was merged later"):
+        first.unmerge()
+    assert torch.equal(model(inputs), both)
+    second.unmerge()
+    second.deactivate()
+    torch.testing.assert_close(model(inputs), once, rtol=1e-5, atol=1e-5)
+    first.unmerge()
+    assert first.active

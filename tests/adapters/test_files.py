@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
-from modicum.adapters import LoRA, load
+from modicum.adapters import LoRA, MoS, load
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.adapters.subjects import odd_model, stir
 
@@ -51,7 +53,7 @@ def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
     refused(folder, "weights are missing")
     (folder / CONFIG).unlink()
     refused(folder, "no adapter_config.json")
-    refused(tmp_path / "nowhere", "no adapter_config.json")
+    refused(tmp_path / "nowhere", "there is no such folder")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,71 @@ def test_a_factor_of_another_rank_is_refused(folder: Path) -> None:
     config = json.loads((folder / CONFIG).read_text())
     (folder / CONFIG).write_text(json.dumps(config | {"r": 3}))
     refused(folder, r"does not fit the model.*shape")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"rank_pattern": {"wide": 2**40}}, r"wide\.A: has shape \(2, 7\) in what is loaded"),
+        ({"alpha_pattern": {"wide": 5e-324}}, "must be a number above zero"),
+        ({"lora_alpha": 10**400}, "must be a number above zero"),
+        ({"lora_dropout": 10**400}, "must be from 0 to below 1"),
+        ({"target_modules": False}, "must be a pattern or a list of names"),
+    ],
+)
+def test_numbers_and_names_far_from_any_are_refused(
+    folder: Path, change: dict[str, Any], match: str
+) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | change))
+    refused(folder, match)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda tensor: tensor.index_fill(0, torch.tensor([0]), torch.nan), "not finite"),
+        (lambda tensor: tensor * torch.inf, "not finite"),
+        (lambda tensor: tensor.int(), r"wide\.B: is of another kind \(found: 'torch.int32'\)"),
+        (lambda tensor: tensor[None], "has shape|no matrix"),
+    ],
+)
+def test_factors_that_are_no_numbers_are_refused(
+    folder: Path, change: Callable[[Tensor], Tensor], match: str
+) -> None:
+    tensors, name = load_file(folder / WEIGHTS), "base_model.model.wide.lora_B.weight"
+    save_file(tensors | {name: change(tensors[name]).contiguous()}, folder / WEIGHTS)
+    refused(folder, match)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn])
+def test_factors_of_another_precision_load(folder: Path, dtype: torch.dtype) -> None:
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / WEIGHTS).items()}
+    save_file(tensors, folder / WEIGHTS)
+    loaded = load(odd_model(), folder).state_dict()
+    expected = tensors["base_model.model.wide.lora_B.weight"].float()
+    assert torch.equal(loaded["wide.B"], expected)
+
+
+@pytest.mark.parametrize("method", [None, 7, ["lora"], "adamw"])
+def test_what_names_no_method_is_refused(folder: Path, method: object) -> None:
+    load(odd_model(), folder).save(folder, form="modicum")
+    file = folder / "modicum_adapter.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"method": method}))
+    refused(folder, "must be a method's name" if method != "adamw" else "unknown method")
+
+
+@pytest.mark.parametrize("change", ["beyond", "negative", "repeated"])
+def test_indices_of_no_row_are_refused(tmp_path: Path, change: str) -> None:
+    MoS(rank=2, shards=1).attach(odd_model()).save(tmp_path, form="modicum")
+    file = tmp_path / "adapter.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"wide.index_A": tensors["wide.index_A"].to(torch.complex64)}, file)
+    refused(tmp_path, "wide.index_A: is of another kind")
+    index = {"beyond": 99, "negative": -1, "repeated": int(tensors["wide.index_A"][1])}[change]
+    tensors["wide.index_A"][0] = index
+    save_file(tensors, file)
+    refused(tmp_path, "wide.index_A: has indices that repeat, or are none of 2 rows")
 
 
 def test_a_folder_is_replaced_whole(folder: Path) -> None:

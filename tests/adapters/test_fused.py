@@ -19,7 +19,7 @@ from modicum.proofs.contracts.adapters.subjects import numbers
 
 SCALE = 1.5
 OUT = 5
-FORMS = ["dense", "Conv1D", "nf4", "int8"]
+FORMS = ["dense", "Conv1D", "nf4", "int8", "fp16"]
 Gradients = list[Tensor | None]
 
 

@@ -7,6 +7,7 @@ import torch
 
 from modicum.adapters import LoRA
 from modicum.adapters.merging import RoundingWarning
+from modicum.core.errors import InputError
 from modicum.core.random import normal_
 
 
@@ -20,6 +21,11 @@ def test_merging_says_how_much_was_rounded(dtype: torch.dtype) -> None:
     deltas = [layer.delta().detach() for _, layer in adapter.layers()]
     if dtype == torch.float32:
         adapter.merge()  # any warning would fail the test
+        with pytest.raises(InputError, match="the adapter is merged already"):
+            adapter.merge()
+        adapter.detach()
+        with pytest.raises(InputError, match="the adapter was merged and detached"):
+            adapter.merge()
         return
     with pytest.warns(RoundingWarning) as caught:
         adapter.merge()

@@ -61,7 +61,7 @@ def test_indices_are_a_function_of_seed_layer_and_factor() -> None:
         ({"rank": 2, "equivalent_rank": 3}, "private_rank must be at most equivalent_rank"),
         ({"private_rank": 3}, "private_rank must be at most equivalent_rank"),
         ({"private_rank": 2, "rank": 3}, "without public shards"),
-        ({"shards": 3}, r"shards: must divide 16, a width of .*q_proj"),
+        ({"shards": 3}, r"shards: does not divide the inputs of .*q_proj \(16\), the outputs"),
         ({"rank": 9}, r"rank: above what a pool has for .*: 2 public rows, as there are 2 layers"),
         ({"targets": ("embed_tokens",)}, "this is an embedding"),
     ],

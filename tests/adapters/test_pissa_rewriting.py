@@ -25,7 +25,7 @@ from modicum.proofs.contracts.adapters.subjects import (
 
 def test_a_rank_above_a_width_is_refused_before_anything_changes() -> None:
     model = odd_model()
-    with pytest.raises(InputError, match="above 5, the smaller width of narrow") as error:
+    with pytest.raises(InputError, match="above 5, the smaller width of the layer narrow") as error:
         PiSSA(rank=6).attach(model)
     assert error.value.field == "rank"
     assert [type(module) for module in model] == [nn.Linear, nn.Tanh, nn.Linear]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.adapters import MoS, PiSSA
+from modicum.adapters import LoRAFA, MoS, PiSSA, RandLoRA
 from modicum.adapters.base import Adapter
 from modicum.proofs.contracts.adapters.subjects import tokens
 
@@ -17,6 +17,8 @@ pytest.importorskip("accelerate")
 METHODS: list[Adapter] = [
     PiSSA(rank=2),
     MoS(rank=4, equivalent_rank=3, private_rank=1, shards=4),
+    LoRAFA(rank=4),
+    RandLoRA(rank=4),
 ]
 
 

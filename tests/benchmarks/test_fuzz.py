@@ -26,8 +26,8 @@ def fuzz(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_number_draws_the_same_input_and_the_families_all_come(fuzz: Any) -> None:
-    drawn = [fuzz.cases.draw(Random(f"0/{number}")) for number in range(150)]
-    again = [fuzz.cases.draw(Random(f"0/{number}")) for number in range(150)]
+    drawn = [fuzz.cases.draw(Random(f"1/{number}")) for number in range(150)]
+    again = [fuzz.cases.draw(Random(f"1/{number}")) for number in range(150)]
     assert [case.words for case in drawn] == [case.words for case in again]
     assert {case.family for case in drawn} == {
         "recipe", "data", "model", "adapter", "run", "words", "files", "environment",

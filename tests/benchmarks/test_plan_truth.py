@@ -33,7 +33,7 @@ def row(name: str, error: float, refused: bool = False, held: float = 0.9) -> di
 
 
 def test_a_case_is_a_function_of_seed_and_number_and_all_methods_are_drawn(bench) -> None:
-    cases = [bench.cases.draw(3, number) for number in range(120)]
+    cases = [bench.cases.draw(3, number) for number in range(400)]
     assert cases[7] == bench.cases.draw(3, 7)
     assert cases[7] != bench.cases.draw(4, 7)
     drawn = {case.recipe[slot]["method"] for case in cases for slot in SLOTS if slot in case.recipe}

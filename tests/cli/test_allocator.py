@@ -35,10 +35,29 @@ def test_other_tunables_are_kept_before_ours():
 
 
 @pytest.mark.usefixtures("glibc")
+def test_threads_of_ranks_share_a_heap_and_those_of_a_run_alone_do_not():
+    shared = f"{OURS}:glibc.malloc.arena_max=1"
+    for given, ranks, expected in (
+        ({}, 2, shared),
+        ({"WORLD_SIZE": "2"}, None, shared),  # as torchrun starts them
+        ({"WORLD_SIZE": "1"}, None, OURS),
+        ({"WORLD_SIZE": "2"}, 1, OURS),
+        ({"GLIBC_TUNABLES": OURS}, 2, shared),  # its parent runs alone
+        ({"GLIBC_TUNABLES": f"glibc.pthread.rseq=0:{OURS}"}, 2, f"glibc.pthread.rseq=0:{shared}"),
+        ({"GLIBC_TUNABLES": shared}, None, shared),  # what a rank starts
+    ):
+        made = tuned(given, ranks=ranks)
+        assert made["GLIBC_TUNABLES"] == expected, given
+        assert tuned(made, ranks=ranks) == made
+
+
+@pytest.mark.usefixtures("glibc")
 @pytest.mark.parametrize(
     "theirs",
     [
         {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"},
+        {"GLIBC_TUNABLES": "glibc.pthread.rseq=0:glibc.malloc.arena_max=1"},
+        {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1", "WORLD_SIZE": "2"},
         {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"},
         {"LD_PRELOAD": "/a.so:/usr/lib/libtcmalloc.so.4"},
         {"MALLOC_TRIM_THRESHOLD_": "0"},
@@ -110,6 +129,8 @@ def test_a_process_begins_anew_once(monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", environment["GLIBC_TUNABLES"])
     begin_tuned(words)
     assert len(begun) == 1
+    begin_tuned([*words, "--ranks", "2"])
+    assert begun[1][2]["GLIBC_TUNABLES"].endswith(f"{OURS}:glibc.malloc.arena_max=1")
 
 
 @pytest.mark.expensive

@@ -245,9 +245,8 @@ def test_a_signal_saves_and_the_same_command_goes_on(
         process.send_signal(number)
         _, told = process.communicate(timeout=180)
     assert process.returncode == 4
-    assert told == (
-        f"modicum: stopped by {number.name}; the state is saved, and the same command resumes\n"
-    )
+    how = "stopped (Ctrl-C)" if number == signal.SIGINT else "stopped by SIGTERM"
+    assert told == f"modicum: {how}; the state is saved, and the same command resumes\n"
     done = len(rows(out / "metrics.jsonl"))
     assert max(path.name for path in (out / "checkpoints").iterdir()) == f"step-{done:08d}"
     record = json.loads((out / "run.json").read_text())
@@ -310,6 +309,66 @@ def test_chat_reads_lines_from_a_pipe(
     assert said("def\n\n/new\ndef\n/quit\n") == [*once[:-1], *once]
 
 
+@pytest.mark.parametrize("how", [KeyboardInterrupt, EOFError, "/quit"])
+def test_chat_at_a_terminal_ends_with_0(
+    modicum: Any, runs: Any, monkeypatch: pytest.MonkeyPatch, how: Any
+) -> None:
+    def typed(prompt: str) -> str:
+        if isinstance(how, str):
+            return how
+        raise how
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", typed)
+    ended = modicum("chat", runs.new)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines()[-1] == "ended"
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "said"),
+    [
+        ("prove lora", "modicum.proofs.prove", "; the same command begins anew"),
+        ("demo", "modicum.cli.demo.run_demo", "; the same command resumes"),
+        ("data x.yaml", "modicum.cli.data.show", "; the same command begins anew"),
+        ("serve FOLDER --port 0", "modicum.serve.loading.load_served", ""),
+        ("chat FOLDER", "modicum.serve.load_run", ""),
+    ],
+)
+def test_what_is_said_of_an_interruption_is_so(
+    modicum: Any, runs: Any, monkeypatch: pytest.MonkeyPatch, command: str, name: str, said: str
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(name, interrupted)
+    ended = modicum(*command.replace("FOLDER", str(runs.new)).split())
+    assert ended.code == 4
+    assert one_message(ended) == f"modicum: interrupted{said}\n"
+
+
+LOADING = """
+import signal, sys
+from modicum.cli import main
+signal.signal(signal.SIGALRM, signal.default_int_handler)  # as SIGINT's, but on time
+signal.setitimer(signal.ITIMER_REAL, float(sys.argv.pop(1)))
+main.run()
+"""
+
+
+@pytest.mark.expensive
+@pytest.mark.parametrize("after", [0.01, 0.1, 0.5, 1.0, 2.0])
+def test_ctrl_c_while_a_chat_loads_is_one_sentence(runs: Any, after: float) -> None:
+    command = [sys.executable, "-c", LOADING, str(after), "chat", str(runs.new)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        process.wait(timeout=180)  # its input stays open: it waits for text once it has loaded
+        out, told = process.communicate()
+    assert (out, told) == ("", "modicum: interrupted\n")
+    # Python itself ends by the signal where it came in a text that is compiled while it runs.
+    assert process.returncode in (4, -signal.SIGINT)
+
+
 @pytest.mark.parametrize("command", [("chat", "--prompt", "x"), ("report",), ("watch",)])
 def test_a_folder_that_holds_no_run(modicum: Any, tmp_path: Path, command: Any) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):
@@ -361,6 +420,48 @@ def test_an_exported_file_holds_the_merged_model(modicum: Any, runs: Any, tmp_pa
     ended = modicum("export", runs.new, *alone)
     assert ended.code == 2
     assert "no adapter" in one_message(ended)
+
+
+def test_an_adapter_is_folded_into_a_lora(modicum: Any, runs: Any, tmp_path: Path) -> None:
+    out = tmp_path / "folded"
+    to = ("--form", "peft", "--out", out)
+    for more, said in (
+        ((), "say of which rank"),
+        (("--rank", 1, "--tolerance", 1e-9), "is allowed"),
+    ):
+        ended = modicum("export", runs.adapted, *to, *more)
+        assert ended.code == 2
+        assert said in one_message(ended)
+        assert not out.exists()
+    ended = modicum("export", runs.adapted, *to, "--rank", 64)
+    assert ended.code == 0
+    assert ended.out.startswith("a LoRA of rank 64 loses ")
+    assert ended.out.endswith(f"\n{out}\n")
+    assert json.loads((out / "adapter_config.json").read_text())["peft_type"] == "LORA"
+    for run, more, said in (
+        (runs.adapted, (*to, "--rank", 64), "something already"),
+        (runs.new, ("--form", "peft", "--out", tmp_path / "b", "--rank", 2), "no adapter"),
+        (runs.adapted, ("--rank", 2), "is for --form peft"),
+    ):
+        ended = modicum("export", run, *more)
+        assert ended.code == 2
+        assert said in one_message(ended)
+
+
+def test_a_plan_says_where_its_adapter_travels(modicum: Any, runs: Any) -> None:
+    recipe = (runs.adapted / "recipe.yaml",)
+    found = json.loads(modicum("plan", *recipe, "--json").out)["adapter"]
+    assert found["loads_in"] == "peft, vLLM"
+    assert found["in_vllm"]
+    assert f"a LoRA of rank {found['ranks'][0]}, exact" in found["reason"]
+    shown = modicum("plan", *recipe).out
+    assert "adapter loads in" in shown
+    assert "not run here" in shown.replace("\n", " ")
+    listed = {each["name"]: each for each in json.loads(modicum("methods", "--json").out)}
+    assert listed["lora"]["loads_in"] == "peft, vLLM"
+    assert listed["galore"]["loads_in"] is None
+    page = " ".join(modicum("methods", "dora").out.split())
+    assert "peft, exactly; in vLLM only merged" in page
 
 
 @pytest.mark.expensive

@@ -48,7 +48,7 @@ def test_the_script_is_of_the_shell_and_asks_modicum(modicum: Any, shell: str) -
 def test_another_shell_is_wrong_input(modicum: Any) -> None:
     ended = modicum("completion", "csh")
     assert ended.code == 2
-    assert "'bash', 'zsh', 'fish'" in ended.err
+    assert "allowed: bash, zsh, fish" in ended.err
 
 
 @pytest.mark.expensive

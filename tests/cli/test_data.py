@@ -23,6 +23,11 @@ TEMPLATE = (
 )
 
 
+def unwrapped(text: str) -> str:
+    """Text without blanks, since a terminal's width decides where long paths are broken."""
+    return "".join(text.split())
+
+
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("chat")
@@ -62,6 +67,9 @@ def test_answers_are_marked_and_oddities_are_counted(modicum: Any, recipe: Path)
     assert ended.code == 0
     assert "[assistant]⟦It is" in ended.out
     assert "\x1b" not in ended.out
+    legend = "What is learned in a row is between ⟦ and ⟧."
+    assert ended.out.splitlines()[-1] == legend
+    assert legend not in modicum("data", recipe, "--rows", "0").out
     assert "the recipe's; the model has none" in ended.out
     assert "format 'messages'" in " ".join(ended.out.split())  # a long path wraps the line
 
@@ -73,7 +81,49 @@ def test_answers_are_marked_and_oddities_are_counted(modicum: Any, recipe: Path)
     assert fact("duplicates") >= 20
     assert fact("overlap") > 0
     # The template ends no turn with an end of text.
-    assert fact("without an end") == fact("documents")
+    row = r"^documents +([\d,]+) +([\d,]+) train and ([\d,]+) are held"
+    parts = re.search(row, ended.out, re.MULTILINE)
+    assert parts is not None
+    count, trained, held = (int(part.replace(",", "")) for part in parts.groups())
+    assert fact("without an end") == trained
+    assert count == trained + held > trained
+
+
+@pytest.mark.parametrize("nothing_to_learn", [0, 3])
+def test_it_counts_the_documents_that_init_counts(
+    modicum: Any, runs: Any, tmp_path: Path, nothing_to_learn: int
+) -> None:
+    rows = [{"prompt": f"add {n}", "answer": f"{n} and one"} for n in range(40)]
+    rows += [{"prompt": f"say nothing {n}", "answer": ""} for n in range(nothing_to_learn)]
+    file, recipe = tmp_path / "rows.jsonl", tmp_path / "my.yaml"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    columns = ("--set", "data.column=answer", "--set", "data.prompt_column=prompt")
+    made = modicum("init", "--model", runs.new, "--data", file, *columns, "--json", "--out", recipe)
+    assert made.code == 0, made.err
+    shown = modicum("data", recipe, "--rows", "0").out
+    found = re.search(r"^documents +(\d+) +(\d+) train and (\d+) are held out", shown, re.MULTILINE)
+    assert found is not None
+    total, trained, held = map(int, found.groups())
+    assert total == trained + held == json.loads(made.out)["data"]["documents"]
+    assert held > 0
+
+
+def test_the_file_to_evaluate_on_is_named_and_counted(
+    modicum: Any, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    talks = (recipe.parent / "chat.jsonl").read_text().splitlines(True)
+    Path("chat.jsonl").write_text("".join(talks))
+    Path("held.jsonl").write_text("".join(talks[:7]))
+    changes = ["data.path=chat.jsonl", "data.validation_path=held.jsonl"]
+    both = [word for change in changes for word in ("--set", change)]
+    ended = modicum("data", recipe, "--rows", "0", *both, "--set", "data.validation_fraction=0")
+    said = unwrapped(ended.out)
+    for file in ("/chat.jsonl", f"; validation: {tmp_path}/held.jsonl"):
+        assert unwrapped(f"{file}, format 'messages': 1 file, ") in said
+    assert re.search(r"^validation rows +\d+ +7 documents, ", ended.out, re.MULTILINE)
+    alone = ("--set", "data.validation_fraction=0")
+    assert "validation" not in modicum("data", recipe, "--rows", "0", *alone).out
 
 
 def test_a_new_model_has_a_template_and_a_tokenizer_without_one_is_refused(
@@ -134,6 +184,11 @@ def test_images_are_counted_by_class(modicum: Any, tmp_path: Path) -> None:
     assert {(row["side"], row["label"]) for row in rows[9:]} == {
         ("validation", "cats"), ("validation", "dogs"),
     }  # fmt: skip
+    assert "images: 12 images of 2 classes, as 32x32, 3 of them for" in " ".join(ended.out.split())
+    own = ("--set", f"task.validation_path={tmp_path / 'images'}", "--set")
+    said = unwrapped(modicum("data", file, *own, "task.validation_fraction=0").out)
+    assert said.startswith(unwrapped(f"{tmp_path}/images: 12 images of 2 classes, as 32x32;"))
+    assert unwrapped(f"; validation: {tmp_path}/images: 12 images") in said
     planned = json.loads(modicum("plan", file, "--json").out)
     assert planned["counts"]["classes"] == {"cats": 6, "dogs": 3}
     assert "cats 6, dogs 3" in modicum("plan", file).out
@@ -160,6 +215,11 @@ def test_classes_of_texts_are_shown_and_counted(modicum: Any, tmp_path: Path) ->
     assert rows[0]["text"] == "[CLS] cat dog [SEP]"
     assert (rows[-1]["label"], len(rows[-1]["tokens"])) == ("plants", 3)
     said = modicum("data", file, "--rows", "1").out
+    sides = r"train\.jsonl,.+,10textsof2classes;validation:.+/val\.jsonl,.+,2textsClass"
+    assert re.search(sides, unwrapped(said))
+    one = ("--set", "data.validation_path=null", "--set", "data.validation_fraction=0.2")
+    held_out = unwrapped(modicum("data", file, "--rows", "0", *one).out)
+    assert unwrapped(", 10 texts of 2 classes, 2 of them for validation") in held_out
     assert "row 0: 4 tokens, animals\n[CLS] cat dog [SEP]" in said
     counted = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line.strip()}
     assert counted["animals"] == ["7", "1"]

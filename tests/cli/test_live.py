@@ -101,7 +101,8 @@ def test_lines_say_every_tenth_and_no_control_code() -> None:
     assert "sample after step 100: f(): [2Jx" in text
     assert "warning: a [bold] word" in text
     assert "checkpoint step-00000100 saved in 0.2 s" in text
-    assert "finished after 100 steps in 1 min 02 s; loss 2.5000; validation loss 2.7500" in text
+    ended = "finished after 100 steps in 1 min 02 s; loss of the last step 2.5000"
+    assert f"{ended}; validation loss 2.7500" in text
     assert text.endswith("\ntime: compute 81 %, data 19 %, unexplained 0.2 %\n")
     assert not re.search(r"[^\n\x20-\x7e]", text)
 
@@ -249,6 +250,8 @@ def test_what_becomes_of_compiling_and_of_memory_is_said(mode: Any) -> None:
     with listener(mode, stream) as hear:
         hear({"event": "compile", "message": "blocks stay\nas they are"})
         hear({"event": "memory", "message": "micro-batches of 2 rows [4 before]"})
+        hear({"event": "export", "message": "adapter/ is a LoRA of rank 2"})
+    assert "export: adapter/ is a LoRA of rank 2" in stream.getvalue()
     assert "compile: blocks stay as they are" in stream.getvalue()
     assert "memory: micro-batches of 2 rows [4 before]" in stream.getvalue()
 

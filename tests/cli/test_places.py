@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,3 +67,25 @@ def test_what_the_system_refuses_a_file_is_one_message_and_a_bug_is_none() -> No
     assert "no space left" in str(refusal(full))
     assert refusal(OSError(errno.EBADF, "Bad file descriptor")) is None
     assert refusal(OSError("something")) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["export {}", "chat {}", "serve {} --port 0", "merge {} --out merged", "report {}", "watch {}",
+     "verify export {}", "verify resume {}", "reproduce {}", "checkpoint convert {} out"],
+)  # fmt: skip
+def test_a_folder_without_a_run_is_refused_with_the_nearest_run(
+    modicum: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    for place in (".", "runs"):
+        ended = modicum(*words.format(place).split())
+        assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended
+        assert ended.err.startswith(f"modicum: {place}: ")
+        assert "give " in ended.err
+        assert " of a run" in ended.err
+        assert ", such as runs/mine" in ended.err
+    assert sorted(tmp_path.rglob("*")) == before

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from modicum.planner.choose import with_headroom
 
 
 def test_why_a_field_is_what_it_is(modicum: Any, runs: Any) -> None:
@@ -23,6 +26,22 @@ def test_why_a_field_is_what_it_is(modicum: Any, runs: Any) -> None:
     wrong = modicum("plan", runs.recipe, "--why", "training.sed")
     assert (wrong.code, wrong.err.count("\n")) == (2, 1)
     assert "training.seed" in wrong.err
+
+
+def test_why_a_choice_is_made_by_the_room_that_the_plan_has(
+    modicum: Any, runs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown = itertools.count(300_000_000, 40_000_000)  # each look at the process finds it larger
+    monkeypatch.setattr("modicum.planner.choose.resident_bytes", lambda: next(grown))
+    planned = json.loads(modicum("plan", runs.recipe, "--json").out)
+    grown = itertools.count(300_000_000, 40_000_000)
+    why = ("--why", "training.micro_batch_size")
+    row = json.loads(modicum("plan", runs.recipe, *why, "--json").out)
+    [taken] = [each for each in row["candidates"] if each["chosen"]]
+    predicted = planned["prediction"]
+    needed = with_headroom(predicted["process_bytes"], predicted["process_base"])
+    assert taken["needs_bytes"] == pytest.approx(needed, rel=1e-3)
+    assert next(grown) == 340_000_000
 
 
 def test_two_recipes_next_to_each_other(modicum: Any, runs: Any, tmp_path: Path) -> None:
@@ -78,4 +97,5 @@ def test_a_picture_of_a_step_s_memory(modicum: Any, runs: Any, tmp_path: Path, k
 def test_room_is_shown_with_what_to_set(modicum: Any, runs: Any) -> None:
     shown = modicum("plan", runs.recipe, "--set", "training.recompute=blocks").out
     assert "There is room for" in shown
+    assert "--set training.recompute=none  " in shown  # in one line, to be copied
     assert "training.recompute=none" in shown

@@ -10,7 +10,7 @@ import pytest
 from modicum.cli import promises
 from modicum.cli.promises import run_promises
 from modicum.cli.promises_file import Promise, read_promises
-from modicum.cli.promises_table import BEGIN, END, markdown, with_table
+from modicum.cli.promises_table import BEGIN, END, PAGE, markdown, with_table
 from modicum.core.errors import InputError
 
 SCRIPT = """\
@@ -122,11 +122,11 @@ def test_a_long_command_is_not_run_its_dated_result_is_read(
     ]
     assert {(row["when"], row["machine"]) for row in rows} == {(OLD["when"], "AMD, 2 cores")}
     readme = (checkout / "README.md").read_text()
-    assert "| so it is | < 1 | 0 (read from 2026-11-21) | yes |" in readme
+    assert "| so it is | < 1 | 0 (measured 2026-11-21) | yes |" in readme
     assert "Measured on: AMD, 2 cores, 2026-11-21." in readme
     said = capsys.readouterr()
     assert said.err.count("15 min") == said.err.count("--long runs it") == 1
-    assert "one: 0 (read from 2026-11-21)" in said.out
+    assert "one: 0 (measured 2026-11-21)" in said.out
 
 
 def test_a_long_command_runs_when_asked_for(checkout: Path) -> None:
@@ -170,6 +170,20 @@ def test_a_result_may_be_of_no_one_machine(checkout: Path) -> None:
     assert row["kept"]
     assert row["machine"] is None
     assert "Measured on: 2026-11-21." in (checkout / "README.md").read_text()
+
+
+def test_readme_has_the_chosen_ones_and_the_page_has_all(checkout: Path) -> None:
+    page = checkout / PAGE
+    page.parent.mkdir(parents=True)
+    page.write_text(f"{BEGIN}\n{END}\n")
+    figure = {"figure": {"key": "n"}}
+    chosen = {"id": "two", "readme": "in short", "bar": "== 3"} | figure
+    rows = run_promises(write(checkout, {"id": "one"} | figure, chosen))
+    assert page.read_text() == f"{BEGIN}\n{markdown(rows)}{END}\n"
+    readme = (checkout / "README.md").read_text()
+    assert "| in short | == 3 | 3 | yes |" in readme
+    assert readme.count("| so it is |") == 0
+    assert "1 of 2 promises are kept: [every one](docs/reference/promises.md)." in readme
 
 
 def test_checking_some_keeps_the_rows_of_the_others(checkout: Path) -> None:

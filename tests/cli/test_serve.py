@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,21 @@ def test_a_program_of_the_page_runs(
 
 
 @pytest.mark.expensive
+def test_the_page_s_curl_is_answered(server: dict[str, Any]) -> None:
+    [words] = re.findall(r"^curl (.+?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    url, _, header, _, body = shlex.split(words.replace("\\\n", ""))
+    assert url.startswith("http://127.0.0.1:8322/v1/")
+    assert header == "Content-Type: application/json"
+    asked = urllib.request.Request(
+        url.replace("http://127.0.0.1:8322/v1", server["address"]),
+        body.encode(),
+        dict([header.split(": ")]),
+    )
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        assert json.load(answer)["choices"][0]["finish_reason"] in ("length", "stop")
+
+
+@pytest.mark.expensive
 def test_it_ends_while_it_answers(place: Path) -> None:
     openai = pytest.importorskip("openai")
     process = begun(place, "runs/mine", "--port", "0")
@@ -119,9 +135,11 @@ def test_a_command_of_the_page_ends_as_it_says(
 def test_a_port_in_use_and_a_name_without_folder_are_one_message(modicum: Any, place: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+        wrong = modicum("serve", place / "runs", "--port", str(port))  # the folder comes first
         ended = modicum("serve", place / "runs" / "mine", "--port", str(port))
+    assert (wrong.code, "neither a run nor a model" in wrong.err) == (2, True)
     assert (ended.code, ended.out) == (2, "")
-    assert f"cannot listen at port {port} of 127.0.0.1" in ended.err
+    assert f"port {port} of 127.0.0.1 is taken; give another with --port (0: any" in ended.err
     for words in (["a"], ["=b"], ["a="], ["a=b", "--adapter", "a=c"]):
         ended = modicum("serve", place / "runs" / "mine", "--adapter", *words)
         assert (ended.code, ended.err.count("\n")) == (2, 1)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from modicum.cli.plain_tables import columns, plain
 from modicum.cli.tables import plan_tables, print_methods, print_plan, print_proof, table
+from modicum.core.contracts.method import Info
 
 
 def text(print_it, *values, **options) -> str:
@@ -36,6 +37,43 @@ def test_columns_are_aligned_numbers_to_the_right() -> None:
 def test_a_cell_is_one_line_and_no_escape_code_passes() -> None:
     shown = text(table, ("a", "b"), [("two\nlines", "\x1b[31mred")])
     assert shown.splitlines()[2] == "two lines   [31mred"
+
+
+def test_words_are_broken_only_where_there_is_no_other_way() -> None:
+    cells = [("--set data.sequence_length=1024", "keeps all of it, and " * 4)]
+    for width in (40, 60):
+        shown = plain(("set", "why"), cells, (False, False), width=width).splitlines()
+        assert any(line.startswith("data.sequence_length=1024  ") for line in shown)
+        assert max(map(columns, shown)) <= width
+    shown = plain(("set", "why"), [("x" * 50, "y" * 50)], (False, False), width=40).splitlines()
+    assert max(map(columns, shown)) <= 40
+
+
+PATH = "/home/somebody/projects/adapters-of-mine/src/methods/my_own_lora.py"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_path_is_not_broken(place: int) -> None:
+    cells = ["why it is so, in many words " * 3] * 2
+    cells[place] = f"class MyOwnLoRA in {PATH}"
+    shown = plain(("one", "other"), [cells], (False, False), width=60)
+    assert PATH in shown
+    other = "".join("".join(line.split()) for line in shown.splitlines()[2:])
+    assert len(other) == sum(len(cell.replace(" ", "")) for cell in cells)
+
+
+@pytest.mark.parametrize(("columns", "fits"), [(110, True), (76, False)])
+def test_on_a_terminal_a_path_is_not_broken(
+    monkeypatch: pytest.MonkeyPatch, columns: int, fits: bool
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    rows = [("in Python", f"class MyOwnLoRA in {PATH}", "a reason of several words " * 4)]
+    table(("Field", "Value", "why"), rows, stream=stream)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert (PATH in shown) is fits
+    assert shown.count("several") == 4  # nothing is lost in either
 
 
 def test_an_empty_table_is_its_headers() -> None:
@@ -60,9 +98,26 @@ def test_methods_as_a_table_and_as_json() -> None:
     lines = text(print_methods, records, False).splitlines()
     assert lines[0].split() == ["Name", "Room", "Title", "Status"]
     assert lines[2] == "lora  adapters  LoRA   verified"
+    assert "GPU" not in "".join(lines)
     read = json.loads(text(print_methods, records, True))
     assert read[0] == records[0]
     assert read[1]["status"] is None
+
+
+def test_what_most_methods_have_not_done_is_said_once() -> None:
+    fresh = Info("a", "A", "optim", "", "", evidence="against paper").status
+    seen = Info("b", "B", "optim", "", "", run_on_gpu=True).status
+    records = [{"name": "a", "status": fresh}, {"name": "b", "status": seen}]
+    both = text(print_methods, records, False)
+    assert both.count("not yet run on GPU") == 1
+    assert both.endswith("\nnot yet run on GPU: all that do not say `run on GPU`\n")
+    assert "a     against paper; claim not shown here\n" in both
+    assert text(print_methods, records[:1], False).endswith("\nnot yet run on GPU: all\n")
+    assert "not yet" not in text(print_methods, records[1:], False)
+    words = " ".join(both.partition("verified against code, ")[2].split())
+    for word in ("against paper, reconstructed:", "claim:", "better, equal, worse: against"):
+        assert word in words
+    assert json.loads(text(print_methods, records, True)) == records
 
 
 def test_a_plan_says_what_why_and_cost() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -237,5 +238,22 @@ def test_a_supervised_rank_ends_at_once_while_it_has_nothing_to_save(
     )
     assert ended.returncode == code
     assert ended.stderr == (
-        "" if supervised else "modicum: rank 1: interrupted; the same command resumes\n"
+        "" if supervised else "modicum: rank 1: interrupted; the same command begins anew\n"
     )
+
+
+@pytest.mark.parametrize(("method", "said"), [("svfit", True), ("lora", False)])
+def test_a_run_says_what_its_adapter_loads_as(
+    modicum: Any, runs: Any, tmp_path: Path, method: str, said: bool
+) -> None:
+    out = tmp_path / "run"
+    asked = ("--set", f"adapter={{method: {method}, rank: 2}}", "--progress", "lines")
+    ended = modicum("train", runs.adapted_recipe, "--out", out, *asked)
+    assert ended.code == 0, ended.err
+    line = (
+        f"export: {out / 'adapter'} is a LoRA of rank 2 in PEFT's files, exact: loaded there or "
+        "here it is lora, and no longer svfit\n"
+    )
+    assert (line in ended.err) is said
+    config = json.loads((out / "adapter" / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"]) == ("LORA", 2)

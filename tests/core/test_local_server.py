@@ -34,8 +34,11 @@ def test_it_listens_where_it_says_or_says_why_not() -> None:
         port = listener.getsockname()[1]
         assert address("127.0.0.1", listener) == f"http://127.0.0.1:{port}"
         assert address("::1", listener) == f"http://[::1]:{port}"
-        with pytest.raises(InputError, match=f"cannot listen at port {port} of 127.0.0.1"):
+        with pytest.raises(InputError) as taken:
             listening("127.0.0.1", port)
+    assert str(taken.value) == (
+        f"port {port} of 127.0.0.1 is taken; give another with --port (0: any that is free)"
+    )
     for host in ("no such host", "a" * 64 + ".example", "300.1.1.1"):
         with pytest.raises(InputError, match="cannot listen at port 0"):
             listening(host, 0)

@@ -20,7 +20,8 @@ with open(pathlib.Path(__file__).with_name("asked"), "a") as file:
 time.sleep(0.3)
 print("and something else")
 print(json.dumps({"loaded_bytes": 7_000_000, "compiler_bytes": 5_000_000, "kept": [0.01, 0.05],
-    "efficiency": 0.6, "half_efficiency": 2.4}))
+    "efficiency": 0.6, "half_efficiency": 2.4, "with_tokenizer_bytes": 6_000_000,
+    "without_text_bytes": 5_500_000, "without_text_kept": 0.4}))
 """
 FIGURES = {
     "loaded_bytes": 7_000_000,
@@ -28,6 +29,9 @@ FIGURES = {
     "kept": [0.01, 0.05],
     "efficiency": 0.6,
     "half_efficiency": 2.4,
+    "with_tokenizer_bytes": 6_000_000,
+    "without_text_bytes": 5_500_000,
+    "without_text_kept": 0.4,
     "when": "then",
 }
 
@@ -79,6 +83,21 @@ def test_what_is_loaded_already_is_not_counted_again(monkeypatch):
         assert made.still_loaded() == bytes_left
 
 
+def test_a_run_loads_and_keeps_what_runs_that_read_the_same_do(monkeypatch):
+    monkeypatch.setattr(record, "compiler_is_loaded", lambda: True)
+    made = machine_record(say=quiet)
+    found = {reads: made.of_run(reads) for reads in ("new tokenizer", "tokenizer", "no text")}
+    loaded = {reads: (each.loaded_bytes, each.still_loaded()) for reads, each in found.items()}
+    assert loaded == {
+        "new tokenizer": (7_000_000, 2_000_000),
+        "tokenizer": (6_000_000, 1_000_000),
+        "no text": (5_500_000, 500_000),
+    }
+    assert [each.kept for each in found.values()] == [(0.01, 0.05), (0.01, 0.05), (0.4, 0.4)]
+    # A profile of another machine does not say.
+    assert MachineRecord(7, (0.1, 0.2), 0.5).of_run("no text") == MachineRecord(7, (0.1, 0.2), 0.5)
+
+
 def test_it_is_measured_anew_when_asked_to(folder, capsys):
     machine_record()
     machine_record(again=True, say=quiet)
@@ -95,6 +114,9 @@ def test_it_is_measured_anew_when_asked_to(folder, capsys):
         json.dumps({"record": FIGURES | {"loaded_bytes": -1}}),
         json.dumps({"record": FIGURES | {"compiler_bytes": 8_000_000}}),
         json.dumps({"record": FIGURES | {"half_efficiency": 0}}),
+        json.dumps({"record": FIGURES | {"with_tokenizer_bytes": 4_000_000}}),
+        json.dumps({"record": FIGURES | {"without_text_bytes": -1}}),
+        json.dumps({"record": FIGURES | {"without_text_kept": float("nan")}}),
         json.dumps({"record": FIGURES | {"kept": [0.5, 0.1]}}),
         json.dumps({"record": FIGURES | {"kept": [0.1]}}),
         json.dumps({"record": FIGURES | {"kept": [float("nan"), 0.1]}}),

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modicum.core.random import bits, derive_seed, normal_, philox, uniform_
+from modicum.core.random import bits, derive_seed, normal_, philox, sample, uniform_
 
 
 def test_philox_gives_the_published_words():
@@ -91,3 +94,24 @@ def test_every_dtype_and_layout_gets_the_same_draw():
     assert torch.equal(
         normal_(torch.empty(6, 4, dtype=torch.bfloat16), seed=0, name="w"), base.bfloat16()
     )
+
+
+@pytest.mark.parametrize(("n", "k"), [(7, 0), (7, 1), (7, 3), (7, 6), (7, 7), (5000, 2400)])
+def test_a_sample_has_different_numbers_in_their_order(n: int, k: int) -> None:
+    chosen = sample(n, k, seed=1, name="places").tolist()
+    assert len(chosen) == k
+    assert chosen == sorted(set(chosen))
+    assert not chosen or 0 <= chosen[0] <= chosen[-1] < n
+
+
+def test_every_set_is_drawn_as_often() -> None:
+    sets = Counter(tuple(sample(5, 2, seed=seed).tolist()) for seed in range(3000))
+    assert len(sets) == 10
+    assert 235 < min(sets.values()) <= max(sets.values()) < 365  # 300 and four deviations
+
+
+def test_numbers_beyond_32_bits_are_drawn_and_too_many_refused() -> None:
+    chosen = sample(10**15, 1000, seed=0)
+    assert chosen.double().mean() == pytest.approx(5e14, rel=0.1)
+    with pytest.raises(ValueError, match="4 different numbers below 3"):
+        sample(3, 4, seed=0)

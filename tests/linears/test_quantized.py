@@ -30,10 +30,13 @@ from modicum.core.machine.memory import TensorMeter
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import own_part, whole
 from modicum.linears import Int8Linear, NF4Linear
+from modicum.linears.fp16 import FP16Linear
+from modicum.linears.frozen import FrozenLinear
 from modicum.linears.quantized import GROUP, QuantizedLinear
 
 KINDS: list[type[QuantizedLinear]] = [NF4Linear, Int8Linear]
 both = pytest.mark.parametrize("kind", KINDS)
+frozen = pytest.mark.parametrize("kind", [*KINDS, FP16Linear])
 widths = st.integers(1, 3 * GROUP + 5)
 
 
@@ -41,8 +44,8 @@ def normal(rows: int, columns: int, seed: int = 0) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-def held(layer: QuantizedLinear) -> list[Tensor]:
-    return [layer.codes, layer.scales, layer.ranges]
+def held(layer: FrozenLinear) -> list[Tensor]:
+    return list(layer.frozen_tensors())
 
 
 def scales_by_hand(row: Tensor) -> list[float]:
@@ -136,10 +139,10 @@ def test_a_restored_weight_is_coded_to_itself(
     assert torch.allclose(once.to_dense(), twice.to_dense(), rtol=1e-6, atol=0)
 
 
-@both
+@frozen
 @given(rows=st.integers(1, 9), columns=widths, cut=st.integers(0, 9))
 def test_codes_of_some_rows_are_those_rows_of_the_codes(
-    kind: type[QuantizedLinear], rows: int, columns: int, cut: int
+    kind: type[FrozenLinear], rows: int, columns: int, cut: int
 ) -> None:
     weight = normal(rows, columns)
     layer, part = kind.from_dense(weight), kind.from_dense(weight[cut:])
@@ -154,13 +157,13 @@ def test_chunks_change_nothing(
 ) -> None:
     weight = normal(7, 65)
     expected = kind.from_dense(weight)
-    monkeypatch.setattr("modicum.linears.quantized._CPU_CHUNK", chunk)
+    monkeypatch.setattr("modicum.linears.frozen.CPU_CHUNK", chunk)
     layer = kind.from_dense(weight)
     assert all(map(torch.equal, held(layer), held(expected)))
     assert torch.equal(layer.to_dense(), expected.to_dense())
 
 
-@both
+@frozen
 @given(
     shape=st.lists(st.integers(0, 3), max_size=2),
     columns=widths,
@@ -169,7 +172,7 @@ def test_chunks_change_nothing(
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
 )
 def test_it_computes_what_the_dense_layer_of_its_weight_does(
-    kind: type[QuantizedLinear],
+    kind: type[FrozenLinear],
     shape: list[int],
     columns: int,
     rows: int,
@@ -190,17 +193,17 @@ def test_it_computes_what_the_dense_layer_of_its_weight_does(
     assert torch.allclose(inputs.grad, twin.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
-@both
-def test_a_bias_learns_and_codes_do_not(kind: type[QuantizedLinear]) -> None:
+@frozen
+def test_a_bias_learns_and_codes_do_not(kind: type[FrozenLinear]) -> None:
     layer = kind.from_dense(normal(4, 70), torch.zeros(4))
     layer(torch.ones(2, 3, 70)).sum().backward()
     assert layer.bias.grad.tolist() == [6.0] * 4
-    assert [p.requires_grad for p in held(layer)] == [False] * 3
+    assert [p.requires_grad for p in held(layer)] == [False] * len(held(layer))
     assert all(p.grad is None for p in held(layer))
 
 
-@both
-def test_autocast_decides_the_dtype_forward_and_backward(kind: type[QuantizedLinear]) -> None:
+@frozen
+def test_autocast_decides_the_dtype_forward_and_backward(kind: type[FrozenLinear]) -> None:
     layer = kind.from_dense(normal(8, 70), torch.ones(8))
     inputs = normal(5, 70).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
@@ -213,8 +216,8 @@ def test_autocast_decides_the_dtype_forward_and_backward(kind: type[QuantizedLin
     assert torch.allclose(inputs.grad, expected.float(), rtol=1e-2, atol=1e-2)
 
 
-@both
-def test_nothing_but_codes_is_kept_for_the_backward_pass(kind: type[QuantizedLinear]) -> None:
+@frozen
+def test_nothing_but_codes_is_kept_for_the_backward_pass(kind: type[FrozenLinear]) -> None:
     layer = kind.from_dense(normal(64, 256))
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
@@ -222,8 +225,8 @@ def test_nothing_but_codes_is_kept_for_the_backward_pass(kind: type[QuantizedLin
     assert {t.data_ptr() for t in kept} == {p.data_ptr() for p in held(layer)}
 
 
-@both
-def test_recomputed_it_gives_the_same_gradients(kind: type[QuantizedLinear]) -> None:
+@frozen
+def test_recomputed_it_gives_the_same_gradients(kind: type[FrozenLinear]) -> None:
     net = nn.Sequential(kind.from_dense(normal(66, 70)), nn.ReLU(), nn.Linear(66, 2))
     inputs = normal(5, 70)
 
@@ -237,7 +240,7 @@ def test_recomputed_it_gives_the_same_gradients(kind: type[QuantizedLinear]) -> 
     assert all(map(torch.equal, gradients(False), gradients(True)))
 
 
-@both
+@frozen
 @pytest.mark.parametrize(
     "backend",
     [
@@ -245,7 +248,7 @@ def test_recomputed_it_gives_the_same_gradients(kind: type[QuantizedLinear]) -> 
         pytest.param("inductor", marks=pytest.mark.slow),
     ],
 )
-def test_compiled_it_gives_the_same_numbers(kind: type[QuantizedLinear], backend: str) -> None:
+def test_compiled_it_gives_the_same_numbers(kind: type[FrozenLinear], backend: str) -> None:
     torch.compiler.reset()
     layer = kind.from_dense(normal(66, 70), torch.ones(66))
     compiled = torch_private.compiled(layer, backend=backend, fullgraph=True)
@@ -259,15 +262,15 @@ def test_compiled_it_gives_the_same_numbers(kind: type[QuantizedLinear], backend
     torch.compiler.reset()
 
 
-@both
-def test_on_meta_then_materialised_then_written(kind: type[QuantizedLinear]) -> None:
+@frozen
+def test_on_meta_then_materialised_then_written(kind: type[FrozenLinear]) -> None:
     with on_meta(torch.bfloat16):
         net = nn.Sequential(kind(70, 9), nn.Linear(9, 2))
     assert all(p.is_meta for p in net.parameters())
     assert net(torch.empty(4, 70, device="meta", dtype=torch.bfloat16)).shape == (4, 2)
     materialise(net, "cpu")
     layer = net[0]
-    assert [p.dtype for p in held(layer)] == [torch.uint8] * 3
+    assert [p.dtype for p in held(layer)] == [torch.uint8] * len(held(layer))
     assert layer.bias.dtype == torch.bfloat16
     assert not any(p.requires_grad for p in held(layer))
     before = [p.data_ptr() for p in held(layer)]
@@ -276,8 +279,8 @@ def test_on_meta_then_materialised_then_written(kind: type[QuantizedLinear]) -> 
     assert [p.data_ptr() for p in held(layer)] == before
 
 
-@both
-def test_casting_the_model_leaves_the_weight_alone(kind: type[QuantizedLinear]) -> None:
+@frozen
+def test_casting_the_model_leaves_the_weight_alone(kind: type[FrozenLinear]) -> None:
     layer = kind.from_dense(normal(9, 200), torch.ones(9))
     before = full_weight(layer)
     layer.to(torch.bfloat16)
@@ -296,15 +299,15 @@ def test_its_state_is_its_codes(kind: type[QuantizedLinear]) -> None:
     assert torch.equal(full_weight(other), full_weight(layer))
 
 
-@both
-def test_only_a_weight_of_its_shape_can_be_written(kind: type[QuantizedLinear]) -> None:
+@frozen
+def test_only_a_weight_of_its_shape_can_be_written(kind: type[FrozenLinear]) -> None:
     layer = kind.from_dense(normal(3, 70))
     with pytest.raises(InputError, match=r"weight: .*\[3, 70\]"):
         write_weight(layer, normal(1, 70))
 
 
-@both
-def test_the_form_says_what_it_is(kind: type[QuantizedLinear]) -> None:
+@frozen
+def test_the_form_says_what_it_is(kind: type[FrozenLinear]) -> None:
     layer = kind.from_dense(normal(3, 70))
     form = form_of(layer)
     assert form is linear_form(kind.form)
@@ -314,7 +317,7 @@ def test_the_form_says_what_it_is(kind: type[QuantizedLinear]) -> None:
     assert repr(layer) == f"{kind.__name__}(in_features=70, out_features=3, bias=False)"
 
 
-def peak_bytes(kind: type[QuantizedLinear], shape: tuple[int, int], dtype: torch.dtype) -> int:
+def peak_bytes(kind: type[FrozenLinear], shape: tuple[int, int], dtype: torch.dtype) -> int:
     layer = kind.from_dense(normal(*shape))
     inputs = torch.ones(1, shape[1], dtype=dtype)
     layer(inputs)  # tables are made once
@@ -323,11 +326,11 @@ def peak_bytes(kind: type[QuantizedLinear], shape: tuple[int, int], dtype: torch
     return meter.peak or 0
 
 
-@both
+@frozen
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(60, 120), (3000, 600)])
 def test_the_workspace_is_what_the_meter_sees(
-    kind: type[QuantizedLinear], shape: tuple[int, int], dtype: torch.dtype
+    kind: type[FrozenLinear], shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     stated = linear_form(kind.form).workspace(shape[1], shape[0], dtype.itemsize)
     scratch = product_scratch(1, shape[1], shape[0], half=dtype == torch.bfloat16).forward
@@ -380,7 +383,7 @@ def cut_over_ranks(ranks: Ranks, form: str) -> dict[str, Any]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("form", "ranks"), [("nf4", 2), ("int8", 2), ("nf4", 4)])
+@pytest.mark.parametrize(("form", "ranks"), [("nf4", 2), ("int8", 2), ("fp16", 2), ("nf4", 4)])
 def test_ranks_that_hold_rows_compute_what_one_process_does(
     pool: Pool, form: str, ranks: int
 ) -> None:

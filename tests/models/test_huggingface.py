@@ -123,6 +123,21 @@ def test_a_run_folder_means_its_model(folder: Path) -> None:
     assert read_config(folder.parent) == config()
 
 
+@pytest.mark.parametrize(
+    ("path", "spelled"),
+    [
+        ("meta/tiny-1B", "hub:meta/tiny-1B"),
+        (Path.cwd() / "meta/tiny-1B", "hub:meta/tiny-1B"),
+        ("./mine", "hub:OWNER/NAME"),
+        ("/mine/models/one", "hub:OWNER/NAME"),
+    ],
+)
+def test_a_path_that_is_not_there_says_how_the_hub_is_named(path: str | Path, spelled: str) -> None:
+    with pytest.raises(InputError, match="there is no such folder") as refused:
+        resolve(path)
+    assert f" as {spelled}, " in str(refused.value)
+
+
 def test_rotary_tables_and_the_tied_copy_of_old_files_are_passed_over(tmp_path: Path) -> None:
     folder = save(create(config(tied_embeddings=True), 0), tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
@@ -214,7 +229,7 @@ def test_folders_that_are_no_model(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(InputError, match="this is a file"):
         read_header(folder / "config.json")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"empty: this folder is no model: it has no config.json"):
+    with pytest.raises(InputError, match=r"empty: this folder holds neither a run nor a model"):
         read_header(tmp_path / "empty")
     (folder / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"it has no model.safetensors"):

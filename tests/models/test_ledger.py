@@ -21,7 +21,7 @@ from modicum.models.llama import Llama, create
 from modicum.optim import AdamW
 
 ROWS, TOKENS = 2, 18
-NF4, INT8 = (FormPlan().with_default(name) for name in ("nf4", "int8"))
+NF4, INT8, FP16 = (FormPlan().with_default(name) for name in ("nf4", "int8", "fp16"))
 WIDE = FormPlan().with_block("model.layers.1", mlp_width=300)
 FACTORS = FormPlan().with_form("model.layers.0.mlp.up_proj", "low_rank", rank=5)
 FACTORS = FACTORS.with_form("model.layers.2.mlp.down_proj", "low_rank", rank=7)
@@ -157,7 +157,7 @@ def test_flops_of_a_frozen_model_stop_where_nothing_before_learns(first):
     assert flops(frozen) == (expected.flops("forward"), expected.flops("backward"))
 
 
-@pytest.mark.parametrize("linear", ["nf4", "int8"])
+@pytest.mark.parametrize("linear", ["nf4", "int8", "fp16"])
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_quantized_decoder_takes_and_keeps_what_is_told(name, half, linear):
@@ -220,6 +220,7 @@ QUANTIZED: dict[str, tuple[dict[str, Any], str, bool, bool, int]] = {
     "nf4, bf16": ({"forms": NF4, "vocabulary_size": 600}, "lora", True, False, 2),
     "nf4, recomputed": ({"forms": NF4, "width": 256}, "lora", False, True, 1),
     "int8, wide, bf16": ({"forms": INT8, "width": 256}, "lora", True, True, 1),
+    "fp16": ({"forms": FP16}, "lora", False, False, 1),
 }
 
 

@@ -53,7 +53,7 @@ def test_weights_that_are_there_are_checked(folder: Path, name: str, said: str) 
         ({"m.gguf": ""}, "GGUF"),
         ({"snapshots/abc/config.json": "{}"}, "snapshots/abc has one; name that folder"),
         ({"inner/config.json": "{}"}, "inner has one"),
-        ({"notes.txt": ""}, "it has no config.json$"),
+        ({"notes.txt": ""}, "no run.json, no config.json"),
     ],
 )
 def test_a_folder_that_is_no_model_is_called_what_it_is(

@@ -67,7 +67,7 @@ def loss(model: nn.Module, ids: Tensor = IDS) -> Tensor:
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
-@pytest.mark.parametrize("linear", ["nf4", "int8"])
+@pytest.mark.parametrize("linear", ["nf4", "int8", "fp16", "tiles"])
 def test_a_new_model_holds_what_becomes_of_the_dense_ones_weights(linear: str) -> None:
     dense, coded = create(CONFIG, 7), create(config(linear), 7)
     layers = frozen_linears(coded)
@@ -107,18 +107,19 @@ def test_a_filled_model_wearing_an_adapter_is_the_loaded_one(folder: Path) -> No
         assert torch.equal(model(IDS), loaded(IDS))
 
 
+@pytest.mark.parametrize("linear", ["nf4", "tiles"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_saved_is_the_dense_model_that_it_computes(
-    folder: Path, tmp_path: Path, dtype: torch.dtype
+    folder: Path, tmp_path: Path, dtype: torch.dtype, linear: str
 ) -> None:
-    model = load(folder, dtype=dtype, linear="nf4")
+    model = load(folder, dtype=dtype, linear=linear)
     again = load(save(model, tmp_path / "saved"))
     assert again.config == CONFIG
     assert {parameter.dtype for parameter in again.parameters()} == {dtype}
     with torch.no_grad():
         assert torch.equal(again(IDS), model(IDS))
     if dtype == torch.float32:
-        twice = load(tmp_path / "saved", linear="nf4")
+        twice = load(tmp_path / "saved", linear=linear)
         codes = zip(frozen_linears(twice).values(), frozen_linears(model).values(), strict=True)
         assert all(torch.equal(one.codes, other.codes) for one, other in codes)
 
@@ -212,10 +213,12 @@ def updated(model: nn.Module, optimizer: Any, steps: range, strategy: Strategy) 
     return losses
 
 
-def built(strategy: Strategy, folder: Path, half: bool) -> tuple[Llama, AttachedAdapter, Any]:
+def built(
+    strategy: Strategy, folder: Path, half: bool, linear: str
+) -> tuple[Llama, AttachedAdapter, Any]:
     """As the trainer builds: wrapped on meta, cut, given memory, filled."""
     with on_meta(torch.bfloat16 if half else torch.float32):
-        model = Llama(config())
+        model = Llama(config(linear))
         adapter = LoRA(rank=3).attach(model, seed=1)
     model.recompute = True
     strategy.cut(model, model.model.layers, torch.device("cpu"))
@@ -235,9 +238,11 @@ def strategy_of(ranks: Ranks, kind: str) -> Strategy:
     return Sharded(ranks, Layout.of(ranks.size, ranks.size))
 
 
-def on_ranks(ranks: Ranks, kind: str, half: bool, folder: Path, out: Path) -> dict[str, Any]:
+def on_ranks(
+    ranks: Ranks, kind: str, half: bool, linear: str, folder: Path, out: Path
+) -> dict[str, Any]:
     strategy = strategy_of(ranks, kind)
-    model, adapter, optimizer = built(strategy, folder, half)
+    model, adapter, optimizer = built(strategy, folder, half, linear)
     codes = {
         name: whole(parameter.detach()).clone()
         for name, parameter in model.named_parameters()
@@ -276,24 +281,25 @@ shards_integers = pytest.mark.skipif(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("kind", "ranks", "half"),
+    ("kind", "ranks", "half", "linear"),
     [
-        ("ddp", 2, False),
-        pytest.param("fsdp", 2, True, marks=shards_integers),
-        pytest.param("fsdp", 4, False, marks=shards_integers),
+        ("ddp", 2, False, "nf4"),
+        pytest.param("fsdp", 2, True, "nf4", marks=shards_integers),
+        pytest.param("fsdp", 4, False, "nf4", marks=shards_integers),
+        pytest.param("fsdp", 4, False, "tiles", marks=shards_integers),
     ],
 )
 def test_ranks_train_as_one_process_does(
-    pool: Pool, folder: Path, tmp_path: Path, kind: str, ranks: int, half: bool
+    pool: Pool, folder: Path, tmp_path: Path, kind: str, ranks: int, half: bool, linear: str
 ) -> None:
-    expected = on_ranks(Ranks(), "alone", half, folder, tmp_path / "one")
-    for result in pool.run(on_ranks, kind, half, folder, tmp_path / "several", ranks=ranks):
+    expected = on_ranks(Ranks(), "alone", half, linear, folder, tmp_path / "one")
+    for result in pool.run(on_ranks, kind, half, linear, folder, tmp_path / "several", ranks=ranks):
         assert result["codes"].keys() == expected["codes"].keys()
         for name, codes in result["codes"].items():
             assert torch.equal(codes, expected["codes"][name]), name
         assert result["losses"] == pytest.approx(expected["losses"], rel=1e-2 if half else 1e-5)
     one, several = load(tmp_path / "one"), load(tmp_path / "several")
-    base = load(folder, torch.bfloat16 if half else None, linear="nf4")
+    base = load(folder, torch.bfloat16 if half else None, linear=linear)
     with torch.no_grad():
         assert torch.equal(one(IDS), base(IDS))
         assert torch.equal(several(IDS), base(IDS))

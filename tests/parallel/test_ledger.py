@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modicum.core.contracts.ledger import Entry, Ledger
+from modicum.core.ranks.exchange import ExchangeQuery
 from modicum.core.ranks.layout import Layout
 from modicum.parallel.bucketed import cut
+from modicum.parallel.exchange_ledger import on_sharded
 from modicum.parallel.ledger import (
     GatheredGroups,
     Group,
@@ -155,3 +157,26 @@ def test_staged_parts_make_the_whole(elements, replicas):
     each = staging(elements, 8 * sum(elements), replicas).entries[0].bytes
     assert 12 * sum(elements) <= each * replicas
     assert each <= 12 * sum(elements) / replicas + 4 * max(elements)
+
+
+def test_what_is_coded_is_there_when_what_ran_again_is_gone() -> None:
+    def coding(at: ExchangeQuery) -> Ledger:
+        return Ledger.of(
+            Entry("workspace", 700, ("backward",), "coded"),
+            Entry("workspace", 90, ("step",), "weights coded"),
+        )
+
+    parts = GatheredGroups(*MODEL, Layout(shards=2))
+    kept = ONE + Ledger.of(Entry("activation", 900, ("forward", "loss", "backward")))
+    again = ONE + Ledger.of(Entry("activation", 500, ("backward",)))
+    found = [
+        on_sharded(each, parts, micro_batches=1, ranks_per_node=2, exchange=coding)
+        for each in (kept, again)
+    ]
+    added = [
+        one.bytes(phase="backward") - each.bytes(phase="backward")
+        for one, each in zip(found, (kept, again), strict=True)
+    ]
+    copies = 4 * 2 * (200 + 150 + 150)
+    assert added == [copies + 700, copies + 200]
+    assert [one.bytes("workspace", "step") for one in found] == [90, 90]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from modicum.core.errors import DoesNotFit, InputError
+from modicum.core.machine.record import MachineRecord
 from modicum.core.units import format_bytes
 from modicum.models.config import ModelConfig
 from modicum.planner import plan
@@ -110,6 +111,22 @@ def test_bytes_of_the_process_are_what_it_holds_before_tensors_and_those_with_th
     assert weights == 4 * made.prediction.total
     optimizer = sum(r["bytes"] for r in row["table"] if r["kind"] == "optimizer")
     assert optimizer == pytest.approx(8 * made.prediction.trainable, rel=1e-3)
+
+
+def test_what_a_run_loads_and_keeps_is_that_of_runs_that_read_the_same(new, monkeypatch):
+    measured = MachineRecord(
+        30_000_000, (0.02, 0.1), 0.5, with_tokenizer_bytes=20_000_000,
+        without_text_bytes=10_000_000, without_text_kept=0.6,
+    )  # fmt: skip
+    monkeypatch.setattr("modicum.planner.planning.machine_record", lambda device: measured)
+    text = plan(new())
+    assert text.process_base == 280_000_000
+    images = plan(Recipe(task={"method": "images", "images": 64, "held_out": 16}))
+    assert images.process_base == 260_000_000
+    assert images.record.kept == (0.6, 0.6)
+    prediction = images.prediction
+    grown = prediction.process_bytes(0, 0.0, staged=False) + round(0.6 * prediction.small_bytes)
+    assert images.process_range[0] - images.process_base == pytest.approx(grown, abs=2)
 
 
 def test_a_budget_is_kept_with_a_tenth_of_what_the_run_adds_to_spare(new, needs):

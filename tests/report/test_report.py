@@ -284,7 +284,7 @@ def test_the_summary_is_strict_json(make_run: MakeRun) -> None:
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not the folder of a run"):
+    with pytest.raises(InputError, match="holds no run"):
         report.write(tmp_path)
     with pytest.raises(InputError, match="no such folder"):
         report.summary(tmp_path / "absent")

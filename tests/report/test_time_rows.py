@@ -57,6 +57,19 @@ def test_the_last_line_says_the_largest_and_what_is_unexplained(make_run: MakeRu
     )
 
 
+def test_a_start_that_was_repeated_is_not_lost_work() -> None:
+    """A stop that saves loses no step: what it costs is the start alone."""
+    rows = {"compute/forward": 90.0, clock.AGAIN: 8.0, clock.UNEXPLAINED: 2.0}
+    resumed = {"time": {"rows": rows}}
+    assert time_rows.in_words(resumed) == (
+        "time: compute 90 %, starting again 8.0 %, unexplained 2.0 %"
+    )
+    killed = {"time": {"rows": rows | {clock.LOST: 100.0}}}
+    assert time_rows.in_words(killed) == (
+        "time: compute 45 %, starting again 4.0 %, lost work 50 %, unexplained 1.0 %"
+    )
+
+
 def test_the_how_to_names_every_row() -> None:
     table = PAGE.read_text().partition("## What to do")[0]
     shown = dict(re.findall(r"^\| (.+?) \| (.+?) \|$", table, re.MULTILINE))

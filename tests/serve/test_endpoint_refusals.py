@@ -75,8 +75,14 @@ def test_whatever_is_sent_is_answered(url: str, body: bytes, path: str) -> None:
 
 
 def test_addresses_methods_and_types_are_said(url: str) -> None:
-    assert refused(url, "/nothing")[0] == 404
-    assert refused(url, "/models")[0] == 405
+    addresses = (
+        "; those that there are: GET /v1/models; GET /v1/models/NAME; POST /v1/chat/completions; "
+        "POST /v1/completions"
+    )
+    # The address that `modicum serve` prints is the beginning of those that can be asked.
+    for path in ("", "/nothing"):
+        assert refused(url, path, method="GET") == (404, f"there is no such address{addresses}")
+    assert refused(url, "/models") == (405, f"this address is not asked by that method{addresses}")
     assert refused(url, method="GET")[0] == 405
     assert refused(url, content_type="text/plain")[0] == 415
     assert ask(url, content_type="application/json; charset=utf-8")[0] == 200

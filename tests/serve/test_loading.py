@@ -26,8 +26,13 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-def test_names_say_what_is_served(folders: Folders) -> None:
+def test_names_say_what_is_served(folders: Folders, tmp_path: Path) -> None:
     assert list(load_served(folders.model).names) == ["model"]
+    for name, called in (("my-run", "my-run"), ("my  run\n2", "my-run-2")):
+        run = tmp_path / name
+        shutil.copytree(folders.model, run / "model")
+        (run / "run.json").write_text("{}")
+        assert list(load_served(run).names) == [called]
     assert list(load_served(folders.run).names) == ["adapter", "base"]
     more = load_served(folders.model, {"one": folders.run, "two": folders.peft})
     assert list(more.names) == ["base", "one", "two"]

@@ -74,7 +74,16 @@ def test_a_head_is_kept_where_its_classes_are_the_same(tmp_path: Path) -> None:
         ({"data": {"sequence_length": 99}}, "data.sequence_length", r"context \(40\)"),
         ({"data": {"too_long": "split"}}, "data.too_long", "one label"),
         ({"data": {"column": "body"}}, "data.column", "means nothing"),
-        ({"task": {"label_column": "kind"}}, "kind", "no such column"),
+        (
+            {"task": {"label_column": "kind"}},
+            "kind",
+            "no such column; task.label_column names this column; allowed: text, label",
+        ),
+        (
+            {"task": {"text_columns": ["body"]}},
+            "body",
+            "no such column; task.text_columns names this column; allowed: text, label",
+        ),
         ({"task": {"pad_token": "[NO]"}}, "task.pad_token", "no such token"),
         ({"task": {"classes": ["animals"]}}, "task.label_column", "none of the classes"),
     ],

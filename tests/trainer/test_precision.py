@@ -19,6 +19,7 @@ from modicum.models.huggingface import load
 from modicum.planner.precision import EXPORT, PRECISION, settled
 from modicum.recipe import Recipe
 from modicum.recipe_yaml import dump
+from modicum.tasks import CausalLM
 from modicum.trainer import continued, train
 
 
@@ -46,7 +47,7 @@ def choice(plan: modicum.Plan) -> dict[str, Any]:
     [
         ({"BF16"}, True, "bf16", "stay bf16, as the files hold them"),
         ({"BF16"}, False, "fp32", "all weights are trained"),
-        ({"F16"}, True, "fp32", "need a loss scaler"),
+        ({"F16", "F32"}, True, "fp32", "need a loss scaler"),
         ({"BF16", "F32"}, True, "fp32", "nothing is rounded unasked"),
         ({"F32"}, True, "fp32", None),
         ((), False, "fp32", None),
@@ -93,10 +94,59 @@ def test_full_training_of_files_in_bf16_is_fp32(dataset, half):
     )
 
 
-def test_fp16_is_held_exactly(dataset, finished, tmp_path):
-    folder = in_dtype(finished, tmp_path / "fp16", torch.float16)
-    plan = modicum.plan(Recipe(**lora(folder, dataset)))
-    assert (choice(plan)["value"], plan.prediction.half) == ("fp32", False)
+@pytest.fixture(scope="session")
+def fp16(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained model whose files are fp16."""
+    return in_dtype(finished, tmp_path_factory.mktemp("fp16") / "model", torch.float16)
+
+
+def test_a_frozen_base_in_fp16_stays_what_it_is(dataset, fp16, tmp_path):
+    values = lora(fp16, dataset, training={"steps": 6})
+    plan = modicum.plan(Recipe(**values))
+    assert [row["value"] for row in plan.choices[:2]] == ["fp32", "fp16"]
+    content = train(plan, tmp_path / "run", listener=lambda _: None)
+    assert plan.prediction.ledger.bytes("weight") == content["measured_by_kind"]["weight"]
+    plain = Recipe(**values | {"linear": {"method": "dense"}})
+    dense = modicum.plan(plain)
+    held = dense.prediction.ledger.bytes("weight") - plan.prediction.ledger.bytes("weight")
+    matrices = [t for n, t in load_file(fp16 / "model.safetensors").items() if "proj" in n]
+    assert held == sum(2 * tensor.numel() for tensor in matrices)
+    train(dense, tmp_path / "dense", listener=lambda _: None)
+    assert losses(tmp_path / "run") == losses(tmp_path / "dense")
+    assert outcome(tmp_path / "run")["weights"] == outcome(tmp_path / "dense")["weights"]
+
+
+@pytest.mark.expensive
+def test_fp16_resumes_to_the_bit_though_no_recipe_names_it(dataset, fp16, tmp_path):
+    constant = {"schedule": "constant"}
+    for steps in (4, 8):
+        recipe = Recipe(**lora(fp16, dataset, training=constant | {"steps": steps}))
+        plan = continued(recipe, tmp_path / "parts")
+        assert (plan.recipe.linear or {})["method"] == "fp16"
+        train(plan, tmp_path / "parts", listener=lambda _: None)
+    run(lora(fp16, dataset, training=constant | {"steps": 8}), tmp_path / "straight")
+    assert outcome(tmp_path / "parts")["weights"] == outcome(tmp_path / "straight")["weights"]
+
+
+def test_a_run_of_fp16_files_in_fp32_stays_as_it_began(dataset, fp16, tmp_path):
+    folder, short = tmp_path / "run", {"steps": 2, "schedule": "constant", "precision": "fp32"}
+    run(lora(fp16, dataset, training=short), folder)
+    recipe = Recipe(**lora(fp16, dataset, training={"steps": 4, "schedule": "constant"}))
+    assert continued(recipe, folder).recipe.linear is None
+
+
+@pytest.mark.parametrize(
+    ("more", "form"),
+    [
+        ({"adapter": {"method": "pissa"}}, None),
+        ({"adapter": {"method": "lora"}, "linear": {"method": "nf4"}}, "nf4"),
+        ({"adapter": {"method": "lora"}, "linear": {"method": "dense"}}, "dense"),
+        ({}, None),
+    ],
+)
+def test_where_fp16_is_not_chosen(more: dict[str, Any], form: str | None) -> None:
+    made, _ = settled(Recipe(model={"path": "a folder"}, **more), {"F16"})
+    assert (made.linear or {}).get("method") == form
 
 
 @pytest.mark.expensive
@@ -165,3 +215,21 @@ def test_ranks_hold_it_too(pool: Pool, dataset, half, tmp_path, strategy):
     assert pool.run(trains, values, tmp_path / "run") == ["done"] * 2
     expected = column(tmp_path / "alone", "loss")
     assert column(tmp_path / "run", "loss") == pytest.approx(expected, rel=5e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_evaluations_are_rehearsed_in_the_run_s_precision(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    seen: list[bool] = []
+    evaluate = CausalLM.evaluate
+
+    def spied(task: CausalLM, model: Any, batch: Any) -> dict[str, float]:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return evaluate(task, model, batch)
+
+    monkeypatch.setattr(CausalLM, "evaluate", spied)
+    run(full(dataset, training={"steps": 1, "precision": precision}), tmp_path / "run")
+    # Rehearsed, before the first update, and after the last.
+    assert len(seen) >= 3
+    assert set(seen) == {precision == "bf16"}

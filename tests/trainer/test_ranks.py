@@ -120,7 +120,7 @@ def test_a_signal_to_one_rank_stops_all_and_they_go_on_to_the_bit(
     values = recipe_of(questions, parallel=parallel)
     assert pool.run(trains, values, tmp_path / "calm", ranks=ranks) == ["done"] * ranks
     ended = pool.run(trains, values, tmp_path / "stopped", stop, ranks=ranks)
-    assert all(text.startswith("4: stopped by ") for text in ended)
+    assert all(text.startswith("4: stopped ") for text in ended)
     assert len(rows(tmp_path / "stopped")) == stop[1]
     assert json.loads((tmp_path / "stopped/run.json").read_text())["status"] == "interrupted"
     assert pool.run(trains, values, tmp_path / "stopped", ranks=ranks) == ["done"] * ranks
@@ -153,7 +153,7 @@ def test_adapters_with_dropout_go_on_to_the_bit(
     values["model"] = {"path": str(alone)}
     assert pool.run(trains, values, tmp_path / "calm") == ["done"] * 2
     ended = pool.run(trains, values, tmp_path / "stopped", (1, 7))
-    assert all(text.startswith("4: stopped by ") for text in ended)
+    assert all(text.startswith("4: stopped ") for text in ended)
     assert pool.run(trains, values, tmp_path / "stopped") == ["done"] * 2
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "calm")
     # A rank's dropout is its own, so one process draws others.

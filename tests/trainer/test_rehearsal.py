@@ -99,6 +99,19 @@ def test_what_is_untouched_stays_so_without_any_module_state():
     assert net.weight.grad is None
 
 
+@pytest.mark.parametrize("accumulates", [True, False])
+def test_gradients_are_there_when_a_pass_begins_as_in_an_update(accumulates: bool) -> None:
+    net, batch = model_and_batch()
+    task, found = CausalLM(), []
+
+    def step(batch: Batch) -> None:
+        found.append(any(p.grad is not None for p in net.parameters()))
+        task.loss_sum(net, batch).backward()
+
+    rehearse(net, run_step=step, steps=[batch], accumulates=accumulates)
+    assert found == [False, accumulates]
+
+
 def test_ballast_is_there_in_full_while_the_passes_run():
     net, batch = model_and_batch()
     size = 100 * 2**20 + 12345

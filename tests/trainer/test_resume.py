@@ -92,8 +92,9 @@ def test_a_process_that_is_asked_to_stop_saves_and_says_so(
         assert ended.code == 0
     else:
         assert ended.code == Interrupted.exit_code == 4
+        how = "stopped (Ctrl-C)" if signal_number.name == "SIGINT" else "stopped by SIGTERM"
         assert ended.said.strip().splitlines()[-1] == (
-            f"stopped by {signal_number.name}; the state is saved, and the same command resumes"
+            f"{how}; the state is saved, and the same command resumes"
         )
         assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
     run(values, folder)
@@ -117,7 +118,8 @@ def interrupting(event: str, number: int, signal_number: int = signal.SIGTERM):
 def test_asked_to_stop_between_updates(dataset, finished, tmp_path, signal_number):
     values, folder = full(dataset), tmp_path / "run"
     before = signal.getsignal(signal_number)
-    with pytest.raises(Interrupted, match=signal_number.name):
+    how = "by SIGTERM" if signal_number == signal.SIGTERM else r"\(Ctrl-C\)"
+    with pytest.raises(Interrupted, match=f"^stopped {how}; "):
         run(values, folder, listener=interrupting("step", 12, signal_number))
     assert signal.getsignal(signal_number) is before
     assert CheckpointStore(folder / "checkpoints").newest().step == 12

@@ -70,7 +70,7 @@ def test_fields_come_from_the_folder_and_dropout_may_be_another(dataset, finishe
     plan = modicum.plan(Recipe(**recipe_of(finished, dataset, adapter, start)))
     assert plan.recipe.adapter == {
         "method": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.3,
-        "targets": ["q_proj", "v_proj"], "exclude": [],
+        "targets": ["q_proj", "v_proj"], "exclude": [], "also": [], "rank_stabilized": False,
     }  # fmt: skip
 
 

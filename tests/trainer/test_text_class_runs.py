@@ -152,8 +152,9 @@ def test_merged_it_computes_the_same(
 ) -> None:
     folder, made = trained
     if "adapter" not in made:
-        with pytest.raises(InputError, match="its model is in model/"):
+        with pytest.raises(InputError) as caught:
             merge(folder, tmp_path / "merged")
+        assert caught.value.problem.endswith(f"its model is in {folder}/model")
         return
     data = Path(made["data"]["path"])
     kept = data.read_text()
@@ -172,8 +173,14 @@ def test_what_is_for_models_that_write_refuses_it(trained: tuple[Path, dict[str,
     folder, _ = trained
     with pytest.raises(InputError, match="trains no model that writes text"):
         load_run(folder)
-    with pytest.raises(InputError, match="only models of text are verified so far"):
-        verify_export(folder)
+
+
+@pytest.mark.expensive
+def test_what_was_exported_computes_what_was_trained(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = trained
+    done = verify_export(folder)
+    assert done.findings == []
+    assert all(check["other_classes"] == 0 for check in done.checks if "error" in check)
 
 
 @pytest.mark.expensive

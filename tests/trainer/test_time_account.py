@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from modicum.core.clock import (
     Clock,
 )  # fmt: skip
 from modicum.core.contracts.strategy import Strategy
+from modicum.core.errors import Interrupted
 from modicum.core.ranks.ranks import Ranks
 from modicum.parallel import fsdp_wires
 from modicum.parallel.replicated import FlatBucket
@@ -143,6 +146,21 @@ def test_steps_done_again_and_the_start_after_a_kill_are_lost_work(interrupted):
     again = rows(folder)[7]
     # The eighth step comes after 20 + 7 of the first start, and 20 + 3 of this one.
     assert again["elapsed"] == pytest.approx(50.0, abs=0.01)
+
+
+def test_after_a_stop_that_saves_only_the_start_is_repeated(dataset, tmp_path, monkeypatch):
+    hand, values = Hand(), full(dataset, training={"steps": 10}, evaluation={"every": 100})
+    hand.before(monkeypatch, Strategy, "update", 1.0)
+    hand.before(monkeypatch, setup, "assemble", 20.0)
+
+    def listener(event: dict[str, Any]) -> None:
+        if (event["event"], event.get("step")) == ("step", 7):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run(values, tmp_path / "run", ranks=Ranks(clock=Clock(hand)), listener=listener)
+    run(values, tmp_path / "run", ranks=Ranks(clock=Clock(hand)))
+    assert spent(tmp_path / "run") == {BUILDING: 20.0, UPDATE: 10.0, AGAIN: 20.0}
 
 
 def test_more_steps_of_a_finished_run_lose_nothing(interrupted, tmp_path):

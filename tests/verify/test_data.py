@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from classifiers import base_folder, rows, write_rows  # type: ignore[import-not-found]
 from tests.verify.conftest import talks, values
 
 import modicum
@@ -42,7 +43,8 @@ def folder(tmp_path: Path, clean: Path) -> Path:
 def test_clean_data_passes_and_every_limit_has_a_row(clean: Path) -> None:
     done = verified(clean)
     assert done.passed
-    assert {check["check"] for check in done.checks} == {*DataLimits.names(), "chat_template"}
+    limits = {*DataLimits.names()} - {"contradicting"}  # which labelled texts have
+    assert {check["check"] for check in done.checks} == limits | {"chat_template"}
     assert {check["count"] for check in done.checks if "count" in check} == {0}
     by_name = {check["check"]: check for check in done.checks}
     assert by_name["overlap"]["of"] == 8
@@ -119,5 +121,45 @@ def test_a_limit_may_be_wider_and_must_be_a_share(folder: Path) -> None:
 
 
 def test_images_are_refused() -> None:
-    with pytest.raises(InputError, match=r"task\.method: only text"):
+    with pytest.raises(InputError, match=r"task\.method: only texts"):
         verify_data(modicum.Recipe(task={"method": "images", "data": "textures"}))
+
+
+def labelled(folder: Path, **data: Any) -> modicum.Recipe:
+    """A recipe on a folder's labelled texts."""
+    model = folder / "base"
+    if not model.exists():
+        base_folder(model, "bert")
+    made = {"path": str(folder / "texts.jsonl"), "sequence_length": 16, **data}
+    return modicum.Recipe(
+        task={"method": "text_classes"}, model={"path": str(model)}, data=made,
+        training={"steps": 2, "batch_size": 4},
+    )  # fmt: skip
+
+
+def test_labelled_texts_are_held_against_limits_of_their_own(tmp_path: Path) -> None:
+    distinct = list({row["text"]: row for row in rows(60)}.values())
+    write_rows(tmp_path / "texts.jsonl", distinct)
+    done = verify_data(labelled(tmp_path, validation_fraction=0.2))
+    assert done.findings == []
+    assert [check["check"] for check in done.checks] == [
+        "truncated", "dropped", "duplicates", "empty", "contradicting", "overlap",
+    ]  # fmt: skip
+    first = distinct[0]
+    other = "plants" if first["label"] == "animals" else "animals"
+    spoilt = [first] * 9 + [first | {"label": other}, {"text": " ", "label": other}]
+    write_rows(tmp_path / "texts.jsonl", distinct + spoilt)
+    write_rows(tmp_path / "held.jsonl", distinct[:3])
+    held = {"validation_path": str(tmp_path / "held.jsonl"), "validation_fraction": 0.0}
+    done = verify_data(labelled(tmp_path, **held))
+    assert found(done) == {
+        "duplicates": "data.path", "empty": "data.path", "contradicting": "data.path",
+        "overlap": "data.validation_path",
+    }  # fmt: skip
+    by_name = {check["check"]: check for check in done.checks}
+    trained = len(distinct) + len(spoilt)
+    assert (by_name["duplicates"]["count"], by_name["duplicates"]["of"]) == (9, trained)
+    assert (by_name["empty"]["count"], by_name["contradicting"]["count"]) == (1, 1)
+    assert (by_name["overlap"]["count"], by_name["overlap"]["of"]) == (3, 3)
+    short = verify_data(labelled(tmp_path, sequence_length=4), DataLimits(duplicates=1, empty=1))
+    assert found(short)["truncated"] == "data.sequence_length"

@@ -91,7 +91,7 @@ class SignedSums(Adapter):
         room="adapters",
         paper="none: a variation of MiSS, arXiv 2409.15371",
         claim="a lower loss than that of MiSS after as many steps, at as many parameters",
-        traits=("adapts_base", "mergeable", "exact_resume", "compiles"),
+        traits=("adapts_base", "mergeable", "is_lora", "exact_resume", "compiles"),
         claim_verdict="holds",
         against=Against("equal", "LoRA of nearly as many parameters"),
         reason="a lower loss than MiSS; on images that nobody has seen, LoRA's errors",

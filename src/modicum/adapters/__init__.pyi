@@ -2,11 +2,22 @@
 from modicum.adapters.attached_adapter import AttachedAdapter as AttachedAdapter
 from modicum.adapters.base import Adapter as Adapter
 from modicum.adapters.base import AdapterLayer as AdapterLayer
+from modicum.adapters.block_lora import BlockLoRA as BlockLoRA
+from modicum.adapters.dora import DoRA as DoRA
 from modicum.adapters.files import load as load
+from modicum.adapters.hydra import Hydra as Hydra
+from modicum.adapters.loldu import LoLDU as LoLDU
 from modicum.adapters.lora import LoRA as LoRA
+from modicum.adapters.lora_fa import LoRAFA as LoRAFA
+from modicum.adapters.lora_sb import LoRASB as LoRASB
+from modicum.adapters.lora_xs import LoRAXS as LoRAXS
 from modicum.adapters.mos import MoS as MoS
 from modicum.adapters.native_files import base_model_of as base_model_of
 from modicum.adapters.pissa import PiSSA as PiSSA
+from modicum.adapters.q_bara import QBaRA as QBaRA
+from modicum.adapters.qa_hira import QAHiRA as QAHiRA
+from modicum.adapters.randlora import RandLoRA as RandLoRA
+from modicum.adapters.svfit import SVFit as SVFit
 from modicum.core.exports import Exports
 
 EXPORTS: Exports

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,12 +12,14 @@ from torch import Tensor, nn
 
 from modicum.adapters import base_weights
 from modicum.adapters.base import AdapterLayer
+from modicum.adapters.first_pass import stop_watching
 from modicum.adapters.sites import replace, shared_name
+from modicum.adapters.slices import close_slices, holder
 from modicum.core.errors import InputError
+from modicum.core.layers.computing_with import computing_with
+from modicum.core.layers.drawn_buffers import DrawnBuffers
 from modicum.core.ranks.sharding import is_sharded
-from modicum.core.torch_private import is_compiled
-
-_LISTS = (nn.ModuleList, nn.ModuleDict)
+from modicum.core.torch_private import leave_out_of_ddp
 
 
 class AdaptedLayer(nn.Module):
@@ -59,7 +59,24 @@ class AdaptedLayer(nn.Module):
     def plain(self, *given: Any, **named: Any) -> Any:
         """What the layer gives without adapters."""
         run = self.patched or super().forward
-        return run(*given, **named)
+        if not (copies := self.copies()):
+            return run(*given, **named)
+        with computing_with(self, copies):
+            return run(*given, **named)
+
+    def copies(self) -> dict[str, Tensor]:
+        """What active adapters have for parameters of the layer, as it takes them; the last's."""
+        found: dict[str, Tensor] = {}
+        for name in self.active:
+            layer = self.layers_by_adapter[name]
+            assert isinstance(layer, AdapterLayer)
+            found |= layer.copies()
+        return {leaf: copy.to(self._dtype_of(leaf)) for leaf, copy in found.items()}
+
+    def _dtype_of(self, leaf: str) -> torch.dtype:
+        there = self._parameters[leaf]
+        assert there is not None
+        return there.dtype
 
     def rewriter(self) -> AdapterLayer | None:
         """The adapter's layer that has a part of the weight now."""
@@ -80,7 +97,7 @@ class AdaptedLayer(nn.Module):
         layer, key = self.rewriter(), f"{prefix}weight"
         found = {} if layer is None else self._kept(layer, state_dict, prefix)
         shapes = {name: tensor.shape for name, tensor in found.items()}
-        fits = layer is not None and shapes == {n: t.shape for n, t in layer.named_buffers()}
+        fits = layer is not None and shapes == {n: t.shape for n, t in layer.kept_buffers()}
         # What does not fit is named by `load_state_dict` itself, and nothing of it is used.
         if (
             fits
@@ -91,7 +108,7 @@ class AdaptedLayer(nn.Module):
             _check_is_plain(self, prefix)
             before, stored = self._original(layer), state_dict[key]
             taken = layer.taken()
-            for name, buffer in layer.named_buffers():
+            for name, buffer in layer.kept_buffers():
                 buffer.copy_(found[name])
             # What it has is exact where nothing else is read: sums would round it.
             same = torch.equal(taken, layer.taken()) and torch.equal(before, stored.to(before))
@@ -104,7 +121,7 @@ class AdaptedLayer(nn.Module):
         """What a state dict says was taken out of the weight, else what it is here."""
         own = next(name for name, known in self.layers_by_adapter.items() if known is layer)
         at = f"{prefix}layers_by_adapter.{own}."
-        return {name: state.get(f"{at}{name}", buffer) for name, buffer in layer.named_buffers()}
+        return {name: state.get(f"{at}{name}", buffer) for name, buffer in layer.kept_buffers()}
 
     def _original(self, layer: AdapterLayer) -> Tensor:
         """The weight as it is stored without the adapter that has a part of it."""
@@ -121,7 +138,8 @@ class AdaptedLayer(nn.Module):
 class AdaptedBlock(AdaptedLayer):
     """What a block becomes that has adapters, which change what it gives to the residual stream.
 
-    That is its output, or the first of several; its input is the first that it is given.
+    That is its output, or the first of several; its input is the first that it is given. Any other
+    module becomes the same that adapters work on, or of which they have copies of parameters.
     """
 
     def forward(self, *given: Any, **named: Any) -> Any:
@@ -133,10 +151,23 @@ class AdaptedBlock(AdaptedLayer):
             outputs = self.plain(hidden, *rest, **named)
             if isinstance(outputs, tuple):
                 outputs, others = outputs[0], outputs[1:]
+            if outputs.shape != hidden.shape and self._changes_outputs:
+                raise InputError(
+                    f"gives {tuple(outputs.shape)} of {tuple(hidden.shape)}, and an adapter is to "
+                    "change an output that is as its input; leave it out of `targets`",
+                    field="targets",
+                    value=self.plain_type.__name__,
+                )
             return cast(Tensor, outputs)
 
         hidden = self.through_adapters(inputs, block)
         return hidden if others is None else (hidden, *others)
+
+    @property
+    def _changes_outputs(self) -> bool:
+        """Whether an active adapter changes what the module gives, and not parameters alone."""
+        layers = (self.layers_by_adapter[name] for name in self.active)
+        return any(isinstance(one, AdapterLayer) and one.site.kind == "block" for one in layers)
 
 
 # One class for each, so that layers which are alike share their compiled code.
@@ -196,7 +227,7 @@ def wear(module: nn.Module, name: str, layer: AdapterLayer) -> None:
     """Put an adapter's layer on a layer of the model, which may have others already."""
     if not isinstance(module, AdaptedLayer):
         patched = module.__dict__.pop("forward", None)
-        base = AdaptedBlock if layer.site.kind == "block" else AdaptedLayer
+        base = AdaptedBlock if layer.site.kind in ("block", "module") else AdaptedLayer
         module.__class__ = _adapted(type(module), base)
         assert isinstance(module, AdaptedLayer)
         module.layers_by_adapter = nn.ModuleDict()
@@ -207,6 +238,7 @@ def wear(module: nn.Module, name: str, layer: AdapterLayer) -> None:
 
 def take_off(model: nn.Module, name: str) -> None:
     """Take an adapter off all layers of a model; what has no other becomes what it was."""
+    leave_out_of_ddp(model, generated_names(model, name), leave_out=False)
     for _, module in list(wearers(model)):
         module.active = tuple(other for other in module.active if other != name)
         if name in module.layers_by_adapter:
@@ -219,10 +251,24 @@ def take_off(model: nn.Module, name: str) -> None:
             object.__setattr__(module, "__class__", module.plain_type)
             if patched is not None:
                 module.__dict__["forward"] = patched
+    close_slices(model)
     if shared_name(name) in dict(model.named_children()):
         delattr(model, shared_name(name))
     if not worn(model):
-        _stop_watching(model)
+        stop_watching(model)
+
+
+def generated_names(model: nn.Module, name: str) -> list[str]:
+    """The model's names of the buffers of the adapter `name` that are drawn from its seed."""
+    owners = [(f"{site}.layers_by_adapter.{name}", m) for site, m in wearers(model)]
+    found = [(path, m.layers_by_adapter[name]) for path, m in owners if name in m.layers_by_adapter]
+    found += [(path, m) for path, m in model.named_children() if path == shared_name(name)]
+    return [
+        f"{path}.{key}"
+        for path, module in found
+        if isinstance(module, DrawnBuffers)
+        for key in module.drawn_names
+    ]
 
 
 def exchange(model: nn.Module, name: str, new: nn.Module) -> None:
@@ -268,95 +314,10 @@ def train_active(model: nn.Module) -> None:
             shared.requires_grad_(owned[child] in active)
 
 
-def watch_first_pass(model: nn.Module) -> None:
-    """Have the model's first forward pass checked for layers with adapters that it never calls."""
-    if _begin_watching not in model._forward_pre_hooks.values():
-        model.register_forward_pre_hook(_begin_watching)
-
-
-# Which modules were called while a first pass was watched.
-_called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
-
-def _begin_watching(model: nn.Module, args: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    _drop(model._forward_pre_hooks, _begin_watching)
-    for name, module in list(wearers(model)):
-        for watched in (module, _caller(model, name)):
-            if _note_called not in watched._forward_pre_hooks.values():
-                watched.register_forward_pre_hook(_note_called)
-    model.register_forward_hook(_end_watching)
-
-
-def _note_called(module: nn.Module, args: Any) -> None:
-    if not torch.compiler.is_compiling():
-        _called.add(module)
-
-
-def _end_watching(model: nn.Module, args: Any, output: Any) -> None:
-    """Tell of layers that were not called.
-
-    Who uses the weight of a layer and does not call it has no use of the adapter. But a branch that
-    did not run at all may run in another pass: a mixture's expert, an encoder of images.
-
-    Raises:
-        InputError: the module around a layer was called, and the layer was not.
-    """
-    _stop_watching(model)
-    called = {module for module in model.modules() if module in _called}
-    _called.difference_update(called)
-    missed = [
-        name
-        for name, module in wearers(model)
-        if module not in called and not _is_inside_compiled(model, name)
-    ]
-    for name in missed:
-        parent, caller = model.get_submodule(name.rpartition(".")[0]), _caller(model, name)
-        chosen = isinstance(parent, _LISTS) and any(one in called for one in parent.children())
-        if caller in called and not chosen:
-            raise InputError(
-                f"{type(caller).__name__} ran without calling it, so an adapter has no effect "
-                "there; leave it out with `exclude`",
-                field="targets",
-                value=name,
-            )
-    if missed:
-        warnings.warn(
-            f"the first forward pass did not reach {len(missed)} layers with adapters, the first "
-            f"is {missed[0]}; where no pass does, their adapters do nothing",
-            stacklevel=2,
-        )
-
-
-def _stop_watching(model: nn.Module) -> None:
-    _drop(model._forward_hooks, _end_watching)
-    for module in model.modules():
-        _drop(module._forward_pre_hooks, _note_called)
-        _drop(module._forward_pre_hooks, _begin_watching)
-
-
-def _is_inside_compiled(model: nn.Module, name: str) -> bool:
-    """Whether a module around a layer may run compiled, where calls of the layer are not seen."""
-    path = name.split(".")[:-1]
-    around = (model.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1))
-    return any(is_compiled(m) or "forward" in m.__dict__ for m in around)
-
-
-def _caller(model: nn.Module, name: str) -> nn.Module:
-    """The module around a layer that calls it; a list of modules does not."""
-    around = caller = model
-    for part in name.split(".")[:-1]:
-        around = around.get_submodule(part)
-        caller = caller if isinstance(around, _LISTS) else around
-    return caller
-
-
-def _drop(hooks: dict[int, Any], hook: Callable[..., Any]) -> None:
-    for key in [key for key, known in hooks.items() if known is hook]:
-        del hooks[key]
-
-
 def device_of(model: nn.Module, name: str) -> torch.device:
     """Where the weight of a layer is."""
-    return next(model.get_submodule(name).parameters()).device
+    path, _, last = name.rpartition(".")
+    there = model.get_submodule(path)
+    layer = there._modules.get(last, there)  # of a slice that nothing is on yet there is no module
+    assert layer is not None
+    return next(holder(layer).parameters()).device

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from modicum.adapters.factors import SharedFactors
+from modicum.adapters.factors import Factor, FrozenBuffers, Generated, SharedFactors, generated
+from modicum.adapters.names import plain_name
 from modicum.adapters.sites import Site
 from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import own_part
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from modicum.adapters.base import Adapter
 
 RoundTrip = Callable[[Tensor], Tensor]
+COPY = "copy_"  # before the name that a copied parameter has in its layer
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class LayerChange:
     bias: Tensor | None = None
 
 
-class AdapterLayer(nn.Module):
+class AdapterLayer(FrozenBuffers):
     """An adapter at one site. Subclasses give `forward`, and `delta` or `change`.
 
     Factors are parameters, what is not trained is a buffer. Factors are fp32, on an fp64 weight
@@ -44,10 +46,17 @@ class AdapterLayer(nn.Module):
     tensors are the first values of factors: `A_0` is that of `A`. They say what was taken out, so a
     checkpoint that keeps them keeps the base.
 
+    It may have copies of parameters of its layer, which are trained in full (`Adapter.also`).
+
     Attributes:
         merged: whether it is folded into the weight now.
         rewrote: whether the base weight is W less `taken` now, not W and not a merged weight.
+        of_held: whether its `derived` tensors are of the weight as the layer holds it, quantized or
+            not, and cheap. Then they are made anew with every state that is loaded, and nothing
+            says which they were.
     """
+
+    of_held: ClassVar[bool] = False
 
     merged = False
     rewrote = False
@@ -62,10 +71,18 @@ class AdapterLayer(nn.Module):
         super().__init__()
         self.method, self.site = method, site
         self._shared = (shared,)  # in a tuple it is no submodule: the model owns it
-        for name, factor in method.factors(site).items():
-            self.register_parameter(name, nn.Parameter(factor.at_least(site.dtype).empty(device)))
-        for name, factor in method.frozen(site).items():
-            self.register_buffer(name, factor.at_least(site.dtype).empty(device))
+        for name, factor in self.trained_factors().items():
+            made = nn.Parameter(factor.at_least(site.dtype).empty(device))
+            self.register_parameter(name, factor.described(made))
+        self.hold(self.frozen_factors(), site.dtype, device)
+
+    def trained_factors(self) -> Mapping[str, Factor]:
+        """The trained tensors of its own, by name."""
+        return self.method.factors(self.site)
+
+    def frozen_factors(self) -> Mapping[str, Factor]:
+        """The tensors of its own that are not trained, by name."""
+        return self.method.frozen(self.site)
 
     @property
     def shared(self) -> SharedFactors:
@@ -81,17 +98,57 @@ class AdapterLayer(nn.Module):
         """Say which layer of the model this is attached to."""
         self._layer = (layer,)  # in a tuple, as it is no part of this
 
+    def check_base(self, base: nn.Module) -> None:
+        """Make sure that a layer of the model can be the base of this, before anything is changed.
+
+        Raises:
+            InputError: it cannot.
+        """
+
+    @property
+    def tile(self) -> tuple[int, int] | None:
+        """Rows and columns of the parts of W in each of which the change is one number."""
+        return None
+
     def initialise(self, *, seed: int, device: torch.device | str) -> None:
-        """Start every tensor; the same seed and site give the same values anywhere."""
-        for key, factor in self.method.factors(self.site).items():
+        """Start every tensor; the same seed and site give the same values anywhere.
+
+        Generated tensors are drawn when this is done.
+        """
+        for key, factor in self.trained_factors().items():
             factor.fill(self.get_parameter(key), seed=seed, name=f"{self.site.name}/{key}")
-        for key, factor in self.method.frozen(self.site).items():
-            setattr(self, key, factor.at_least(self.site.dtype).empty(device).zero_())
+        for key, factor in self.frozen_factors().items():
+            if not isinstance(factor, Generated):
+                setattr(self, key, factor.at_least(self.site.dtype).empty(device).zero_())
+        for leaf, copy in self.copies().items():
+            with torch.no_grad():
+                part, _ = own_part(self.layer.get_parameter(leaf))
+                own_part(copy)[0].copy_(part)
+
+    def drawn(self, seed: int) -> dict[str, Tensor]:
+        """The generated tensors of this site: a function of seed, the layer's name and their own.
+
+        The adapter's name is none of it, as one may be loaded under another.
+        """
+        site = plain_name(self.site.name)
+        found = generated(self.frozen_factors())
+        return {key: each.value(seed=seed, name=f"{site}/{key}") for key, each in found.items()}
+
+    def copies(self) -> dict[str, Tensor]:
+        """Its copies of parameters of the layer, by their names there."""
+        known = self._parameters.items()
+        return {n.removeprefix(COPY): t for n, t in known if n.startswith(COPY) and t is not None}
 
     def get_extra_state(self) -> Tensor:
         """Which method with which fields this is, and whether it is merged, for a state dict."""
-        fields = self.method.model_dump(exclude={"targets", "exclude"})
-        about = {"method": self.method.info.name, "fields": fields, "merged": self.merged}
+        fields = self.method.model_dump(exclude={"targets", "exclude", "also"})
+        about: dict[str, Any] = {
+            "method": self.method.info.name,
+            "fields": fields,
+            "merged": self.merged,
+        }
+        if self.site.kind == "module":
+            about["kind"] = "module"
         if self.site.prepared:
             about["prepared"] = dict(self.site.prepared)
         text = json.dumps(about, sort_keys=True)
@@ -146,6 +203,10 @@ class AdapterLayer(nn.Module):
         """(A [r, in], B [out, r], s) with delta = s B A, where that is exact; else None."""
         return None
 
+    def as_peft(self) -> tuple[Tensor, Tensor, float] | None:
+        """The same as a file of PEFT's has it, next to the method's `peft_tensors`."""
+        return self.as_lora()
+
     # What a method with the trait `rewrites_base` gives in addition
 
     @property
@@ -186,6 +247,21 @@ class AdapterLayer(nn.Module):
                 part.copy_(value[before : before + part.shape[0]])
 
 
+class CopiesLayer(AdapterLayer):
+    """What an adapter has at a module of which it trains copies, and nothing else."""
+
+    rewrites = False
+
+    def trained_factors(self) -> Mapping[str, Factor]:
+        return {}
+
+    def frozen_factors(self) -> Mapping[str, Factor]:
+        return {}
+
+    def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+        return base(inputs)
+
+
 def decoded(state: Tensor) -> dict[str, Any]:
     """What `AdapterLayer.get_extra_state` says.
 
@@ -211,8 +287,15 @@ def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         different = sorted(own.keys() ^ state.keys())[:3]
         raise InputError(f"these are not this adapter's factors; they differ in {different}")
     for name, tensor in own.items():
-        if tensor.shape != state[name].shape:
-            raise InputError(
-                f"has shape {tuple(state[name].shape)}, this adapter's {tuple(tensor.shape)}",
-                field=name,
-            )
+        check_shape(name, tensor.shape, state[name])
+
+
+def check_shape(name: str, own: Sequence[int], tensor: Tensor) -> None:
+    """Make sure that what is loaded has the shape that it has on this model.
+
+    Raises:
+        InputError: it has another.
+    """
+    if tuple(own) != tuple(tensor.shape):
+        there = f"{tuple(tensor.shape)} in what is loaded, and {tuple(own)} on this model"
+        raise InputError(f"has shape {there}", field=name)

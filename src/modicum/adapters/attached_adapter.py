@@ -6,41 +6,54 @@ which change of the weight it amounts to (`delta`).
 
 from __future__ import annotations
 
-import re
+import itertools
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
-from modicum.adapters import native_files, peft_files
+from modicum.adapters import native_files, peft_formats
 from modicum.adapters.adapted_layer import (
     AdaptedLayer,
     device_of,
+    generated_names,
     take_off,
     train_active,
     undone_on_failure,
-    watch_first_pass,
     wear,
     wearers,
     worn,
 )
 from modicum.adapters.adapter_layer import check_state
+from modicum.adapters.applying import in_order
+from modicum.adapters.attaching import (
+    check_has_sizes,
+    check_name,
+    own_copies,
+    what_is_left_out,
+)
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import Adapter, ReadWeight, SharedFactors
-from modicum.adapters.merging import Merged, merge, unmerge
-from modicum.adapters.peft_task import trained_heads
+from modicum.adapters.deriving import derive
+from modicum.adapters.deriving_layer import DerivingLayer
+from modicum.adapters.first_pass import watch_first_pass
+from modicum.adapters.folding import TOLERANCE, Folding, folded
+from modicum.adapters.merged import Merged
+from modicum.adapters.merging import merge, unmerge
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.rewriting import check_base, differs, restore, rewrite
 from modicum.adapters.sites import left_out, shared_name
+from modicum.adapters.slices import check_apart, layer_name, open_slices
+from modicum.adapters.widths import check_rank_fits
 from modicum.core.errors import InputError
 from modicum.core.files import located
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.torch_private import leave_out_of_ddp
 
 Form = Literal["peft", "peft-rest", "modicum"]
 
@@ -75,33 +88,39 @@ class AttachedAdapter(Attachment):
         start: bool = True,
         prepared: Preparation | None = None,
     ) -> None:
-        _check_name(model, name)
+        check_name(model, name)
         prepared = prepared or Preparation()
         sites = [
             replace(site, prepared=prepared.values.get(site.name, {}))
             for site in method.sites(model)
         ]
-        _check_has_sizes(model)
+        check_has_sizes(model)
+        check_apart(model, sites)
         self.left_out = left_out(model, method.targets, method.exclude)
         # Before anything is changed: sizes that do not fit are refused here.
         device = device_of(model, sites[0].name)
         shared = SharedFactors(method, sites, device)
         layers = [method.layer(method, s, shared, device_of(model, s.name)) for s in sites]
+        copied = method.copied(model)
+        layers += own_copies(model, method, shared, copied, layers)
+        if start:
+            check_rank_fits(method, sites)
         start = start and device.type != "meta"
         check_base(model, layers, readable=weights is not None or not start)
+        for layer in layers:
+            layer.check_base(model.get_submodule(layer_name(layer.site)))
         trained = () if worn(model) else model.named_parameters()
         self._frozen = {name for name, parameter in trained if parameter.requires_grad}
         named = {site.name: site for site in sites}
-        super().__init__(model, method, name, seed, named, shared, weights, prepared)
+        super().__init__(model, method, name, seed, named, shared, copied, weights, prepared)
         self._merged: Merged | None = None
         with undone_on_failure(model, name):
             for parameter in model.parameters():
                 parameter.requires_grad_(False)
-            for head in trained_heads(model).values():
-                head.float().requires_grad_(True)
+            open_slices(model, sites)
             for layer in layers:
                 wear(model.get_submodule(layer.site.name), name, layer)
-            if next(shared.parameters(), None) is not None:
+            if next(itertools.chain(shared.parameters(), shared.buffers()), None) is not None:
                 model.add_module(shared_name(name), shared.train(model.training))
             try:
                 if start:
@@ -110,9 +129,16 @@ class AttachedAdapter(Attachment):
                 restore(self)
                 raise
             self.activate()
+            leave_out_of_ddp(model, generated_names(model, name))
         watch_first_pass(model)
         if self.left_out:
-            warnings.warn(_told(self.left_out), stacklevel=4)
+            warnings.warn(what_is_left_out(self.left_out), stacklevel=4)
+
+    @property
+    def instead(self) -> dict[str, str]:
+        """The layers on which something else is than the method, by name, with what and why."""
+        found = {name: self.method.instead(site) for name, site in self.sites.items()}
+        return {name: why for name, why in found.items() if why is not None}
 
     @property
     def merged(self) -> bool:
@@ -130,15 +156,21 @@ class AttachedAdapter(Attachment):
         """Put tensors back; what was taken out of the base weights is taken out anew if it differs.
 
         Raises:
-            InputError: names or shapes are others than this adapter's.
+            InputError: names or shapes are others than this adapter's, or what it derives from the
+                base weights is not what the state is for.
         """
         check_state(own := self.state_dict(), state)
+        for site, layer in self.layers():
+            if isinstance(layer, DerivingLayer):
+                layer.check_fingerprint(state.get(f"{site}.fingerprint"))
         if differs(self, state):
             restore(self)
             rewrite(self, {self.model_name(name): value for name, value in state.items()}, None)
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(state[name])
+        for _, module in self.modules():
+            module.redraw()
 
     def initialise(
         self,
@@ -156,30 +188,55 @@ class AttachedAdapter(Attachment):
             ranks: share the work among these; None: every process does all of it.
 
         Raises:
-            InputError: the base is quantized, and the method needs the full-precision weight.
+            InputError: the base is quantized, and the method needs the full-precision weight; or
+                what it derives from the weight is not what `kept` is for.
         """
         restore(self)
         self.weights = weights or self.weights
         self.shared.initialise(seed=self.seed)
-        for _, layer in self.layers():
+        self.shared.start_frozen(device_of(self.model, next(iter(self.sites))))
+        for _, layer in self.everywhere():
             device = device_of(self.model, layer.site.name)
             layer.initialise(seed=self.seed, device=device)
             layer.put(self.prepared.tensors.get(layer.site.name, {}))
+        self._draw({} if kept is None else kept)
         rewrite(self, kept, ranks)
+        derive(self, kept, ranks)
+
+    def _draw(self, kept: Mapping[str, Tensor]) -> None:
+        """Draw what is generated, from the seed that a checkpoint has, else from this adapter's."""
+        first = next(iter(self.sites))
+        for owner, module in self.modules():
+            seed = kept.get(self.model_name(f"{owner}.seed"))
+            device = device_of(self.model, first if owner == "shared" else owner)
+            module.draw(self.seed if seed is None else int(seed), device)
+
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.parameters())
+        on = "a layer" if len(self.sites) == 1 else f"{len(self.sites)} layers"
+        return f"<{self.method!r} as {self.name!r} on {on}, {count:,} trained numbers>"
 
     # Switching
 
     def activate(self, *, alone: bool = True) -> None:
-        """Use and train this adapter; with `alone`, and no other on the same model."""
+        """Use and train this adapter; with `alone`, and no other on the same model.
+
+        Raises:
+            InputError: it has to be applied first, and so has another, or a part of the weight that
+                it reads is in another.
+        """
+        orders = []
         for _, module in wearers(self.model):
             kept = () if alone else tuple(name for name in module.active if name != self.name)
             own = (self.name,) if self.name in module.layers_by_adapter else ()
-            module.active = kept + (() if self.merged else own)
+            orders.append((module, in_order(module, kept + (() if self.merged else own))))
+        for module, order in orders:
+            module.active = order
         train_active(self.model)
 
     def deactivate(self) -> None:
         """Leave the adapter on the model, unused and untrained."""
-        for name in self.sites:
+        for name, _ in self.everywhere():
             wearer = self._wearer(name)
             wearer.active = tuple(other for other in wearer.active if other != self.name)
         for parameter in self.parameters():
@@ -193,7 +250,7 @@ class AttachedAdapter(Attachment):
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """The model without this adapter, for the length of a `with` block."""
-        before = {name: self._wearer(name).active for name in self.sites}
+        before = {name: self._wearer(name).active for name, _ in self.everywhere()}
         for name, active in before.items():
             self._wearer(name).active = tuple(other for other in active if other != self.name)
         try:
@@ -216,7 +273,8 @@ class AttachedAdapter(Attachment):
                 another adapter has rewritten the base and is neither merged nor detached.
         """
         if self.merged:
-            raise InputError("the adapter is merged already", value=self.name)
+            how = "is merged already" if self.sites else "was merged and detached"
+            raise InputError(f"the adapter {how}", value=self.name)
         self._merged = merge(self, dense)
         self.deactivate()
 
@@ -224,7 +282,8 @@ class AttachedAdapter(Attachment):
         """Take a merged adapter out of the base weights and use it next to them again.
 
         Raises:
-            InputError: it is not merged.
+            InputError: it is not merged; or the weights that it was merged into, in a low
+                precision or another form, were changed since.
         """
         if self._merged is None:
             raise InputError("the adapter is not merged", value=self.name)
@@ -246,7 +305,7 @@ class AttachedAdapter(Attachment):
         for name, parameter in self.model.named_parameters():
             if name in self._frozen:
                 parameter.requires_grad_(True)
-        self.sites = {}
+        self.sites, self.copied = {}, {}
 
     close = detach
 
@@ -258,8 +317,12 @@ class AttachedAdapter(Attachment):
         *,
         base_model: str | None = None,
         form: Form | None = None,
+        dtype: torch.dtype | None = None,
+        rank: int | None = None,
+        tolerance: float = TOLERANCE,
+        batches: Iterable[Any] | None = None,
         write: bool = True,
-    ) -> None:
+    ) -> Folding | None:
         """Write the adapter to a folder, from which `modicum.adapters.load` reads it.
 
         Tensors that are sharded over ranks are gathered: every rank calls this, and one writes.
@@ -271,10 +334,17 @@ class AttachedAdapter(Attachment):
                 model as it was before the adapter came. `peft-rest`: a PEFT LoRA for the base
                 weights as they are now, which must be saved too: another one for methods that
                 rewrite them alone. `modicum`: the method's own tensors, and, where they were
-                rewritten, quantized base weights. None: `peft` where that is exact.
+                rewritten, quantized base weights. None: `peft` where that is exact, which is loaded
+                as a LoRA whatever the method was.
+            dtype: of the trained tensors in modicum's own form, where many small files count.
+            rank: fold the adapter into a LoRA of this rank, which PEFT's form then holds, though
+                it is not the adapter exactly. What that loses is returned.
+            tolerance: how much it may lose of the change: of that of the logits where there are
+                `batches` of held-out data to call the model with, else of that of the weights.
 
         Raises:
-            InputError: the form cannot hold the adapter exactly; or it has no values yet (meta).
+            InputError: the form cannot hold the adapter exactly; folded into a LoRA it loses more
+                than `tolerance`; or it has no values yet (meta).
         """
         if any(parameter.is_meta for parameter in self.parameters()):
             problem = (
@@ -282,45 +352,22 @@ class AttachedAdapter(Attachment):
             )
             raise InputError(problem, value=self.name)
         base_model = located(base_model)
-        form = form or peft_files.exact_form(self)
+        folding = None
+        if rank is not None:
+            if form not in (None, "peft") or dtype is not None:
+                problem = (
+                    'folds the adapter into a LoRA of PEFT\'s; leave out dtype, with form="peft"'
+                )
+                raise InputError(problem, field="rank", value=rank)
+            form, folding = "peft", folded(self, rank, batches)
+            folding.check(tolerance)
+        form = form or peft_formats.exact_form(self)
         if form == "modicum":
-            native_files.save(self, Path(folder), base_model=base_model, write=write)
+            native_files.save(self, Path(folder), base_model=base_model, dtype=dtype, write=write)
+        elif dtype is not None:
+            problem = "PEFT's files have the adapter's own precision; leave it out, or save"
+            raise InputError(f'{problem} with form="modicum"', field="dtype", value=str(dtype))
         else:
-            rest = form == "peft-rest"
-            peft_files.save(self, Path(folder), base_model=base_model, rest=rest, write=write)
-
-
-def _check_name(model: nn.Module, name: str) -> None:
-    """Make sure that an adapter can have this name on a model.
-
-    Raises:
-        InputError: it is empty, has a dot, is taken, or is a word of PyTorch's containers.
-    """
-    if not name or "." in name:
-        raise InputError("an adapter's name must not be empty or have a dot", value=name)
-    if name in worn(model):
-        raise InputError("an adapter of this name is attached already", value=name)
-    if hasattr(nn.ModuleDict(), name) or hasattr(model, shared_name(name)):
-        problem = "this cannot be an adapter's name, as modules have an attribute of that name"
-        raise InputError(problem, value=name)
-
-
-def _check_has_sizes(model: nn.Module) -> None:
-    """Make sure that every parameter can be frozen.
-
-    Raises:
-        InputError: one is of a lazy module that has not run yet.
-    """
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, UninitializedParameter):
-            raise InputError("it has no sizes yet: run the model once before", value=name)
-
-
-def _told(left: Mapping[str, str]) -> str:
-    """What was left out in one sentence, alike names once."""
-    alike: dict[str, str] = {}
-    for name, why in left.items():
-        alike.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name), why)
-    named = [f"{name} ({why})" for name, why in alike.items()]
-    more = f", and {len(named) - 5} more kinds" if len(named) > 5 else ""
-    return f"all-linear leaves out {', '.join(named[:5])}{more}; `left_out` lists them"
+            how: Any = {"rest": form == "peft-rest", "write": write, "folding": folding}
+            peft_formats.save(self, Path(folder), base_model=base_model, **how)
+        return folding

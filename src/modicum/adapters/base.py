@@ -11,15 +11,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
 from modicum.adapters.adapter_layer import AdapterLayer, LayerChange
-from modicum.adapters.blocks import block_sites, choose_blocks
-from modicum.adapters.factors import Factor, SharedFactors
+from modicum.adapters.blocks import block_sites, choose_blocks, module_sites
+from modicum.adapters.copies import copied
+from modicum.adapters.factors import Factor, Generated, SharedFactors, derived_bytes, frozen_bytes
 from modicum.adapters.preparation import Preparation, PreparationContext, prepared_by
-from modicum.adapters.sites import Site, all_sites, choose
+from modicum.adapters.sites import MATRICES, Site, SiteKind, all_sites, choose
+from modicum.adapters.slice_sites import check_takes_slices
+from modicum.adapters.slices import layer_name
 from modicum.core.contracts.ledger import Entry, Ledger, ModelQuery, Phase, Work
 from modicum.core.contracts.method import Context, Method, Names, Probability, Strings
 from modicum.core.errors import InputError
@@ -28,10 +31,19 @@ from modicum.core.layers.calibration import Loss
 if TYPE_CHECKING:
     from modicum.adapters.attached_adapter import AttachedAdapter
 
-__all__ = ["Adapter", "AdapterLayer", "AdapterQuery", "Factor", "LayerChange", "SharedFactors"]
+__all__ = [
+    "Adapter",
+    "AdapterLayer",
+    "AdapterQuery",
+    "Factor",
+    "Generated",
+    "LayerChange",
+    "SharedFactors",
+]
 
 SAVED: tuple[Phase, ...] = ("forward", "loss", "backward")
 ReadWeight = Callable[[str], Tensor]
+NOT_TRAINED = "adapter tensors that are not trained"
 
 
 @dataclass(frozen=True)
@@ -46,17 +58,26 @@ class Adapter(Method):
     """The fields and services of every adapter.
 
     Args:
-        targets: layers by full name, last name (`q_proj`), pattern, or `all-linear`.
+        targets: layers by full name, last name (`q_proj`), pattern, or `all-linear`; where a model
+            holds q, k and v in one layer, `q_proj` and the like are slices of that.
         exclude: of those, the ones to leave out.
+        also: parameters of the base, or modules with all of theirs, by name or pattern, of which
+            copies are trained in full as a part of the adapter: norms, biases, heads.
         dropout: probability with which an adapter's input is dropped in training.
     """
 
     layer: ClassVar[type[AdapterLayer]]
     # Whether gradients of its factors need the layer's input, as LoRA's A does.
     needs_input: ClassVar[bool] = True
+    # The kind of PEFT's files that may hold it; the word of LoRA's that says it is not plain, and
+    # the names there of factors that LoRA does not have.
+    peft_type: ClassVar[str] = "LORA"
+    peft_switch: ClassVar[str] = ""
+    peft_tensors: ClassVar[Mapping[str, str]] = {}
 
     targets: Names = ("all-linear",)
     exclude: Strings = ()
+    also: Strings = ()
     dropout: Probability = 0.0
 
     @abstractmethod
@@ -68,12 +89,26 @@ class Adapter(Method):
         """
 
     def frozen(self, site: Site) -> Mapping[str, Factor]:
-        """What is kept at a site in addition, in checkpoints too, and not trained."""
+        """What is kept at a site in addition, in checkpoints too, and not trained.
+
+        Of a `Generated` one only the seed is kept.
+        """
         return {}
+
+    def derived(self, site: Site) -> Mapping[str, Factor]:
+        """What a `DerivingLayer` computes of the layer's weight: in no state dict, in no file."""
+        return {}
+
+    @property
+    def kinds(self) -> tuple[SiteKind, ...]:
+        """The kinds of layers that the method can be on."""
+        return (*MATRICES, "convolution") if "adapts_convolutions" in self.traits else MATRICES
 
     def candidates(self, model: nn.Module) -> list[Site]:
         """Every layer of a model, or every block, on which this adapter could be."""
-        return block_sites(model) if "after_block" in self.traits else all_sites(model)
+        if "after_block" in self.traits:
+            return [*block_sites(model), *module_sites(model)]
+        return all_sites(model, self.kinds)
 
     def sites(self, model: nn.Module) -> list[Site]:
         """The layers of a model, or its blocks, on which this adapter would be.
@@ -81,12 +116,35 @@ class Adapter(Method):
         Raises:
             InputError: a target matches none, or one on which it could have another effect.
         """
-        choose_among = choose_blocks if "after_block" in self.traits else choose
-        return choose_among(model, self.targets, self.exclude)
+        if "after_block" in self.traits:
+            return choose_blocks(model, self.targets, self.exclude)
+        full = [path for path, leaves in self.copied(model).items() if "weight" in leaves]
+        sites = choose(model, self.targets, self.exclude, self.kinds)
+        check_takes_slices(self, sites)
+        kept = [site for site in sites if layer_name(site) not in full]
+        if not kept:
+            problem = "every layer that `targets` names is trained in full by `also`"
+            raise InputError(problem, field="also")
+        return kept
+
+    def copied(self, model: nn.Module) -> dict[str, tuple[str, ...]]:
+        """By module, the parameters of which this adapter would have copies.
+
+        Raises:
+            InputError: `also` matches nothing, or what an adapter cannot have a copy of.
+        """
+        return copied(model, self.also)
+
+    def instead(self, site: Site) -> str | None:
+        """What is at a site instead of this method, and why; None: the method itself.
+
+        For methods whose sizes do not fit every layer; handle and plan report it.
+        """
+        return None
 
     @property
     def looks_at(self) -> int | None:
-        """How many examples `prepare` looks at, over all ranks; None: every one."""
+        """How many examples `prepare` looks at, over all ranks; None: every one; 0: none."""
         return None
 
     def prepare(self, context: PreparationContext) -> Preparation:
@@ -105,6 +163,36 @@ class Adapter(Method):
             InputError: the method's sizes do not fit the sites.
         """
         return {}
+
+    def shared_frozen(self, sites: Sequence[Site]) -> Mapping[str, Factor]:
+        """What the sites have in common and is not trained, as `frozen`: once for the model."""
+        return {}
+
+    def check_kept(self, sites: Sequence[Site], state: Mapping[str, Tensor]) -> None:
+        """Make sure that what a file has of frozen tensors can be computed with.
+
+        Args:
+            state: of the right names and shapes; `site.factor` by plain names.
+
+        Raises:
+            InputError: it cannot.
+        """
+
+    @property
+    def from_file(self) -> bool:
+        """Whether it has frozen tensors that only a file gives, so it can be loaded alone."""
+        return False
+
+    @classmethod
+    def from_lora(
+        cls, value: Adapter, state: Mapping[str, Tensor]
+    ) -> tuple[Adapter, dict[str, Tensor]] | None:
+        """This method's value and state that compute what a stored LoRA does; None: there is none.
+
+        Args:
+            state: `A` [r, in] and `B` [out, r] of each layer by `site.factor`.
+        """
+        return None
 
     def attach(
         self,
@@ -129,17 +217,25 @@ class Adapter(Method):
         Raises:
             InputError: a target matches no layer, or a tied one, or one that may compute something
                 else than its type says; the name is taken; sizes do not fit; the method needs
-                weights that a quantized base has lost, or data. After a failure the model is as it
-                was.
+                weights that a quantized base has lost, data, or a file. After a failure the model
+                is as it was.
         """
         from modicum.adapters.attached_adapter import AttachedAdapter
 
+        real = not any(parameter.is_meta for parameter in model.parameters())
+        if self.from_file and real:
+            problem = "it takes frozen tensors from a file; read one with modicum.adapters.load"
+            raise InputError(problem, value=self.info.name)
         asks = "prepares_from_data" in self.traits and prepared is None
-        if asks and not any(parameter.is_meta for parameter in model.parameters()):
+        if asks and real:
+            if self.looks_at == 0:
+                batches, loss = batches or (), loss or _unread
             if batches is None or loss is None:
                 problem = "this adapter begins by looking at data; give `batches` and `loss`"
                 raise InputError(problem, field="batches", value=self.info.name)
             sites = tuple(self.sites(model))
+            for site in sites:
+                self.factors(site)  # what does not fit is refused before data are looked at
             context = PreparationContext(model, sites, batches, loss, seed=seed)
             prepared = prepared_by(self.prepare, context)
         return AttachedAdapter(
@@ -162,15 +258,22 @@ class Adapter(Method):
         """Whether the layer's input is kept for the backward pass: by a linear map, undropped."""
         return self.needs_input and site.kind == "linear" and not self.dropout
 
+    def input_parts(self, site: Site) -> int:
+        """How many channels of the input each number is the sum of that is kept of it.
+
+        Layers that read one tensor keep its sums once too.
+        """
+        return 1
+
     def ledger(self, at: AdapterQuery) -> Ledger:
         """A site's own tensors, what `layer.forward` saves beyond its input, the extra work."""
         compute = at.shape.compute_bytes
         saved = self.saved_elements(at.site) * at.shape.positions
         dropped = self.dropout_bytes(at) if self.dropout else 0
-        frozen = sum(factor.bytes for factor in self.frozen(at.site).values())
+        still = self._frozen_bytes(at.site)
         return Ledger.of(
             Entry("weight", 4 * self.trained(at.site), what="adapter factors"),
-            Entry("weight", frozen, what="adapter tensors that are not trained"),
+            Entry("weight", still, what=NOT_TRAINED),
             Entry("activation", saved * compute, SAVED, "adapter activations"),
             Entry("activation", dropped, SAVED, "dropout"),
             Entry("activation", self.matrices_kept(at) * compute, SAVED, "adapter matrices"),
@@ -184,8 +287,18 @@ class Adapter(Method):
         gradient = max((factor.bytes for factor in shared), default=0)
         return Ledger.of(
             Entry("weight", sum(factor.bytes for factor in shared), what="shared adapter factors"),
+            Entry("weight", frozen_bytes(self.shared_frozen(sites)), what=NOT_TRAINED),
             Entry("workspace", gradient, ("backward",), "a gradient of shared factors"),
         )
+
+    def _frozen_bytes(self, site: Site) -> int:
+        derived = derived_bytes(self.derived(site), of_held=self.layer.of_held)
+        return frozen_bytes(self.frozen(site)) + derived
+
+    def frozen_total(self, sites: Sequence[Site]) -> int:
+        """Bytes of all that is not trained; every rank holds them in full."""
+        own = sum(self._frozen_bytes(site) for site in sites)
+        return own + frozen_bytes(self.shared_frozen(sites))
 
     def matrices_kept(self, at: AdapterQuery) -> int:
         """Elements of matrices that one forward pass makes of factors and keeps for backward.
@@ -207,6 +320,10 @@ class Adapter(Method):
     def work(self, at: AdapterQuery) -> tuple[Work, ...]:
         """Matrix-product work beyond the frozen layer's own, forward and backward."""
 
-    def with_fields(self, **fields: Any) -> Adapter:
+    def with_fields(self, **fields: Any) -> Self:
         """This value with some fields changed, checked again."""
         return type(self)(**(self.model_dump() | fields))
+
+
+def _unread(model: nn.Module, batch: Any) -> Tensor:
+    raise TypeError("an adapter that looks at no example has asked for a loss")

@@ -1,13 +1,14 @@
-"""Blocks as sites: where adapters go that change what a block gives, not a layer's weight."""
+"""Blocks and modules in them as sites: where adapters change what these give, not a weight."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from modicum.adapters.sites import Site
+from modicum.adapters.sites import Site, survey
 from modicum.core.errors import InputError
 from modicum.core.layers.block_kinds import outermost_lists
 from modicum.core.layers.plain_layers import plain_type
@@ -52,35 +53,63 @@ def first_norm(block: nn.Module) -> tuple[str, int] | None:
     return None
 
 
+def module_sites(model: nn.Module) -> list[Site]:
+    """The modules in blocks that may map the stream's width to itself: mixers, MLPs.
+
+    Such a module has a linear layer that reads as many features, and one that gives as many; that
+    it does give as many is seen when it runs.
+
+    >>> block = lambda: nn.ModuleDict({"norm": nn.LayerNorm(4), "mlp": nn.Sequential(
+    ...     nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))})
+    >>> [site.name for site in module_sites(nn.ModuleList([block(), block()]))]
+    ['0.mlp', '1.mlp']
+    """
+    sites: list[Site] = []
+    for site in block_sites(model):
+        block = model.get_submodule(site.name)
+        layers = survey(block, ["linear"]).every
+        for name, module in block.named_modules():
+            lists = isinstance(module, nn.ModuleList | nn.ModuleDict)
+            if not name or lists or "layers_by_adapter" in name.split("."):
+                continue
+            inside = [each for path, each in layers.items() if path.startswith(f"{name}.")]
+            reads = any(each.in_features == site.in_features for each in inside)
+            if reads and any(each.out_features == site.out_features for each in inside):
+                sites.append(replace(site, name=f"{site.name}.{name}"))
+    return sites
+
+
 def choose_blocks(
     model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()
 ) -> list[Site]:
-    """The blocks that `targets` name: a full name, its last parts, a pattern, or `all-blocks`.
+    """The blocks, or modules in them, that `targets` name.
+
+    A target is a full name, its last parts, a pattern, or `all-blocks`; one that is a block's name
+    means no module in it.
 
     Raises:
         InputError: the model has no blocks with a norm; a target matches none; none is left; or
             several streams run through a block.
     """
-    sites = block_sites(model)
-    if not sites:
+    blocks, modules = block_sites(model), module_sites(model)
+    if not blocks:
         problem = "the model has no list of blocks with a norm each, after which this could work"
         raise InputError(problem, field="targets")
+    chosen: set[str] = set()
     for target in targets:
-        if target != ALL_BLOCKS and not any(named(site.name, [target]) for site in sites):
-            names = [ALL_BLOCKS, *(site.name for site in sites)]
+        found = [site.name for site in blocks if target == ALL_BLOCKS or named(site.name, [target])]
+        found = found or [site.name for site in modules if named(site.name, [target])]
+        if not found:
+            names = [ALL_BLOCKS, *(s.name for s in blocks), *sorted({s.suffix for s in modules})]
             raise InputError(
-                "no block of the model has this name",
+                "no block of the model, and no module in one that is as wide, has this name",
                 field="targets",
                 value=target,
                 allowed=", ".join(names),
                 candidates=names,
             )
-    every = ALL_BLOCKS in targets
-    kept = [
-        site
-        for site in sites
-        if (every or named(site.name, targets)) and not named(site.name, exclude)
-    ]
+        chosen |= {*found}
+    kept = [s for s in (*blocks, *modules) if s.name in chosen and not named(s.name, exclude)]
     if not kept:
         raise InputError("every block that `targets` names is excluded again", field="exclude")
     for site in kept:

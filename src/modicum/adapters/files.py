@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from modicum.adapters import model_files, native_files, peft_files
+from modicum.adapters import model_files, native_files, peft_files, peft_formats
 from modicum.adapters.adapted_layer import undone_on_failure
-from modicum.adapters.adapter_layer import check_state
+from modicum.adapters.adapter_layer import check_shape, check_state
 from modicum.adapters.attached_adapter import AttachedAdapter
+from modicum.adapters.base import Adapter, ReadWeight
 from modicum.adapters.base_weights import is_exact
-from modicum.adapters.heads import put_heads, stored_heads
+from modicum.adapters.factors import Factor, Generated
 from modicum.adapters.names import exactly, plain_name
-from modicum.adapters.native_files import StoredAdapter
+from modicum.adapters.native_files import StoredAdapter, taken_as
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.rewriting import restore, rewriting
+from modicum.adapters.sites import Site
+from modicum.core.contracts.catalog import find
 from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import own_part
 
@@ -27,7 +31,9 @@ def load(
     *,
     name: str = "default",
     train: bool = False,
+    method: str | None = None,
     plugins: Iterable[str | Path] = (),
+    weights: ReadWeight | None = None,
 ) -> AttachedAdapter:
     """Attach the adapter that a folder holds.
 
@@ -40,7 +46,10 @@ def load(
         name: what to call it on this model; of a full model's adapters the one of this name is
             read.
         train: leave the factors trainable, to continue training; else they are frozen, to be used.
+        method: which one to continue a LoRA as, by its name in the catalog; None: as what it is.
         plugins: files with methods of your own, of which the folder may name one.
+        weights: gives the full-precision weight of a layer by its name; a method that derives its
+            tensors from the weight asks for it where the base is quantized.
 
     Raises:
         InputError: no such folder, files that cannot be read or are truncated, a kind of adapter
@@ -56,9 +65,11 @@ def load(
     1
     """
     stored = read_stored(Path(folder), model, name, plugins)
-    attached = _attached(model, stored, name)
-    for head in stored_heads(model, stored).values():
-        head.requires_grad_(train)
+    if method is not None:
+        kind = find(method, plugins, room="adapters").load()
+        assert issubclass(kind, Adapter)
+        stored = taken_as(stored, kind)
+    attached = _attached(model, stored, name, weights)
     if not train:
         for parameter in attached.parameters():
             parameter.requires_grad_(False)
@@ -77,10 +88,12 @@ def read_stored(
         return native_files.read(folder, plugins)
     if not (folder / peft_files.CONFIG).exists() and model_files.files_of(folder):
         return model_files.read(folder, name, plugins)
-    return peft_files.read(folder, model)
+    return peft_formats.read(folder, model)
 
 
-def _attached(model: nn.Module, stored: StoredAdapter, name: str) -> AttachedAdapter:
+def _attached(
+    model: nn.Module, stored: StoredAdapter, name: str, weights: ReadWeight | None
+) -> AttachedAdapter:
     """Attach an adapter to the layers that its targets name in full, with its tensors.
 
     Raises:
@@ -92,17 +105,19 @@ def _attached(model: nn.Module, stored: StoredAdapter, name: str) -> AttachedAda
         names = [known.get(plain_name(each), each) for each in method.targets]
         method = method.with_fields(**exactly(known.values(), names))
         values = {known.get(key, key): value for key, value in stored.prepared.items()}
+        sites = [replace(s, prepared=values.get(s.name, {})) for s in method.sites(model)]
+        check_factors(method, sites, stored.state)
         with undone_on_failure(model, name):
             attached = AttachedAdapter(
                 model,
                 method,
                 name=name,
                 seed=stored.seed,
+                weights=weights,
                 start=False,
                 prepared=Preparation(values),
             )
             try:
-                put_heads(model, stored)
                 _put(attached, stored.state, stored.base)
             except BaseException:
                 restore(attached)
@@ -110,6 +125,37 @@ def _attached(model: nn.Module, stored: StoredAdapter, name: str) -> AttachedAda
     except InputError as error:
         raise InputError(f"does not fit the model: {error}", file=stored.file) from None
     return attached
+
+
+def check_factors(method: Adapter, sites: Sequence[Site], state: Mapping[str, Tensor]) -> None:
+    """Make sure that a state has a method's tensors, before there is memory for any.
+
+    A number in a damaged file may ask for more of it than there is.
+
+    Args:
+        state: by plain names.
+
+    Raises:
+        InputError: it lacks one, or one has another shape or kind, or values that are not finite.
+    """
+    needed: dict[str, Factor] = {}
+    for site in sites:
+        own = {**method.factors(site), **method.frozen(site)}
+        needed |= {f"{plain_name(site.name)}.{key}": factor for key, factor in own.items()}
+    common = {**method.shared(sites), **method.shared_frozen(sites)}
+    needed |= {f"shared.{key}": factor for key, factor in common.items()}
+    for name, factor in needed.items():
+        if isinstance(factor, Generated):
+            continue
+        if (tensor := state.get(name)) is None:
+            raise InputError("it lacks a factor of this method", field=name)
+        check_shape(name, factor.shape, tensor)
+        real = tensor.dtype.is_floating_point == factor.dtype.is_floating_point
+        if not real or tensor.is_complex():
+            raise InputError("is of another kind", field=name, value=str(tensor.dtype))
+        if not tensor.float().isfinite().all():
+            raise InputError("has values that are not finite", field=name)
+    method.check_kept(sites, state)
 
 
 def _put(attached: AttachedAdapter, state: dict[str, Tensor], base: dict[str, Tensor]) -> None:
@@ -134,6 +180,6 @@ def _put(attached: AttachedAdapter, state: dict[str, Tensor], base: dict[str, Te
             part, before = own_part(parameter.detach())
             part.copy_(base[key][before : before + part.shape[0]])
         for name, layer in layers.items():
-            layer.put({key: state[f"{name}.{key}"] for key, _ in layer.named_buffers()})
+            layer.put({key: state[f"{name}.{key}"] for key, _ in layer.kept_buffers()})
             layer.rewrote = True
     attached.load_state_dict(state)

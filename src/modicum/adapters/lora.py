@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cached_property
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from modicum.adapters.base import Adapter, AdapterLayer, AdapterQuery, Factor
 from modicum.adapters.base_weights import at_least_fp32
-from modicum.adapters.fused import plus_low_rank
+from modicum.adapters.convolutions import convolved
+from modicum.adapters.fused import compute_dtype, plus_low_rank
 from modicum.adapters.sites import Site
 from modicum.core.contracts.ledger import Work
 from modicum.core.contracts.method import Against, Info, PositiveFloat, PositiveInt
@@ -20,11 +22,16 @@ from modicum.core.ranks.sharding import whole
 
 
 class LoRALayer(AdapterLayer):
-    """y = W x + b + s B (A dropout(x)), with A [r, in], B [out, r] and s = alpha / r."""
+    """y = W x + b + s B (A dropout(x)), with A [r, in], B [out, r] and s as its method has it."""
 
     method: LoRA
     A: Tensor
     B: Tensor
+
+    @cached_property
+    def scale(self) -> float:
+        """s of this site."""
+        return self.method.at(self.site).scale
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         dropout = self.method.dropout if self.training else 0.0
@@ -38,10 +45,15 @@ class LoRALayer(AdapterLayer):
         self, base: Callable[[Tensor], Tensor], inputs: Tensor, a: Tensor, b: Tensor, dropout: float
     ) -> Tensor:
         """The base's output plus s B (A dropout(x))."""
-        scale = self.method.scale
+        scale = self.scale
         if self.site.kind == "embedding":
             outputs = base(inputs)
             return (outputs + scale * self._rows(inputs, a, b)).to(outputs.dtype)
+        if self.site.kind == "convolution":
+            outputs, dtype = base(inputs), compute_dtype(inputs, a)
+            dropped = F.dropout(inputs.to(dtype), dropout)
+            update = convolved(self.layer, dropped, a.to(dtype), b.to(dtype))
+            return (outputs + scale * update).to(outputs.dtype)
         return plus_low_rank(inputs, base, a, b, scale, dropout)
 
     def _rows(self, entries: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -59,7 +71,7 @@ class LoRALayer(AdapterLayer):
 
     def as_lora(self) -> tuple[Tensor, Tensor, float]:
         a, b = self.matrices()
-        return whole(a), whole(b), self.method.scale
+        return whole(a), whole(b), self.scale
 
 
 class LoRA(Adapter):
@@ -68,15 +80,20 @@ class LoRA(Adapter):
     The reference among adapters: prefer it when nothing is known of the task, and another one
     when a comparison shows that it is better. A starts uniform in (-1/sqrt(in), 1/sqrt(in)) and B
     zero, so training starts from the base model exactly; on an embedding A starts zero and B
-    N(0, 1).
+    N(0, 1). A convolution's W is the matrix [out, in kh kw / groups]: A is a convolution like it,
+    of r channels a group, and B mixes these at each place; `targets` must name it, since
+    `all-linear` does not mean it.
 
     Args:
         rank: r, the inner width of the product.
-        alpha: the update is scaled by s = alpha / rank; None means alpha = rank, so s = 1.
+        alpha: the update is scaled by s = alpha / rank; None means s = 1.
+        rank_stabilized: s = alpha / sqrt(rank) instead, "rsLoRA": updates then keep their size as
+            the rank grows. Another rank at one alpha is better compared with it.
         dropout, targets, exclude: see `Adapter`.
 
     Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685,
-    section 4.1; initial values as in the authors' code and in PEFT.
+    section 4.1; initial values as in the authors' code and in PEFT. Kalajdzievski, "A Rank
+    Stabilization Scaling Factor for Fine-Tuning with LoRA", arXiv 2312.03732, section 3.
 
     >>> import torch
     >>> from modicum.adapters import LoRA
@@ -89,7 +106,8 @@ class LoRA(Adapter):
     ...     loss.backward()
     ...     optimizer.step()
     ...     optimizer.zero_grad()
-    >>> adapter.merge()  # the model is plain again, and faster
+    >>> adapter.merge()  # into the weights
+    >>> adapter.detach()  # the model is plain again
     """
 
     info = Info(
@@ -99,7 +117,14 @@ class LoRA(Adapter):
         paper="LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685",
         claim="10,000 times fewer trained parameters and a third of the memory of full "
         "fine-tuning of GPT-3, at its quality, without latency after merging",
-        traits=("adapts_base", "mergeable", "exact_resume", "compiles"),
+        traits=(
+            "adapts_base",
+            "mergeable",
+            "is_lora",
+            "adapts_convolutions",
+            "exact_resume",
+            "compiles",
+        ),
         evidence="verified against code",
         claim_verdict="holds",
         against=Against("baseline"),
@@ -109,27 +134,38 @@ class LoRA(Adapter):
 
     rank: PositiveInt = 8
     alpha: PositiveFloat | None = None
+    rank_stabilized: bool = False
 
     @property
     def scale(self) -> float:
-        """s = alpha / rank."""
-        return 1.0 if self.alpha is None else self.alpha / self.rank
+        """s."""
+        if self.alpha is None:
+            return 1.0
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
+
+    def at(self, site: Site) -> Self:
+        """The value with a site's own rank and alpha, as a file may have them."""
+        own = {name: site.prepared[name] for name in ("rank", "alpha") if name in site.prepared}
+        return self.with_fields(**own) if own else self
 
     def factors(self, site: Site) -> Mapping[str, Factor]:
+        rank = self.at(site).rank
         embedding = site.kind == "embedding"
         bound = 0.0 if embedding else 1.0 / math.sqrt(site.in_features)
         return {
-            "A": Factor((self.rank, site.in_features), bound=bound),
-            "B": Factor((site.out_features, self.rank), std=1.0 if embedding else 0.0),
+            "A": Factor((rank, site.in_features), bound=bound),
+            "B": Factor((site.out_features, rank), std=1.0 if embedding else 0.0),
         }
 
     def saved_elements(self, site: Site) -> int:
-        return self.rank
+        return self.at(site).rank
 
     def saves_input(self, site: Site) -> bool:
-        return site.kind == "linear"  # dropped values are made anew
+        return site.kind != "embedding"  # dropped values are made anew
 
     def dropout_bytes(self, at: AdapterQuery) -> int:
+        if at.site.kind == "convolution":
+            return super().dropout_bytes(at)
         elements = at.shape.positions * at.site.in_features
         return -(-elements // 8) if at.site.kind == "linear" else 0
 
@@ -137,19 +173,16 @@ class LoRA(Adapter):
         return 0  # factors are cast anew
 
     def work(self, at: AdapterQuery) -> tuple[Work, ...]:
-        widths = at.site.out_features + (at.site.in_features if at.site.kind == "linear" else 0)
-        product = 2 * at.shape.positions * self.rank * widths
+        widths = at.site.out_features + (at.site.in_features if at.site.kind != "embedding" else 0)
+        product = 2 * at.shape.positions * self.at(at.site).rank * widths
         return Work(product), Work(2 * product, phase="backward")
 
     @classmethod
-    def from_peft(cls, config: Mapping[str, Any]) -> LoRA:
-        """The value that PEFT's `adapter_config.json` describes.
-
-        rsLoRA's s = alpha / sqrt(r) is LoRA's with alpha sqrt(r) in alpha's place.
-        """
-        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    def from_peft(cls, config: Mapping[str, Any]) -> Self:
+        """The value that PEFT's `adapter_config.json` describes."""
         return cls(
-            rank=rank,
-            alpha=alpha * math.sqrt(rank) if config.get("use_rslora") else alpha,
+            rank=int(config["r"]),
+            alpha=float(config["lora_alpha"]),
+            rank_stabilized=bool(config.get("use_rslora")),
             dropout=float(config.get("lora_dropout", 0.0)),
         )

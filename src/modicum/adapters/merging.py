@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,26 +13,26 @@ from modicum.adapters import base_weights
 from modicum.adapters.adapted_layer import AdaptedLayer, exchange
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import AdapterLayer, LayerChange
+from modicum.adapters.deriving_layer import DerivingLayer
+from modicum.adapters.merged import Merged
+from modicum.adapters.merging_marks import check_unchanged, mark
+from modicum.adapters.merging_slices import (
+    check_alone,
+    check_no_bias,
+    merge_slice,
+    unmerge_slice,
+    unmerged,
+)
+from modicum.adapters.slices import holder
 from modicum.core.errors import InputError
-from modicum.core.layers.linear_forms import DENSE, form_of
+from modicum.core.layers.linear_forms import form_of
 from modicum.core.ranks.sharding import is_sharded, own_part, whole
+
+_SUMS = 1e-6  # of a weight's norm: what sums in fp32 round
 
 
 class RoundingWarning(UserWarning):
     """Merged weights were rounded to a low precision, and by how much."""
-
-
-@dataclass
-class Merged:
-    """What a merge replaced and sums cannot give back: low-precision weights or layers.
-
-    `rounding` is, by layer that was rounded, the norm of the rounding error over that of the
-    adapter's own change.
-    """
-
-    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    layers: dict[str, nn.Module] = field(default_factory=dict)
-    rounding: dict[str, float] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -41,16 +41,29 @@ def merge(attached: Attachment, dense: torch.dtype | None) -> Merged:
     before = Merged()
     bases = {name: attached.model.get_submodule(name) for name in attached.sites}
     inexact = [name for name, base in bases.items() if not base_weights.is_exact(base)]
-    for name in inexact:
-        _check_may_be_dense(name, bases[name], dense)
     for name, layer in attached.layers():
         _check_may_merge(attached, bases[name], layer)
+    shifts = {n: _shifted(bases[n], layer) for n, layer in attached.layers() if n in inexact}
+    for name, layer in attached.layers():
+        if name in shifts and shifts[name] is None:
+            _check_may_be_dense(name, bases[name], dense, layer.tile)
+    for name, layer in attached.everywhere():
+        _check_copies_may_merge(attached, attached.model.get_submodule(name), layer)
     try:
+        for name, layer in attached.everywhere():
+            before.copied[name] = _put(attached.model.get_submodule(name), layer.copies())
+            layer.merged = name not in attached.sites
         for name, layer in attached.layers():
-            _merge_one(attached, bases[name], layer, dense if name in inexact else None, before)
+            shift = shifts.get(name)
+            if shift is not None:
+                _shift_one(bases[name], layer, shift, before)
+            else:
+                _merge_one(attached, bases[name], layer, dense if name in shifts else None, before)
     except BaseException:
         unmerge(attached, before)
         raise
+    mark(attached, before)
+    _renew(attached)
     _warn_of(before.rounding)
     return before
 
@@ -64,11 +77,16 @@ def _merge_one(
 ) -> None:
     """Fold an adapter into one layer, which becomes a new one if `dense` says of which dtype."""
     name = layer.site.name
-    weight, change = merged_map(base, layer)
+    weight, change = merged_map(unmerged(base, layer.site, before.layers), layer)
     bias = _sum(base_weights.read_bias(base), change.bias)
-    if dense is not None:
+    if layer.site.rows is not None:
+        check_no_bias(layer.site, change)
+        held = merge_slice(attached.model, layer.site, weight, dense, before.layers)
+        before.slices[name] = held
+    elif dense is not None:
         before.layers[name] = base
-        exchange(attached.model, name, _dense(weight, bias, dense).train(base.training))
+        made = base_weights.dense_layer(weight, bias, dense)
+        exchange(attached.model, name, made.train(base.training))
     else:
         own = dict(base.named_parameters(recurse=False))
         exact = all(parameter.dtype == torch.float32 for parameter in own.values())
@@ -82,11 +100,47 @@ def _merge_one(
             base_weights.write_bias(base, bias)
         base_weights.write(base, layer.site, weight)
     now = attached.model.get_submodule(name)
-    low = any(parameter.dtype.itemsize < 4 for parameter in now.parameters(recurse=False))
+    low = any(p.dtype.itemsize < 4 for p in holder(now).parameters(recurse=False))
     if low and change.weight is not None:
         error, size = (base_weights.read(now, layer.site) - weight).norm(), change.weight.norm()
         before.rounding[name] = float(error / size) if size else 0.0
     layer.merged, layer.rewrote = True, False
+
+
+def _shifted(base: nn.Module, layer: AdapterLayer) -> Mapping[str, Tensor] | None:
+    """What a layer's tensors become that take its adapter's change without loss; None: they cannot.
+
+    It is asked before anything is changed, so that a refused merge leaves the model as it was.
+    """
+    return None if layer.rewrote else base_weights.shifted(base, merged_map(base, layer)[1])
+
+
+def _shift_one(
+    base: nn.Module, layer: AdapterLayer, shift: Mapping[str, Tensor], before: Merged
+) -> None:
+    """Put new values into those tensors of a layer that take its adapter's change."""
+    name, parts = layer.site.name, dict(base.named_parameters(recurse=False))
+    weight, change = merged_map(base, layer)
+    kept = [key for key in parts if key in shift or key == "bias"]
+    held = {key: own_part(parts[key].detach())[0] for key in kept}
+    before.tensors[name] = {key: part.to("cpu", copy=True) for key, part in held.items()}
+    for key, value in shift.items():
+        held[key].copy_(value)
+    error = (base_weights.read(base, layer.site) - weight).norm()
+    if change.weight is not None and error > _SUMS * weight.norm():
+        before.rounding[name] = float(error / change.weight.norm())
+    layer.merged = True
+
+
+def _renew(attached: Attachment) -> None:
+    """Have what adapters derived from weights that are others now derived again."""
+    for name, site in attached.sites.items():
+        base = attached.model.get_submodule(name)
+        layers = [module for module in base.modules() if isinstance(module, DerivingLayer)]
+        if any(layer.of_held for layer in layers):
+            weight = base_weights.read(base, site)
+            for layer in layers:
+                layer.weight_changed(weight)
 
 
 def _warn_of(rounding: dict[str, float]) -> None:
@@ -104,12 +158,19 @@ def _warn_of(rounding: dict[str, float]) -> None:
 
 @torch.no_grad()
 def unmerge(attached: Attachment, before: Merged) -> None:
-    """Take a merged adapter out of the base weights again."""
+    """Take a merged adapter out of the base weights again.
+
+    Raises:
+        InputError: what a layer held before would be put back, and it was changed after the merge.
+    """
+    check_unchanged(attached, before)
     for name, layer in attached.layers():
         if not layer.merged:
             continue
         base = attached.model.get_submodule(name)
-        if name in before.layers:
+        if name in before.slices:
+            unmerge_slice(attached.model, layer.site, before.slices[name], before.layers)
+        elif name in before.layers:
             exchange(attached.model, name, before.layers[name])
         elif name in before.tensors:
             for key, value in before.tensors[name].items():
@@ -120,6 +181,20 @@ def unmerge(attached: Attachment, before: Merged) -> None:
             rest = base_weights.read(base, layer.site) - whole(layer.delta()) - layer.taken()
             base_weights.write(base, layer.site, rest)
         layer.merged, layer.rewrote = False, layer.rewrites
+    for name, layer in attached.everywhere():
+        _put(attached.model.get_submodule(name), before.copied.get(name, {}))
+        layer.merged = False
+    _renew(attached)
+
+
+def _put(base: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Set parameters of a layer, and return what a rank had of them, in host memory."""
+    before = {}
+    for leaf, tensor in tensors.items():
+        part, _ = own_part(base.get_parameter(leaf).detach())
+        before[leaf] = part.to("cpu", copy=True)
+        part.copy_(own_part(tensor.detach())[0])
+    return before
 
 
 @torch.no_grad()
@@ -180,29 +255,44 @@ def _check_may_merge(attached: Attachment, base: nn.Module, layer: AdapterLayer)
         )
 
 
+def _check_copies_may_merge(attached: Attachment, base: nn.Module, layer: AdapterLayer) -> None:
+    """Make sure that no adapter which is applied before it has copies of the same parameters.
+
+    Raises:
+        InputError: one has, which would be in use again when these are in the base.
+    """
+    for one in itertools.takewhile(lambda name: name != attached.name, _active(base)):
+        other = base.get_submodule(f"layers_by_adapter.{one}")
+        assert isinstance(other, AdapterLayer)
+        if both := other.copies().keys() & layer.copies().keys():
+            raise InputError(
+                f"the adapter {one} has a copy of it too, which would be in use again; merge that "
+                "one first",
+                value=f"{layer.site.name}.{min(both)}",
+            )
+
+
 def _active(base: nn.Module) -> tuple[str, ...]:
     """The adapters of a layer that are applied, in their order."""
     assert isinstance(base, AdaptedLayer)
     return base.active
 
 
-def _dense(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
-    """A frozen `nn.Linear` of this weight and bias."""
-    made = DENSE.from_dense(weight.to(dtype), None if bias is None else bias.to(dtype))
-    return made.requires_grad_(False)
-
-
-def _check_may_be_dense(name: str, base: nn.Module, dense: torch.dtype | None) -> None:
-    form = form_of(base)
+def _check_may_be_dense(
+    name: str, base: nn.Module, dense: torch.dtype | None, tile: tuple[int, int] | None
+) -> None:
+    form = form_of(holder(base))
     assert form is not None
+    check_alone(name, base)
     if dense is None:
+        takes = "" if tile is None else f"; one in tiles of {tile[0]} x {tile[1]} could take it"
         raise InputError(
             f"a merged weight cannot be kept as {form.name} without losing a part of what was "
-            "learned; merge(dense=torch.bfloat16) makes these layers dense, or leave the adapter "
-            "unmerged and save it",
+            f"learned{takes}; merge(dense=torch.bfloat16) makes these layers dense, or leave the "
+            "adapter unmerged and save it",
             value=name,
         )
-    if any(is_sharded(parameter) for parameter in base.parameters(recurse=False)):
+    if any(is_sharded(parameter) for parameter in holder(base).parameters(recurse=False)):
         raise InputError(
             "a layer sharded over ranks cannot be replaced by a dense one; save the adapter, "
             "and load and merge it in one process",

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from modicum.adapters.adapter_layer import decoded
+from modicum.adapters.adapter_layer import COPY, decoded
 from modicum.adapters.names import plain_name
 from modicum.adapters.native_files import StoredAdapter, described
 from modicum.core.errors import InputError
@@ -27,7 +27,7 @@ def files_of(folder: Path) -> list[Path]:
 def read(folder: Path, name: str, plugins: Iterable[str | Path] = ()) -> StoredAdapter:
     """The adapter `name` that a model's own files hold; errors are those of `files.load`."""
     state: dict[str, Tensor] = {}
-    there, sites, description = set(), [], None
+    there, sites, also, description = set(), list[str](), list[str](), None
     prepared: dict[str, dict[str, Any]] = {}
     for file in files_of(folder):
         for (owner, site, key), tensor in _read(file, name).items():
@@ -36,10 +36,13 @@ def read(folder: Path, name: str, plugins: Iterable[str | Path] = ()) -> StoredA
                 continue
             if key == "_extra_state":
                 description = decoded(tensor)
-                sites.append(site)
-                prepared[site] = description.pop("prepared", {})
+                if description.pop("kind", None) is None:
+                    sites.append(site)
+                    prepared[site] = description.pop("prepared", {})
             else:
                 state[f"{site}.{key}"] = tensor
+                if key.startswith(COPY):
+                    also.append(f"{site}.{key.removeprefix(COPY)}")
     if description is None:
         raise InputError(
             "the model's files hold no adapter of this name",
@@ -56,7 +59,7 @@ def read(folder: Path, name: str, plugins: Iterable[str | Path] = ()) -> StoredA
             value=name,
         )
     value = described(description, plugins, folder)
-    value = value.with_fields(targets=tuple(sites))
+    value = value.with_fields(targets=tuple(sites), also=tuple(also))
     return StoredAdapter(value, state, folder, prepared=prepared)
 
 

@@ -16,6 +16,7 @@ from modicum.adapters.factors import SharedFactors
 from modicum.adapters.lora import LoRA, LoRALayer
 from modicum.adapters.names import plain_name
 from modicum.adapters.sites import Site
+from modicum.adapters.widths import check_divides, linear_only
 from modicum.core.contracts.method import Against, Info, PositiveFloat, PositiveInt
 from modicum.core.errors import InputError
 from modicum.core.random import bits
@@ -120,7 +121,7 @@ class MoS(LoRA):
         paper="MoS: Unleashing Parameter Efficiency of Low-Rank Adaptation with Mixture of Shards, "
         "arXiv 2410.00938",
         claim="about 8 times fewer parameters than LoRA at equal quality on LLaMA-2-7B and 13B",
-        traits=("adapts_base", "mergeable", "exact_resume", "compiles"),
+        traits=("adapts_base", "mergeable", "is_lora", "exact_resume", "compiles"),
         evidence="verified against code",
         claim_verdict="in part",
         against=Against("worse", "the same rows for all layers"),
@@ -146,16 +147,10 @@ class MoS(LoRA):
             raise InputError(problem, field="rank", value=r, allowed=str(e))
 
     def factors(self, site: Site) -> Mapping[str, Factor]:
-        if site.kind == "embedding":
-            problem = "MoS adapts linear layers, and this is an embedding; leave it out"
-            raise InputError(problem, field="targets", value=site.name)
-        for width in (site.in_features, site.out_features):
-            if width % self.shards:
-                raise InputError(
-                    f"must divide {width}, a width of {site.name}",
-                    field="shards",
-                    value=self.shards,
-                )
+        linear_only(site, "MoS adapts linear layers, and this is an embedding")
+        widths = {"inputs": site.in_features, "outputs": site.out_features}
+        named = {f"the {side} of {site.name}": width for side, width in widths.items()}
+        check_divides("shards", self.shards, named)
         return {}
 
     def frozen(self, site: Site) -> Mapping[str, Factor]:
@@ -180,6 +175,16 @@ class MoS(LoRA):
             pools[of_a] = Factor((rows, n // self.shards), bound=1.0 / math.sqrt(n))
             pools[of_b] = Factor((rows, m // self.shards))
         return pools
+
+    def check_kept(self, sites: Sequence[Site], state: Mapping[str, Tensor]) -> None:
+        pools = self.shared(sites)
+        for site in sites:
+            for pool in pool_names(site):
+                name = f"{plain_name(site.name)}.index_{pool[-1]}"
+                index, rows = state[name], pools[pool].shape[0]
+                if index.min() < 0 or index.max() >= rows or len(index.unique()) < len(index):
+                    problem = f"has indices that repeat, or are none of {rows} rows"
+                    raise InputError(problem, field=name)
 
     def index(self, site: Site, sites: Sequence[Site], factor: str, *, seed: int) -> Tensor:
         """The rows of a pool that a layer takes, in their order: int64 [r l]."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import Adapter
 from modicum.adapters.base_weights import is_exact
+from modicum.adapters.copies import parameter_names
 from modicum.adapters.names import plain_name
 from modicum.adapters.rewriting import rewriting
 from modicum.core import files
@@ -40,7 +42,6 @@ class StoredAdapter:
         state: the adapter's own tensors.
         base: tensors of layers that it has rewritten, where they cannot be made anew.
         prepared: what the method found out about each layer from data.
-        heads: tensors of what was trained in full next to it, by the model's names.
     """
 
     method: Adapter
@@ -49,12 +50,51 @@ class StoredAdapter:
     base: dict[str, Tensor] = field(default_factory=dict)
     seed: int = 0
     prepared: dict[str, dict[str, Any]] = field(default_factory=dict)
-    heads: dict[str, Tensor] = field(default_factory=dict)
 
 
-def save(attached: Attachment, folder: Path, *, base_model: str | None, write: bool = True) -> None:
-    """Write the adapter atomically; without `write`, help only."""
-    tensors = {plain_name(key): value for key, value in attached.state_dict().items()}
+def taken_as(stored: StoredAdapter, kind: type[Adapter]) -> StoredAdapter:
+    """A stored adapter as one of the method `kind`, which is its own or can continue a LoRA.
+
+    Raises:
+        InputError: it is of another method.
+    """
+    if stored.method.info.name == kind.info.name:
+        return stored
+    if any(stored.prepared.values()):
+        raise InputError(
+            f"the stored adapter's layers have ranks of their own, and {kind.info.name} has one; "
+            "merge it into the model, and train from there",
+            file=stored.file,
+        )
+    found = kind.from_lora(stored.method, stored.state)
+    if found is None:
+        raise InputError(
+            f"the stored adapter is of another method, and {kind.info.name} cannot continue it",
+            field="method",
+            value=kind.info.name,
+            allowed=stored.method.info.name,
+        )
+    return replace(stored, method=found[0], state=found[1])
+
+
+def save(
+    attached: Attachment,
+    folder: Path,
+    *,
+    base_model: str | None,
+    dtype: torch.dtype | None = None,
+    write: bool = True,
+) -> None:
+    """Write the adapter atomically; without `write`, help only.
+
+    Args:
+        dtype: of its trained tensors there; None: their own.
+    """
+    trained = {name for name, _ in attached.named_parameters()}
+    tensors = {
+        plain_name(key): value if dtype is None or key not in trained else value.to(dtype)
+        for key, value in attached.state_dict().items()
+    }
     for name, layer in rewriting(attached).items():
         base = attached.model.get_submodule(name)
         if layer.rewrote and not is_exact(base):
@@ -66,9 +106,10 @@ def save(attached: Attachment, folder: Path, *, base_model: str | None, write: b
     if not write:
         return
     targets = [plain_name(name) for name in attached.sites]
+    where = {"targets": targets, "exclude": [], "also": list(parameter_names(attached.copied))}
     config = {
         "method": attached.method.info.name,
-        "fields": attached.method.model_dump() | {"targets": targets, "exclude": []},
+        "fields": attached.method.model_dump() | where,
         "seed": attached.seed,
         "base_model": base_model,
         "prepared": {plain_name(name): dict(s.prepared) for name, s in attached.sites.items()},
@@ -100,8 +141,11 @@ def described(config: Mapping[str, Any], plugins: Iterable[str | Path], file: Pa
     Raises:
         InputError: there is no such method, or it has no such fields.
     """
+    name = config.get("method")
+    if not isinstance(name, str):
+        raise InputError("must be a method's name", file=file, field="method", value=name)
     try:
-        value = find(config["method"], plugins, room="adapters").load()(**config["fields"])
+        value = find(name, plugins, room="adapters").load()(**config["fields"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"does not describe an adapter: {error!r}", file=file) from None
     except InputError as error:
@@ -130,6 +174,8 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: it is missing, cannot be read, or is no JSON object.
     """
     if not os.path.lexists(path):
+        if not path.parent.is_dir():
+            raise InputError("there is no such folder", file=path.parent)
         raise InputError(f"not an adapter: no {path.name} in this folder", file=path.parent)
     content = files.read_json(path)
     if not isinstance(content, dict):

@@ -7,9 +7,10 @@ too unless it is off, because a later PEFT may mean anything by it.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -19,6 +20,7 @@ from modicum.core.errors import InputError
 READ = (
     *("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "bias", "init_lora_weights"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("modules_to_save", "rank_pattern", "alpha_pattern", "use_dora"),
 )
 HARMLESS = {
     "task_type": "which class of PEFT's wraps the model",
@@ -39,7 +41,6 @@ HARMLESS = {
     "merge_weights": "whether PEFT 0.2 merged for evaluation",
 }
 REFUSED = {
-    "use_dora": "DoRA scales rows of the weight, which LoRA does not",
     "use_qalora": "QALoRA pools the inputs of its factors",
     "use_bdlora": "BD-LoRA's factors are block-diagonal",
     "alora_invocation_tokens": "aLoRA leaves out what comes before these tokens",
@@ -47,9 +48,6 @@ REFUSED = {
     "kasa_config": "KaSA truncates the base weight and has a diagonal between the factors",
     "monteclora_config": "MonteCLoRA samples around the factors",
     "arrow_config": "Arrow routes between adapters",
-    "rank_pattern": "layers have different ranks",
-    "alpha_pattern": "layers have different scales",
-    "modules_to_save": "full layers were trained in addition to the adapter",
     "trainable_token_indices": "rows of embeddings were trained in addition to the adapter",
     "layer_replication": "layers of the base are repeated",
     "lora_bias": "the adapter has biases",
@@ -57,8 +55,6 @@ REFUSED = {
     "megatron_config": "it is for layers of Megatron",
     "enable_lora": "parts of a fused layer are adapted, as PEFT 0.2 could",
 }
-# What PEFT saves in full with every classifier, whether a model has modules of these names or not.
-_HEADS = ("classifier", "score")
 # Of these an empty value is not off: PEFT takes it for the default of the method.
 _ON_WHEN_EMPTY = {
     *("velora_config", "kasa_config", "monteclora_config", "arrow_config", "use_bdlora"),
@@ -69,11 +65,8 @@ _INITS_THAT_REWRITE = ("pissa", "olora", "corda", "lora_ga")
 PeftNames = str | Sequence[str] | None
 
 
-def read_config(path: Path, heads: Collection[str] = ()) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """PEFT's configuration of a plain LoRA adapter.
-
-    Args:
-        heads: last names of the modules that the model has trained in full next to adapters.
 
     Raises:
         InputError: it is no JSON, or describes another kind of adapter, or has a key of which
@@ -81,10 +74,7 @@ def read_config(path: Path, heads: Collection[str] = ()) -> dict[str, Any]:
     """
     config = read_json(path)
     try:
-        saved = config.get("modules_to_save")
-        known = isinstance(saved, list) and all(isinstance(name, str) for name in saved)
-        own = known and set(saved or ()) <= {*heads, *_HEADS}
-        _check({**config, "modules_to_save": None} if own and heads else config)
+        _check(config)
     except InputError as error:
         raise error.located(file=path) from None
     return config
@@ -115,6 +105,32 @@ def leaves_out(config: Mapping[str, Any], name: str) -> str | None:
     return next((k for k in others if chooses({**config, k: None}, name)), "target_modules")
 
 
+def of_layer(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The configuration with `r` and `lora_alpha` as PEFT takes them for the layer `name`.
+
+    >>> of_layer({"r": 8, "lora_alpha": 8, "rank_pattern": {"^a.q": 2, "q": 4}}, "b.a.q")["r"]
+    4
+    """
+    found = dict(config)
+    for key, pattern in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")):
+        for given, value in (config.get(pattern) or {}).items():
+            if re.match(rf"(.*\.)?({given})$", name):
+                found[key] = value
+                break
+    return found
+
+
+def patterns(values: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+    r"""The commonest value, and by a pattern of its full name each layer's that has another.
+
+    >>> patterns({"a.q": 2, "a.k": 4, "a.v": 4})
+    (4, {'^a\\.q': 2})
+    """
+    counted = Counter(values.values())
+    common = counted.most_common(1)[0][0]
+    return common, {f"^{re.escape(n)}": v for n, v in values.items() if v != common}
+
+
 def _matches(chosen: str | Sequence[str], name: str) -> bool:
     if isinstance(chosen, str):
         return re.fullmatch(chosen, name) is not None
@@ -141,8 +157,9 @@ def _check(config: Mapping[str, Any]) -> None:
         problem = "biases were trained in addition to the adapter"
         raise InputError(problem, field="bias", value=config["bias"])
     _check_numbers(config)
+    _check_patterns(config)
     _check_init(config.get("init_lora_weights", True))
-    _check_names(config)
+    check_names(config)
 
 
 def _is_off(key: str, value: object) -> bool:
@@ -155,20 +172,36 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if isinstance(rank, bool) or not isinstance(rank, int) or rank <= 0:
         raise InputError("must be an integer above zero", field="r", value=rank)
-    if not (_is_number(alpha) and alpha > 0):
+    if not (is_number(alpha) and alpha > 0):
         raise InputError("must be a number above zero", field="lora_alpha", value=alpha)
     dropout = config.get("lora_dropout", 0.0)
-    if not (_is_number(dropout) and 0 <= dropout < 1):
+    if not (is_number(dropout) and 0 <= dropout < 1):
         raise InputError("must be from 0 to below 1", field="lora_dropout", value=dropout)
-    rooted = config.get("use_rslora")
-    if rooted is not None and not isinstance(rooted, bool):
-        raise InputError("must be true or false", field="use_rslora", value=rooted)
+    for key in ("use_rslora", "use_dora"):
+        switch = config.get(key)
+        if switch is not None and not isinstance(switch, bool):
+            raise InputError("must be true or false", field=key, value=switch)
 
 
-def _is_number(value: object) -> TypeGuard[float]:
+def _check_patterns(config: Mapping[str, Any]) -> None:
+    for key, number in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha")):
+        given = config.get(key) or {}
+        if not isinstance(given, dict):
+            problem = "must map names or patterns of layers to numbers"
+            raise InputError(problem, field=key, value=given)
+        for pattern, value in given.items():
+            _check_pattern(key, pattern)
+            try:
+                _check_numbers({**config, number: value})
+            except InputError as error:
+                raise InputError(error.problem, field=key, value=value) from None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of a file is a number that a float has, with all of its digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value)
+    return value == 0 or sys.float_info.min <= abs(value) <= sys.float_info.max
 
 
 def _check_init(init: object) -> None:
@@ -191,10 +224,15 @@ def _check_init(init: object) -> None:
     raise InputError(problem, field="init_lora_weights", value=init)
 
 
-def _check_names(config: Mapping[str, Any]) -> None:
-    for key in ("target_modules", "exclude_modules", "layers_pattern"):
+def check_names(config: Mapping[str, Any]) -> None:
+    """Make sure that a configuration says in names, patterns and numbers which layers it means.
+
+    Raises:
+        InputError: it does not.
+    """
+    for key in ("target_modules", "exclude_modules", "layers_pattern", "modules_to_save"):
         value = config.get(key)
-        patterns = [value] if isinstance(value, str) else value or []
+        patterns = [value] if isinstance(value, str) else [] if value is None else value
         if not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns):
             raise InputError("must be a pattern or a list of names", field=key, value=value)
         if isinstance(value, str) or key == "layers_pattern":

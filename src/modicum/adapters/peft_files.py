@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,36 +11,59 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from modicum.adapters.adapter_layer import COPY
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.base_weights import is_exact
+from modicum.adapters.convolutions import as_peft, why_not_in_peft
+from modicum.adapters.dora import DoRA
+from modicum.adapters.folding import Folding
 from modicum.adapters.lora import LoRA
 from modicum.adapters.names import plain_model, plain_name
 from modicum.adapters.native_files import StoredAdapter, read_tensors
-from modicum.adapters.peft_config import chooses, leaves_out, read_config
-from modicum.adapters.peft_task import (
-    classifier_heads,
-    heads,
-    task_fields,
-    trained_heads,
-    unreadable,
+from modicum.adapters.peft_config import (
+    chooses,
+    leaves_out,
+    of_layer,
+    patterns,
+    read_config,
 )
+from modicum.adapters.peft_copies import (
+    PREFIX,
+    as_kept,
+    kept_in_full,
+    module_names,
+    saved_names,
+    stored_copies,
+)
+from modicum.adapters.peft_slices import LoRATensors, on_layers, sites_of
+from modicum.adapters.peft_task import heads, task_fields, unreadable
 from modicum.adapters.rewriting import rewriting
-from modicum.adapters.sites import Site, all_sites, choose
+from modicum.adapters.sites import Site, choose
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, write_json
 from modicum.core.layers.targets import ALL_LINEAR
 from modicum.core.ranks.sharding import whole
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+# What is LoRA's file with a word switched on.
+_SWITCHED: dict[str, type[LoRA]] = {DoRA.peft_switch: DoRA}
 _FACTOR = re.compile(r"\.(lora_|base_layer|weight|bias).*$")
 
 
 def exact_form(attached: Attachment) -> Literal["peft", "modicum"]:
     """`peft` where that format holds the adapter exactly, for the model as it was before."""
-    _, first = next(attached.layers())
-    exact = first.as_lora() is not None and _lost(attached) is None
-    return "peft" if exact and _unreadable(attached) is None else "modicum"
+    return "peft" if why_not(attached) is None else "modicum"
+
+
+def why_not(attached: Attachment) -> str | None:
+    """Why PEFT's LoRA format cannot hold an adapter; None: it holds it exactly."""
+    if any(layer.as_peft() is None for _, layer in attached.layers()):
+        return f"{attached.method.info.name} is no plain LoRA here"
+    if (lost := _lost(attached)) is not None:
+        return f"the base of {plain_name(lost)} is quantized and was rewritten"
+    if (strange := _unreadable(attached)) is not None:
+        return f"{strange[1]} ({strange[0]})"
+    return saved if isinstance(saved := saved_names(attached), str) else None
 
 
 def save(
@@ -50,11 +73,13 @@ def save(
     base_model: str | None,
     rest: bool = False,
     write: bool = True,
+    folding: Folding | None = None,
 ) -> None:
     """Write the adapter as a PEFT LoRA folder atomically; without `write`, help only.
 
     Args:
         rest: for the base weights as they are now, where the method has rewritten them.
+        folding: the LoRA to write instead of the adapter's own.
 
     Raises:
         InputError: the method is no exact LoRA, or its base has lost the weights that one is for.
@@ -74,46 +99,57 @@ def save(
             "the model",
             value=layer_name,
         )
+    if isinstance(saved := saved_names(attached), str):
+        raise InputError(f'{saved}; use form="modicum", or merge it and save the model')
     tensors: dict[str, Tensor] = {}
-    scales, ranks = set(), set()
+    loras: dict[str, LoRATensors] = {}
+    alphas: dict[str, float] = {}
+    ranks: dict[str, float] = {}
+    switched = attached.method.peft_switch if folding is None else ""
+    more = attached.method.peft_tensors if folding is None else {}
     for name, layer in attached.layers():
-        lora = layer.lora_on_residual() if rest else layer.as_lora()
+        lora = layer.lora_on_residual() if rest else layer.as_peft()
+        if folding is not None:
+            lora = (*folding.factors[name], 1.0)
         if lora is None:
             raise InputError(
                 f"{attached.method.info.name} is no plain LoRA, so PEFT's LoRA format cannot hold "
-                'it; use form="modicum", or merge it and save the model'
+                'it; give a rank to fold it into a LoRA, use form="modicum", or merge it and save '
+                "the model"
             )
         a, b, scale = lora
-        a_key, b_key = _keys(attached.sites[name])
-        tensors[a_key] = whole(a.detach()).contiguous().cpu()
-        tensors[b_key] = whole(b.detach()).contiguous().cpu()
-        scales.add(scale)
-        ranks.add(a.shape[0])
+        loras[name] = whole(a.detach()), whole(b.detach()), scale
+        for factor, own in more.items():
+            tensors[f"{PREFIX}{plain_name(name)}.{own}"] = as_kept(layer.get_parameter(factor))
+    sites = sites_of(attached)
+    for name, (a, b, scale) in on_layers(attached, loras).items():
+        a, b = as_peft(attached.model.get_submodule(name), a, b)
+        a_key, b_key = _keys(sites[name])
+        tensors[a_key], tensors[b_key] = a.contiguous().cpu(), b.contiguous().cpu()
+        plain = plain_name(name)
+        alphas[plain], ranks[plain] = scale * a.shape[0], a.shape[0]
     model = plain_model(attached.model)
-    task = task_fields(model, [plain_name(name) for name in attached.sites])
-    for name, head in (heads(model, task["task_type"]) | trained_heads(model)).items():
-        for key, value in head.state_dict().items():
-            kept = whole(value.detach()).clone().contiguous().cpu()
-            tensors[f"{_PREFIX}{name}.{plain_name(key)}"] = kept
+    task = task_fields(model, [plain_name(name) for name in sites])
+    tensors |= kept_in_full(attached, heads(model, task["task_type"]))
     if not write:
         return
-    if len(scales) > 1 or len(ranks) > 1:
-        raise InputError("layers have different ranks or scales; merge it and save the model")
-    rank, scale = ranks.pop(), scales.pop()
-    trained = sorted({name.rpartition(".")[2] for name in trained_heads(model)})
+    rank, other_ranks = patterns(ranks)
+    alpha, other_alphas = patterns(alphas)
     config = {
         "peft_type": "LORA",
         **task,
         "base_model_name_or_path": base_model,
         "r": rank,
-        "lora_alpha": scale * rank,
+        "lora_alpha": alpha,
+        "rank_pattern": other_ranks,
+        "alpha_pattern": other_alphas,
         "lora_dropout": attached.method.dropout,
-        "target_modules": _target_modules(attached),
-        "fan_in_fan_out": any(s.transposed for s in attached.sites.values() if s.kind == "linear"),
+        "target_modules": target_modules(attached),
+        "fan_in_fan_out": any(s.transposed for s in sites.values() if s.kind == "linear"),
         "bias": "none",
         "use_rslora": False,
-        "use_dora": False,
-        "modules_to_save": trained or None,
+        **{switch: switch == switched for switch in _SWITCHED},
+        "modules_to_save": saved or None,
         "init_lora_weights": True,
         "inference_mode": True,
     }
@@ -125,37 +161,60 @@ def save(
 def read(folder: Path, model: nn.Module) -> StoredAdapter:
     """The adapter that a PEFT LoRA folder holds for a model; errors are those of `files.load`."""
     file = folder / WEIGHTS
-    could = trained_heads(model) or classifier_heads(model)
-    config = read_config(folder / CONFIG, {name.rpartition(".")[2] for name in could})
-    saved = config.get("modules_to_save") or ()
-    # Of a model of ours all are trained.
-    trained = trained_heads(model) or {n: h for n, h in could.items() if n.split(".")[-1] in saved}
-    value = LoRA.from_peft(config)
+    config = read_config(folder / CONFIG)
+    kind = next((_SWITCHED[key] for key in _SWITCHED if config.get(key)), LoRA)
+    value = kind.from_peft(config)
     tensors = {plain_name(key): tensor for key, tensor in read_tensors(file).items()}
-    kept = _kept(tensors, trained)
-    tensors = {key: tensor for key, tensor in tensors.items() if key not in kept}
-    known = {key: (site, "AB"[i]) for site in all_sites(model) for i, key in enumerate(_keys(site))}
+    copies = stored_copies(model, config, tensors, file)
+    tensors = {key: t for key, t in tensors.items() if key.removeprefix(PREFIX) not in copies}
+    known = {
+        key: (site, factor)
+        for site in value.candidates(model)
+        for factor, key in _named(kind, site).items()
+    }
     _check_the_others(model, {key: t for key, t in tensors.items() if key not in known}, file)
     factors = {key: known[key] for key in tensors if key in known}
     if not factors:
         raise InputError("it has no factors", file=file)
     names = tuple(dict.fromkeys(site.name for site, _ in factors.values()))
-    _check_the_choice(model, config, names, folder / CONFIG)
-    state = {f"{site.name}.{factor}": tensors[key] for key, (site, factor) in factors.items()}
+    check_choice(model, config, names, folder / CONFIG)
+    _check_convolutions(model, names, file)
+    state = {
+        f"{site.name}.{factor}": tensors[key].flatten(min(1, tensors[key].ndim - 1))
+        for key, (site, factor) in factors.items()
+    }
     plain = tuple(plain_name(name) for name in names)
     state = {plain_name(key): tensor for key, tensor in state.items()}
-    found = {key.removeprefix(_PREFIX): tensor for key, tensor in kept.items()}
-    return StoredAdapter(value.with_fields(targets=plain), state, file, heads=found)
-
-
-def _kept(tensors: Mapping[str, Tensor], trained: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """The tensors of heads that were trained in full."""
-    begins = tuple(f"{_PREFIX}{name}." for name in trained)
-    return {key: tensor for key, tensor in tensors.items() if key.startswith(begins)}
+    for name, tensor in copies.items():
+        path, _, leaf = name.rpartition(".")
+        state[f"{path}.{COPY}{leaf}"] = tensor
+    own = {name: kind.from_peft(of_layer(config, name)) for name in plain}
+    prepared = {
+        name: {"rank": each.rank, "alpha": each.alpha}
+        for name, each in own.items()
+        if (each.rank, each.alpha) != (value.rank, value.alpha)
+    }
+    value = value.with_fields(targets=plain, also=tuple(copies))
+    return StoredAdapter(value, state, file, prepared=prepared)
 
 
 def _unreadable(attached: Attachment) -> tuple[str, str] | None:
-    return unreadable(plain_model(attached.model), [plain_name(name) for name in attached.sites])
+    layers = sites_of(attached)
+    for name in layers:
+        if (why := why_not_in_peft(attached.model.get_submodule(name))) is not None:
+            return plain_name(name), f"in PEFT {why}"
+    return unreadable(plain_model(attached.model), [plain_name(name) for name in layers])
+
+
+def _check_convolutions(model: nn.Module, names: Iterable[str], file: Path) -> None:
+    """Make sure that PEFT's factors of convolutions are a change of their weights.
+
+    Raises:
+        InputError: they are not.
+    """
+    for name in names:
+        if (why := why_not_in_peft(model.get_submodule(name))) is not None:
+            raise InputError(f"PEFT has another LoRA here: {why}", file=file, value=name)
 
 
 def _lost(attached: Attachment) -> str | None:
@@ -177,9 +236,9 @@ def _check_the_others(model: nn.Module, others: dict[str, Tensor], file: Path) -
         plain_name(name): parameter
         for name, parameter in model.named_parameters(remove_duplicate=False)
     }
-    modules = _modules(model)
+    modules = module_names(model)
     for key, saved in others.items():
-        name = key.removeprefix(_PREFIX)
+        name = key.removeprefix(PREFIX)
         there = own.get(name.replace(".base_layer.", "."))
         if there is not None:
             same = there.is_meta or torch.equal(saved.to(there), there)
@@ -193,7 +252,7 @@ def _check_the_others(model: nn.Module, others: dict[str, Tensor], file: Path) -
             raise InputError(problem, file=file, value=name)
 
 
-def _check_the_choice(
+def check_choice(
     model: nn.Module, config: Mapping[str, Any], names: Collection[str], file: Path
 ) -> None:
     """Make sure that PEFT would use the factors of just these layers.
@@ -201,7 +260,7 @@ def _check_the_choice(
     Raises:
         InputError: the configuration leaves one of them out, or PEFT would draw random factors.
     """
-    sites = {site.name: plain_name(site.name) for site in all_sites(model)}
+    sites = {site.name: plain_name(site.name) for site in LoRA().candidates(model)}
     targets, among = config.get("target_modules"), set(sites)
     if targets is None:
         among, targets = set(names), ".*"
@@ -225,30 +284,28 @@ def _check_the_choice(
 
 
 def _keys(site: Site) -> tuple[str, str]:
-    name = _PREFIX + plain_name(site.name)
+    name = PREFIX + plain_name(site.name)
     if site.kind == "embedding":
         return f"{name}.lora_embedding_A", f"{name}.lora_embedding_B"
     return f"{name}.lora_A.weight", f"{name}.lora_B.weight"
 
 
-def _target_modules(attached: Attachment) -> list[str] | str:
+def _named(kind: type[LoRA], site: Site) -> dict[str, str]:
+    """The names in a file of a site's factors."""
+    name = PREFIX + plain_name(site.name)
+    more = {factor: f"{name}.{own}" for factor, own in kind.peft_tensors.items()}
+    return dict(zip("AB", _keys(site), strict=True)) | more
+
+
+def target_modules(attached: Attachment) -> list[str] | str:
     """Last names where PEFT takes them for just these layers, as people and servers write them.
 
     Else full names, and where PEFT takes those for the ends of others too, a pattern.
     """
-    adapted = {plain_name(site.name) for site in attached.sites.values()}
-    everything = _modules(attached.model)
+    adapted = {plain_name(name) for name in sites_of(attached)}
+    everything = module_names(attached.model)
     for names in ({name.rsplit(".", 1)[-1] for name in adapted}, adapted):
         config = {"target_modules": sorted(names)}
         if {name for name in everything if chooses(config, name)} == adapted:
             return sorted(names)
     return "|".join(re.escape(name) for name in sorted(adapted))
-
-
-def _modules(model: nn.Module) -> set[str]:
-    """Plain names of all modules but those inside of adapters."""
-    return {
-        plain_name(name)
-        for name, _ in model.named_modules()
-        if ".layers_by_adapter" not in f".{name}"
-    }

@@ -87,23 +87,6 @@ def trained_heads(model: nn.Module) -> dict[str, nn.Module]:
     return {name: model.get_submodule(name) for name in names}
 
 
-def classifier_heads(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules, by plain names, that make classes of what transformers' own classifier computes.
-
-    They are what is not of its base model, and what pools in that. Empty for any other model.
-    """
-    if not _is_transformers(type(model)) or not hasattr(model, "base_model_prefix"):
-        return {}
-    tables = importlib.import_module("transformers.models.auto.modeling_auto")
-    known = tables.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values()
-    if type(model).__name__ not in known:
-        return {}
-    base = str(model.base_model_prefix)
-    found = {name: child for name, child in model.named_children() if name != base}
-    pooler = getattr(getattr(model, base, None), "pooler", None)
-    return found if pooler is None else {**found, f"{base}.pooler": pooler}
-
-
 def _is_transformers(made: type) -> bool:
     return made.__module__.startswith("transformers.")
 

@@ -12,8 +12,8 @@ from modicum.adapters.base import Factor
 from modicum.adapters.base_weights import at_least_fp32
 from modicum.adapters.lora import LoRA, LoRALayer
 from modicum.adapters.sites import Site
-from modicum.core.contracts.method import Against, Info, PositiveInt
-from modicum.core.errors import InputError
+from modicum.adapters.widths import check_rank
+from modicum.core.contracts.method import Against, Info, PositiveInt, PowerIterations
 from modicum.core.layers.basis_cache import kept_svd
 from modicum.core.layers.truncated_svd import with_fixed_signs
 from modicum.core.ranks.sharding import whole
@@ -114,6 +114,7 @@ class PiSSA(LoRA):
             "rewrites_base",
             "starts_near",
             "mergeable",
+            "is_lora",
             "exact_resume",
             "compiles",
         ),
@@ -126,17 +127,11 @@ class PiSSA(LoRA):
     )
     layer = PiSSALayer
 
-    niter: PositiveInt | None = None
+    niter: PowerIterations | None = None
     rounds: PositiveInt = 1
 
     def factors(self, site: Site) -> Mapping[str, Factor]:
-        most = min(site.in_features, site.out_features)
-        if self.rank > most:
-            raise InputError(
-                f"above {most}, the smaller width of {site.name}; lower it, or exclude the layer",
-                field="rank",
-                value=self.rank,
-            )
+        check_rank(self.rank, site)
         return {
             "A": Factor((self.rank, site.in_features)),
             "B": Factor((site.out_features, self.rank)),

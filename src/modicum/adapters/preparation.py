@@ -42,6 +42,7 @@ class PreparationContext:
         batches: this rank's share of the training data, in the order of training; take as many as
             it needs.
         loss: `loss(model, batch)`, one element: the sum over the batch.
+        scratch: a folder for files that are large and not kept; None: memory.
     """
 
     model: nn.Module
@@ -51,6 +52,7 @@ class PreparationContext:
     ranks: Ranks = field(default_factory=Ranks)
     seed: int = 0
     progress: CountProgress = _silent
+    scratch: Path | None = None
 
 
 @dataclass(frozen=True)

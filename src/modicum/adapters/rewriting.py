@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 from modicum.adapters import base_weights
 from modicum.adapters.attachment import Attachment
-from modicum.adapters.base import AdapterLayer
+from modicum.adapters.base import AdapterLayer, Generated
+from modicum.adapters.deriving import check_derivable
+from modicum.adapters.deriving_layer import DerivingLayer
+from modicum.adapters.slices import layer_name
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import form_of
 from modicum.core.ranks.ranks import Ranks
@@ -30,9 +33,11 @@ def check_base(model: nn.Module, layers: Iterable[AdapterLayer], *, readable: bo
             full-precision weight.
     """
     for layer in layers:
+        there = model.get_submodule(layer_name(layer.site))
+        if isinstance(layer, DerivingLayer) and not (readable or layer.of_held):
+            check_derivable(layer.site.name, there)
         if not layer.rewrites:
             continue
-        there = model.get_submodule(layer.site.name)
         if any(getattr(module, "rewrites", False) for module in there.modules()):
             raise InputError(
                 "another adapter has replaced the base weight already, and only one can; save that "
@@ -106,16 +111,7 @@ def original_weight(attached: Attachment, name: str) -> Tensor:
     if attached.weights is None:
         rest = base_weights.read(base, site)
         return rest + layer.taken() if layer.rewrote else rest
-    device = next(layer.buffers()).device
-    weight = base_weights.at_least_fp32(attached.weights(name).to(device))
-    weight = base_weights.oriented(weight, site)
-    if weight.shape != (site.out_features, site.in_features):
-        raise InputError(
-            f"the weight to split has shape {tuple(weight.shape)}, the layer's is "
-            f"{(site.out_features, site.in_features)}",
-            field=name,
-        )
-    return weight
+    return base_weights.given(attached.weights, site, base)
 
 
 def differs(attached: Attachment, state: Mapping[str, Tensor]) -> bool:
@@ -123,7 +119,7 @@ def differs(attached: Attachment, state: Mapping[str, Tensor]) -> bool:
     return any(
         not torch.equal(value, state[f"{name}.{key}"].to(value))
         for name, layer in rewriting(attached).items()
-        for key, value in layer.named_buffers()
+        for key, value in layer.kept_buffers()
         if layer.rewrote
     )
 
@@ -160,6 +156,8 @@ def _kept(
     """The frozen tensors of a layer, which a checkpoint keeps under the model's names."""
     found: dict[str, Tensor] = {}
     for key, factor in attached.method.frozen(layer.site).items():
+        if isinstance(factor, Generated):
+            continue
         full = f"{name}.layers_by_adapter.{attached.name}.{key}"
         if full not in kept or tuple(kept[full].shape) != factor.shape:
             raise InputError("this adapter's first values are not there", field=full)

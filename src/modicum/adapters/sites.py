@@ -1,25 +1,52 @@
-"""Where adapters go: linear layers of any form, embeddings, and how names choose among them."""
+"""Where adapters go: linear layers of any form, embeddings, convolutions, and how names choose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace as replaced
 
 from torch import nn
 
+from modicum.adapters import convolutions
+from modicum.adapters.names import plain_name
+from modicum.adapters.slice_sites import choose_slices, may_name_a_slice, slices_of
+from modicum.adapters.slices import layer_name
 from modicum.core.errors import InputError
 from modicum.core.layers import targets as targeting
-from modicum.core.layers.layer_sites import Site, Survey, other_users
+from modicum.core.layers.layer_sites import Site, SiteKind, Survey, other_users
 from modicum.core.layers.layer_sites import survey as surveyed
 
-__all__ = ["Site", "Survey", "all_sites", "choose", "left_out", "replace", "shared_name", "survey"]
+__all__ = [
+    "MATRICES",
+    "Site",
+    "SiteKind",
+    "Survey",
+    "all_sites",
+    "choose",
+    "left_out",
+    "replace",
+    "shared_name",
+    "slices_at",
+    "survey",
+]
 
 
-def survey(model: nn.Module) -> Survey:
+MATRICES: tuple[SiteKind, ...] = ("linear", "embedding")
+
+
+def survey(model: nn.Module, kinds: Collection[SiteKind] = MATRICES) -> Survey:
     """What of a model can be adapted, and what looks alike and cannot, with the reason.
 
-    Layers that have adapters are there as the layers that they were.
+    Layers that have adapters are there as the layers that they were. The inputs of a convolution
+    are the columns of its weight as a matrix: channels that an output reads, times kernel places.
     """
-    return surveyed(model, ["linear", "embedding"], _of_adapters)
+    found = surveyed(model, kinds, _of_adapters)
+    for name, site in found.every.items():
+        if site.kind == "convolution":
+            found.every[name] = convolutions.as_matrix(model, site)
+            if (why := convolutions.why_not(model, name)) is not None:
+                found.refused[name] = why
+    return found
 
 
 def shared_name(name: str) -> str:
@@ -32,13 +59,20 @@ def _of_adapters(path: str) -> bool:
     return ".layers_by_adapter." in f".{path}." or path.startswith(shared_name(""))
 
 
-def all_sites(model: nn.Module) -> list[Site]:
+def all_sites(model: nn.Module, kinds: Collection[SiteKind] = MATRICES) -> list[Site]:
     """Every adaptable layer of a model, those that have adapters too."""
-    return list(survey(model).sites.values())
+    return list(survey(model, kinds).sites.values())
 
 
-def choose(model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()) -> list[Site]:
+def choose(
+    model: nn.Module,
+    targets: Sequence[str],
+    exclude: Sequence[str] = (),
+    kinds: Collection[SiteKind] = MATRICES,
+) -> list[Site]:
     """The sites that `targets` name: a full name, its last parts, a pattern, or `all-linear`.
+
+    One that names no layer may name slices of fused layers (`slice_sites`): `q_proj`, `c_attn.v`.
 
     `all-linear` is every linear layer but the output head, as in PEFT, that computes what its type
     says; `left_out` names the others.
@@ -48,17 +82,30 @@ def choose(model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()
             says; or one whose weight another layer uses too (tied embeddings), where an adapter
             would change one use and a merge both.
     """
-    found = survey(model)
+    found = survey(model, kinds)
     layers = list(found.every)
     if not found.linear and found.refused and targeting.ALL_LINEAR in targets:
         raise _refusal(*next(iter(found.refused.items())))
-    names = targeting.choose(model, layers, targets, exclude, linear=found.linear)
+    others, slices = choose_slices(model, found, targets, exclude)
+    names = targeting.choose(model, layers, others, exclude, linear=found.linear) if others else []
     for name in names:
         if name in found.refused:
             raise _refusal(name, found.refused[name])
-    kept = [found.every[name] for name in names]
+    kept = [*(found.every[name] for name in names), *slices.values()]
     _refuse_shared(model, kept)
     return kept
+
+
+def slices_at(model: nn.Module, names: Sequence[str]) -> list[Site]:
+    """The slices of fused layers of these full names; what is none is left out.
+
+    >>> slices_at(nn.Sequential(nn.Linear(2, 2)), ["0"])
+    []
+    """
+    found = survey(model)
+    asked = {n for n in map(plain_name, names) if may_name_a_slice(n)} - set(found.every)
+    known = slices_of(model, found) if asked else {}
+    return [site for name, site in known.items() if plain_name(name) in asked]
 
 
 def left_out(
@@ -108,7 +155,8 @@ def _refusal(name: str, why: str) -> InputError:
 
 
 def _refuse_shared(model: nn.Module, sites: Iterable[Site]) -> None:
-    for site, others in other_users(model, sites):
+    layers = (replaced(site, name=layer_name(site)) for site in sites)
+    for site, others in other_users(model, layers):
         if others:
             raise InputError(
                 f"its weight is shared with {others[0]}, so an adapter would change one use and a "

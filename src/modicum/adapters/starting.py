@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from modicum.adapters.adapter_layer import check_state
 from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.base import Adapter
-from modicum.adapters.heads import put_heads
 from modicum.adapters.names import exactly, plain_name
-from modicum.adapters.native_files import StoredAdapter
+from modicum.adapters.native_files import StoredAdapter, taken_as
+from modicum.adapters.sites import slices_at
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import own_part
@@ -22,6 +22,7 @@ from modicum.core.ranks.sharding import own_part
 # What may be another when training continues: it is no part of what the adapter computes.
 _FREE = ("dropout",)
 _WHERE = ("targets", "exclude")
+_ALSO = "also"
 
 
 def fields_of(
@@ -38,10 +39,11 @@ def fields_of(
         InputError: the stored adapter is of another method, of other sizes or of other layers than
             was asked for; does not fit the model; or cannot be continued.
     """
+    _check_kind(stored)
+    stored = taken_as(stored, type(asked))
     own = stored.method
-    _check_kind(stored, asked)
     for field in said:
-        if field in (*_FREE, *_WHERE) or getattr(asked, field) == getattr(own, field):
+        if field in (*_FREE, *_WHERE, _ALSO) or getattr(asked, field) == getattr(own, field):
             continue
         raise InputError(
             "the adapter that training starts from has another; leave it out, or give that",
@@ -49,14 +51,20 @@ def fields_of(
             value=getattr(asked, field),
             allowed=str(getattr(own, field)),
         )
-    known = {plain_name(site.name): site.name for site in own.candidates(model)}
+    sites = [*own.candidates(model), *slices_at(model, own.targets)]
+    known = {plain_name(site.name): site.name for site in sites}
     strange = next((name for name in own.targets if plain_name(name) not in known), None)
     if strange is not None:
         problem = "is for another model: this one has no such layer"
         raise InputError(problem, file=stored.file, value=strange)
     names = {known[plain_name(name)] for name in own.targets}
-    where = {field: said[field] for field in _WHERE if field in said}
-    places = _asked_places(asked, model, names) if where else _places(own, model, names)
+    where = {field: said[field] for field in (*_WHERE, _ALSO) if field in said}
+    if _ALSO in said and asked.copied(model) != own.copied(model):
+        problem = "the adapter that training starts from has copies of others; leave this out"
+        raise InputError(problem, field=_ALSO)
+    asked = asked.with_fields(also=own.also)
+    stated = set(where) & set(_WHERE)
+    places = _asked_places(asked, model, names) if stated else _places(own, model, names)
     value = own.with_fields(**places)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is left out, which is said when it is attached
@@ -83,10 +91,9 @@ def start_from(
     Raises:
         InputError: they are not this adapter's.
     """
-    state = _matching(attached, stored)
+    state = _matching(attached, taken_as(stored, type(attached.method)))
     kept = {attached.model_name(key): tensor for key, tensor in state.items()}
     attached.initialise(weights=weights, kept=kept, ranks=ranks)
-    put_heads(attached.model, stored)
     with torch.no_grad():
         for name, tensor in attached.state_dict().items():
             part, before = own_part(tensor)
@@ -94,19 +101,18 @@ def start_from(
             part.copy_(state[name][rows])
 
 
-def _check_kind(stored: StoredAdapter, asked: Adapter) -> None:
+def _check_kind(stored: StoredAdapter) -> None:
     name = stored.method.info.name
-    if asked.info.name != name:
-        raise InputError(
-            "the adapter that training starts from is of another method",
-            field="method",
-            value=asked.info.name,
-            allowed=name,
-        )
     if stored.base:
         raise InputError(
             "it keeps a quantized base that it has rewritten, so it cannot be started from; train "
             "from the run that made it (--fork)",
+            file=stored.file,
+        )
+    if any(stored.prepared.values()) and "prepares_from_data" not in stored.method.traits:
+        raise InputError(
+            "its layers have ranks of their own, and an adapter that training starts from has one; "
+            "merge it into the model, and train from there",
             file=stored.file,
         )
     if "prepares_from_data" in stored.method.traits:

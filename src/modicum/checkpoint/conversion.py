@@ -33,6 +33,7 @@ from modicum.checkpoint.tensor_file import FileLayout, streamed, write_file
 from modicum.checkpoint.tensor_slices import TensorSlice
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, sync
+from modicum.core.run_folders import nearest_run
 
 CheckpointForm = Literal["dcp", "modicum"]
 _REST = "modicum"  # the name of what is not a tensor
@@ -85,7 +86,10 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> Checkpoint:
     runs = source / "checkpoints"
     newest = CheckpointStore(runs if runs.is_dir() else source).newest(warn)
     if newest is None:
-        raise InputError("holds no checkpoint", file=source)
+        near = nearest_run(source)
+        such = "" if near is None else f", such as {near}"
+        problem = f"holds no checkpoint; give the folder of a run{such}, or a checkpoint's"
+        raise InputError(problem, file=source)
     return newest
 
 

@@ -3,8 +3,14 @@
 glibc keeps small blocks that are free in lists of each thread, where they part the large free
 blocks between them. It asks for a little more than an aligned block before it takes one, so before
 its version 2.38 a freed tensor's place often holds no other of the same size: a step takes up to
-twice its tensors. Without these lists most of it is used again, and steps are as fast. glibc
-reads such settings when a process begins, so a command that trains begins once more with them.
+twice its tensors. Without these lists most of it is used again, and steps are as fast.
+
+Each thread also has a heap of its own. What the threads that exchange tensors with other ranks have
+freed then holds nothing of the main thread's, so ranks share one heap among their threads. A run
+alone exchanges nothing, and keeps a heap a thread: threads that tokenize need not wait in turn.
+
+glibc reads such settings when a process begins, so a command that trains begins once more with
+them.
 """
 
 from __future__ import annotations
@@ -23,23 +29,39 @@ TUNABLES = {
     "glibc.malloc.mmap_threshold": 32 * 2**20,
     "glibc.malloc.trim_threshold": 256 * 2**20,
 }
+# Added for ranks: one heap for all threads of a process.
+SHARED = {"glibc.malloc.arena_max": 1}
 _OWN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
 _COMMANDS = ("train", "plan", "init", "bench", "verify", "reproduce")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # the interpreter's own
 
 
-def tuned(environment: Mapping[str, str]) -> dict[str, str]:
+def tuned(environment: Mapping[str, str], *, ranks: int | None = None) -> dict[str, str]:
     """The environment with the settings; as it is where the user or another libc has others.
+
+    Args:
+        ranks: how many a run has; those of torchrun, or else one, if left out.
 
     >>> tuned({"LD_PRELOAD": "libjemalloc.so.2"})
     {'LD_PRELOAD': 'libjemalloc.so.2'}
     """
-    found, known = dict(environment), environment.get("GLIBC_TUNABLES", "")
+    found = dict(environment)
+    if ranks is None:
+        size = environment.get("WORLD_SIZE", "")
+        ranks = int(size) if size.isdigit() else 1
+    ours, shared = _words(TUNABLES), _words(TUNABLES | SHARED)
+    before = environment.get("GLIBC_TUNABLES", "")
+    known = before.removesuffix(shared).removesuffix(ours).rstrip(":")
     theirs = "malloc" in environment.get("LD_PRELOAD", "") or "glibc.malloc" in known
     if theirs or not _on_glibc() or any(name in environment for name in _OWN):
         return found
-    ours = [f"{name}={value}" for name, value in TUNABLES.items()]
-    return found | {"GLIBC_TUNABLES": ":".join([*([known] if known else []), *ours])}
+    # What a rank starts is measured as that rank is: a heap that is shared stays so.
+    settings = shared if ranks > 1 or before.endswith(shared) else ours
+    return found | {"GLIBC_TUNABLES": ":".join(filter(None, [known, settings]))}
+
+
+def _words(settings: Mapping[str, int]) -> str:
+    return ":".join(f"{name}={value}" for name, value in settings.items())
 
 
 def begin_tuned(argv: Sequence[str] | None = None) -> None:
@@ -51,7 +73,7 @@ def begin_tuned(argv: Sequence[str] | None = None) -> None:
         argv: how the process began; the system's words if left out.
     """
     words = list(sys.orig_argv if argv is None else argv)
-    environment = tuned(os.environ)
+    environment = tuned(os.environ, ranks=_ranks(words))
     if sys.executable and environment != dict(os.environ) and _trains(words):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -76,6 +98,17 @@ def _trains(words: Sequence[str]) -> bool:
             if "c" in word:
                 return False
     return False
+
+
+def _ranks(words: Sequence[str]) -> int | None:
+    """The number that follows `--ranks`, where one does.
+
+    >>> _ranks(["modicum", "train", "--ranks", "2"]), _ranks(["modicum", "train", "--ranks=4"])
+    (2, 4)
+    """
+    said = "=".join(words).split("=")
+    after = said[said.index("--ranks") + 1 :] if "--ranks" in said else []
+    return int(after[0]) if after and after[0].isdigit() else None
 
 
 def _on_glibc() -> bool:

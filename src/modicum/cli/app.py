@@ -61,6 +61,8 @@ COMMANDS = (
     completion,
 )
 GROUPS = (bench, checkpoint, verify)
+# What continues a run that is there, and what is there to be ended.
+RESUMING, LISTENING = ("train", "demo"), ("chat", "serve", "watch")
 
 
 class Commands(TyperGroup):
@@ -70,12 +72,28 @@ class Commands(TyperGroup):
         """Run one.
 
         Raises:
+            InputError: an option or argument has a value that it does not take.
             Interrupted: Ctrl-C or SIGTERM, with nothing to save or at once.
         """
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            from modicum.cli.usage import refused
+
+            if type(error) is not typer.BadParameter:  # an argument is missing: the usage helps
+                raise
+            raise refused(error) from None
         except KeyboardInterrupt:
-            raise Interrupted("interrupted; the same command resumes") from None
+            raise Interrupted(_interrupted(ctx.invoked_subcommand)) from None
+
+
+def _interrupted(command: str | None) -> str:
+    """What to say of a command that was interrupted with nothing to save, or at once."""
+    if command in RESUMING:
+        return "interrupted; the same command resumes"
+    if command in LISTENING:
+        return "interrupted"
+    return "interrupted; the same command begins anew"
 
 
 app = typer.Typer(

@@ -24,10 +24,13 @@ def show_machine(*, again: bool, as_json: bool) -> None:
         print_json(found | {"profile": _profile(record)})
         return
     least, most = record.kept
+    loaded = [record.of_run(reads).loaded_bytes for reads in ("tokenizer", "no text")]
     table(
         ("Measured", "", ""),
         [
             ("loaded", format_bytes(record.loaded_bytes), "by a run after it was planned"),
+            ("", format_bytes(loaded[0]), "the same, where a tokenizer is there"),
+            ("", format_bytes(loaded[1]), "the same, where no text is read"),
             ("kept", f"{least:.2f} to {most:.2f}", "bytes next to a byte of tensors at the peak"),
             ("efficiency", f"{record.efficiency:.2f}", "of a large product's rate, in a step"),
             ("in bf16", f"{record.efficiency_in(half=True):.2f}", "of the same rate, in fp32"),

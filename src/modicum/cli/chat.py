@@ -12,7 +12,9 @@ from modicum.core.errors import InputError
 if TYPE_CHECKING:
     from modicum.serve import Conversation
 
-HELP = "{what}; a \\ at the end takes one more line. /new begins anew, /quit (or Ctrl-D) ends."
+HELP = (
+    "{what}; a \\ at the end takes one more line. /new begins anew; /quit, Ctrl-D or Ctrl-C ends."
+)
 
 
 def converse(conversation: Conversation, prompt: str | None, options: dict[str, Any]) -> None:
@@ -26,10 +28,24 @@ def converse(conversation: Conversation, prompt: str | None, options: dict[str, 
     if asking:
         answers = conversation.template is not None
         print(HELP.format(what="What to answer" if answers else "Text to continue"))
+    _answer_each(conversation, options, asking)
+    if asking:
+        print("ended")
+
+
+def _answer_each(conversation: Conversation, options: dict[str, Any], asking: bool) -> None:
+    """Answer until the end of input, or until somebody at a terminal ends it."""
     while True:
         try:
             text = _typed(asking)
         except EOFError:
+            if asking:
+                print()  # the prompt's line is not ended
+            return
+        except KeyboardInterrupt:
+            if not asking:
+                raise
+            print()
             return
         except UnicodeError:
             raise InputError("what was typed is not UTF-8 text", field="standard input") from None

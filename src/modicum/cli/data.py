@@ -76,7 +76,10 @@ def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bo
                     _print_row(index, view, data.tokenizer, sys.stdout)
             if not as_json:
                 words = _template_words(template_origin(inputs, asked))
-                _print_facts(inputs, data, text_facts(inputs, data), words)
+                apart = asked.data.validation_path is not None
+                _print_facts(inputs, data, text_facts(inputs, data), words, apart=apart)
+            if count and not as_json:
+                print(_legend(sys.stdout))
 
 
 def _print_line(index: int, view: RowView, tokenizer: Tokenizer) -> None:
@@ -94,18 +97,28 @@ def _print_row(index: int, view: RowView, tokenizer: Tokenizer, stream: TextIO) 
     stream.write("\n\n")
 
 
+def _legend(stream: TextIO) -> str:
+    """What the marks in the rows mean."""
+    around = f"between {_BEGIN} and {_END}"
+    return f"What is learned in a row is {'green' if stream.isatty() else around}."
+
+
 def _print_facts(
-    inputs: TextInputs, data: TextData, facts: DataFacts, template: str | None
+    inputs: TextInputs, data: TextData, facts: DataFacts, template: str | None, *, apart: bool
 ) -> None:
     from modicum.cli.tables import source_rows, table
 
     counts = data.train.counts
     lines: list[Sequence[Any]] = [
         ("data", "", inputs.described),
-        ("documents", f"{counts.documents:,}", _lengths(facts)),
+        ("documents", *_documents(data, facts, apart=apart)),
         ("rows", f"{counts.rows:,}", f"{percent(counts.waste)} of them is padding"),
         ("trained tokens", f"{counts.trained:,}", ""),
     ]
+    if data.validation is not None:
+        held = data.validation.counts
+        documents = f"{held.documents:,} documents, {held.trained:,} tokens to evaluate on"
+        lines.append(("validation rows", f"{held.rows:,}", documents))
     lines += source_rows(data.counts)
     if words := too_long_words(data.counts):
         lines.append(("too long for a row", "", words))
@@ -120,6 +133,19 @@ def _print_facts(
     if facts.unended is not None:
         lines.append(("without an end", f"{facts.unended:,}", "no end of text is trained in them"))
     table(("Data", "Count", ""), lines)
+
+
+def _documents(data: TextData, facts: DataFacts, *, apart: bool) -> tuple[str, str]:
+    """How many there are, which is what `modicum init` counts, and how many of them train.
+
+    Args:
+        apart: whether the validation has files of its own, which are not counted.
+    """
+    trained, lengths = data.train.counts.documents, _lengths(facts)
+    held = 0 if apart or data.validation is None else data.validation.counts.documents
+    if not held:
+        return f"{trained:,}", lengths
+    return f"{trained + held:,}", f"{trained:,} train and {held:,} are held out; {lengths}"
 
 
 def _lengths(facts: DataFacts) -> str:

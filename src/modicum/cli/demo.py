@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from modicum.cli.tables import table
 from modicum.core.errors import ModicumError
 from modicum.core.units import format_bytes, format_duration
+from modicum.report.numbers import quantity
 
 PARTS = (
     ("demo-pretrain", "a small code model, from nothing, on the Python standard library"),
@@ -29,8 +31,6 @@ def run_demo(runs: Path, progress: str) -> None:
     Raises:
         ModicumError: a part failed, with its exit code.
     """
-    from modicum.report import summary
-
     start = time.perf_counter()
     for number, (name, what) in enumerate(PARTS, start=1):
         print(f"\n[{number}/{len(PARTS)}] {name}: {what}\n", flush=True)
@@ -43,15 +43,23 @@ def run_demo(runs: Path, progress: str) -> None:
             failure = DemoFailed(f"{name} ended with exit code {code}")
             failure.exit_code = code if code > 0 else 1  # type: ignore[misc]
             raise failure
+    show_results(runs)
+    print(f"\nthe demo took {format_duration(time.perf_counter() - start)}")
+    for name, _ in PARTS:
+        print(f"report: {runs / name / 'report.html'}")
+    print(f"let it write: {_command()} chat {runs / PARTS[1][0]} --prompt 'async def '")
+
+
+def show_results(runs: Path) -> None:
+    """Print what both parts were predicted to take, what they took, and what they wrote."""
+    from modicum.report import summary
+
     facts = {name: summary(runs / name) for name, _ in PARTS}
     print("\nWhat was predicted, and what came:\n")
     table(("", *(name for name, _ in PARTS)), _rows(list(facts.values())))
     _show_choices(runs / PARTS[1][0])
     _show_samples(runs / PARTS[1][0])
-    print(f"\nthe demo took {format_duration(time.perf_counter() - start)}")
-    for name, _ in PARTS:
-        print(f"report: {runs / name / 'report.html'}")
-    print(f"let it write: {_command()} chat {runs / PARTS[1][0]} --prompt 'async def '")
+    print(f"\n{about_samples(facts[PARTS[1][0]])}")
 
 
 def show_functions(folder: Path) -> None:
@@ -126,6 +134,23 @@ def _show_choices(folder: Path) -> None:
         value = choice["value"]
         shown = ("no", "yes")[value] if isinstance(value, bool) else value
         print(f"    {choice['field']} is {shown}: {choice['why']}")
+
+
+def about_samples(facts: Mapping[str, Any]) -> str:
+    """Why the samples are nonsense, and which figures show that the run worked.
+
+    Args:
+        facts: of the run that wrote them, as `report.summary` has them.
+    """
+    loss, peak = facts["loss"], facts["peak_bytes"]
+    before, after = (quantity(loss[key], "nats") for key in ("initial_validation", "validation"))
+    predicted, measured = (format_bytes(peak[key]) for key in ("predicted", "measured"))
+    return (
+        f"A model of {facts['parameters']['total']:,} parameters writes nonsense that looks like "
+        "code after minutes of training.\nLook at the loss on unseen text instead, "
+        f"{before} before adapting and {after} after, and at the plan:\nit predicted {predicted} "
+        f"of tensors, and {measured} were measured."
+    )
 
 
 def _show_samples(folder: Path) -> None:

@@ -157,6 +157,10 @@ class Lines(Quiet):
         """Shapes changed."""
         self.say(words.message(event))
 
+    def on_export(self, event: EventRecord) -> None:
+        """What the files that were written are."""
+        self.say(words.message(event))
+
     def on_stopping(self, event: EventRecord) -> None:
         """The run stops early."""
         self.say(words.message(event))

@@ -15,7 +15,8 @@ from rich.text import Text
 from modicum.cli import live_words as words
 from modicum.cli.live_events import SETUP, EventListener
 from modicum.cli.live_words import EventRecord, Gauge
-from modicum.cli.tables import plan_tables, plan_title, rich_table
+from modicum.cli.rich_tables import rich_table
+from modicum.cli.tables import plan_tables, plan_title
 from modicum.report.numbers import number, quantity
 from modicum.report.time_rows import in_words
 
@@ -117,6 +118,10 @@ class LiveLine(EventListener):
     def on_memory(self, event: EventRecord) -> None:
         """Say it above the line."""
         self.console.print(Text(words.message(event), "yellow"))
+
+    def on_export(self, event: EventRecord) -> None:
+        """Say it above the line."""
+        self.console.print(Text(words.message(event), "dim"))
 
     def on_stopping(self, event: EventRecord) -> None:
         """Say it above the line."""

@@ -121,7 +121,7 @@ def finished(event: EventRecord) -> str:
     if (seconds := number(event.get("seconds"))) is not None:
         parts[0] += f" in {quantity(seconds, 'seconds')}"
     final, peak = event.get("final") or {}, event.get("peak_bytes") or {}
-    for name, key in (("loss", "loss"), ("validation loss", "validation_loss")):
+    for name, key in (("loss of the last step", "loss"), ("validation loss", "validation_loss")):
         if (loss := number(final.get(key))) is not None:
             parts.append(f"{name} {loss:.4f}")
     if (rate := number(event.get("tokens_per_second"))) is not None:

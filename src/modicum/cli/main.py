@@ -23,14 +23,21 @@ def run() -> None:
     0 done; 2 the input was wrong; 3 it cannot fit; 4 interrupted and resumable; 5 checked and
     found wanting; 1 a bug.
     """
-    streams.settle()
-    begin_tuned()
     try:
+        streams.settle()
+        begin_tuned()
         _run()
+    except KeyboardInterrupt:  # with nothing to save
+        _end(_told(Interrupted("interrupted"), _place()))
     except SystemExit as end:
-        if _place().size > 1:
-            _leave(end.code)
-        raise
+        _end(end.code)
+
+
+def _end(code: str | int | None) -> None:
+    """Leave with an exit code, as a rank or alone."""
+    if _place().size > 1:
+        _leave(code)
+    sys.exit(code)
 
 
 def _leave(code: str | int | None) -> None:
@@ -76,8 +83,6 @@ def _run() -> None:
         if lost.gone:
             sys.exit(0)
         sys.exit(_told(lost.told(), here))
-    except KeyboardInterrupt:
-        sys.exit(_told(Interrupted("interrupted"), here))
     except Exception as error:
         if isinstance(error, OSError) and (refused := refusal(error)) is not None:
             sys.exit(_told(refused, here))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import TextIO
 
 from modicum.cli.tables import TableRow, print_json, table
 from modicum.core.contracts.method_record import MethodRecord
+from modicum.core.contracts.travel import MEANINGS
 from modicum.recipe.schema_words import words_of
 from modicum.recipe.slots import slot_of
 
@@ -31,11 +33,21 @@ def _facts(record: MethodRecord) -> list[TableRow]:
         ("title", record.title),
         ("what", record.summary),
         ("in a recipe", f"{slot}: {{method: {record.name}}}" if slot else "not by itself"),
+        ("in Python", _in_python(record)),
         ("source", info.paper),
         ("claim", info.claim),
+        *([] if record.travel is None else [("loads in", MEANINGS[record.travel])]),
         ("status", record.status),
         ("proof", f"modicum prove {record.name}"),
     ]
+
+
+def _in_python(record: MethodRecord) -> str:
+    """How a script gets the class."""
+    package = ".".join((record.module or "").split(".")[:2])
+    if package and record.class_name in dir(importlib.import_module(package)):
+        return f"from {package} import {record.class_name}"
+    return f"class {record.class_name} in {record.module or record.file}"
 
 
 def _fields(record: MethodRecord) -> Iterator[TableRow]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 WIDTH = 80
+_LONGEST = 32  # a longer word is broken rather than that others wrap
 _NARROWEST = 12  # a column of text is made no narrower than this, or than its header
 
 
@@ -19,9 +20,10 @@ def plain(
 ) -> str:
     """The table as text: two spaces between columns, a rule under the headers.
 
-    Where it would be wider than `width`, the widest columns of text wrap; each row begins a line,
-    and what wraps stands in its column below. Numbers never wrap, and a table of many columns may
-    stay wider.
+    Where it would be wider than `width`, the widest columns of text wrap, between words as long as
+    that is enough; each row begins a line, and what wraps stands in its column below. Numbers never
+    wrap, and a table of many columns may stay wider. A path is never broken, so that it can be
+    copied: where it is wider than its column, so is its line.
 
     Args:
         right: of each column, whether it is aligned to the right, as numbers are.
@@ -35,7 +37,11 @@ def plain(
     lines = [list(headers), *(list(row) for row in cells)]
     widths = [max(columns(line[i]) for line in lines if i < len(line)) for i in range(len(headers))]
     least = [max(_NARROWEST, columns(header)) for header in headers]
-    widths = _fitted(widths, least, right, width)
+    words = [
+        _longest_word(line[i] for line in lines[1:] if i < len(line)) for i in range(len(least))
+    ]
+    unbroken = [min(max(pair), each) for *pair, each in zip(least, words, widths, strict=True)]
+    widths = _fitted(_fitted(widths, unbroken, right, width), least, right, width)
     lines.insert(1, ["-" * each for each in widths])
     text = [title] if title else []
     for line in lines:
@@ -75,8 +81,30 @@ def _fitted(
     return fitted
 
 
+def is_path(word: str) -> bool:
+    """Whether a word is a path, or an address, that people may copy.
+
+    >>> is_path("/home/me/lora.py"), is_path("runs/mine/model"), is_path("tokens/s")
+    (True, True, False)
+    """
+    return word.startswith(("/", "./", "../", "~/")) or ("/" in word and len(word) > 12)
+
+
+def longest_path(cells: Iterable[str]) -> int:
+    """Columns of the longest path in the cells; 0 without any."""
+    return max(
+        (columns(word) for cell in cells for word in cell.split() if is_path(word)), default=0
+    )
+
+
+def _longest_word(cells: Iterable[str]) -> int:
+    """Columns of the longest word that is not broken anyway."""
+    found = (columns(word) for cell in cells for word in cell.split())
+    return max((each for each in found if each <= _LONGEST), default=0)
+
+
 def _wrapped(text: str, width: int) -> list[str]:
-    """The text in lines of at most so many columns; a word that is longer is broken."""
+    """The text in lines of at most so many columns; a longer word is broken, but no path."""
     lines, line = [], ""
     for word in text.split(" ") if columns(text) > width else [text]:
         joined = f"{line} {word}" if line else word
@@ -86,12 +114,15 @@ def _wrapped(text: str, width: int) -> list[str]:
         if line:
             lines.append(line)
         line = ""
+        if is_path(word):
+            lines.append(word)
+            continue
         for character in word:
             if columns(line + character) > width:
                 lines.append(line)
                 line = ""
             line += character
-    return [*lines, line]
+    return [*lines, line] if line or not lines else lines
 
 
 def printable(text: str) -> str:

@@ -86,13 +86,13 @@ def _plan(asked: Asked, ranks: int, machine: Profile | None) -> Plan:
 
 
 def _why(field: str, asked: Asked, ranks: int, machine: Profile | None) -> dict[str, Any]:
-    from modicum.planner.planning import asked_of, plan
+    from modicum.planner.planning import answered, asked_of
     from modicum.planner.why import why
 
     recipe = recipe_yaml.load(asked.recipe, asked.overrides)
     with recipe_yaml.places(asked.recipe, asked.overrides):
-        made = plan(recipe, ranks=ranks, machine=machine)
         question = asked_of(recipe, ranks=ranks, machine=machine)
+        made = answered(question)
     return why(question, made, field, recipe_yaml.written(asked.recipe, asked.overrides, field))
 
 
@@ -146,11 +146,11 @@ def print_room(row: Mapping[str, Any]) -> None:
     """Print what the room that is left could be spent on."""
     rows: list[TableRow] = []
     for use in row.get("room") or ():
-        work = f"{use['work']:.2g} × the work of an update, {use['trainable']:,} trained"
-        rows.append((use["set"], format_bytes(use["needs_bytes"]), work))
+        trained = f"{use['trainable']:,}"
+        rows.append((use["set"], format_bytes(use["needs_bytes"]), f"{use['work']:.2g} ×", trained))
     if rows:
         print()
-        table(("There is room for", "Needs", ""), rows)
+        table(("There is room for", "Needs", "Work of an update", "Trained"), rows)
 
 
 def print_why(row: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from modicum.cli.places import check_file
 from modicum.cli.promises_file import FigurePlace, Promise, read_promises
-from modicum.cli.promises_table import shown, with_table, with_unit
+from modicum.cli.promises_table import PAGE, shown, with_chosen, with_table, with_unit
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject, read_json, read_text, write_json, write_text
 from modicum.core.units import format_duration
@@ -35,8 +35,8 @@ def run_promises(file: Path, only: Sequence[str] = (), *, long: bool = False) ->
     Commands run, but for the long ones, whose results are read from the files that an earlier run
     of theirs wrote and somebody committed.
 
-    The README next to the file gets its table anew, where it has a place for one. Rows of promises
-    that are not checked this time stay as they were.
+    README and docs/reference/promises.md next to the file get their tables anew, where they have a
+    place for one. Rows of promises that are not checked this time stay as they were.
 
     Args:
         file: the promises.
@@ -73,7 +73,7 @@ def run_promises(file: Path, only: Sequence[str] = (), *, long: bool = False) ->
         else:
             rows.append(_row(promise, outcome, root, machine))
         print(_told(rows[-1]), flush=True)
-        _keep(rows, ids, root)
+        _keep(rows, promises, root)
     return rows
 
 
@@ -247,19 +247,26 @@ def _measured_on(content: Mapping[str, Any]) -> str | None:
     return _machine_in_words(machine["processor"], machine["cores"])
 
 
-def _keep(rows: Iterable[JsonObject], ids: Sequence[str], root: Path) -> None:
-    """Replace older rows of the same promises, in the file's order, also in the README."""
+def _keep(rows: Iterable[JsonObject], promises: Sequence[Promise], root: Path) -> None:
+    """Replace older rows of the same promises, in the file's order, also in the tables."""
     path = root / RESULTS
     known = {row["id"]: row for row in read_rows(path)} | {row["id"]: row for row in rows}
-    merged = [known[name] for name in ids if name in known]
+    merged = [known[promise.id] for promise in promises if promise.id in known]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, merged)
-    readme = root / "README.md"
-    if readme.is_file():
-        text = read_text(readme)
-        renewed = with_table(text, merged)
-        if renewed != text:
-            write_text(readme, renewed)
+    write_tables(merged, promises, root)
+
+
+def write_tables(rows: Sequence[JsonObject], promises: Sequence[Promise], root: Path) -> None:
+    """Write the table of a checkout's README, and that of its page of all promises."""
+    chosen = {promise.id: promise.readme for promise in promises if promise.readme}
+    for file in (root / "README.md", root / PAGE):
+        if not file.is_file():
+            continue
+        text = read_text(file)
+        new = with_table(text, rows) if file == root / PAGE else with_chosen(text, rows, chosen)
+        if new != text:
+            write_text(file, new)
 
 
 def read_rows(path: Path) -> list[JsonObject]:

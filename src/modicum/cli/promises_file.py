@@ -50,6 +50,8 @@ class Promise(BaseModel):
     """Too long to be run by default: then its committed result is read."""
     takes: str = ""
     """About how long the command takes, for people."""
+    readme: str = ""
+    """The sentence in README's table, which has only those that have one."""
 
     @field_validator("bar")
     @classmethod

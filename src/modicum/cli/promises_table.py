@@ -1,19 +1,42 @@
-"""Promises as a table in the README: what each says, its bar, its figure and whether it is kept."""
+"""Promises as tables: what each says, its bar, its figure and whether it is kept.
+
+The README has those that a newcomer asks for, a page of the documentation has all.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from modicum.cli.readme import between
 
 BEGIN, END = "<!-- promises:begin -->", "<!-- promises:end -->"
+PAGE = Path("docs") / "reference" / "promises.md"
 
 
-def with_table(readme: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The README's text with the table of `rows` between its two markers; as it is without them."""
-    return between(readme, BEGIN, END, markdown(rows))
+def with_table(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """A page with the table of `rows` between its two markers; as it is without them."""
+    return between(text, BEGIN, END, markdown(rows))
+
+
+def with_chosen(readme: str, rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str]) -> str:
+    """The README with a table of a few of the rows, and how many of all are kept.
+
+    Args:
+        chosen: by id, the sentence there; without any the table has all rows.
+    """
+    if not chosen or not rows:
+        return with_table(readme, rows)
+    few = markdown([{**row, "sentence": chosen[row["id"]]} for row in rows if row["id"] in chosen])
+    return between(readme, BEGIN, END, f"{few}\n{_sum(rows)}\n")
+
+
+def _sum(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many promises are kept, and where all of them are."""
+    kept = sum(bool(row["kept"]) for row in rows)
+    return f"{kept} of {len(rows)} promises are kept: [every one]({PAGE.as_posix()})."
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -44,7 +67,7 @@ def shown(row: Mapping[str, Any]) -> str:
     elif isinstance(figure, bool):
         figure = json.dumps(figure)
     told = with_unit(str(figure), row)
-    return f"{told} (read from {row['when'][:10]})" if row.get("read") else told
+    return f"{told} (measured {row['when'][:10]})" if row.get("read") else told
 
 
 def with_unit(text: str, row: Mapping[str, Any]) -> str:

@@ -35,7 +35,9 @@ def table(
     cells = [[_cell(value) for value in row] for row in rows]
     right = [_numeric([row[i] for row in cells if i < len(row)]) for i in range(len(headers))]
     if stream.isatty():
-        _rich(headers, cells, right, title, stream)
+        from modicum.cli.rich_tables import print_rich
+
+        print_rich(headers, cells, right, title, stream)
     else:
         stream.write(plain(headers, cells, right, title))
 
@@ -43,19 +45,38 @@ def table(
 def print_methods(
     records: Iterable[Mapping[str, Any]], as_json: bool, stream: TextIO | None = None
 ) -> None:
-    """Print the catalog: every field of every record as JSON, or name, room, title and status."""
+    """Print the catalog: all of every record as JSON, or the columns that a reader needs.
+
+    What most methods have not done is said once, after the table, with what its words mean.
+    """
+    from modicum.core.contracts.method import NOT_ON_GPU, RUN_ON_GPU
+
     stream = stream or sys.stdout
     listed = [dict(record) for record in records]
     if as_json:
         print_json(listed, stream)
         return
-    names = ("name", "room", "title", "status")
+    ending = f"; {NOT_ON_GPU}"
+    not_run = [record for record in listed if str(record.get("status")).endswith(ending)]
+    for record in not_run:
+        record["status"] = record["status"].removesuffix(ending)
+    names = ("name", "room", "title", "loads_in", "status")
     shown = [name for name in names if any(record.get(name) for record in listed)]
     table(
-        [name.capitalize() for name in shown],
+        [name.capitalize().replace("_", " ") for name in shown],
         [[record.get(name) for name in shown] for record in listed],
         stream=stream,
     )
+    stream.write(f"\n{_LEGEND}\n")
+    if not_run:
+        which = "all" if len(not_run) == len(listed) else f"all that do not say `{RUN_ON_GPU}`"
+        stream.write(f"{NOT_ON_GPU}: {which}\n")
+
+
+_LEGEND = """\
+verified against code, against paper, reconstructed: how the method was checked
+claim: how far the paper's headline was found here
+better, equal, worse: against the best simple alternative at equal budget"""
 
 
 def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]]:
@@ -85,6 +106,8 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         total = number(parameters.get("total"))
         frozen = total is not None and total != trainable
         costs.append(("parameters", f"{trainable:,}", f"trained, of {total:,}" if frozen else ""))
+    if adapter := plan.get("adapter"):
+        costs.append(("adapter loads in", adapter.get("loads_in"), adapter.get("reason")))
     if plan.get("weights") is False:
         costs.append(("weights", "none here", "enough for a plan; training needs them"))
     if tensors is not None:
@@ -112,6 +135,10 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
     return choices, costs
 
 
+# From this on a model as a rule learns its rows by heart.
+_MANY_EPOCHS = 50
+
+
 def data_rows(plan: Mapping[str, Any]) -> list[TableRow]:
     """What a plan says of the data: rows, tokens, steps and epochs, and what is too long."""
     counts = plan.get("counts") or {}
@@ -133,6 +160,8 @@ def data_rows(plan: Mapping[str, Any]) -> list[TableRow]:
     if (steps := number(plan.get("steps"))) is not None:
         epochs = number(plan.get("epochs"))
         of = "" if epochs is None else f"{about}{epochs:.3g} epochs"
+        if epochs is not None and epochs >= _MANY_EPOCHS:
+            of += ": each row is read that often, so lower training.steps unless you mean it"
         found.append(("steps", f"{steps:,}", of))
     if words := too_long_words(counts):
         found.append(("too long for a row", "", about + words))
@@ -263,41 +292,3 @@ def _numeric(column: Sequence[str]) -> bool:
     """Whether all cells with something in them are numbers, with or without a unit."""
     filled = [cell for cell in column if cell]
     return bool(filled) and all(cell.lstrip("-−+")[:1].isdigit() for cell in filled)
-
-
-def _rich(
-    headers: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    right: Sequence[bool],
-    title: str | None,
-    stream: TextIO,
-) -> None:
-    from rich.console import Console
-
-    Console(file=stream, highlight=False).print(rich_table(headers, cells, right, title))
-
-
-def rich_table(
-    headers: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    right: Sequence[bool],
-    title: str | None = None,
-) -> Any:
-    """The same table as rich's, with a first column that stands out and nothing read as markup."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
-    made.title = Text(title) if title else None
-    for place, (header, to_right) in enumerate(zip(headers, right, strict=True)):
-        made.add_column(
-            Text(header),
-            justify="right" if to_right else "left",
-            style="cyan" if place == 0 else "",
-            header_style="dim",
-            overflow="fold",
-        )
-    for row in cells:
-        made.add_row(*(Text(cell) for cell in row))
-    return made

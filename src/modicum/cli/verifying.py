@@ -38,7 +38,7 @@ def check_data(
 
 
 def check_export(
-    run: Path, against: Path | None, *, prompts: int, tokens: int, as_json: bool
+    run: Path, against: Path | None, *, prompts: int | None, tokens: int, as_json: bool
 ) -> None:
     """Verify what a run exported.
 
@@ -138,8 +138,12 @@ def _export_row(check: dict[str, Any]) -> tuple[str, ...]:
         said = check.get("skipped") or check.get("of")
         count = check.get("count")
         return check["check"], "", "", f"{count} of the {said} rows" if count else str(said or "")
-    text = "the same text" if check["same_text"] else "another text"
-    said = f"{text}; {check['dtype']}, {check['where']}"
+    if "other_classes" in check:
+        others = check["other_classes"]
+        same = f"{others} of another class" if others else "the same classes"
+    else:
+        same = "the same text" if check["same_text"] else "another text"
+    said = f"{same}; {check['dtype']}, {check['where']}"
     return check["check"], f"{check['error']:.2g}", f"{check['allowed']:.2g}", said
 
 

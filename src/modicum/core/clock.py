@@ -22,7 +22,7 @@ FORWARD, BACKWARD, UPDATE = "compute/forward", "compute/backward", "compute/upda
 DATA, WIRE, WAITING = "data", "wire", "waiting for ranks"
 CHECKPOINT, EVALUATING, SAMPLING = "checkpoint", "evaluation/metrics", "evaluation/samples"
 TRACKING, EXPORT, SURGERY = "tracking", "export", "surgery"
-LOST, AGAIN = "lost work/steps done again", "lost work/starting again"
+LOST, AGAIN = "lost work/steps done again", "starting again"
 UNEXPLAINED = "unexplained"
 
 _NANO = 1e9

@@ -11,9 +11,15 @@ _MISSING = object()
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate closest in spelling to `word`, or None when nothing is close."""
-    matches = difflib.get_close_matches(str(word), list(candidates), n=1, cutoff=0.55)
-    return matches[0] if matches else None
+    """The candidate closest in spelling to `word`, else the shortest that begins with it.
+
+    >>> nearest("rnak", ["rank", "alpha"]), nearest("r", ["rank", "rank_stabilized"])
+    ('rank', 'rank')
+    """
+    word, known = str(word), list(candidates)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.55)
+    begun = sorted((one for one in known if word and one.startswith(word)), key=len)
+    return next(iter([*close, *begun]), None)
 
 
 def clipped(text: str, most: int = 300) -> str:
@@ -96,6 +102,21 @@ class InputError(ModicumError):
             file=self.file or file,
             line=self.line if self.line is not None else line,
             field=self.field or field,
+            allowed=self.allowed,
+            **self._told,
+        )
+
+    def fixed_by(self, fix: str) -> InputError:
+        """The same error with another fix in its sentence.
+
+        >>> str(InputError("there is no such file; look again").fixed_by("`make data` makes it"))
+        'there is no such file; `make data` makes it'
+        """
+        return InputError(
+            f"{self.problem.partition(';')[0]}; {fix}",
+            file=self.file,
+            line=self.line,
+            field=self.field,
             allowed=self.allowed,
             **self._told,
         )

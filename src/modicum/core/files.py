@@ -204,7 +204,11 @@ def publish_folder(target: Path) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         try:
             yield temporary
+            mode = stat.S_IMODE(temporary.stat().st_mode) & 0o666
             for entry in temporary.rglob("*"):
+                if entry.is_file() and not entry.is_symlink():
+                    # Some libraries write for the owner alone, whatever the umask says.
+                    entry.chmod(stat.S_IMODE(entry.stat().st_mode) | mode)
                 sync(entry)
             sync(temporary)
             shutil.rmtree(old, ignore_errors=True)

@@ -6,7 +6,9 @@ and is refused: a request must name an address by number, `localhost`, or this m
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -25,11 +27,14 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError, UnicodeError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            f"cannot listen at port {port} of {host} ({problem}); give another by --port "
-            "(0: any that is free)"
-        ) from None
+        number = getattr(error, "errno", None) or 0
+        problem = f"port {port} of {host} is taken"
+        if number != errno.EADDRINUSE:
+            said = getattr(error, "strerror", None) or str(error)
+            # The system's own words: `create_server` adds the address to them.
+            why = os.strerror(number) if number in errno.errorcode else said
+            problem = f"cannot listen at port {port} of {host} ({why})"
+        raise InputError(f"{problem}; give another with --port (0: any that is free)") from None
 
 
 def address(host: str, listener: socket.socket) -> str:

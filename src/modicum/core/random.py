@@ -60,6 +60,38 @@ def bits(count: int, *, seed: int, name: str = "", step: int = 0, offset: int = 
     return words[offset - 4 * first :][:count]
 
 
+def sample(n: int, k: int, *, seed: int, name: str = "") -> Tensor:
+    """`k` different numbers below `n`, ascending, int64 [k]: every set of them is as likely.
+
+    Nothing of size `n` is sorted, and where k is at most n / 2 nothing of that size is made.
+
+    >>> sample(10**15, 3, seed=0, name="places").shape
+    torch.Size([3])
+    >>> sample(5, 5, seed=0).tolist()
+    [0, 1, 2, 3, 4]
+
+    Raises:
+        ValueError: there are no `k` numbers below `n`.
+    """
+    if not 0 <= k <= n:
+        raise ValueError(f"{k} different numbers below {n}")
+    if k > n - k:
+        kept = torch.ones(n, dtype=torch.bool)
+        kept[sample(n, n - k, seed=seed, name=name)] = False
+        return kept.nonzero().flatten()
+    # The first k different ones of a sequence of independent numbers.
+    drawn = torch.empty(0, dtype=torch.int64)
+    chosen = drawn
+    while chosen.numel() < k:
+        more = max(64, (k - chosen.numel()) * 3 // 2)
+        words = bits(2 * more, seed=seed, name=name, offset=2 * drawn.numel()).view(-1, 2)
+        drawn = torch.cat([drawn, ((words[:, 0] << 31) ^ words[:, 1]) % n])
+        values, at = drawn.sort(stable=True)
+        first = at[torch.cat([at.new_ones(1, dtype=torch.bool), values[1:] != values[:-1]])]
+        chosen = drawn[first.sort().values]
+    return chosen[:k].sort().values
+
+
 def _fill(tensor: Tensor, draw: Callable[[int, int], Tensor], width: int, offset: int) -> Tensor:
     """Fill `tensor` in place, `_CHUNK` counters at a time, whatever its dtype and device."""
     size = _CHUNK * 4 // width

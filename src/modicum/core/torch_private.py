@@ -6,8 +6,8 @@ Where such a part is gone or another in some version, this file is what changes,
 
 Names that begin with an underscore too, but are relied on everywhere, stay where they are used:
 of modules `_parameters`, `_buffers`, `_modules`, `_forward_hooks`, `_forward_pre_hooks` and
-`_backward_hooks`, and the methods `_save_to_state_dict` and `_load_from_state_dict`, which are
-there to be overridden.
+`_backward_hooks`, and the methods `_save_to_state_dict`, `_load_from_state_dict` and `_apply`,
+which are there to be overridden.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import locale
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,23 @@ def compiled(function: Any, **options: Any) -> Any:
 def is_persistent(module: nn.Module, buffer: str) -> bool:
     """Whether a state dict holds the module's buffer, `_non_persistent_buffers_set`."""
     return buffer not in module._non_persistent_buffers_set
+
+
+def hooks_with_keywords(module: nn.Module) -> dict[int, bool]:
+    """Which of a module's forward hooks, by key, are given keywords too."""
+    return module._forward_hooks_with_kwargs
+
+
+def leave_out_of_ddp(model: nn.Module, names: Collection[str], *, leave_out: bool = True) -> None:
+    """Have DistributedDataParallel not send buffers of these names, or send them again.
+
+    It reads them from the module that it wraps, `_ddp_params_and_buffers_to_ignore`.
+    """
+    known = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+    if now := known | set(names) if leave_out else known - set(names):
+        model._ddp_params_and_buffers_to_ignore = sorted(now)  # type: ignore[assignment]
+    elif known:
+        del model._ddp_params_and_buffers_to_ignore
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -7,6 +7,7 @@ from modicum.core.exports import Exports
 EXPORTS = Exports(
     __name__,
     {
+        "FP16Linear": "fp16",
         "FormLayer": "modicum.core.layers.form_layer",
         "FormPlan": "modicum.core.layers.form_plan",
         "FormedModel": "modicum.core.layers.formed_model",
@@ -15,6 +16,7 @@ EXPORTS = Exports(
         "LinearMethod": "base",
         "LowRankLinear": "low_rank",
         "NF4Linear": "nf4",
+        "TileLinear": "tiles",
         "full_weight": "modicum.core.layers.linear_forms",
         "linear_form": "modicum.core.layers.linear_forms",
         "make_linear": "modicum.core.layers.linear_forms",

@@ -10,6 +10,8 @@ from modicum.core.layers.linear_forms import make_linear as make_linear
 from modicum.core.layers.linear_forms import write_weight as write_weight
 from modicum.linears.base import LinearMethod as LinearMethod
 from modicum.linears.dense import Dense as Dense
+from modicum.linears.fp16 import FP16 as FP16
+from modicum.linears.fp16 import FP16Linear as FP16Linear
 from modicum.linears.int8 import Int8 as Int8
 from modicum.linears.int8 import Int8Linear as Int8Linear
 from modicum.linears.low_rank import LowRank as LowRank
@@ -17,5 +19,7 @@ from modicum.linears.low_rank import LowRankLinear as LowRankLinear
 from modicum.linears.low_rank import rank_surgery as rank_surgery
 from modicum.linears.nf4 import NF4 as NF4
 from modicum.linears.nf4 import NF4Linear as NF4Linear
+from modicum.linears.tiles import TileLinear as TileLinear
+from modicum.linears.tiles import Tiles as Tiles
 
 EXPORTS: Exports

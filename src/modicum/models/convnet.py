@@ -251,7 +251,7 @@ def fill(model: ConvNet, folder: str | Path, skip: Collection[str] = ()) -> Conv
     """Read the weights of a folder into a model that has memory; a rank, its part of each.
 
     Args:
-        skip: parameters that are left as they are.
+        skip: parameters that are left as they are, as are those of adapters.
 
     Raises:
         InputError: the file is damaged, or its tensors are not those of the model.
@@ -263,7 +263,7 @@ def fill(model: ConvNet, folder: str | Path, skip: Collection[str] = ()) -> Conv
     _refuse_others(model.config.parameter_shapes(), found, file)
     with safe_open(file, "pt") as tensors, torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name in skip:
+            if name in skip or name not in found:
                 continue
             part, before = own_part(parameter)
             part.copy_(tensors.get_slice(name)[before : before + len(part)])

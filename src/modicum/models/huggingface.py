@@ -6,8 +6,10 @@ Reading a configuration or checking a folder needs no torch, so that a plan is m
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,12 +74,19 @@ def resolve(path: str | Path) -> Path:
         raise InputError("a model is a folder with a config.json, and this is a file", file=folder)
     if not folder.is_dir():
         raise InputError(
-            "there is no such folder; models are read from this machine, so download it first "
-            "(`hf download NAME --local-dir FOLDER`)",
-            file=folder,
+            "there is no such folder; a recipe names a model of the Hugging Face hub as "
+            f"hub:{_hub_name(path)}, and `hf download NAME --local-dir FOLDER` makes a folder",
+            value=str(folder),
         )
     inner = folder / "model"
     return inner if not (folder / CONFIG).exists() and (inner / CONFIG).exists() else folder
+
+
+def _hub_name(path: str | Path) -> str:
+    """The model of the hub that was meant, where `path`, seen from here, looks like one."""
+    with suppress(ValueError, OSError):
+        path = Path(path).relative_to(Path.cwd())  # a recipe's paths are absolute by now
+    return str(path) if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path)) else "OWNER/NAME"
 
 
 def read_config(folder: str | Path) -> DecoderConfig:

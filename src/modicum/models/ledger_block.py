@@ -33,10 +33,12 @@ class DecoderBlock(BlockFlows):
         each = self.norm * (self.flows + self.mlp_flows)
         if self.twin and self.flows and self.mlp_flows and self.shape.residual_bytes == 4:
             each -= 4 * width
-        each += width * compute * self.inputs("mlp.gate_proj", "mlp.up_proj")
+        readers = "mlp.gate_proj", "mlp.up_proj"
+        each += compute * (width * self.inputs(*readers) + self.sums(width, *readers))
         # silu keeps gate, the product up for gate's sake and silu(gate) for up's.
         inner = 2 * self.gate + self.up + self.inputs("mlp.down_proj")
         each += self.mlp_width * compute * inner
+        each += compute * self.sums(self.mlp_width, "mlp.down_proj")
         if self.trained:  # what lies between factors
             each += sum(self.between.values()) * compute
         return each * self.shape.positions + self.attending + self.adapters
@@ -45,8 +47,9 @@ class DecoderBlock(BlockFlows):
     def attending(self) -> int:
         """Bytes that its attention keeps."""
         compute, width = self.shape.compute_bytes, self.config.width
-        mixer_inputs = self.inputs("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        each = width * compute * mixer_inputs
+        readers = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"
+        each = compute * (width * self.inputs(*readers) + self.sums(width, *readers))
+        each += compute * self.sums(self.queries, "self_attn.o_proj")
         if self.mixes:
             # Rotated q and k, v, the output, which is also o_proj's input, and the log-sum-exp.
             each += 2 * (self.queries + self.keys) * compute + 4 * self.heads

@@ -25,8 +25,8 @@ class Head(DecoderPart):
     @property
     def saved(self) -> int:
         """Bytes that autograd keeps, logits aside."""
-        each = self.norm * self.flows
-        each += self.config.width * self.shape.compute_bytes * self.inputs("")
+        each, width = self.norm * self.flows, self.config.width
+        each += self.shape.compute_bytes * (width * self.inputs("") + self.sums(width, ""))
         return each * self.shape.positions + self.adapters
 
     @property

@@ -22,21 +22,25 @@ class AdapterActivations:
     Args:
         sites: bytes that the adapter of each layer or block keeps, by its full name.
         inputs: of those layers, the ones whose input is kept for their adapter.
+        sums: of those layers, the ones of whose input sums are kept, of so many channels each.
         masked: of those layers, the ones whose adapter drops values of the input.
     """
 
     sites: Mapping[str, int] = field(default_factory=dict)
     inputs: frozenset[str] = frozenset()
     masked: frozenset[str] = frozenset()
+    sums: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, adapter: Adapter, kept: Mapping[Site, int]) -> AdapterActivations:
         """Those of one adapter, which keeps so many bytes at its sites."""
         dropped = [site for site in kept if adapter.dropout and site.kind == "linear"]
+        parts = {site.name: adapter.input_parts(site) for site in kept if adapter.saves_input(site)}
         return cls(
             {site.name: size for site, size in kept.items()},
-            frozenset(site.name for site in kept if adapter.saves_input(site)),
+            frozenset(name for name, each in parts.items() if each == 1),
             frozenset(site.name for site in dropped),
+            {name: each for name, each in parts.items() if each > 1},
         )
 
 
@@ -79,6 +83,11 @@ class DecoderPart:
         if self.adapted is None:
             return len(layers) if self.half else 1  # autocast makes each layer a copy of its own
         return int(any(self.prefix + name in self.adapted.inputs for name in layers))
+
+    def sums(self, width: int, *layers: str) -> int:
+        """Numbers a position that are kept as sums of the one tensor that these layers read."""
+        known = self.adapted.sums if self.adapted else {}
+        return sum(width // each for each in {known.get(self.prefix + n, 0) for n in layers} - {0})
 
     def mask(self, layer: str, width: int) -> int:
         """Bytes of the mask of an adapter's dropout, while a layer of so many inputs is undone."""

@@ -6,16 +6,21 @@ from pathlib import Path
 
 from modicum.core.errors import InputError
 from modicum.core.files import read_json
+from modicum.core.run_folders import no_run
 
 _ADAPTER = "adapter_config.json"
 
 
 def no_model(folder: Path) -> InputError:
     """The refusal of a folder that has no config.json."""
-    return InputError(f"this folder is no model: {_why(folder)}", file=folder)
+    why = _why(folder)
+    if why is None:
+        return no_run(folder, models=True)
+    return InputError(f"this folder is no model: {why}", file=folder)
 
 
-def _why(folder: Path) -> str:
+def _why(folder: Path) -> str | None:
+    """What a folder is instead; None where nothing is known of it."""
     if (folder / _ADAPTER).is_file():
         return f"it is an adapter{_base_of(folder)}; name the folder of its base model"
     if (folder / "adapter" / _ADAPTER).is_file():
@@ -34,7 +39,7 @@ def _why(folder: Path) -> str:
     below += sorted(file.parent for file in folder.glob("*/config.json"))
     if below:
         return f"it has no config.json, and {below[-1]} has one; name that folder"
-    return "it has no config.json"
+    return None
 
 
 def _base_of(folder: Path) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
-from modicum.core.errors import InputError
+from modicum.core.errors import InputError, nearest
 
 PREFIX = "package:"
 # The extras of modicum that bring such packages.
@@ -62,4 +62,5 @@ def _roots(name: str) -> list[Path]:
 def _not_installed(name: str) -> str:
     if name in _EXTRAS:
         return f"this package is not installed: pip install 'modicum[{_EXTRAS[name]}]'"
-    return "no Python package of this name is installed here"
+    known = f"; '{close}' comes by its extra" if (close := nearest(name, _EXTRAS)) else ""
+    return f"no Python package of this name is installed here{known}"

@@ -45,6 +45,7 @@ def zero(
     ranks_per_node: int,
     bucket_bytes: int,
     micro_batches: int = 1,
+    slack: int = 0,
     exchange: ExchangeLedger,
 ) -> Ledger:
     """The ledger where each rank has a full model, and optimizer state is sharded over the ranks.
@@ -58,6 +59,7 @@ def zero(
         ledger: of one process that does the same work, without gradients that stay.
         trained: what is trained, in the model's order.
         micro_batches: in an update, of which the last sums.
+        slack: how far the ledger is below its phase `loss` when the first gradients come.
         exchange: the ledger of what carries them.
     """
     widths = row_widths(trained, ranks, bucket_bytes)
@@ -67,11 +69,13 @@ def zero(
     spread = min(2, len(widths)) * copy_bytes * ranks * most
     # While the last gradients are sent they are there, and neither their sums nor the weights.
     last = _FP32 * widths[-1] if widths else 0
+    first = _FP32 * ranks * widths[0] if widths else 0
     later = spread + last - ranks * last
     site = ExchangeQuery(tuple(widths), ranks, ranks_per_node, copy_bytes=copy_bytes, later=later)
     own = Ledger.of(
         Entry("weight", _FP32 * sum(widths), what="masters, this rank's part"),
         Entry("gradient", _FP32 * whole, phases, "gradients that add up"),
+        Entry("workspace", max(0, first - slack), ("loss",), "a bucket of gradients"),
         Entry("gradient", _FP32 * ranks * most, ("backward",), "a bucket of gradients"),
         Entry("buffer", spread, ("step",), "buckets of weights"),
     )
@@ -88,6 +92,8 @@ def on_sharded(
 ) -> Ledger:
     """The ledger of FSDP2 where an exchange carries what its groups send.
 
+    A group's gradients are coded when its backward pass is done, and what that ran again is gone.
+
     Args:
         ledger: of FSDP2 that does not gather blocks a second time.
         parts: the groups; what is in them is fp32 and trained.
@@ -99,8 +105,15 @@ def on_sharded(
     widths = tuple(group.part(shards) // _FP32 for group in groups)
     site = ExchangeQuery(widths, shards, ranks_per_node, reductions=micro_batches)
     copies = _FP32 * shards * sum(widths)
+    alone = (e for e in ledger.entries if (e.kind, e.phases) == ("activation", ("backward",)))
+    gone = sum(entry.bytes for entry in alone)
+
+    def beyond(entry: Entry) -> Entry:
+        coding = (entry.kind, entry.phases) == ("workspace", ("backward",))
+        return replace(entry, bytes=max(0, entry.bytes - gone)) if coding else entry
+
     return (
         replace(ledger, wire=())
         + Ledger.of(Entry("weight", copies, what="copies of all weights"))
-        + exchange(site)
+        + exchange(site).map_entries(beyond)
     )

@@ -151,6 +151,10 @@ class Sharded(Strategy):
             self.exchange.connect()
         self._trained = [parameter for _, parameter in self.trained(model)]
 
+    def held(self) -> Iterator[Tensor]:
+        """The copies that an exchange refreshes, once blocks were gathered."""
+        return (group.copy for group in self._groups if group.copy is not None)
+
     def register(self, registry: StateRegistry, model: nn.Module) -> None:
         """Register the weights; where an exchange sends differences, its copies too.
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.state import StateRegistry, View, model_view
@@ -99,6 +99,10 @@ class Zero(Bucketed[MasterBucket]):
     def trained(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         """The masters, by the model's names."""
         return ((name, self._masters[id(p)]) for name, p in trainable(model))
+
+    def held(self) -> Iterator[Tensor]:
+        """The masters."""
+        return iter(self._masters.values())
 
     def register(self, registry: StateRegistry, model: nn.Module) -> None:
         """Register the masters as the model's weights, as any other strategy does its own.

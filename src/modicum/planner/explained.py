@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from modicum.adapters.widths import listed
 from modicum.core.files import JsonObject
 from modicum.planner.choose import (
     ASYNCHRONOUS,
@@ -33,7 +34,7 @@ def explained(
 ) -> list[JsonObject]:
     """The choices as rows for people; `seconds` is what the run is estimated to take."""
     choice, training = prediction.choice, recipe.training
-    rows: list[JsonObject] = []
+    rows: list[JsonObject] = _narrow(recipe, prediction)
     if MICRO in kept:
         rows.append({**kept[MICRO], "value": choice.micro_batch_size})
     elif training.micro_batch_size == "auto":
@@ -66,6 +67,16 @@ def explained(
 
 def _row(field: str, value: Any, why: str) -> JsonObject:
     return {"field": field, "value": value, "why": why}
+
+
+def _narrow(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:
+    """A row that names the layers for which the adapter's rank is too high, where there are any."""
+    if not (found := prediction.narrow):
+        return []
+    enough = min(found.values())
+    rank = getattr(recipe.method("adapter"), "rank", None)
+    why = f"above the smaller width of {listed(found)}, where rank {enough} is enough"
+    return [_row("adapter.rank", rank, why)]
 
 
 def _strategy(recipe: Recipe, choice: Choice, room: Room) -> JsonObject:

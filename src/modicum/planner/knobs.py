@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from modicum.core.contracts.method_record import MethodRecord
 from modicum.core.errors import InputError
+from modicum.core.layers.linear_forms import linear_form
 from modicum.recipe import Recipe, methods_for
 
 EXACT, NUMERICS, METHOD, ROWS, SHAPE = range(5)
@@ -20,6 +21,7 @@ EXACT, NUMERICS, METHOD, ROWS, SHAPE = range(5)
 # is exchanged and what changes gradients only adds to a rank's bytes.
 _SLOTS = ("memory", "adapter", "optimizer", "linear", "compress")
 # A method with one of these traits changes how numbers are held, and not what is trained.
+_WIDTH = 4096  # of a layer by which forms are compared
 _NUMERIC_TRAITS = {"quantized_base", "compresses_saved"}
 # From what everybody knows, over what a proof has found good, to what it found worse.
 _VERDICTS = ("baseline", "better", "equal", "not shown here", "worse")
@@ -135,10 +137,12 @@ def _frozen_forms(recipe: Recipe) -> list[str]:
 
 
 def _forms_but(recipe: Recipe) -> list[dict[str, Any]]:
-    """The other ways to hold frozen weights, as sections."""
+    """The other ways to hold frozen weights, as sections, the one in most bytes last."""
     own = recipe.methods()["linear"].name
     known = methods_for("linear", recipe.plugins).items()
-    return [{"method": n} for n, record in known if n != own and _cost(record) == NUMERICS]
+    names = [n for n, record in known if n != own and _cost(record) == NUMERICS]
+    names.sort(key=lambda name: linear_form(name).weight_bytes(_WIDTH, _WIDTH))
+    return [{"method": name} for name in names]
 
 
 def _methods(recipe: Recipe) -> Iterator[Knob]:

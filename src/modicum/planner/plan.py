@@ -47,6 +47,7 @@ class Plan:
         counts: of the data, `rows` and what else the task counts; `exact` once it is prepared.
         profile: where the machine's figures are from, if not from the machine that we are on.
         uses: what the room that is left could be spent on.
+        prepared: by layer, what the adapter found out from data; empty before.
     """
 
     recipe: Recipe
@@ -66,6 +67,7 @@ class Plan:
     when: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     profile: Profile | None = None
     uses: tuple[Use, ...] = ()
+    prepared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def process_bytes(self) -> int | None:
@@ -178,6 +180,8 @@ class Plan:
         more: dict[str, Any] = {}
         if self.profile is not None:
             more["machine"] = self.profile.described(self.prediction.wire_bytes)
+        if self.prediction.travel is not None:
+            more["adapter"] = self.prediction.travel.row()
         if self.uses:
             more["room"] = [use.row() for use in self.uses]
         return {
@@ -252,6 +256,10 @@ class Plan:
             return self
         return replace(self, counts={**counts, "exact": True})
 
+    def with_prepared(self, values: Mapping[str, Mapping[str, Any]]) -> Plan:
+        """This plan, now that the adapter has found out from data what each layer gets."""
+        return replace(self, prepared=values).with_choices(self.choices)
+
     def because(self, why: str) -> Plan:
         """The next revision, for a reason that chooses nothing."""
         return self._next(why)
@@ -271,7 +279,7 @@ class Plan:
         """The plan with these choices, and what they cost."""
         rows = tuple(rows)
         choice = choice_of(self.recipe, rows, self.ranks)
-        prediction = predict(self.recipe, self.inputs.config, choice, self.device)
+        prediction = predict(self.recipe, self.inputs.config, choice, self.device, self.prepared)
         return replace(self, prediction=prediction, choices=rows)
 
     def reshaped(self, surgery: Surgery) -> Plan:

@@ -16,8 +16,10 @@ from modicum.core.arguments import check_type
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine, pick_device, this_machine
-from modicum.core.machine.record import MachineRecord, machine_record
+from modicum.core.machine.rate import shared_machine
+from modicum.core.machine.record import MachineRecord, Reads, machine_record
 from modicum.core.ranks.ranks import Ranks
+from modicum.planner.adapted_otherwise import rows_of_instead
 from modicum.planner.choose import (
     DEVICE,
     Room,
@@ -82,6 +84,21 @@ def plan(
         choice = choice_of(asked.recipe, replay, asked.ranks)
         prediction = asked.predictor(asked.recipe, asked.inputs.config, choice)
         return planned(asked, prediction, tuple(replay))
+    made = answered(asked, live, keep)
+    return replace(made, uses=tuple(uses_of_room(asked, made.prediction))) if advise else made
+
+
+def answered(asked: Question, live: Ranks | None = None, keep: Sequence[JsonObject] = ()) -> Plan:
+    """The plan of the first choice that fits.
+
+    Args:
+        asked: the recipe's inputs and the machine, with the room that there was when they were
+            looked at: a process that has planned holds more than one that has not.
+        live, keep: as `plan`'s.
+
+    Raises:
+        DoesNotFit: no choice keeps the budget.
+    """
     kept = {row["field"]: row for row in keep}
     open_ones = choices(asked.recipe, asked.device, asked.ranks, kept)
     found = first_that_fits(
@@ -91,8 +108,7 @@ def plan(
         raise does_not_fit(asked)
     made = planned(asked, found)
     rows = explained(asked.recipe, found, asked.room, kept, made.seconds)
-    made = made.with_choices(live.broadcast([*asked.settled, *rows]))
-    return replace(made, uses=tuple(uses_of_room(asked, found))) if advise else made
+    return made.with_choices((live or Ranks()).broadcast([*asked.settled, *rows]))
 
 
 def plan_anyway(
@@ -162,12 +178,15 @@ def asked_of(
     task = task_of(recipe)
     recipe, commit = pinned(recipe, live)
     inputs = task.look(recipe)
-    recipe, rows = settled(recipe, inputs.dtypes)
+    asked, (recipe, rows) = recipe, settled(recipe, inputs.dtypes)
+    if recipe.linear != asked.linear:
+        inputs = task.look(recipe)
     rows += export_rows(recipe, inputs.dtypes, rounds=task.rounds)
     recipe, start = started(recipe, task, inputs, keep)
+    start += rows_of_instead(recipe, task, inputs.config)
     if machine is None:
         device = _device(recipe, keep).type
-        found, record, room = _agreed(recipe, torch.device(device), live, count)
+        found, record, room = _agreed(recipe, torch.device(device), live, count, inputs.reads)
     else:
         device, record = machine.device_for(recipe), machine.record
         found = machine.machine(recipe.training.precision)
@@ -225,14 +244,15 @@ def _device(recipe: Recipe, kept: Sequence[JsonObject]) -> torch.device:
 
 
 def _agreed(
-    recipe: Recipe, device: torch.device, live: Ranks, count: int
+    recipe: Recipe, device: torch.device, live: Ranks, count: int, reads: Reads
 ) -> tuple[Machine, MachineRecord, Room]:
     """The machine and the room of the slowest rank and the one with the least.
 
     A rank's rate is what it measures with its own threads. Ranks that are not there yet will share
     this process's.
     """
-    machine, record = this_machine(device), machine_record(device.type)
+    machine = shared_machine(device) if live.alone else this_machine(device)
+    record = machine_record(device.type).of_run(reads)
     planned = live.alone and count > 1
     share = Share(count, live=False) if planned else Share(live.local_size)
     room = Room.of(recipe, machine, device.type, record, share)

@@ -1,8 +1,9 @@
 """What `training.precision` and `export.dtype` mean where they are auto, by the model's files.
 
-Frozen weights stay what the files hold, where products can be computed in that: bf16. Nothing is
-ever rounded by `auto`. Trained weights are fp32 in any case, factors of adapters too, since an
-update is as a rule smaller than half a step of bf16 and would be lost.
+Frozen weights stay what the files hold: in bf16 products are computed in that, in fp16 the weights
+have the form `fp16`, which computes in fp32. Nothing is ever rounded by `auto`. Trained weights are
+fp32 in any case, factors of adapters too, since an update is as a rule smaller than half a step of
+bf16 and would be lost.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.recipe import Recipe
 
-PRECISION, EXPORT = "training.precision", "export.dtype"
+PRECISION, FORM, EXPORT = "training.precision", "linear", "export.dtype"
+FP16 = "fp16"
 _DTYPES = {"BF16": "bfloat16", "F16": "float16"}
 
 
 def settled(recipe: Recipe, dtypes: Collection[str]) -> tuple[Recipe, list[JsonObject]]:
-    """The recipe with its precision, and the choice as a row where the files hold not only fp32.
+    """The recipe with its precision, and the choices as rows where the files hold not only fp32.
 
     Args:
         dtypes: of the tensors in the model's files, by safetensors' names; empty for a new model.
@@ -27,8 +29,26 @@ def settled(recipe: Recipe, dtypes: Collection[str]) -> tuple[Recipe, list[JsonO
         return recipe, []
     value, why = _chosen(dtypes, adapted=recipe.adapter is not None)
     shown = bool(set(dtypes) - {"F32"})
-    row: JsonObject = {"field": PRECISION, "value": value, "why": why}
-    return recipe.changed(training__precision=value), [row] if shown else []
+    made, rows = recipe.changed(training__precision=value), []
+    if shown:
+        rows.append({"field": PRECISION, "value": value, "why": why})
+    if set(dtypes) == {"F16"} and (formed := _in_fp16(made)) is not None:
+        made = formed
+        rows.append(
+            {"field": FORM, "value": FP16, "why": "frozen weights stay as the files hold them"}
+        )
+    return made, rows
+
+
+def _in_fp16(recipe: Recipe) -> Recipe | None:
+    """The recipe with frozen layers in fp16; None where it has another form, or cannot have it."""
+    adapter = recipe.methods().get("adapter")
+    if adapter is None or recipe.linear is not None or "rewrites_base" in adapter.info.traits:
+        return None
+    try:
+        return recipe.changed(linear={"method": FP16})
+    except InputError:  # something else in it needs dense layers
+        return None
 
 
 def _chosen(dtypes: Collection[str], *, adapted: bool) -> tuple[str, str]:
@@ -38,10 +58,8 @@ def _chosen(dtypes: Collection[str], *, adapted: bool) -> tuple[str, str]:
     if set(dtypes) == {"BF16"}:
         return "bf16", "frozen weights stay bf16, as the files hold them; what is trained is fp32"
     if "F16" in dtypes:
-        why = (
-            "products in fp16 need a loss scaler; frozen weights of fp16 are held in fp32, exactly"
-        )
-        return "fp32", f"{why} (bf16 halves them, and rounds)"
+        why = "products in fp16 need a loss scaler, and bf16 rounds what the files hold"
+        return "fp32", f"{why} ({held})"
     return "fp32", f"the files hold {held}, and nothing is rounded unasked"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from modicum.adapters.base import Adapter
+from modicum.adapters.preparation import Preparation
+from modicum.adapters.travel import Travel, travel_of
 from modicum.core.contracts.ledger import ALWAYS, PHASES, Ledger, ModelQuery, Phase
-from modicum.core.contracts.method import Context
 from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import on_meta
@@ -73,6 +75,9 @@ class Prediction:
         traced: whether the model's part is traced; if not, it is arithmetic.
         largest_bytes: of the largest tensor of a step.
         large_share: the part of the activations in tensors that are mapped on their own.
+        travel: where the adapter can be used outside of modicum; None: there is none.
+        narrow: layers that the adapter's rank is above the smaller width of, with the largest
+            rank that fits them.
     """
 
     choice: Choice
@@ -84,6 +89,8 @@ class Prediction:
     traced: bool = False
     largest_bytes: int = 0
     large_share: float = 0.0
+    travel: Travel | None = None
+    narrow: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def peak_bytes(self) -> int:
@@ -152,9 +159,15 @@ class Prediction:
         return kept
 
 
-def predict(recipe: Recipe, config: Any, choice: Choice, device: str = "cpu") -> Prediction:
-    """What a recipe's update takes under a choice."""
-    return Predictor(device)(recipe, config, choice)
+def predict(
+    recipe: Recipe,
+    config: Any,
+    choice: Choice,
+    device: str = "cpu",
+    prepared: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Prediction:
+    """What a recipe's update takes under a choice; `prepared` as of `Predictor`."""
+    return Predictor(device, prepared)(recipe, config, choice)
 
 
 class Predictor:
@@ -162,10 +175,14 @@ class Predictor:
 
     Args:
         device: where the run is, cpu or cuda.
+        prepared: by layer, what the adapter found out from data; None: nothing yet, and it is
+            counted at its bound.
     """
 
-    def __init__(self, device: str = "cpu") -> None:
-        self._device = device
+    def __init__(
+        self, device: str = "cpu", prepared: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        self._device, self._prepared = device, prepared or {}
         self._structures: dict[str, list[tuple[Any, Structure]]] = {}
 
     def __call__(self, recipe: Recipe, config: Any, choice: Choice) -> Prediction:
@@ -187,9 +204,12 @@ class Predictor:
         made_by = recipe.methods()["optimizer"].traits(recipe.fields("optimizer"))
         backward = "needs_no_gradients" not in made_by
         model = Model(task, config, structure, shape, choice.recompute, shares, backward)
-        # The arithmetic also refuses what the task does not go with.
-        if model.by_arithmetic is None or recipe.budget.ledger == "traced":
-            found = traces(recipe, config, shape, self._device, structure.experts, shares)
+        # The arithmetic also refuses what the task does not go with. It knows blocks and layers.
+        known = model.by_arithmetic is not None and not structure.beyond_arithmetic
+        if not known or recipe.budget.ledger == "traced":
+            found = traces(
+                recipe, config, shape, self._device, structure.experts, shares, self._prepared
+            )
             model = replace(model, traces=found)
         parts, ledger = model.parts(choice.layout), model.ledger()
         if choice.layout.ranks > 1:
@@ -208,7 +228,10 @@ class Predictor:
         plain = shares is None
         large = task.large_share(config, shape, MAPPED_FROM) if plain else 0.0
         spent = ledger + state
-        return Prediction(choice, spent, total, trainable, frozen, half, traced, largest, large)
+        return Prediction(
+            choice, spent, total, trainable, frozen, half, traced, largest, large, structure.travel,
+            structure.narrow,
+        )  # fmt: skip
 
     def adapted_layers(self, recipe: Recipe, config: Any) -> list[str]:
         """The last names of the layers that the recipe's adapter changes, in order."""
@@ -227,11 +250,11 @@ class Predictor:
         for other, structure in known:
             if other is config or other == config:
                 return structure
-        known.append((config, _structure(recipe, config)))
+        known.append((config, _structure(recipe, config, self._prepared)))
         return known[-1][1]
 
 
-def _structure(recipe: Recipe, config: Any) -> Structure:
+def _structure(recipe: Recipe, config: Any, prepared: Mapping[str, Mapping[str, Any]]) -> Structure:
     with on_meta():
         model = task_of(recipe).model(config)
         adapter, experts = recipe.method("adapter"), experts_of(model)
@@ -239,10 +262,12 @@ def _structure(recipe: Recipe, config: Any) -> Structure:
             return Structure(trained_shapes(model), experts=experts)
         assert isinstance(adapter, Adapter)
         try:
-            attached = adapter.bind(Context(model, recipe.training.seed))
+            found = Preparation(prepared)
+            attached = adapter.attach(model, seed=recipe.training.seed, prepared=found)
         except InputError as error:
             raise error.within("adapter") from None
-    return Structure(trained_shapes(model), adapter, tuple(attached.sites.values()), experts)
+        sites, travel = tuple(attached.sites.values()), travel_of(attached)
+    return Structure(trained_shapes(model), adapter, sites, experts, travel)
 
 
 def _saved_at_the_end_alone(recipe: Recipe) -> bool:

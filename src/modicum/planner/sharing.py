@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from modicum.adapters.base import Adapter, AdapterQuery
+from modicum.adapters.base import NOT_TRAINED, Adapter, AdapterQuery
 from modicum.adapters.sites import Site
+from modicum.adapters.travel import Travel
+from modicum.adapters.widths import narrow_layers
 from modicum.comm.base import Schedule, ScheduleQuery
-from modicum.core.contracts.ledger import Ledger, ModelQuery, TrainedParameter
+from modicum.core.contracts.ledger import Entry, Ledger, ModelQuery, TrainedParameter
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.ranks.exchange import ShardExchange
 from modicum.core.ranks.layout import Layout
@@ -28,13 +30,15 @@ from modicum.tasks.base import Task
 
 @dataclass(frozen=True)
 class Structure:
-    """What of a model is trained, its layers of experts, and the adapter with its layers."""
+    """What of a model is trained, its layers of experts, the adapter, its layers, its use."""
 
     trained: tuple[TrainedParameter, ...]
     adapter: Adapter | None = None
     sites: tuple[Site, ...] = ()
     experts: tuple[int, int] | None = None
     """Over how many experts a layer chooses, and how many it chooses."""
+    travel: Travel | None = None
+    """Where the adapter can be used outside of modicum."""
 
     @cached_property
     def trainable(self) -> int:
@@ -42,9 +46,31 @@ class Structure:
         return sum(math.prod(parameter.shape) for parameter in self.trained)
 
     @cached_property
+    def narrow(self) -> dict[str, int]:
+        """Layers narrower than the adapter's rank, with the largest rank that fits them."""
+        return {} if self.adapter is None else narrow_layers(self.adapter, self.sites)
+
+    @property
+    def beyond_arithmetic(self) -> bool:
+        """Whether an adapter has copies of parameters, or is on modules in blocks: traces know."""
+        inner = (site.kind == "block" and not site.suffix.isdigit() for site in self.sites)
+        return self.adapter is not None and (bool(self.adapter.also) or any(inner))
+
+    @cached_property
+    def kind_of(self) -> dict[Site, Site]:
+        """By site the first one like it: of the same shape, with an adapter of the same tensors.
+
+        A method may give layers of one shape other sizes, by their names or by what data said.
+        """
+        if self.adapter is None:
+            return {}
+        first: dict[Any, Site] = {}
+        return {site: first.setdefault(_kind(self.adapter, site), site) for site in self.sites}
+
+    @cached_property
     def kinds(self) -> dict[Site, int]:
-        """How many layers there are of each kind; sites that differ in name are alike."""
-        return Counter(replace(site, name="") for site in self.sites)
+        """How many layers there are of each kind."""
+        return Counter(self.kind_of.values())
 
 
 @dataclass(frozen=True)
@@ -103,7 +129,7 @@ class Model:
         if adapter is None:
             return None
         kept = {site: each.bytes("activation") for site, each in self._adapter_ledgers.items()}
-        at_sites = {site: kept[replace(site, name="")] for site in sites}
+        at_sites = {site: kept[self.structure.kind_of[site]] for site in sites}
         return AdapterActivations.of(adapter, at_sites)
 
     @property
@@ -127,7 +153,7 @@ class Model:
             replace(work, phase="backward")
             for site in self.structure.sites
             if f"{site.name}.".startswith(blocks)
-            for work in self._adapter_ledgers[replace(site, name="")].work
+            for work in self._adapter_ledgers[self.structure.kind_of[site]].work
             if work.phase == "forward"
         ]
         return Ledger.of(*again)
@@ -162,6 +188,13 @@ class Model:
         return GatheredGroups(group(""), tuple(group(prefix) for prefix in prefixes), layout)
 
 
+def _kind(adapter: Adapter, site: Site) -> tuple[Any, ...]:
+    """What two sites have in common whose adapters spend the same."""
+    tensors = (adapter.factors(site), adapter.frozen(site), adapter.derived(site))
+    shape = replace(site, name="", names=(), prepared={})
+    return shape, tuple((n, f.shape, f.dtype) for named in tensors for n, f in named.items())
+
+
 def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) -> Ledger:
     """A rank's ledger where ranks share the work.
 
@@ -183,6 +216,7 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
             ranks_per_node=layout.shards,
             bucket_bytes=section.bucket,
             micro_batches=model.shape.micro_batches,
+            slack=model.slack(),
             exchange=exchange,
         )
     if layout.shards == 1:
@@ -212,7 +246,7 @@ def _cut(
     alone = once.ledger()
     buffers = ledger.map_entries(lambda entry: entry if entry.kind == "buffer" else None)
     rest = alone.map_entries(lambda entry: None if entry.kind == "buffer" else entry)
-    return sharded(
+    spent = sharded(
         replace(rest, entries=rest.entries + buffers.entries),
         parts,
         micro_batches=model.shape.micro_batches,
@@ -220,6 +254,11 @@ def _cut(
         recompute=model.recompute,
         slack=once.slack(),
     )
+    adapter, sites = model.structure.adapter, model.structure.sites
+    if adapter is None:
+        return spent
+    # Buffers, which FSDP2 leaves as they are.
+    return spent + Ledger.of(Entry("weight", adapter.frozen_total(sites), what=NOT_TRAINED))
 
 
 def _by_layer(structure: Structure) -> tuple[tuple[int, ...], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from modicum.models.traced_ledger import TracedLedgers
 from modicum.recipe import Recipe
 from modicum.tasks.traced import trace_request
 
-_WHAT = "Tracing a block of each kind of the model, once; it takes some seconds."
+_WHAT = "Tracing one block of each kind in the model, which takes some seconds."
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ def traces(
     device: str,
     experts: tuple[int, int] | None,
     shares: Shares | None = None,
+    prepared: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Traces:
     """The traces of a recipe's model, from the user's cache or made now by another process.
 
@@ -59,12 +60,15 @@ def traces(
         shape: of a micro-batch; how many sequences and micro-batches there are does not matter.
         experts: over how many of them a layer chooses, and how many it chooses.
         shares: what the recipe's policy on saved activations is taken to leave of them.
+        prepared: by layer, what the adapter found out from data.
 
     Raises:
         InputError: the model cannot be traced, or not all that the recipe does to it.
     """
     numbers: tuple[int | None, ...] = experts or (None,)
-    return Traces([_stored(recipe, config, shape, device, number, shares) for number in numbers])
+    return Traces(
+        [_stored(recipe, config, shape, device, number, shares, prepared) for number in numbers]
+    )
 
 
 _known: dict[Path, StoredLedgers] = {}
@@ -77,11 +81,12 @@ def _stored(
     device: str,
     experts: int | None,
     shares: Shares | None,
+    prepared: Mapping[str, Mapping[str, Any]] | None,
 ) -> StoredLedgers:
     """The traces of one request; those that this process has read it does not read again."""
     asked = recipe.budget.ledger
     try:
-        request = trace_request(recipe, config, shape, device, experts, shares)
+        request = trace_request(recipe, config, shape, device, experts, shares, prepared)
         file = request.file
         if file not in _known:
             _known[file] = StoredLedgers(request, say=lambda: tell(_WHAT))

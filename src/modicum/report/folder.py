@@ -9,6 +9,7 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject, read_bytes
+from modicum.core.run_folders import no_run
 from modicum.recipe_yaml import parse
 from modicum.report.columns import StepColumns
 from modicum.report.lines import GrowingFile
@@ -112,10 +113,8 @@ def checked(folder: str | Path) -> Path:
         InputError: there is no such folder, or nothing in it that a run writes.
     """
     path = Path(folder)
-    if not path.is_dir():
-        raise InputError("no such folder; give the folder of a run", file=path)
     if not any((path / name).is_file() for name in FILES):
-        raise InputError("not the folder of a run", file=path, allowed=f"one with {FILES[0]} in it")
+        raise no_run(path)
     return path
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modicum.core.clock import (
+    AGAIN,
     DATA,
     LOST,
     START,
@@ -22,7 +23,7 @@ _COMPUTE = "compute"
 # In the order in which people look for them; others come before the last.
 _ORDER = (
     START, _COMPUTE, DATA, WIRE, WAITING, "evaluation", "checkpoint", TRACKING, "surgery", "export",
-    group_of(LOST),
+    AGAIN, group_of(LOST),
 )  # fmt: skip
 # What an update is made of, which is what a plan forecasts.
 _UPDATES = (_COMPUTE, DATA, WIRE, WAITING)

@@ -5,25 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from modicum.adapters import AttachedAdapter, base_model_of, load
 from modicum.core.errors import InputError
 from modicum.core.files import read_json
 from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.run_folders import RECORD, no_run
 from modicum.core.weight_digests import BASE_WEIGHTS
 from modicum.data.pair_tokenizer import PairTokenizer
-from modicum.models.huggingface import fill_from, resolve
+from modicum.models.huggingface import CONFIG, fill_from, resolve
 from modicum.models.transformers.classes import begin_heads, classifier_header, stored_classes
+from modicum.models.transformers.loading import DTYPES
+from modicum.models.transformers.model import TransformersClassifier, build
 from modicum.models.transformers.trusted import trust
 from modicum.recipe import Recipe
 from modicum.recipe_yaml import load as load_recipe
 from modicum.serve.conversation import check_base, load_run
 from modicum.tasks import task_of
 from modicum.tasks.text_class_checks import classifier_shape, formed_classifier
-from modicum.tasks.text_classes import TextClassTask
-
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+from modicum.tasks.text_classes import TextClasses, TextClassTask
 
 
 def load_adapted(
@@ -40,8 +39,11 @@ def load_adapted(
         InputError: the run has no adapter, or its base is gone or has changed.
     """
     folder = Path(run)
+    if not any((folder / name).exists() for name in ("adapter", "model", RECORD, CONFIG)):
+        raise no_run(folder)
     if not (folder / "adapter").is_dir() and (folder / "model").is_dir():
-        raise InputError("this run has no adapter; its model is in model/", file=folder)
+        problem = f"this run has no adapter; its model is in {folder / 'model'}"
+        raise InputError(problem, file=folder)
     file = folder / "recipe.yaml"
     if (folder / "adapter").is_dir() and file.is_file():
         recipe = load_recipe(file)
@@ -63,14 +65,33 @@ def _classifier(
         problem = "the adapter's base model is not there any more"
         raise InputError(problem, file=adapter, value=str(base))
     check_base(adapter / BASE_WEIGHTS, base)
-    base = resolve(base)
     if trusted:
-        trust(base)
-    names = _classes(folder / "run.json")
-    dense = classifier_shape(task.asked, base, PairTokenizer(folder / "tokenizer"), names)
+        trust(resolve(base))
+    tokenizer, names = PairTokenizer(folder / "tokenizer"), _classes(folder / "run.json")
+    return adapted_classifier(adapter, base, recipe, task.asked, tokenizer, names)
+
+
+def adapted_classifier(
+    adapter: Path,
+    base: Path,
+    recipe: Recipe,
+    asked: TextClasses,
+    tokenizer: PairTokenizer,
+    names: tuple[str, ...],
+) -> tuple[TransformersClassifier, AttachedAdapter]:
+    """A base model as a recipe's classifier, with the adapter and the head of a folder.
+
+    Args:
+        names: of the classes, in the order of their numbers.
+
+    Raises:
+        InputError: the base is no such model, or the adapter has no head for these classes.
+    """
+    base = resolve(base)
+    dense = classifier_shape(asked, base, tokenizer, names)
     header, new = classifier_header(base, dense, keep_head=stored_classes(base) == names)
-    with on_meta(_DTYPES[header.dtype]):
-        model = task.model(formed_classifier(recipe, dense))
+    with on_meta(DTYPES[header.dtype]):
+        model: TransformersClassifier = build(formed_classifier(recipe, dense))
     materialise(model, "cpu")
     fill_from(model, header)
     begin_heads(model, new, recipe.training.seed)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from modicum.core.contracts.method import own_words
 from modicum.core.errors import InputError, clipped
 from modicum.serve.api_error import ApiError
 
@@ -227,8 +228,8 @@ def _said(error: ValidationError, known: Iterable[str]) -> ApiError:
         return ApiError(400, str(said), place, "unknown_parameter")
     if first["type"] == "missing":
         return ApiError(400, f"{place}: it is required", place, "missing_parameter")
-    problem = first["msg"].removeprefix("Value error, ")
-    shown = InputError(problem[:1].lower() + problem[1:], field=place, value=first["input"])
+    problem = own_words(first["msg"])
+    shown = InputError(problem, field=place, value=first["input"])
     if not place:
         shown = InputError(problem)
     return ApiError(400, str(shown), place, "invalid_value")

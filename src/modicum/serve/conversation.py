@@ -14,6 +14,7 @@ from modicum.core.errors import InputError
 from modicum.core.files import read_json
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.machine import pick_device
+from modicum.core.run_folders import is_adapter, no_run
 from modicum.core.weight_digests import BASE_WEIGHTS, changed_weights
 from modicum.data.chat_template import ChatTemplate, Message
 from modicum.data.tokenizer import Tokenizer
@@ -140,27 +141,16 @@ def load_run(
     """
     folder = Path(path)
     where = pick_device(device)
-    if not folder.is_dir():
-        raise InputError("no such folder; give that of a run or of a model", file=folder)
+    check_run(folder)
     if not (folder / "adapter").is_dir():
-        if (folder / "run.json").exists() and not (folder / "model").is_dir():
-            raise InputError("this run has exported no model yet; let it finish", file=folder)
         inner = huggingface.resolve(folder)
-        _check_writes(inner)
         if trust_remote_code:
             trust(inner)
         model = huggingface.load(inner, device=where)
         tokenizer = Tokenizer.load(inner)
         template = template_of(folder, tokenizer)
         return Conversation(model.eval(), tokenizer, None, template, more_ends=_ends(inner))
-    recipe = folder / "recipe.yaml"
-    if recipe.is_file() and (task := load_recipe(recipe).task) is not None:
-        raise _writes_nothing(folder, task["method"])
-    base = base_model_of(folder / "adapter")
-    if not base or not Path(base).is_dir():
-        raise InputError(
-            "the adapter's base model is not there any more", file=folder / "adapter", value=base
-        )
+    base = base_model_of(folder / "adapter") or ""
     check_base(folder / "adapter" / BASE_WEIGHTS, Path(base))
     if trust_remote_code:
         trust(base)
@@ -169,6 +159,32 @@ def load_run(
     tokenizer = Tokenizer.load(folder / "tokenizer")
     template, ends = template_of(folder, tokenizer), _ends(huggingface.resolve(base))
     return Conversation(model.eval(), tokenizer, adapter, template, more_ends=ends)
+
+
+def check_run(folder: Path) -> None:
+    """See that `load_run` finds a model that writes text, before anything large is read.
+
+    Raises:
+        InputError: nothing was exported there yet, the adapter's base is gone, or what was trained
+            writes no text.
+    """
+    if not folder.is_dir() or is_adapter(folder):
+        raise no_run(folder, models=True)
+    if not (folder / "adapter").is_dir():
+        if (folder / "run.json").exists() and not (folder / "model").is_dir():
+            raise InputError("this run has exported no model yet; let it finish", file=folder)
+        inner = huggingface.resolve(folder)
+        _check_writes(inner)
+        huggingface.read_config(inner)
+        return
+    recipe = folder / "recipe.yaml"
+    if recipe.is_file() and (task := load_recipe(recipe).task) is not None:
+        raise _writes_nothing(folder, task["method"])
+    base = base_model_of(folder / "adapter")
+    if not base or not Path(base).is_dir():
+        raise InputError(
+            "the adapter's base model is not there any more", file=folder / "adapter", value=base
+        )
 
 
 def _ends(folder: Path) -> frozenset[int]:

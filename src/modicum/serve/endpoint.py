@@ -7,7 +7,7 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -235,9 +235,20 @@ def _refusal(error: Exception) -> ApiError:
     return ApiError(500, f"the answer failed{said}; the server's log has it as {name}")
 
 
+def _addresses(routes: Iterable[Any]) -> Iterator[str]:
+    """Each address with the method that asks it, as people write them."""
+    for route in routes:
+        methods = ", ".join(sorted(route.methods - {"HEAD"}))
+        yield f"{methods} {route.path.replace('{name:path}', 'NAME')}"
+
+
 async def _no_such_page(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    words = {404: "there is no such address", 405: "this address is not asked by that method"}
+    there = "; ".join(_addresses(request.app.routes))
+    words = {
+        404: f"there is no such address; those that there are: {there}",
+        405: f"this address is not asked by that method; those that there are: {there}",
+    }
     problem = words.get(status, str(error))
     headers = getattr(error, "headers", None)
     return JSONResponse(ApiError(status, problem).as_json(), status, headers)

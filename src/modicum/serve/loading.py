@@ -17,7 +17,7 @@ from modicum.models.decoders import config_of
 from modicum.serve.conversation import Conversation, base_forms, load_run, template_of
 from modicum.serve.served_models import ServedModel, ServedModels
 
-ADAPTER, BASE, MERGED, MODEL = "adapter", "base", "merged", "model"
+ADAPTER, BASE, MERGED = "adapter", "base", "merged"
 _OWN = "default"  # the engine's name of the run's own adapter
 
 
@@ -30,8 +30,8 @@ def load_served(
 ) -> ServedModels:
     """What a run made, or a model folder, ready to be served.
 
-    A run with an adapter is served as `adapter` and, without it, as `base`. Anything else is
-    `model`, or `base` where adapters are given.
+    A run with an adapter is served as `adapter` and, without it, as `base`. Anything else has its
+    folder's name, which is a run's own, or is `base` where adapters are given.
 
     Args:
         adapters: folders of more adapters of the same base, or runs that made them, by name.
@@ -55,13 +55,19 @@ def load_served(
     elif conversation.adapter is not None:
         names = {ADAPTER: ServedModel(_OWN, conversation.template), BASE: plain}
     else:
-        names = {BASE if more else MODEL: plain}
+        names = {BASE if more else _own_name(run): plain}
     served = ServedModels(conversation.model, conversation.tokenizer, names, ends=conversation.ends)
     if conversation.adapter is not None and not merge:
         served.adapters[_OWN] = conversation.adapter
     for name, folder in more.items():
         _add(served, name, folder, _base_of(run))
     return served
+
+
+def _own_name(run: Path) -> str:
+    """A folder's name as one that requests can say."""
+    words = "-".join(run.resolve().name.split())
+    return "".join(c for c in words if c.isprintable()) or BASE
 
 
 def _merge(conversation: Conversation, run: Path) -> None:

@@ -23,6 +23,7 @@ from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.contracts.surgery import Surgery
 from modicum.core.errors import InputError
 from modicum.core.layers.saved_tensors import Shares
+from modicum.core.machine.record import Reads
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.rows import AnyBatch, Rows
@@ -78,6 +79,11 @@ class Inputs:
     described: str
     weights: bool = field(default=True, kw_only=True)
     dtypes: frozenset[str] = field(default=frozenset(), kw_only=True)
+
+    @property
+    def reads(self) -> Reads:
+        """What of text the run reads: what it comes to hold depends on that."""
+        return "no text"
 
 
 B = TypeVar("B", bound=AnyBatch)

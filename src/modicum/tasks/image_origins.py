@@ -154,8 +154,13 @@ class OwnImages:
     def described(self, seed: int) -> str:
         """One phrase for people."""
         files, size = self.files(seed), self.size
-        count = len(files.train) + len(files.validation)
-        return f"{self.title}: {count:,} images of {len(files.names)} classes, as {size}x{size}"
+        count, held, other = len(files.train), len(files.validation), self.asked.validation_path
+        if other is None:
+            count, kept = count + held, f", {held:,} of them for validation" if held else ""
+        else:
+            kept = f"; validation: {other}: {held:,} images"
+        shape = f"images of {len(files.names)} classes, as {size}x{size}"
+        return f"{self.title}: {count:,} {shape}{kept}"
 
     def counts(self, seed: int) -> dict[str, Any]:
         """How many are trained, and how many each class has."""

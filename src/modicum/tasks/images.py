@@ -168,19 +168,14 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         adapted: Any = None,
         recompute: bool = False,
         shares: Shares | None = None,
-    ) -> Ledger:
-        """What the classifier spends at the shape of a micro-batch.
+    ) -> Ledger | None:
+        """What the classifier spends at the shape of a micro-batch; None: with adapters.
 
         Args:
             shares: what a policy on saved tensors leaves of them.
-
-        Raises:
-            InputError: an adapter is asked for; the classifier is trained in full.
         """
         if adapted is not None:
-            raise InputError(
-                "images are trained without an adapter; leave it out", field="adapter.method"
-            )
+            return None
         return model_ledger(config, shape, recompute=recompute, shares=shares or Shares())
 
     def example(self, config: ConvNetConfig, shape: ModelQuery) -> ImageBatch:

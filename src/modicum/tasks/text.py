@@ -11,6 +11,7 @@ from modicum.compress.base import Compressor
 from modicum.core.errors import InputError
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.meta import on_meta
+from modicum.core.machine.record import Reads
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
@@ -54,6 +55,11 @@ class TextInputs(Inputs):
     source: AnySource
     validation_source: Source | None
     forms: FormPlan
+
+    @property
+    def reads(self) -> Reads:
+        """Text, with the folder's tokenizer or one that is trained on it."""
+        return "new tokenizer" if self.tokenizer is None else "tokenizer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +131,7 @@ def look(recipe: Recipe) -> TextInputs:
         _inspect(validation, "data.validation_path")
     apart = isinstance(config, ModelConfig) or config.packs or not recipe.data.boundaries
     told = source.describe() + ("; streamed" if recipe.data.streaming else "")
+    told += "" if validation is None else f"; validation: {validation.describe()}"
     told += "" if apart else f"; {_ALONE}"
     return TextInputs(
         config, folder, told, tokenizer, source, validation, forms, weights=weights, dtypes=dtypes

@@ -53,6 +53,7 @@ class LabelledTexts:
         held: the places of those that are evaluated.
         labels: the number of each row's class.
         digest: SHA-256 of all that decides the rows.
+        titles: of the training data, and of the validation data where that is of its own.
         files: that they were read from.
     """
 
@@ -61,13 +62,19 @@ class LabelledTexts:
     held: frozenset[int]
     names: tuple[str, ...]
     digest: str
-    title: str
+    titles: tuple[str, ...]
     files: tuple[Path, ...] = ()
 
     @property
     def described(self) -> str:
-        """One phrase for people."""
-        return f"{self.title}, {len(self.rows):,} texts of {len(self.names)} classes"
+        """One phrase for people: what was read, and how many texts are trained and evaluated."""
+        train, *other = self.titles
+        held, classes = len(self.held), f"of {len(self.names)} classes"
+        if other:
+            trained = f"{train}, {len(self.rows) - held:,} texts {classes}"
+            return f"{trained}; validation: {other[0]}, {held:,} texts"
+        kept = f", {held:,} of them for validation" if held else ""
+        return f"{train}, {len(self.rows):,} texts {classes}{kept}"
 
     def counts(self) -> dict[str, Any]:
         """How many rows are trained, and how many of them each class has."""
@@ -92,6 +99,7 @@ def labelled_texts(recipe: Recipe, asked: TextClasses) -> LabelledTexts:
     except InputError as error:
         raise error.located(field="task.label_column") from None
     digests, files = [source.fingerprint()], list(source.files)
+    titles = [source.describe()]
     if data.validation_path is None:
         groups = [" ".join(row.texts) for row in rows]
         held = held_out(labels, groups, data.validation_fraction, recipe.training.seed)
@@ -105,6 +113,7 @@ def labelled_texts(recipe: Recipe, asked: TextClasses) -> LabelledTexts:
         other, more = _rows(recipe, asked, data.validation_path, "data.validation_path")
         digests.append(other.fingerprint())
         files += other.files
+        titles.append(other.describe())
         held = set(range(len(rows), len(rows) + len(more)))
         try:
             labels += [numbered(row, names, listed=bool(asked.classes)) for row in more]
@@ -121,7 +130,7 @@ def labelled_texts(recipe: Recipe, asked: TextClasses) -> LabelledTexts:
     digest = hashlib.sha256(json.dumps(how, sort_keys=True).encode()).hexdigest()
     paths = tuple(file.path for file in files)
     return LabelledTexts(
-        tuple(rows), tuple(labels), frozenset(held), names, digest, source.describe(), paths
+        tuple(rows), tuple(labels), frozenset(held), names, digest, tuple(titles), paths
     )
 
 
@@ -169,7 +178,16 @@ def _rows(
     try:
         return source, list(read_labelled(source, asked.text_columns, asked.label_column))
     except InputError as error:
-        raise error if error.file is not None else error.located(field=field) from None
+        raise _of_recipe(error, asked) if error.file else error.located(field=field) from None
+
+
+def _of_recipe(error: InputError, asked: TextClasses) -> InputError:
+    """What is wrong with a row, with the recipe's field that names the column."""
+    named = dict.fromkeys(asked.text_columns, "task.text_columns")
+    named[asked.label_column] = "task.label_column"
+    if error.field not in named:
+        return error
+    return error.fixed_by(f"{named[error.field]} names this column")
 
 
 def prepared(

@@ -15,6 +15,7 @@ from torch import Tensor
 from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.contracts.method import Info, Method
 from modicum.core.errors import InputError
+from modicum.core.machine.record import Reads
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import IGNORED
@@ -110,6 +111,11 @@ class TextClassInputs(Inputs):
     dense: TransformersConfig
     seed: int
 
+    @property
+    def reads(self) -> Reads:
+        """Texts, with the folder's tokenizer."""
+        return "tokenizer"
+
 
 class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs]):
     """Cross-entropy of a text's class, in nats, and the share of right answers."""
@@ -133,7 +139,8 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
         """
         if recipe.model.path is None:
             raise InputError(
-                "classes of texts start from a model of transformers; name its folder",
+                "classes of texts start from a model of transformers; name its folder "
+                "(`modicum init --model FOLDER`)",
                 field="model.path",
             )
         check_asked(recipe)

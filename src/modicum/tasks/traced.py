@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from modicum.adapters.base import Adapter
+from modicum.adapters.preparation import Preparation
 from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.contracts.step import autocast
 from modicum.core.layers.meta import on_meta
@@ -40,6 +41,7 @@ def trace_request(
     device: str,
     experts: int | None = None,
     shares: Shares | None = None,
+    prepared: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> TraceRequest:
     """What another process traces for a recipe.
 
@@ -49,6 +51,7 @@ def trace_request(
         device: where the run is.
         experts: over how many experts of a layer rows are spread, where data decides.
         shares: what the recipe's policy on saved activations is taken to leave of them.
+        prepared: by layer, what the recipe's adapter found out from data.
 
     Raises:
         InputError: the configuration is not made of plain values.
@@ -70,6 +73,7 @@ def trace_request(
             "experts": experts,
             "shares": None if shares is None else asdict(shares),
             "files": _digests(recipe),
+            **({"prepared": prepared} if prepared else {}),
         },
     )
 
@@ -82,11 +86,12 @@ def traced_model(
     experts: int | None,
     shares: Mapping[str, Any] | None,
     files: Mapping[str, str],
+    prepared: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> TracedModel:
     """The model of such a request, without memory, its adapter attached.
 
     Args:
-        recipe, config, row, device, experts, shares: as `trace_request` wrote them.
+        recipe, config, row, device, experts, shares, prepared: as `trace_request` wrote them.
         files: unread; they tell one trace from another.
     """
     asked, query = Recipe(**recipe), ModelQuery(**row)
@@ -99,7 +104,8 @@ def traced_model(
         model = task.model(known)
         if adapter is not None:
             assert isinstance(adapter, Adapter)
-            adapter.attach(model, seed=asked.training.seed)
+            found = Preparation(prepared or {})
+            adapter.attach(model, seed=asked.training.seed, prepared=found)
     place = torch.device(device)
 
     def batch(rows: int) -> Any:

@@ -18,7 +18,7 @@ METERED_STEPS = 2
 
 def start_meter(session: Session) -> None:
     """Start the meter, for a few updates, and note what persists while gradients are there."""
-    session.meter.start(sum(bytes_by_kind(session.model, session.step_program.state()).values()))
+    session.meter.start(sum(_persisting(session).values()))
     session.step_program.hooks.add("meter", _NotesKinds(session))
     session.metered_until = session.step + METERED_STEPS
 
@@ -63,5 +63,10 @@ class _NotesKinds(RunHook):
         """Note them."""
         session = self.session
         if session.meter.running:
-            kinds = bytes_by_kind(session.model, session.step_program.state())
-            session.record.content["measured_by_kind"] = kinds
+            session.record.content["measured_by_kind"] = _persisting(session)
+
+
+def _persisting(session: Session) -> dict[str, int]:
+    """Bytes by kind of what is there between passes, on this rank."""
+    program = session.step_program
+    return bytes_by_kind(session.model, program.state(), program.strategy.held())

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from modicum.adapters.travel import loaded_as
 from modicum.core.files import write_json
 from modicum.core.weight_digests import BASE_WEIGHTS, weight_digests
 from modicum.planner.precision import exported_dtype
@@ -20,6 +21,8 @@ def export(session: Session) -> dict[str, str]:
         base = str(session.plan.inputs.model_folder)
         target = session.folder.path / "adapter"
         session.adapter.save(target, base_model=base, write=session.ranks.first)
+        if (said := loaded_as(session.adapter)) is not None:
+            session.emit("export", message=f"{target} is {said}")
         if session.ranks.first:
             write_json(target / BASE_WEIGHTS, weight_digests(session.plan.inputs.model_folder))
         return {"adapter": "adapter/"}

@@ -190,8 +190,8 @@ class RunFolder:
     def as_begun(self, recipe: Recipe) -> Recipe:
         """The recipe with what the run that is here has settled, where it leaves that open.
 
-        That is the precision, the fields of the adapter that training started from, and the commit
-        of a model of the hub.
+        That is the precision, the form of frozen weights, the fields of the adapter that training
+        started from, and the commit of a model of the hub.
         """
         start, path = recipe.model.adapter, recipe.model.path or ""
         settled = recipe.training.precision != "auto" and start is None
@@ -201,7 +201,9 @@ class RunFolder:
         if commit_of(path, run.model.path or ""):
             recipe = recipe.changed(model__path=run.model.path)
         if recipe.training.precision == "auto":
-            recipe = recipe.changed(training__precision=run.training.precision)
+            recipe = recipe.changed(
+                training__precision=run.training.precision, linear=recipe.linear or run.linear
+            )
         if start is not None and start == run.model.adapter:
             recipe = recipe.changed(adapter={**(run.adapter or {}), **(recipe.adapter or {})})
         return recipe

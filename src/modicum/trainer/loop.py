@@ -114,9 +114,8 @@ def train(
                         outputs = export(session)
         except StopRequested as stop:
             record.interrupted()
-            raise Interrupted(
-                f"stopped by {stop}; the state is saved, and the same command resumes"
-            ) from None
+            problem = f"{stop}; the state is saved, and the same command resumes"
+            raise Interrupted(problem) from None
         session.waits.settle()
         content = record.finish(outputs, ranks)
         listener({"event": "finished", **content, "folder": str(folder.path)})

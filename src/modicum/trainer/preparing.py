@@ -6,6 +6,7 @@ finds the same.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def adapter_prepared(
         if forked_from is not None and ranks.broadcast(forked_from.is_dir()):
             found = Preparation.load(forked_from)
         else:
-            found = _prepare(plan, method, data, ranks, progress)
+            found = _prepare(plan, method, data, ranks, progress, folder)
         if ranks.first:
             found.save(folder)
         ranks.sum(0)  # nobody reads before it is written
@@ -56,19 +57,28 @@ def adapter_prepared(
 
 
 def _prepare(
-    plan: Plan, method: Adapter, data: Data[Any], ranks: Ranks, progress: StageProgress
+    plan: Plan,
+    method: Adapter,
+    data: Data[Any],
+    ranks: Ranks,
+    progress: StageProgress,
+    folder: Path,
 ) -> Preparation:
     training, device = plan.recipe.training, torch.device(plan.device)
     with on_meta(torch.bfloat16 if training.precision == "bf16" else torch.float32):
         model = plan.task.model(plan.task.config(plan.inputs, data))
     materialise(model, device)
     plan.task.fill(model, plan.inputs)
+    # What looks at gradients keeps every layer's input; one more forward pass costs little here.
+    model.recompute = True
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         with autocast(device, training.precision):
             total: Tensor = plan.task.loss_sum(model, batch)
         return total
 
+    scratch = folder.with_name(f"{folder.name}-{ranks.rank}.tmp")
+    shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed in the middle of it
     context = PreparationContext(
         model,
         tuple(method.sites(model)),
@@ -77,5 +87,9 @@ def _prepare(
         ranks,
         training.seed,
         lambda done, total: progress("preparing the adapter", done, total),
+        scratch,
     )
-    return prepared_by(method.prepare, context)
+    try:
+        return prepared_by(method.prepare, context)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -2,9 +2,10 @@
 
 Each run has a process of its own, which does all that a run does. Of two sizes, what grows with
 tensors is distinguished from what does not: modules and kernels that are loaded when they are first
-used, and what a tokenizer leaves behind. The others show what the allocator keeps next to tensors
-in bf16, and where weights are frozen. On an accelerator, where forecasts are of tensors alone, one
-run shows how fast it is. The figures are a line of JSON on standard output, for
+used, and what a tokenizer leaves behind. A small run with a tokenizer that is there, and two on
+images, show what that is where none is trained. The others show what the allocator keeps
+next to tensors in bf16, and where weights are frozen. On an accelerator, where forecasts are of
+tensors alone, one run shows how fast it is. The figures are a line of JSON on standard output, for
 `modicum.core.machine.record`.
 """
 
@@ -14,14 +15,17 @@ import json
 import os
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from modicum.core.files import write_json
-from modicum.core.machine.memory import peak_resident_bytes, resident_bytes
+from modicum.core.machine.memory import forget_peak, peak_resident_bytes, resident_bytes
 from modicum.core.machine.record import assume, placeholder
 from modicum.core.torch_private import load_compiler
 from modicum.planner import plan
@@ -32,6 +36,7 @@ from modicum.trainer.loop import train
 
 _DATA: dict[str, Any] = {"limit": "1MB", "sequence_length": 256}
 _MODEL = {"layers": 5, "width": 256, "heads": 4, "vocabulary_size": 2048}
+_IMAGES = {"images": 64, "held_out": 16, "widths": [48, 48, 96, 96]}
 _STEPS = 3
 
 
@@ -52,6 +57,9 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
         )
         return {
             "loaded_bytes": 0,
+            "with_tokenizer_bytes": 0,
+            "without_text_bytes": 0,
+            "without_text_kept": 0.0,
             "compiler_bytes": 0,
             "kept": [0.0, 0.0],
             "efficiency": full["efficiency"],
@@ -60,24 +68,55 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
     compiler = _alone(folder / "compiler", _load)["compiler"]
     small = _alone(folder / "small", partial(_run, recipe=_recipe(_MODEL, rows=2)))
     large = _alone(folder / "fp32", partial(_run, recipe=_recipe(_MODEL, rows=10)))
-    each = (_beyond(large) - _beyond(small)) / (large["small"] - small["small"])
-    kept = [max(0.0, each)]
-    loaded = max(0.0, _beyond(large) - kept[0] * large["small"])
+    kept, loaded = _line(small, large)
     base_model = {"path": str(folder / "fp32" / "model")}
+    read = _alone(folder / "read", partial(_run, recipe=_recipe(base_model, rows=2)))
+    read_loaded = max(0, round(_beyond(read) - kept * read["small"]))
+    few, many = (
+        _alone(folder / f"images-{rows}", partial(_run, recipe=_images(rows))) for rows in (16, 160)
+    )
+    images_kept, images_loaded = _line(few, many)
     adapted = _recipe(base_model, rows=14).changed(adapter={"method": "lora", "rank": 8})
-    efficiency = {}
-    others = {"bf16": _recipe(_MODEL, rows=14, precision="bf16"), "adapted": adapted}
-    for name, recipe in others.items():
+    found, efficiency, in_half = [kept], {}, _alone(folder / "half", _half_width)
+    in_bf16 = _recipe({**_MODEL, "width": in_half["width"]}, rows=10, precision="bf16")
+    for name, recipe, held in (("bf16", in_bf16, loaded), ("adapted", adapted, read_loaded)):
         run = _alone(folder / name, partial(_run, recipe=recipe))
-        kept.append(max(0.0, (_beyond(run) - loaded) / run["small"]))
+        found.append(max(0.0, (_beyond(run) - held) / run["small"]))
         efficiency[name] = run["efficiency"]
     return {
-        "loaded_bytes": round(loaded),
-        "compiler_bytes": min(compiler, round(loaded)),
-        "kept": [min(kept), max(kept)],
+        "loaded_bytes": loaded,
+        "with_tokenizer_bytes": read_loaded,
+        "without_text_bytes": images_loaded,
+        "without_text_kept": images_kept,
+        "compiler_bytes": min(compiler, loaded, read_loaded, images_loaded),
+        "kept": [min(found), max(found)],
         "efficiency": large["efficiency"],
         "half_efficiency": efficiency["bf16"],
     }
+
+
+def _line(small: dict[str, Any], large: dict[str, Any]) -> tuple[float, int]:
+    """Of two sizes of a run: what is kept next to a byte of tensors, and what is loaded."""
+    kept = (_beyond(large) - _beyond(small)) / (large["small"] - small["small"])
+    kept = max(0.0, kept)
+    return kept, max(0, round(_beyond(large) - kept * large["small"]))
+
+
+def _half_width(out: Path) -> dict[str, Any]:
+    """Width of the run in bf16: a processor without instructions for it would take minutes."""
+    single, half = (_product_seconds(dtype) for dtype in (torch.float32, torch.bfloat16))
+    return {"width": _MODEL["width"] if half < 2 * single else 64}
+
+
+def _product_seconds(dtype: torch.dtype) -> float:
+    """The fastest of three products of matrices."""
+    factors = torch.ones(512, 512, dtype=dtype)
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        factors @ factors
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
 
 
 def _beyond(run: dict[str, Any]) -> float:
@@ -120,7 +159,7 @@ def _run(out: Path, recipe: Recipe) -> dict[str, Any]:
     """What the process would grow by if nothing were kept, the bytes next to which something is
     kept, what it did grow by since it was planned, and its speed."""
     made = plan(recipe)
-    train(made, out)
+    train(made, out, listener=_without_preparing)
     return {
         "tensors": made.prediction.process_bytes(0, 0.0, staged=False),
         "small": max(1, made.prediction.small_bytes),
@@ -129,25 +168,44 @@ def _run(out: Path, recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def _without_preparing(event: dict[str, Any]) -> None:
+    """Forget the peak of the time before the model is built: what is read by then is given back."""
+    if event.get("name") == "building":
+        forget_peak()
+
+
+def _images(rows: int) -> Recipe:
+    return Recipe(
+        task={"method": "images", **_IMAGES},
+        training=_training(rows, "fp32", "cpu"),
+        evaluation={"rows": 4},
+        checkpoint={"asynchronous": False},
+    )
+
+
 def _recipe(
     model: dict[str, Any], rows: int, precision: str = "fp32", device: str = "cpu"
 ) -> Recipe:
     return Recipe(
         model=model,
         data=_DATA,
-        training={
-            "steps": _STEPS,
-            "batch_size": rows,
-            "micro_batch_size": rows,
-            "recompute": "none",
-            "compile": "none",
-            "precision": precision,
-            "device": device,
-        },
+        training=_training(rows, precision, device),
         samples={"count": 1, "tokens": 4},
         evaluation={"rows": 4},
         checkpoint={"asynchronous": False},
     )
+
+
+def _training(rows: int, precision: str, device: str) -> dict[str, Any]:
+    return {
+        "steps": _STEPS,
+        "batch_size": rows,
+        "micro_batch_size": rows,
+        "recompute": "none",
+        "compile": "none",
+        "precision": precision,
+        "device": device,
+    }
 
 
 def _efficiency(made: Plan, folder: Path) -> float:

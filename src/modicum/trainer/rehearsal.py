@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from modicum.core.contracts.state import random_state
 from modicum.core.errors import Restart
+from modicum.core.layers.drawn_buffers import DrawnBuffers
 from modicum.core.machine.memory import release
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.rows import AnyBatch
@@ -34,6 +35,7 @@ def rehearse(
     run_evaluation: Run | None = None,
     steps: Iterable[AnyBatch],
     evaluation: AnyBatch | None = None,
+    accumulates: bool = True,
     ballast_bytes: int = 0,
     device: torch.device | str = "cpu",
 ) -> None:
@@ -45,6 +47,8 @@ def rehearse(
         steps: micro-batches for `run_step`, the worst first, which comes last once more. Others
             where compiled blocks should meet every shape before the first update.
         evaluation: the micro-batch for `run_evaluation`; None where nothing is evaluated.
+        accumulates: whether an update adds up gradients of several micro-batches; else there are
+            none when a pass begins, and a rehearsal with some would take more than any update.
         ballast_bytes: what will be allocated later and stay: the optimizer's state where there is
             none yet. It is held, and written to, while the passes run. Gaps in the allocator's
             memory come and go: what fits by a hair now may not later, so ask for some more.
@@ -59,6 +63,8 @@ def rehearse(
             micro_batches = list(steps)
             for batch in micro_batches:
                 run_step(batch)
+                if not accumulates:
+                    _forget_gradients(model)
             if run_evaluation is not None and evaluation is not None:
                 model.eval()
                 with torch.no_grad():
@@ -86,17 +92,22 @@ def untouched(model: nn.Module) -> Iterator[None]:
         (module, name, tensor, None if tensor is None else tensor.detach().clone())
         for module in model.modules()
         for name, tensor in module._buffers.items()
+        if not (isinstance(module, DrawnBuffers) and name in module.drawn_names)  # large, constant
     ]
     try:
         yield
     finally:
-        for parameter in model.parameters():
-            parameter.grad = None
+        _forget_gradients(model)
         for module, training in modes:
             module.training = training
         for module, name, tensor, value in buffers:
             _restore(module, name, tensor, value)
         write(generators)
+
+
+def _forget_gradients(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from modicum.core.contracts.state import StateRegistry
 from modicum.core.errors import InputError
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.run_folders import no_run
 from modicum.core.weight_digests import changed_weights
 from modicum.planner import Plan
 from modicum.planner.planning import plan_anyway
@@ -52,7 +53,7 @@ class FinishedRun:
         """
         folder = RunFolder(Path(path))
         if not folder.path.is_dir() or not folder.started():
-            raise InputError("holds no run; give the folder of one", file=folder.path)
+            raise no_run(folder.path)
         record = folder.read_record()
         if record.get("status") != "finished":
             problem = "this run has not finished; the same `modicum train` command resumes it"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from modicum.adapters.preparation import Preparation
 from modicum.checkpoint import Checkpoint, CheckpointStore, Damaged
 from modicum.core.clock import BUILDING, PREPARING, TRIALS
 from modicum.core.contracts.state import View
@@ -108,6 +109,7 @@ def begin(
     before = Path(origin) / PREPARED if forked and origin is not None else None
     own = folder.path / PREPARED
     prepared = adapter_prepared(plan, data, own, ranks, progress, forked_from=before)
+    plan = _as_prepared(plan, prepared, folder, ranks)
     start = adapter_start(plan, folder.path / START, ranks)
     moved = {name for surgery in plan.surgeries for name in surgery.rows}
     with ranks.clock(BUILDING):
@@ -140,6 +142,22 @@ def _counted(plan: Plan, data: Data[Any], folder: RunFolder, ranks: Ranks) -> Pl
     counted = counted.because(f"the data is prepared: {counted.counts['rows']:,} rows")
     folder.append(PLAN, counted.row())
     return counted
+
+
+def _as_prepared(plan: Plan, prepared: Preparation | None, folder: RunFolder, ranks: Ranks) -> Plan:
+    """The plan with the sizes that data decided; a revision where they are not the bound."""
+    if prepared is None or not any(prepared.values.values()):
+        return plan
+    made, most = plan.with_prepared(prepared.values), plan.prediction
+    if (made.prediction.trainable, made.prediction.peak_bytes) == (most.trainable, most.peak_bytes):
+        return made
+    rows = ranks.broadcast(folder.rows(PLAN))
+    if rows and rows[-1]["parameters"]["trainable"] == made.prediction.trainable:
+        return made
+    found = f"{made.prediction.trainable:,} trained parameters of at most {most.trainable:,}"
+    made = made.because(f"the adapter has looked at data: {found}")
+    folder.append(PLAN, made.row())
+    return made
 
 
 def more_than(done: int, steps: int, field: str, asked: float | None) -> None:

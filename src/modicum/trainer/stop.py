@@ -11,7 +11,21 @@ from typing import Any
 
 
 class StopRequested(Exception):
-    """Raised where the loop can be left; the trainer saves and turns it into `Interrupted`."""
+    """Raised where the loop can be left; the trainer saves and turns it into `Interrupted`.
+
+    Args:
+        by: a signal's name, or in words whose it was.
+
+    >>> str(StopRequested("SIGINT")), str(StopRequested("SIGTERM"))
+    ('stopped (Ctrl-C)', 'stopped by SIGTERM')
+    """
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.by = by
+
+    def __str__(self) -> str:
+        return "stopped (Ctrl-C)" if self.by == signal.SIGINT.name else f"stopped by {self.by}"
 
 
 class StopSignals:

@@ -97,7 +97,7 @@ class TimeAccount:
         self._before = dict(rows)
 
     def begun(self, *, again: bool) -> None:
-        """The start-up is over; where the run had begun before, it was lost work."""
+        """The start-up is over; where the run had begun before, it was starting again."""
         if again:
             self.clock.rename(START, AGAIN)
         self.clock.enter(UNEXPLAINED)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from modicum.core.contracts.step import autocast
 from modicum.core.errors import InputError, Restart
 from modicum.core.layers.linear_forms import full_weight
 from modicum.core.layers.meta import materialise
@@ -116,7 +117,9 @@ def _rehearse(session: Session, size: int) -> None:
         program.rehearse(batch.to(device), size * row.tokens)
 
     def run_evaluation(batch: AnyBatch) -> None:
-        with program.hooks.forward_context("evaluate"):
+        # In fp32 a run in bf16 would take more here than any of its evaluations.
+        precision = autocast(device, recipe.training.precision)
+        with precision, program.hooks.forward_context("evaluate"):
             session.plan.task.evaluate(session.model, batch.to(device))
         program.strategy.rest(session.model)
 
@@ -133,6 +136,7 @@ def _rehearse(session: Session, size: int) -> None:
         run_evaluation=run_evaluation,
         steps=shapes,
         evaluation=shapes[0] if data.validation is not None else None,
+        accumulates=session.plan.prediction.choice.micro_batches > 1,
         ballast_bytes=spare + (0 if held else ledger.bytes("optimizer")),
         device=device,
     )

@@ -16,6 +16,7 @@ from typing import Any
 from modicum.checkpoint import CheckpointStore
 from modicum.core.errors import InputError
 from modicum.core.files import write_json
+from modicum.core.run_folders import no_run
 from modicum.trainer.folder import (
     BASE,
     EVALUATIONS,
@@ -42,7 +43,7 @@ def begun_run(path: str | Path) -> RunFolder:
     """
     folder = RunFolder(Path(path))
     if not folder.path.is_dir() or not folder.started():
-        raise InputError("holds no run; give the folder of one", file=folder.path)
+        raise no_run(folder.path)
     with suppress(FileNotFoundError), open(folder.path / "lock", encoding="utf-8") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)

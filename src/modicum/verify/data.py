@@ -15,8 +15,10 @@ from modicum.data.view import DataFacts
 from modicum.recipe import Recipe
 from modicum.tasks import CausalLM, task_of
 from modicum.tasks.text import TextData, prepared
+from modicum.tasks.text_classes import TextClassTask
 from modicum.tasks.text_facts import silent_examples, template_origin, text_facts
 from modicum.tasks.text_stream import first_of
+from modicum.verify.class_data import Count, class_counts, validation_place
 from modicum.verify.findings import Verification, Wanting
 
 
@@ -26,11 +28,12 @@ class DataLimits:
 
     Args:
         shortened: of conversations without their earliest turns, as they are too long.
-        truncated: of examples that lose the front of their prompt.
+        truncated: of examples that lose the front of their prompt, or labelled texts their end.
         dropped: of examples that are left out, as they are too long for a row.
         duplicates: of documents that are the same as an earlier one.
         empty: of documents in which nothing is to be learned.
         silent: of examples whose answers are empty, so that their end alone is trained.
+        contradicting: of labelled texts that are there with another label too.
         overlap: of the validation's documents that are trained on too.
         unended: of examples that train no end of text: a model learns from them not to stop.
 
@@ -47,6 +50,7 @@ class DataLimits:
     duplicates: float = 0.05
     empty: float = 0.01
     silent: float = 0.01
+    contradicting: float = 0.01
     overlap: float = 0.0
     unended: float = 0.0
 
@@ -70,7 +74,7 @@ def verify_data(
 ) -> Verification:
     """Prepare a recipe's text as a run would, in a temporary folder, and hold it against limits.
 
-    Of a stream the first thousand documents are.
+    Text, or labelled texts. Of a stream the first thousand documents are.
 
     The chat template must be the model's own where that has one.
 
@@ -86,8 +90,12 @@ def verify_data(
     """
     limits = limits or DataLimits()
     task = task_of(recipe)
+    if isinstance(task, TextClassTask):
+        counts = class_counts(recipe, task, progress)
+        checks = [_check(limits, each) for each in counts]
+        return Verification(checks, [_finding(c) for c in checks if c["share"] > c["limit"]])
     if not isinstance(task, CausalLM):
-        problem = "only text has documents to verify"
+        problem = "only texts have documents to verify"
         raise InputError(problem, field="task.method", value=task.name)
     inputs = task.look(recipe)
     if recipe.data.streaming:
@@ -95,7 +103,8 @@ def verify_data(
     with tempfile.TemporaryDirectory(prefix="modicum-verify-") as folder:
         data = prepared(recipe, inputs, Path(folder), progress, Ranks())
         progress("reading documents", 0, None)
-        checks = list(_checks(recipe, limits, data, text_facts(inputs, data)))
+        counts = _counts(recipe, data, text_facts(inputs, data))
+        checks = [_check(limits, each) for each in counts]
     findings = [_finding(check) for check in checks if check["share"] > check["limit"]]
     origin = template_origin(inputs, recipe)
     if origin is not None:
@@ -106,32 +115,31 @@ def verify_data(
     return Verification(checks, findings)
 
 
-def _checks(
-    recipe: Recipe, limits: DataLimits, data: TextData, facts: DataFacts
-) -> Iterator[dict[str, Any]]:
-    """A row for each limit that says something of this data."""
+def _counts(recipe: Recipe, data: TextData, facts: DataFacts) -> Iterator[Count]:
+    """What each limit that says something of this data counts."""
     every = data.train.counts.documents
-    rows: list[tuple[str, str, int | None, int]] = [
-        (name, "data.sequence_length", data.counts.get(name, 0), every)
-        for name in ("shortened", "truncated", "dropped")
-    ]
-    rows.append(("duplicates", "data.path", facts.duplicates, every))
+    for name in ("shortened", "truncated", "dropped"):
+        yield Count(name, "data.sequence_length", data.counts.get(name, 0), every)
+    yield Count("duplicates", "data.path", facts.duplicates, every)
     # What is empty may be left out before it is counted as a document.
-    rows.append(("empty", "data.path", facts.empty, max(every, facts.empty)))
+    yield Count("empty", "data.path", facts.empty, max(every, facts.empty))
     if data.validation is not None:
-        own = recipe.data.validation_path is not None
-        place = "data.validation_path" if own else "data.validation_fraction"
-        rows.append(("overlap", place, facts.overlap, data.validation.counts.documents))
-    if facts.unended is not None:
+        assert facts.overlap is not None
+        documents = data.validation.counts.documents
+        yield Count("overlap", validation_place(recipe), facts.overlap, documents)
+    silent = silent_examples(data)
+    if facts.unended is not None and silent is not None:
         examples = [part.counts.documents for part in data.train.parts if part.store.examples]
-        rows.append(("silent", "data.path", silent_examples(data), sum(examples)))
-        rows.append(("unended", "data.path", facts.unended, sum(examples)))
-    for name, where, count, of in rows:
-        assert count is not None
-        share, limit = count / max(of, 1), getattr(limits, name)
-        yield {
-            "check": name, "where": where, "count": count, "of": of, "share": share, "limit": limit
-        }  # fmt: skip
+        yield Count("silent", "data.path", silent, sum(examples))
+        yield Count("unended", "data.path", facts.unended, sum(examples))
+
+
+def _check(limits: DataLimits, counted: Count) -> dict[str, Any]:
+    """A row of the verification."""
+    return {
+        "check": counted.name, "where": counted.where, "count": counted.count, "of": counted.of,
+        "share": counted.count / max(counted.of, 1), "limit": getattr(limits, counted.name),
+    }  # fmt: skip
 
 
 def _finding(check: dict[str, Any]) -> Wanting:

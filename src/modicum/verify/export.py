@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from modicum.core.errors import InputError
 from modicum.core.machine.memory import release
 from modicum.core.progress import StageProgress
-from modicum.data.text_rows import TextRows
-from modicum.data.tokenizer import Tokenizer
-from modicum.models.decoders import Decoder
-from modicum.serve import Conversation, load_run
-from modicum.tasks.text import TextData
+from modicum.tasks import CausalLM, Data, Task
+from modicum.tasks.images import ImageTask
+from modicum.tasks.text_classes import TextClassTask
 from modicum.trainer.restoring import FinishedRun
+from modicum.verify.class_probes import ImageProbe, TextClassProbe
+from modicum.verify.export_probe import ExportProbe, Incomplete, Loaded
 from modicum.verify.findings import Verification, Wanting
-from modicum.verify.folders import loaded
-from modicum.verify.outputs import Outputs, distance, other_text, outputs
-from modicum.verify.tokenizers import end_findings, tokenizer_findings
+from modicum.verify.outputs import Outputs, distance
+from modicum.verify.text_probe import TextProbe
 
 # How far logits may be from the trained model's, by the dtype that the weights were rounded to.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -34,129 +34,121 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 LOST = 0.25
 # ... where that is above what fp32 itself loses.
 NOISE = 1e-5
-_PROMPT = 32  # tokens of a prompt, at most
+# What there is for the tasks that modicum has.
+_KINDS: dict[type[Task[Any, Any, Any]], type[ExportProbe]] = {
+    CausalLM: TextProbe,
+    TextClassTask: TextClassProbe,
+    ImageTask: ImageProbe,
+}
 
 
 def verify_export(
     run: str | Path,
     *,
     against: str | Path | None = None,
-    prompts: int = 4,
+    prompts: int | None = None,
     tokens: int = 16,
     progress: StageProgress = lambda *_: None,
 ) -> Verification:
-    """Hold logits and greedy text of what a run exported against its trained weights.
+    """Hold what a run exported against its trained weights: logits, and greedy text or class.
 
     Looked at are what the run wrote, read back; its adapter merged into the base as `modicum
     merge` does; its `compressed/` folder; and `against`. Nothing is written.
 
     Args:
-        run: a finished run of the task `causal_lm`.
+        run: a finished run.
         against: a folder that was made of it: a model, an adapter, another run.
-        prompts: how many, beginnings of rows of the validation data; of the training data where
-            there is no other.
-        tokens: written after each prompt, at the most.
+        prompts: how many beginnings of rows of the validation data, by default 4, or of a
+            classifier how many rows, by default 32; of the training data where there is no other.
+        tokens: of text, written after each prompt, at the most.
 
     Raises:
-        InputError: there is no finished run, its checkpoint or export is gone, or `against` is no
-            model.
+        InputError: there is no finished run, its task is not one of modicum's, its checkpoint or
+            export is gone, or `against` is no model.
     """
     done = FinishedRun.of(run)
-    if done.plan.task.name != "causal_lm":
-        problem = "only models of text are verified so far"
+    kind = next((own for task, own in _KINDS.items() if isinstance(done.plan.task, task)), None)
+    if kind is None:
+        problem = "exports of a task of your own cannot be verified"
         raise InputError(problem, field="task.method", value=done.plan.task.name)
     if changed := done.changed_base():
         expected, found = "the weights that the run began with", f"others in {', '.join(changed)}"
         finding = Wanting("base", str(done.base), expected, found)
         return Verification([{"check": "base", "changed": changed}], [finding])
     with done.data(progress) as data:
-        assert isinstance(data, TextData)
-        rows = data.validation or data.train
-        ids = _prompts(rows, prompts)
+        probe = kind(done, data, prompts, tokens)
         progress("restoring the trained model", 0, None)
-        trial = _Trial(ids, tokens, data.tokenizer, *_trained(done, data, ids, tokens))
-    side = "validation" if data.validation else "training"
-    trial.checks.append({"check": "prompts", "of": side, "count": len(ids)})
-    for name, where, make in _steps(done, against):
+        trial = _Trial(probe, *_trained(probe, data))
+    trial.checks.append(probe.check())
+    for name, where, make in _steps(probe, against):
         progress(f"{name}: {where}", 0, None)
         trial.look(name, where, make)
         release()
     return Verification(trial.checks, trial.findings)
 
 
-def _prompts(rows: TextRows, count: int) -> list[list[int]]:
-    stride = max(1, len(rows) // count)
-    found = []
-    for row in range(0, min(len(rows), stride * count), stride):
-        width = min(_PROMPT, max(1, rows.width(row) // 2))
-        found.append(rows.batch([row]).input_ids[0, :width].tolist())
-    return found
-
-
-def _trained(
-    done: FinishedRun, data: TextData, prompts: list[list[int]], tokens: int
-) -> tuple[Outputs, float | None]:
+def _trained(probe: ExportProbe, data: Data[Any]) -> tuple[Outputs, float | None]:
     """The trained model's outputs, and how far they are from those without its adapter."""
-    model, adapter = done.restored(data)
-    found = outputs(model.float(), prompts, tokens, data.tokenizer.eos_id)
+    model, adapter = probe.done.restored(data)
+    found = probe.answers(model.float())
     if adapter is None:
         return found, None
     adapter.detach()
-    before = outputs(model, prompts, 0, data.tokenizer.eos_id, found)
-    return found, distance(found, before)
+    return found, distance(found, probe.changed(model, found))
 
 
 @dataclass
 class _Trial:
     """The trained model's outputs, and what was found in comparing others with them."""
 
-    prompts: list[list[int]]
-    tokens: int
-    tokenizer: Tokenizer
+    probe: ExportProbe
     trained: Outputs
     change: float | None
     checks: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Wanting] = field(default_factory=list)
 
-    def look(self, name: str, where: str, make: Callable[[], Conversation]) -> None:
+    def look(self, name: str, where: str, make: Callable[[], Loaded]) -> None:
         """Compare one step's model; a merge that the method does not have is noted."""
+        place = f"{name}: {where}"
         try:
             made = make()
         except _NotMergeable as refused:
             self.checks.append({"check": name, "where": where, "skipped": str(refused)})
             return
+        except Incomplete as lacking:
+            self.checks.append({"check": name, "where": where, "skipped": "it is incomplete"})
+            self.findings.append(replace(lacking.finding, where=place))
+            return
         exact = name == "exported" and made.adapter is not None
         dtype = torch.float32 if exact else coarsest(made.model)
         allowed = self._allowed(dtype)
-        model = made.model.float()
-        end = made.tokenizer.eos_id
-        found = outputs(model, self.prompts, self.tokens, end, self.trained)
+        made.model.float()
+        found = self.probe.aligned(made, self.probe.answers(made.model, self.trained))
         error = distance(self.trained, found)
         self.checks.append({
             "check": name, "where": where, "dtype": str(dtype).removeprefix("torch."),
             "error": error, "allowed": allowed, "adapter_changes": self.change,
-            "same_text": found.written == self.trained.written,
+            **self.probe.same(self.trained, found),
         })  # fmt: skip
-        place = f"{name}: {where}"
         if error > allowed:
-            said = f"{error:.2g}" + ("" if self.change is None else self._share(error))
-            self.findings.append(
-                Wanting("logits", place, f"a relative error of at most {allowed:.2g}", said)
-            )
-        elif (number := other_text(self.trained, found)) is not None:
-            own, other = (each.written[number] for each in (self.trained, found))
-            texts = [repr(self.tokenizer.decode(written)) for written in (own, other)]
-            self.findings.append(Wanting("text", place, *texts))
-        self.findings += tokenizer_findings(self.tokenizer, made.tokenizer, place)
-        self.findings += end_findings(self.tokenizer, Path(where), place)
+            self.findings.append(self._too_far(made, found, error, allowed, place))
+        self.findings += self.probe.findings(
+            made, self.trained, found, place, within=error <= allowed
+        )
+
+    def _too_far(
+        self, made: Loaded, found: Outputs, error: float, allowed: float, place: str
+    ) -> Wanting:
+        said = f"{error:.2g}"
+        if self.change is not None:
+            said += f", where the adapter changes the logits by {self.change:.2g}"
+        what = self.probe.reason(made, self.trained, found, allowed) or "logits"
+        said += self.probe.lost(self.trained, found)
+        return Wanting(what, place, f"a relative error of at most {allowed:.2g}", said)
 
     def _allowed(self, dtype: torch.dtype) -> float:
         limit = TOLERANCES[dtype]
         return limit if self.change is None else min(limit, max(LOST * self.change, NOISE))
-
-    def _share(self, error: float) -> str:
-        assert self.change is not None
-        return f", where the adapter changes the logits by {self.change:.2g}"
 
 
 class _NotMergeable(Exception):
@@ -164,37 +156,37 @@ class _NotMergeable(Exception):
 
 
 def _steps(
-    done: FinishedRun, against: str | Path | None
-) -> Iterator[tuple[str, str, Callable[[], Conversation]]]:
+    probe: ExportProbe, against: str | Path | None
+) -> Iterator[tuple[str, str, Callable[[], Loaded]]]:
     """The models to look at: what the step is called, where it is, and how it is loaded."""
-    path, device = done.folder.path, done.plan.device
+    path = probe.done.folder.path
     adapted = (path / "adapter").is_dir()
     made = path / ("adapter" if adapted else "model")
-    yield "exported", str(made), lambda: load_run(path, device=device)
+    yield "exported", str(made), lambda: probe.load(path)
     if adapted:
-        yield "merged", f"{made} into its base", lambda: _merged(path, device)
+        yield "merged", f"{made} into its base", lambda: _merged(probe, path)
     small = path / "compressed"
     if small.is_dir():
-        yield "compressed", str(small), lambda: load_run(small, device=device)
+        yield "compressed", str(small), lambda: probe.load_other(small)
     if against is not None:
         folder = Path(against)
-        yield "against", str(folder), lambda: loaded(folder, done, device)
+        yield "against", str(folder), lambda: probe.load_other(folder)
 
 
-def _merged(run: Path, device: str) -> Conversation:
-    conversation = load_run(run, device=device)
-    assert conversation.adapter is not None
+def _merged(probe: ExportProbe, run: Path) -> Loaded:
+    made = probe.load(run)
+    assert made.adapter is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rounding, which is measured here
         try:
-            conversation.adapter.merge(dense=next(conversation.model.parameters()).dtype)
+            made.adapter.merge(dense=next(made.model.parameters()).dtype)
         except InputError as error:
             raise _NotMergeable(error.problem) from None
-    conversation.adapter.detach()
-    return conversation
+    made.adapter.detach()
+    return made
 
 
-def coarsest(model: Decoder) -> torch.dtype:
+def coarsest(model: nn.Module) -> torch.dtype:
     """The dtype of a model's parameters that rounds the most."""
     there = {parameter.dtype for parameter in model.parameters()}
     return max((each for each in TOLERANCES if each in there), key=TOLERANCES.__getitem__)

@@ -41,7 +41,7 @@ class Stretch:
         traces: a folder for what is seen; None: nothing is looked at but the losses.
         states: the steps after which all state is copied to `traces`.
         ranks: processes that do it.
-        finish: whether the run comes to its end there, and exports.
+        finish: whether the run comes to its end there, and probe.
     """
 
     folder: Path

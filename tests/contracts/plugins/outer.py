@@ -42,7 +42,7 @@ class Outer(Adapter):
         room="adapters",
         paper="none",
         claim="one number a row and a column",
-        traits=("adapts_base", "mergeable", "exact_resume", "compiles"),
+        traits=("adapts_base", "mergeable", "is_lora", "exact_resume", "compiles"),
     )
     layer = OuterLayer
 

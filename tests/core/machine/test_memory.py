@@ -81,6 +81,14 @@ def test_bytes_by_kind():
     }
 
 
+def test_bytes_by_kind_knows_what_is_held_next_to_the_model():
+    model, master = nn.Linear(4, 4, bias=False), nn.Parameter(torch.ones(8))
+    master.grad = torch.ones(8)
+    # A master may be a view of what the model holds, which counts once.
+    found = bytes_by_kind(model, (), [master, model.weight.detach()[0]])
+    assert found == {"weight": 4 * (16 + 8), "gradient": 4 * 8, "optimizer": 0}
+
+
 GROWTH = """
 from modicum.core.machine.memory import peak_resident_bytes, resident_bytes
 before = resident_bytes()

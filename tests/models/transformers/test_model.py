@@ -209,6 +209,18 @@ def test_quantized_layers_hold_what_becomes_of_the_files_weights(name: str, tmp_
     assert read_header(tmp_path / "dense").dtype == "F32"
 
 
+@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+@torch.no_grad()
+def test_layers_in_fp16_hold_files_in_fp16_exactly(name: str, tmp_path: Path) -> None:
+    folder = decoder_folder(tmp_path / "model", name)
+    tensors = load_file(folder / "model.safetensors")
+    halves = {key: tensor.half() for key, tensor in tensors.items()}
+    save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})
+    model, plain = load(folder, linear="fp16").eval(), load(folder).eval()
+    assert len(model.decoder_config.forms.layers) == len(read_config(folder).layers()) - 1  # type: ignore[union-attr]
+    assert torch.equal(model(IDS), plain(IDS))
+
+
 @torch.no_grad()
 def test_factors_are_kept_in_a_folder_of_their_own(folder: Path, tmp_path: Path) -> None:
     plain = load(folder)

@@ -230,3 +230,9 @@ def test_a_method_that_cannot_be_is_refused(method: str, model: str | None, said
     with pytest.raises(InputError, match=said) as caught:
         start(model, None, method=method)
     assert caught.value.field == "--method"
+
+
+def test_a_task_that_is_not_of_texts_is_refused_before_its_data_are_read(rows: Path) -> None:
+    asked = {"task.method": "text_classes", "task.label_column": "kind"}
+    with pytest.raises(InputError, match=r"task\.method: recipes of this task are not made here"):
+        start(None, str(rows), asked=asked)

@@ -7,7 +7,7 @@ import pytest
 from modicum.core.contracts.catalog import find
 from modicum.core.errors import InputError
 from modicum.proofs import prove
-from modicum.proofs.adapters.lora import same_as_peft
+from modicum.proofs.adapters.lora import equal_to_peft
 from modicum.proofs.base import ProofRun
 from modicum.proofs.proof import Proof
 
@@ -15,7 +15,7 @@ from modicum.proofs.proof import Proof
 def equality(*, null: bool) -> Proof:
     pytest.importorskip("peft")
     run = ProofRun(find("lora"), null=null, full=False)
-    same_as_peft(run)
+    equal_to_peft(run)
     return run.conclude()
 
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import Counter
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from modicum.core.errors import InputError
+from modicum.core.errors import FoundWanting, InputError
 from modicum.proofs.drill import Case, Drilled, Result, draw, drill
-from modicum.proofs.drill.cases import MOST_ROOMS, rooms
+from modicum.proofs.drill.cases import ALSO, MOST_ROOMS, rooms
 from modicum.proofs.drill.compared import differing
 from modicum.recipe import SLOTS, Recipe
+
+
+@cache
+def many() -> list[Case]:
+    """So many cases that everything is among them."""
+    return [draw(0, number) for number in range(200)]
 
 
 def test_a_case_is_a_function_of_its_numbers() -> None:
@@ -21,13 +30,28 @@ def test_a_case_is_a_function_of_its_numbers() -> None:
 
 
 def test_every_room_and_method_is_drawn_sooner_or_later() -> None:
-    cases = [draw(0, number) for number in range(200)]
+    cases = many()
     seen = Counter(
         value["method"] for case in cases for slot in SLOTS if (value := case.recipe.get(slot))
     )
     assert seen.keys() >= {record.name for found in rooms().values() for record in found}
     assert {len(case.rooms) for case in cases} == set(range(1, MOST_ROOMS + 1))
     assert {case.victim for case in cases} == {0, 1, 2}
+
+
+def test_adapters_are_drawn_with_copies_with_preparation_and_on_tiles() -> None:
+    recipes = [case.recipe for case in many()]
+    adapted = [recipe for recipe in recipes if "adapter" in recipe]
+    copies = {tuple(recipe["adapter"]["also"]) for recipe in adapted if "also" in recipe["adapter"]}
+    assert copies == set(ALSO)
+    assert any("also" not in recipe["adapter"] for recipe in adapted)
+    known = {record.name: record for record in rooms()["adapters"]}
+    prepares = [
+        r for r in adapted if "prepares_from_data" in known[r["adapter"]["method"]].info.traits
+    ]
+    tiled = [r for r in adapted if r.get("linear", {}).get("method") == "tiles"]
+    assert prepares
+    assert tiled
 
 
 def test_what_is_refused_is_refused_with_a_reason(tmp_path: Path) -> None:
@@ -62,6 +86,15 @@ def test_rows_that_differ_are_found(tmp_path: Path) -> None:
     found = differing(tmp_path / "one", tmp_path / "other")
     assert found[0] == "metrics.jsonl differs, from step 2"
     assert any("state" in what for what in found)
+
+
+def test_what_does_not_end_in_time_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*given: Any, **named: Any) -> None:
+        raise subprocess.TimeoutExpired("train", named["timeout"])
+
+    monkeypatch.setattr("modicum.proofs.drill.drilling.subprocess.run", slow)
+    with pytest.raises(FoundWanting, match=r"was not trained.* 124: no end in 1200 s"):
+        drill(0, 1, tmp_path / "work")
 
 
 @pytest.mark.slow

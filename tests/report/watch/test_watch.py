@@ -112,7 +112,7 @@ def test_what_cannot_be_listened_at_or_watched_is_said(folder: Path, tmp_path: P
     pytest.importorskip("starlette")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(InputError, match=f"cannot listen at port {port} of 127.0.0.1"):
+        with pytest.raises(InputError, match=f"port {port} of 127.0.0.1 is taken"):
             watch([folder], port=port)
-    with pytest.raises(InputError, match="not the folder of a run"):
+    with pytest.raises(InputError, match="holds no run"):
         watch([tmp_path])

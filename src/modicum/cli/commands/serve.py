@@ -47,6 +47,7 @@ def serve(
     """Serve a run's model to OpenAI's clients, on this machine."""
     from modicum.cli.warned import warnings_as_lines
     from modicum.core.local_server import address, listening
+    from modicum.serve.conversation import check_run
     from modicum.serve.loading import load_served
     from modicum.serve.server import check_host
     from modicum.serve.server import serve as begin
@@ -55,7 +56,8 @@ def serve(
     adapters = dict(_named(text) for text in adapter or [])
     if len(adapters) < len(adapter or []):
         raise InputError("two adapters have one name", field="--adapter")
-    # Before the model is loaded, which may take a while.
+    check_run(run)
+    # The port comes before the model is loaded, which may take a while.
     with listening(host, port) as listener:
         with warnings_as_lines():
             served = load_served(run, adapters, merge=merge)

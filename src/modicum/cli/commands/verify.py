@@ -71,11 +71,14 @@ def verify_export(
         Path | None,
         typer.Option(metavar="FOLDER", help="Also a model or adapter that was made of the run."),
     ] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts.")] = 4,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens written after each.")] = 16,
+    prompts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Held-out prompts, 4; of a classifier held-out rows, 32."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens written after each prompt.")] = 16,
     as_json: JsonOption = False,
 ) -> None:
-    """Hold what a run exported against its trained weights: logits and greedy text."""
+    """Hold what a run exported against its trained weights: logits, and greedy text or class."""
     from modicum.cli.verifying import check_export
 
     check_export(run, against, prompts=prompts, tokens=tokens, as_json=as_json)

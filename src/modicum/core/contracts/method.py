@@ -39,9 +39,12 @@ ClaimVerdict = Literal["not shown here", "does not hold", "in part", "holds"]
 AgainstResult = Literal["not shown here", "worse", "equal", "better", "baseline"]
 Verdict = Literal["holds", "does not hold", "not shown here"]
 
+RUN_ON_GPU, NOT_ON_GPU = "run on GPU", "not yet run on GPU"
+
 # Field types that methods share. Strings and lists from YAML become tuples; nothing else is
 # converted: a method's value is what the user wrote.
 PositiveInt = Annotated[int, Field(ge=1)]
+PowerIterations = Annotated[int, Field(ge=1, le=1000)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -168,8 +171,16 @@ class Info:
         unmeasured = self.against.result == "not shown here"
         found = claim if unmeasured else f"{claim}; {self.against}"
         reason = f" ({self.reason})" if self.reason else ""
-        gpu = "run on GPU" if self.run_on_gpu else "not yet run on GPU"
+        gpu = RUN_ON_GPU if self.run_on_gpu else NOT_ON_GPU
         return f"{self.evidence}; {found}{reason}; {gpu}"
+
+
+def _unnamed(name: str, fields: Iterable[str], value: Any) -> InputError:
+    """The refusal of a value without its field's name: of many fields none is the first."""
+    known = list(fields)
+    field = "rank" if "rank" in known else next(iter(known), None)
+    such = "" if field is None else f", as in {name}({field}=...)"
+    return InputError(f"{name} takes its fields by name{such}", value=value)
 
 
 @runtime_checkable
@@ -193,14 +204,16 @@ class Method(BaseModel):
     """A method's value: frozen, validated, plain. Subclasses add fields and `bind`.
 
     Raises:
-        InputError: a field is unknown, of the wrong type or out of bounds.
+        InputError: a field is unknown, without its name, of the wrong type or out of bounds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
 
     info: ClassVar[Info]
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, *unnamed: Any, **fields: Any) -> None:
+        if unnamed:
+            raise _unnamed(type(self).__name__, type(self).model_fields, unnamed[0])
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -278,12 +291,24 @@ def describe(
             **where,
         )
     if kind == "value_error":
-        problem = error["msg"].removeprefix("Value error, ")
-        return InputError(problem, field=field, value=error["input"], **where)
-    problem = _PROBLEMS.get(kind, error["msg"][0].lower() + error["msg"][1:])
+        return InputError(own_words(error["msg"]), field=field, value=error["input"], **where)
+    problem = _PROBLEMS.get(kind) or own_words(error["msg"])
     bounds = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     allowed = "; ".join(f"{bounds[k]} {v}" for k, v in context.items() if k in bounds)
     return InputError(problem, field=field, value=error["input"], allowed=allowed or None, **where)
+
+
+def own_words(message: str) -> str:
+    """A message of pydantic's without what it says of itself.
+
+    >>> own_words("Value error, 'x' is no colour"), own_words("Input should be a multiple of 32")
+    ("'x' is no colour", 'must be a multiple of 32')
+    """
+    for before in ("Value error, ", "Assertion failed, "):
+        message = message.removeprefix(before)
+    if message.startswith("Input should "):
+        message = message.replace("Input should ", "must ", 1)
+    return message[:1].lower() + message[1:]
 
 
 def _path(error: ErrorDetails) -> list[int | str]:
@@ -297,7 +322,11 @@ def _path(error: ErrorDetails) -> list[int | str]:
 _BRANCHES = {"int", "float", "str", "bool", "tuple", "constrained"}
 _PROBLEMS = {
     "int_type": "expected an integer",
+    "int_parsing": "expected an integer",
+    "int_parsing_size": "too large",
+    "int_from_float": "expected an integer",
     "float_type": "expected a number",
+    "float_parsing": "expected a number",
     "bool_type": "expected true or false",
     "string_type": "expected text",
     "tuple_type": "expected a list",

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from modicum.core.contracts import source_reading
 from modicum.core.contracts.method import Info, Method, describe
 from modicum.core.contracts.optimizers import value_class
+from modicum.core.contracts.travel import LOADS_IN, TravelForm, travel_form
 from modicum.core.errors import InputError
 
 
@@ -108,6 +109,11 @@ class MethodRecord:
         """The traits of the method with these hyper-parameters, and defaults for the rest."""
         return self.info.traits_of({**self.defaults, **values})
 
+    @property
+    def travel(self) -> TravelForm | None:
+        """Where an adapter of its default fields can be used; None: it is no adapter."""
+        return travel_form(self.traits({}))
+
     def as_json(self) -> dict[str, Any]:
         """What `modicum methods --json` prints of the method."""
         return {
@@ -121,6 +127,7 @@ class MethodRecord:
             "against": asdict(self.info.against),
             "verdict": self.info.verdict,
             "reason": self.info.reason,
+            "loads_in": None if self.travel is None else LOADS_IN[self.travel],
             "traits": list(self.info.traits),
             "traits_if": [list(triple) for triple in self.info.traits_if],
             "excludes": [list(pair) for pair in self.info.excludes],

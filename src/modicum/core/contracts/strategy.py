@@ -69,6 +69,10 @@ class Strategy:
         """
         return trainable(model)
 
+    def held(self) -> Iterable[Tensor]:
+        """The tensors that persist next to the model's own, now: masters, copies of weights."""
+        return ()
+
     def register(self, registry: StateRegistry, model: nn.Module) -> None:
         """Register the state that a checkpoint holds next to the optimizer's: the trained weights.
 

@@ -109,7 +109,7 @@ def _take(
     mask: Mask | None,
 ) -> None:
     """Run one batch, so that it is noted."""
-    examples = _first_tensor(batch).shape[0]
+    examples = example_count(batch)
     if not examples:
         return
     with watch.batch(examples, None if mask is None else mask(batch).bool()):
@@ -154,11 +154,16 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(each)
 
 
-def _first_tensor(batch: Any) -> Tensor:
+def example_count(batch: Any) -> int:
+    """How many examples a batch has: rows of its first tensor.
+
+    Raises:
+        InputError: it holds no tensor.
+    """
     found = next(_tensors(batch), None)
     if found is None:
         raise InputError("a batch holds no tensor", field="batches", value=type(batch).__name__)
-    return found
+    return found.shape[0]
 
 
 def _digest(model: nn.Module, batches: Iterable[Any], settings: Any, ranks: Ranks) -> str:

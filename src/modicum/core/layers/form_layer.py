@@ -55,6 +55,19 @@ class FormLayer(nn.Module):
         offset = torch.empty(out_features, device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if offset is None else nn.Parameter(offset))
 
+    @property
+    def tile(self) -> tuple[int, int] | None:
+        """Rows and columns of the parts of W to each of which `shift` can add a number."""
+        return None
+
+    @property
+    def outputs_a_row(self) -> int:
+        """Of a layer that `write` can fill, how many outputs share a row of its tensors.
+
+        The last row may have fewer.
+        """
+        return 1
+
     @classmethod
     def shapes(cls, in_features: int, out_features: int, **arguments: Any) -> TensorShapes:
         """Of the tensors that a file holds of the weight: the layer's own, by their names."""
@@ -113,13 +126,29 @@ class FormLayer(nn.Module):
         """Put another weight into the layer; a form that defines this can hold any."""
         raise NotImplementedError(f"{type(self).__name__} does not hold any weight")
 
+    def shift(self, change: Tensor) -> Mapping[str, Tensor] | None:
+        """The tensors that a change of W adds to without loss, by name, with their new values.
+
+        Nothing is written. None: the form cannot take this change as it is.
+
+        Args:
+            change: [out, in], unsharded; of a layer that is sharded a rank gives its own rows.
+        """
+        return None
+
     def frozen_tensors(self) -> tuple[Tensor, ...] | None:
         """What W is made of, where it takes no gradient and is made anew for each product."""
         return None
 
+    def frozen_how(self) -> tuple[str, ...]:
+        """What `frozen_weight` must know of this layer next to its tensors; words without colon."""
+        return ()
+
     @classmethod
-    def frozen_weight(cls, held: tuple[Tensor, ...], columns: int, dtype: torch.dtype) -> Tensor:
-        """W [out, columns] in `dtype`, of what `frozen_tensors` gave."""
+    def frozen_weight(
+        cls, held: tuple[Tensor, ...], columns: int, dtype: torch.dtype, *how: str
+    ) -> Tensor:
+        """W [out, columns] in `dtype`, of what `frozen_tensors` and `frozen_how` gave."""
         raise NotImplementedError(f"{cls.__name__} has no tensors that are frozen")
 
     def initialise(self, *, std: float, seed: int, name: str) -> None:

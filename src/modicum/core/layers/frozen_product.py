@@ -25,7 +25,8 @@ class FrozenProduct:
 
     Args:
         held: the tensors that W [out, in] is made of.
-        form: how: `dense`, `transposed`, or the name of a linear form.
+        form: how: `dense`, `transposed`, or the name of a linear form, and after colons what that
+            must know of the layer.
     """
 
     held: tuple[Tensor, ...]
@@ -41,9 +42,10 @@ def weight_of(form: str, held: tuple[Tensor, ...], columns: int, dtype: torch.dt
         return held[0].to(dtype)
     if form == TRANSPOSED:
         return held[0].to(dtype).T
-    kind = linear_form(form).kind
+    name, *how = form.split(":")
+    kind = linear_form(name).kind
     assert issubclass(kind, FormLayer)
-    return kind.frozen_weight(held, columns, dtype)
+    return kind.frozen_weight(held, columns, dtype, *how)
 
 
 def frozen_product(layer: nn.Module) -> FrozenProduct | None:
@@ -60,7 +62,8 @@ def frozen_product(layer: nn.Module) -> FrozenProduct | None:
         form = form_of(layer)
         if held is None or form is None or kind.forward is not form.kind.forward:
             return None
-        return FrozenProduct(held, bias, form.name, layer.in_features, layer.out_features)
+        how = ":".join((form.name, *layer.frozen_how()))
+        return FrozenProduct(held, bias, how, layer.in_features, layer.out_features)
     weight = layer._parameters.get("weight")
     if weight is None or weight.requires_grad or not is_plain_parameter(weight):
         return None

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from modicum.core.layers.linear_forms import form_of
+from modicum.core.layers.map_parts import MappedSlice
 from modicum.core.layers.plain_layers import plain_type, why_not_plain
 
-SiteKind = Literal["linear", "embedding", "convolution", "block"]
+SiteKind = Literal["linear", "embedding", "convolution", "block", "module"]
 LAYERS: tuple[SiteKind, ...] = ("linear", "embedding", "convolution")
 # Embeddings of transformers that multiply the row by a number, `embed_scale`.
 _SCALED = re.compile(r"ScaledWordEmbedding$")
@@ -31,7 +32,8 @@ class Site:
     Args:
         name: in the model.
         kind: what the layer does with W. A `block` is no map of one weight: its features are the
-            residual stream's. Those of a `convolution` are its channels.
+            residual stream's. Those of a `convolution` are its channels. Of a `module` nothing is
+            known but its parameters.
         transposed: whether it stores W^T, as the `Conv1D` of GPT-2 does, and an embedding, whose
             table [entries, width] is the transpose of the linear map from one-hot rows.
         dtype: of an adapter's factors there: fp32, or fp64 like W.
@@ -40,6 +42,8 @@ class Site:
         dense: whether W is one matrix of a layer that is exactly of its type, so that another form
             can replace it. A subclass may use its weight in a way of its own, so it does not count.
         names: all names that the model has for it, where a block is used more than once.
+        rows: of a slice of a fused layer, which of that layer's rows it has; `name` is the fused
+            layer's with one part more, and `transposed` how that stores its weight.
     """
 
     name: str
@@ -51,6 +55,7 @@ class Site:
     prepared: Mapping[str, Any] = field(default_factory=dict, hash=False)
     dense: bool = field(default=False, compare=False)  # the same layer, adapted, is not
     names: tuple[str, ...] = ()
+    rows: MappedSlice | None = None
 
     @property
     def elements(self) -> int:

@@ -55,6 +55,9 @@ class LinearForm:
         write: `write(layer, weight)` puts another dense weight into a layer, in place; of a layer
             that is sharded over ranks each rank gives its own rows. None: the form cannot.
         exact: whether `write` and `to_dense` give back what was written, to the layer's dtype.
+        shift: `shift(layer, change)`, the tensors of a layer that take a change of its weight
+            [out, in] without loss, with their new values, or None where they cannot; of a layer
+            that is sharded a rank gives its own rows. None: the form never can.
         trains: whether the weight takes gradients. One that does not learns through adapters only.
         shapes: `shapes(in_features, out_features)`, of the tensors that a file holds of the
             weight, by their names: those of the layer where it trains, else the dense weight.
@@ -74,6 +77,7 @@ class LinearForm:
     kind: type[nn.Module] = nn.Linear
     write: Callable[[Any, Tensor], None] | None = None
     exact: bool = True
+    shift: Callable[[Any, Tensor], Mapping[str, Tensor] | None] | None = None
     trains: bool = True
     shapes: Callable[..., TensorShapes] = _dense_shapes
     stored: Callable[..., StoredRows | None] = _as_shaped
@@ -92,6 +96,7 @@ class LinearForm:
             kind,
             None if kind.write is FormLayer.write else kind.write,
             exact=kind.exact,
+            shift=None if kind.shift is FormLayer.shift else kind.shift,
             trains=kind.trains,
             shapes=kind.shapes,
             stored=kind.stored,
@@ -296,7 +301,11 @@ def own_rows(module: nn.Module) -> tuple[int, int]:
     """How many rows of a linear layer's weight this rank holds, and how many lie before them.
 
     Those are the rows that `write_weight` takes. All tensors of a layer that can be written have a
-    row for each output.
+    row for each output, or one for as many outputs as the layer says.
     """
     part, before = own_part(next(module.parameters(recurse=False)))
-    return part.shape[0], before
+    if not isinstance(module, FormLayer):
+        return part.shape[0], before
+    outputs, each = module.out_features, module.outputs_a_row
+    first = min(before * each, outputs)
+    return min(part.shape[0] * each, outputs - first), first

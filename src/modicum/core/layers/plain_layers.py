@@ -20,6 +20,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from modicum.core.ranks.sharding import is_sharded
 from modicum.core.torch_private import COMPILED_NAME
 
+_WITH_A_WEIGHT = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Asking a weight for these is no use of its values.
 _ABOUT = {"dtype", "device", "shape", "ndim", "dim", "size", "numel", "element_size", "is_meta"}
@@ -56,7 +57,7 @@ def why_not_plain(model: nn.Module, name: str, kind: type[nn.Module]) -> str | N
             return "it has no weight yet: run the model once, or give it its sizes"
         if type(parameter) is not nn.Parameter and not is_sharded(parameter):
             return f"its weight is a {type(parameter).__name__}, which another library reads"
-    if kind in (nn.Linear, nn.Embedding):
+    if kind in _WITH_A_WEIGHT:
         weight = module._parameters.get("weight")
         if weight is None:
             return "a hook makes its weight of other parameters (weight_norm, pruning)"

@@ -75,8 +75,10 @@ def choose(
             raise InputError(f"the model has no {sought} to choose", field="targets")
         if not matched:
             names = [ALL_LINEAR, *sorted({name.rsplit(".", 1)[-1] for name in layers})]
+            other = next((m for n, m in model.named_modules() if n and named(n, [target])), None)
+            found = f"; it is a {type(other).__name__}" if other is not None else ""
             raise InputError(
-                f"no {kind} of the model has this name",
+                f"no {kind} of the model has this name{found}",
                 field="targets",
                 value=target,
                 allowed=", ".join(names),

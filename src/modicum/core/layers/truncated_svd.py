@@ -46,6 +46,16 @@ def truncated_svd(
     return left[:, :rank], singular[:rank], right[:rank]
 
 
+def numerical_rank(singular: Tensor, shape: tuple[int, ...]) -> int:
+    """How many singular values of a matrix of this shape are no rounding error of the largest.
+
+    >>> numerical_rank(torch.tensor([2.0, 1.0, 1e-8]), (3, 3))
+    2
+    """
+    least = max(shape) * torch.finfo(singular.dtype).eps * singular[0]
+    return int((singular > least).sum())
+
+
 def with_fixed_signs(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Singular vectors with the signs, which an SVD leaves open, the same on every machine.
 

@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import sys
+from array import array
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -83,38 +84,48 @@ def _peak(events: list[Any]) -> int:
     """The largest sum of the blocks allocated and not yet released, in a profiler's event tree."""
     # The profiler's own running total continues from one use to the next within a process, with all
     # that was released in between still in it; so the blocks are followed here.
-    pending, seen = list(events), []
+    # In columns of numbers: an object for each would add to the process that is measured.
+    times, places, sizes = array("q"), array("Q"), array("q")
+    pending = list(events)
     while pending:
         event = pending.pop()
         pending += event.children
         if event.tag.name == "Allocation":
-            seen.append((event.start_time_ns, event.extra_fields))
+            fields = event.extra_fields
+            times.append(event.start_time_ns)
+            places.append(fields.ptr)
+            sizes.append(fields.alloc_size)
     live: dict[int, int] = {}
     total = peak = 0
-    for _, fields in sorted(seen, key=lambda timed: timed[0]):
-        total -= live.pop(fields.ptr, 0)
-        if fields.alloc_size > 0:
-            live[fields.ptr] = fields.alloc_size
-            total += fields.alloc_size
+    for index in sorted(range(len(times)), key=times.__getitem__):
+        place, size = places[index], sizes[index]
+        total -= live.pop(place, 0)
+        if size > 0:
+            live[place] = size
+            total += size
             peak = max(peak, total)
     return peak
 
 
 def bytes_by_kind(
-    model: nn.Module, optimizer: torch.optim.Optimizer | Iterable[Tensor]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Iterable[Tensor],
+    held: Iterable[Tensor] = (),
 ) -> dict[str, int]:
     """Bytes of what persists: weights (and buffers), gradients that exist now, optimizer state.
 
     Args:
         optimizer: the optimizer, or the tensors of the state.
+        held: weights next to the model's: masters that are trained instead, copies.
     """
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    weights = [*model.parameters(), *model.buffers(), *held]
+    gradients = [p.grad for p in weights if p.grad is not None]
     if isinstance(optimizer, torch.optim.Optimizer):
-        held = [v for state in optimizer.state.values() for v in state.values()]
-        optimizer = [value for value in held if isinstance(value, Tensor)]
+        values = [v for state in optimizer.state.values() for v in state.values()]
+        optimizer = [value for value in values if isinstance(value, Tensor)]
     state = list(optimizer)
     return {
-        "weight": tensor_bytes([*model.parameters(), *model.buffers()]),
+        "weight": tensor_bytes(weights),
         "gradient": tensor_bytes(gradients),
         "optimizer": tensor_bytes(state),
     }

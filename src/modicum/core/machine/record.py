@@ -20,10 +20,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -39,7 +39,9 @@ _PROGRAM = (
     "import runpy; sys.argv[1:] = given[1:]; "
     "runpy.run_module(given[0], run_name='__main__', alter_sys=True)"
 )
-_FORMAT = 7
+_FORMAT = 9
+Reads = Literal["new tokenizer", "tokenizer", "no text"]
+"""What of text a run reads: all, to train its tokenizer on it; with one that is there; nothing."""
 # What of the environment changes what a process holds, or which kernels run.
 _VARIABLES = (
     "GLIBC_TUNABLES",
@@ -63,7 +65,10 @@ class MachineRecord:
 
     Attributes:
         loaded_bytes: what a process comes to hold, tensors aside, after its plan was made: modules
-            that are loaded when they are first used, tokenizer, kernels' code.
+            that are loaded when they are first used, the tokenizer that it trains, kernels' code.
+        with_tokenizer_bytes: the same of a run whose tokenizer is there; None: not measured.
+        without_text_bytes: the same of a run that reads no text, but images; None: not measured.
+        without_text_kept: of such a run, what is kept next to a byte of tensors that come and go.
         compiler_bytes: what of it are torch's compiler and what that imports. The first optimizer
             loads them; models of transformers do so before the plan is made.
         kept: of a byte of tensors that come and go, at the peak, what the allocator keeps next to
@@ -79,6 +84,9 @@ class MachineRecord:
     when: str = ""
     compiler_bytes: int = 0
     half_efficiency: float | None = None
+    with_tokenizer_bytes: int | None = None
+    without_text_bytes: int | None = None
+    without_text_kept: float | None = None
 
     @property
     def expected(self) -> float:
@@ -95,6 +103,22 @@ class MachineRecord:
         if half and self.half_efficiency is not None:
             return self.half_efficiency
         return self.efficiency
+
+    def of_run(self, reads: Reads) -> MachineRecord:
+        """The record as it holds for a run that reads this.
+
+        >>> record = MachineRecord(9, (0.0, 0.1), 1.0, with_tokenizer_bytes=7)
+        >>> record.of_run("tokenizer").loaded_bytes, record.of_run("new tokenizer").loaded_bytes
+        (7, 9)
+        """
+        loaded, kept = self.loaded_bytes, self.kept
+        if reads == "tokenizer" and self.with_tokenizer_bytes is not None:
+            loaded = self.with_tokenizer_bytes
+        if reads == "no text" and self.without_text_bytes is not None:
+            loaded = self.without_text_bytes
+        if reads == "no text" and self.without_text_kept is not None:
+            kept = (self.without_text_kept, self.without_text_kept)
+        return replace(self, loaded_bytes=loaded, kept=kept)
 
     def still_loaded(self) -> int:
         """`loaded_bytes` of this process, without what it has loaded already."""
@@ -249,10 +273,19 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
         str(raw["when"]),
         int(raw["compiler_bytes"]),
         float(raw["half_efficiency"]),
+        int(raw["with_tokenizer_bytes"]),
+        int(raw["without_text_bytes"]),
+        float(raw["without_text_kept"]),
     )
-    bytes_make_sense = 0 <= found.compiler_bytes <= found.loaded_bytes
+    bytes_make_sense = (
+        0
+        <= found.compiler_bytes
+        <= min(found.of_run(reads).loaded_bytes for reads in get_args(Reads))
+    )
     rates = (found.efficiency, found.efficiency_in(half=True))
-    if bytes_make_sense and 0 <= low <= high < 10 and all(0 < rate < 100 for rate in rates):
+    images = found.of_run("no text").kept[0]
+    parts_make_sense = 0 <= low <= high < 10 and 0 <= images < 10
+    if bytes_make_sense and parts_make_sense and all(0 < rate < 100 for rate in rates):
         return found
     raise ValueError(f"not of a machine: {found}")
 

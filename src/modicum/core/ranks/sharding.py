@@ -75,6 +75,24 @@ def cut_alike(part: Tensor, like: Tensor, columns: int) -> Tensor:
     )
 
 
+def laid_out_like(full: Tensor, like: DTensor) -> DTensor:
+    """A tensor that every rank has in full, of which each keeps the rows of an even sharding.
+
+    It is sharded over the ranks that `like` is sharded over, which may have another number of rows.
+    """
+    from torch.distributed.tensor import DTensor
+
+    offsets, sizes = local_box(full.shape, like.device_mesh, like.placements)
+    return DTensor.from_local(
+        full[offsets[0] : offsets[0] + sizes[0]],
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=full.shape,
+        stride=full.stride(),
+    )
+
+
 def laid_like(part: Tensor, like: DTensor) -> DTensor:
     """The tensor of `like`'s shape of which `part` is what this rank holds, sharded as `like` is.
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.errors import InputError
+from modicum.core.layers.drawn_buffers import DrawnBuffers
 from modicum.core.torch_private import is_persistent
 from modicum.models.transformers.private import begin_module, kept
 
@@ -29,7 +30,7 @@ def compute_buffers(model: Any, device: torch.device | str) -> None:
     owners = [module for module in model.modules() if module._buffers or _meta(module)]
     with kept(model.parameters()):
         found = [_computed(model, owners, device, first) for first in (0, 1)]
-    stored = set(stored_buffers(model))
+    stored = set(stored_buffers(model)) | set(_drawn(model))
     for name, value in found[0].items():
         if name not in stored and not torch.equal(value, found[1][name]):
             raise _unknown(name)
@@ -46,6 +47,16 @@ def stored_buffers(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in module._buffers.items()
         if buffer is not None and is_persistent(module, name)
     }
+
+
+def _drawn(model: nn.Module) -> list[str]:
+    """The buffers that their own module draws from a seed, later."""
+    return [
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        if isinstance(module, DrawnBuffers)
+        for name in module.drawn_names
+    ]
 
 
 def _computed(

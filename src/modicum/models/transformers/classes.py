@@ -87,7 +87,11 @@ def classifier_config(
 
 def stored_classes(folder: Path) -> tuple[str, ...] | None:
     """The names of the classes that a folder's model was trained for; None where it was not."""
-    raw = _raw(folder)
+    return classes_of(_raw(folder))
+
+
+def classes_of(raw: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The names of the classes in a classifier's config.json; None in that of another model."""
     trained = any(str(name).endswith(_HEADS) for name in raw.get("architectures") or [])
     if not trained or not isinstance(raw.get("id2label"), dict):
         return None

@@ -12,7 +12,7 @@ from modicum.core.layers.meta import materialise, on_meta
 from modicum.models.transformers.config import TransformersConfig
 from modicum.models.transformers.model import TransformersDecoder, build
 
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def empty_decoder(
@@ -32,7 +32,7 @@ def empty_decoder(
     Raises:
         InputError: no linear form has that name, or a layer cannot take it.
     """
-    with on_meta(dtype or _DTYPES[stored]):
+    with on_meta(dtype or DTYPES[stored]):
         model = build(config)
         if isinstance(linear, str) and linear != DENSE_FORM.name:
             sites = choose(model, ["all-linear"])

@@ -72,8 +72,10 @@ def measured(
     if tokenizer is None:
         template = source.rows.template if source.rows.conversations else None
         tokenizer = _guessed(documents, vocabulary_size, template)
-    tokens = sorted(len(each.ids) for each in encode(tokenizer, documents))
-    count = len(documents)
+    encoded = list(encode(tokenizer, documents))
+    # A run leaves out documents in which nothing is to be learned, and so `modicum data` does.
+    kept = [each for each in encoded if each.example.trained] or encoded
+    tokens, count = sorted(len(each.ids) for each in kept), len(kept)
     if not complete:
         seen = sum(document.size for document in documents)
         about = count * max(1.0, source.total_bytes / max(seen, 1))

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from modicum.core.errors import InputError
-from modicum.core.machine import pick_device, this_machine
+from modicum.core.machine import pick_device
+from modicum.core.machine.rate import shared_machine
 from modicum.core.machine.record import machine_record
 from modicum.core.units import format_bytes
 from modicum.planner.choose import Room, Share
@@ -141,7 +142,7 @@ class LeastBytes:
     def __init__(self, recipe: Recipe, inputs: Inputs) -> None:
         device = pick_device(recipe.training.device)
         self.device = device.type
-        machine, record = this_machine(device), machine_record(self.device)
+        machine, record = shared_machine(device), machine_record(self.device)
         self.room = Room.of(recipe, machine, self.device, record, Share())
         self._asked = Question(
             recipe,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from modicum.core.contracts.catalog import built_in
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.data.named_templates import DEFAULT, NAMED
 from modicum.planner.plan import Plan
@@ -23,6 +24,7 @@ from modicum.tasks.text import TextInputs
 
 # Tokens in a row of continuous text, at most: of a new model, and of a trained one.
 _NEW_LENGTH, _TRAINED_LENGTH = 256, 1024
+_TASK = "causal_lm"
 _TEMPLATE, _BOUNDARIES = "data.chat_template", "data.boundaries"
 _NEW_MODEL = {
     "layers": (4, "a new model; for a trained one: modicum init --model FOLDER"),
@@ -78,6 +80,9 @@ def start(
     128
     """
     draft = Draft(dict(asked or {}), ask)
+    task = draft.asked.get("task.method", _TASK)
+    if task != _TASK and built_in(task) is not None:
+        raise _not_made(task)  # before columns are looked for that such data do not have
     model, data = draft.asked.get("model.path", model), draft.asked.get("data.path", data)
     check_method(method, model)
     _set_model(draft, model)
@@ -99,7 +104,7 @@ def start(
     draft.take_asked()
     made, refused = _planned(draft)
     found = {
-        **columns, "described": inputs.described, "continuous": inputs.source.continuous,
+        **columns, "described": inputs.source.describe(), "continuous": inputs.source.continuous,
         "documents": lengths.documents, "exact": lengths.exact, "median": lengths.quantile(0.5),
         "longest": lengths.tokens[-1], "rows": counts["rows"],
     }  # fmt: skip
@@ -121,7 +126,7 @@ def _set_budget(draft: Draft, memory: str | None) -> None:
         return
     text = "How much memory may it take, as in 8GB?"
     draft.question(
-        OpenQuestion("budget.memory", text, None), f"what is free now; else {why}, as in 8GB"
+        OpenQuestion("budget.memory", text, None), f"all that is free now; else {why}, as in 8GB"
     )
 
 
@@ -164,13 +169,17 @@ def _look(draft: Draft, template: str | None = None) -> TextInputs:
     wanted = {k: v for k, v in wanted.items() if k.replace("__", ".") not in draft.asked}
     recipe = draft.recipe(**wanted)
     found = task_of(recipe).look(recipe)
-    if isinstance(found, TextInputs):
-        return found
-    raise InputError(
+    if not isinstance(found, TextInputs):
+        raise _not_made((recipe.task or {}).get("method"))
+    return found
+
+
+def _not_made(task: Any) -> InputError:
+    return InputError(
         "recipes of this task are not made here; begin with a shipped one, such as functions-lora, "
         "and `modicum methods --room tasks` shows what it takes",
         field="task.method",
-        value=(recipe.task or {}).get("method"),
+        value=task,
     )
 
 

@@ -115,12 +115,16 @@ class DigitsBench:
         train([optimizer], loss, PRETRAINING_STEPS, schedule=CONSTANT)
         return model
 
+    @property
+    def batches(self) -> list[tuple[Tensor, Tensor]]:
+        """The images to adapt to, for adapters that look at data first."""
+        return list(zip(*(part.split(BATCH) for part in self.turned), strict=True))
+
     def adapt(self, adapter: Adapter, learning_rate: float, seed: int = 0) -> Curve:
         """Adapt a copy of the base model; AdamW with warm-up and a linear fall to nothing."""
         model = copy.deepcopy(self.base)
         adapter = adapter.with_fields(targets=HIDDEN)
-        batches = list(zip(*(part.split(BATCH) for part in self.turned), strict=True))
-        attached = adapter.attach(model, seed=seed, batches=batches, loss=_loss_sum)
+        attached = adapter.attach(model, seed=seed, batches=self.batches, loss=_loss_sum)
         hooks = RunHooks({"adapter": adapter.run_hook(attached)})
         optimizer = torch.optim.AdamW(attached.parameters(), lr=learning_rate)
         losses: list[float] = []
@@ -148,13 +152,23 @@ class DigitsBench:
         Args:
             baseline: whether other proofs train it too.
         """
-        sweep = Sweep(
-            self.run,
-            self.adapt,
-            lambda curve: curve.losses[step - 1],
-            shared={"bench": "digits, turned", "steps": STEPS},
-            kind=Curve,
-        )
+        return self._best(adapter, lambda curve: curve.losses[step - 1], rates, baseline)
+
+    def most_accurate(
+        self, adapter: Adapter, rates: Sequence[float] = RATES, *, baseline: bool = False
+    ) -> Swept[Curve]:
+        """At the learning rate with the fewest test errors on average over the seeds."""
+        return self._best(adapter, lambda curve: curve.error, rates, baseline)
+
+    def _best(
+        self,
+        adapter: Adapter,
+        score: Callable[[Curve], float],
+        rates: Sequence[float],
+        baseline: bool,
+    ) -> Swept[Curve]:
+        shared = {"bench": "digits, turned", "steps": STEPS}
+        sweep = Sweep(self.run, self.adapt, score, shared=shared, kind=Curve)
         return sweep.best(described(adapter), adapter, rates, baseline=baseline)
 
     @staticmethod

@@ -117,7 +117,8 @@ class PermutationBench:
 
     def __init__(self, run: ProofRun, quick: PermutationSize | None = None) -> None:
         self.size = FULL if run.full else quick or QUICK
-        self.seeds = run.seeds = (0, 1, 2) if run.full else (0, 1)
+        self.seeds: tuple[int, ...] = (0, 1, 2) if run.full else (0, 1)
+        run.seeds = self.seeds
         self.progress = run.progress
         self.source = PermutationSource(self.size.symbols, self.size.tokens)
         self.old = self.source.table(seed=0)
@@ -130,7 +131,7 @@ class PermutationBench:
         self.progress("pretraining", 0, self.size.pretraining_steps)
         model = create(self.size.model, seed=0)
         optimizer = torch.optim.AdamW(model.parameters(), lr=PRETRAINING_RATE, weight_decay=0.0)
-        self._train(model, optimizer, self.old, self.size.pretraining_steps, 0)
+        self.fit(model, optimizer, self.old, self.size.pretraining_steps, 0)
         return model
 
     def new(self, seed: int) -> Tensor:
@@ -150,7 +151,7 @@ class PermutationBench:
             hooks.add("adapter", contender.run_hook(attached))
         parameters = [parameter for _, parameter in trainable(model)]
         optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
-        self._train(model, optimizer, table, self.size.steps, 1 + seed, hooks)
+        self.fit(model, optimizer, table, self.size.steps, 1 + seed, hooks)
         with TensorMeter("cpu") as meter:
             tokens = self.source.batch(table, _generator("one step", seed), BATCH)
             self.source.loss(model, tokens).backward()
@@ -180,7 +181,7 @@ class PermutationBench:
         name = "full tuning" if full else described(contender)
         return self.sweep.best(name, contender, rates, baseline=baseline or full)
 
-    def _train(
+    def fit(
         self,
         model: Llama,
         optimizer: torch.optim.Optimizer,
@@ -189,6 +190,7 @@ class PermutationBench:
         seed: int,
         hooks: RunHooks | None = None,
     ) -> None:
+        """Train a model on the permutations of a table; all seeds see other batches."""
         generator = _generator("training", seed)
 
         def loss(step: int) -> Tensor:

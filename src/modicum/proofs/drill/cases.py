@@ -20,6 +20,8 @@ DRAWN = 0.3
 # settings that go with them. In so many tries such settings are found, or there are none.
 SENSIBLE, TRIES = 0.95, 20
 IMAGES_SHARE = 0.25
+# What an adapter may train copies of in addition: norms, the head, a full layer.
+ALSO = (("*norm",), ("lm_head",), ("model.norm", "layers.1.mlp.down_proj"))
 _OF_IMAGES = ("comm", "memory", "optim")
 TEXT: dict[str, Any] = {"include": ["json/**", "email/**"], "sequence_length": 64}
 # With fewer images on a rank, what a CPU's bf16 convolutions need at any size is most of the peak.
@@ -91,6 +93,8 @@ def draw(seed: int, number: int) -> Case:
         slot = slot_of(record)
         assert slot is not None
         recipe[slot] = {"method": record.name, **_fields(record, chance)}
+        if room == "adapters" and chance.random() < DRAWN:
+            recipe[slot]["also"] = list(chance.choice(ALSO))
     recipe |= {"task": dict(IMAGES)} if images else _text(chosen, chance)
     recipe |= _settings(recipe, chance)
     return Case(

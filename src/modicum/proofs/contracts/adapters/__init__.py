@@ -1,13 +1,29 @@
 """What must hold of every adapter; importing this enters the checks into the room's battery."""
 
 from modicum.proofs.contracts.adapters import (
+    convolutions,
+    copies,
     exact,
     files,
+    generated,
     handling,
     ledger,
     numerics,
+    slices,
     trace,
     training,
 )
 
-__all__ = ["exact", "files", "handling", "ledger", "numerics", "trace", "training"]
+__all__ = [
+    "convolutions",
+    "copies",
+    "exact",
+    "files",
+    "generated",
+    "handling",
+    "ledger",
+    "numerics",
+    "slices",
+    "trace",
+    "training",
+]

@@ -181,7 +181,10 @@ def check_inputs_of_any_shape(subject: AdapterSubject) -> None:
 
 @adapters_check()
 def check_gradients_are_those_of_the_function(subject: AdapterSubject) -> None:
-    """Analytic gradients of factors and inputs equal numeric ones, in float64."""
+    """Analytic gradients of factors and inputs equal numeric ones, in float64.
+
+    Where the method corrects the factors' gradients, those of inputs alone.
+    """
     model = odd_model(subject).double()
     adapter = stir(attached(subject, model))
     model.double()  # the factors too
@@ -194,7 +197,9 @@ def check_gradients_are_those_of_the_function(subject: AdapterSubject) -> None:
         given = dict(zip(names, values, strict=True))
         return torch.func.functional_call(model, given, (x,))
 
-    values = [value for _, value in model.named_parameters() if value.requires_grad]
+    values: list[torch.Tensor] = [value for value in model.parameters() if value.requires_grad]
+    if "corrects_gradients" in adapter.method.traits:
+        values = [value.detach() for value in values]
     try:
         torch.autograd.gradcheck(output, (inputs, *values))
     except GradcheckError as error:

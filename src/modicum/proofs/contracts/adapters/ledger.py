@@ -110,8 +110,8 @@ def _product_in_place(_: Any, left: Sequence[int], right: Sequence[int], **__: A
 
 
 def _saved(model: Llama) -> int:
-    """Bytes of what autograd keeps for the backward pass, parameters excluded, by storage."""
-    with saved_bytes(model.parameters()) as saved:
+    """Bytes that autograd keeps for the backward pass, without what is there anyway, by storage."""
+    with saved_bytes((*model.parameters(), *model.buffers())) as saved:
         model(tokens(SHAPE.sequences, SHAPE.tokens)).sum()
     return saved.total
 

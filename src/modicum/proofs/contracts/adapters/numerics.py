@@ -22,12 +22,16 @@ from modicum.proofs.contracts.adapters.subjects import (
 
 @adapters_check()
 def check_bf16_base(subject: AdapterSubject) -> None:
-    """On a bf16 base factors stay fp32, outputs are bf16 and near the fp32 model's."""
-    model, ids = llama(), tokens()
+    """On a bf16 base factors stay fp32, outputs are bf16 and near the fp32 model's.
+
+    Of one that prepares from data, where it has prepared from the same.
+    """
+    # Of the same weights, as an adapter may depend on every digit of them.
+    model, ids = llama().bfloat16().float(), tokens()
     stir(attached(subject, model))
     exact = model(ids)
     half = llama().bfloat16()
-    adapter = stir(attached(subject, half))
+    adapter = stir(attached(subject, half, prepared_on=llama().bfloat16().float()))
     kinds = {value.dtype for value in adapter.parameters()}
     assert kinds <= {torch.float32}, f"on a bf16 base the factors are {kinds}"
     output = half(ids)

@@ -40,16 +40,20 @@ def attached(
     name: str = "default",
     seed: int = 0,
     weights: ReadWeight | None = None,
+    prepared_on: nn.Module | None = None,
     **fields: Any,
 ) -> AttachedAdapter:
     """The small value on a model, prepared from a few batches that fit it where it asks for data.
 
     On meta it has what a decoder with numbers gave.
+
+    Args:
+        prepared_on: the model that it looks at; None: the one that it comes to.
     """
     value = small(subject, **fields)
     prepared = None
     if "prepares_from_data" in value.traits:
-        full = llama() if any(p.is_meta for p in model.parameters()) else model
+        full = prepared_on or (llama() if any(p.is_meta for p in model.parameters()) else model)
         context = PreparationContext(full, tuple(value.sites(full)), _batches(full), _loss)
         prepared = prepared_by(value.prepare, replace(context, seed=seed))
     return value.attach(model, name=name, seed=seed, weights=weights, prepared=prepared)
@@ -59,7 +63,7 @@ def _batches(model: nn.Module) -> list[Tensor]:
     if isinstance(model, nn.Sequential | OddBlocks):
         dtype = next(model.parameters()).dtype
         return [numbers(16, 7, name=f"batch {index}", dtype=dtype) for index in range(2)]
-    return [tokens(4), tokens(4, 6)]
+    return [tokens(16), tokens(16, 6)]
 
 
 def _loss(model: nn.Module, batch: Tensor) -> Tensor:

@@ -63,6 +63,34 @@ def check_written_is_made(subject: LinearSubject) -> None:
 
 
 @linears_check()
+def check_takes_shifts_of_its_tiles(subject: LinearSubject) -> None:
+    """A change that is one number in each tile is taken, to 1 %, and any other is not.
+
+    `shift` itself writes nothing.
+    """
+    form = form_of_value(small(subject))
+    if form.shift is None:
+        raise NotApplicable("the form takes no change as it is")
+    for layer, weight, _ in layers(small(subject)):
+        assert isinstance(layer, FormLayer), "it takes changes, and is no FormLayer"
+        assert layer.tile is not None, "it takes changes, and does not say of which tiles"
+        rows, columns = layer.tile
+        each = numbers(-(-weight.shape[0] // rows), -(-weight.shape[1] // columns), name="shift")
+        change = each.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        change = change[: weight.shape[0], : weight.shape[1]]
+        before = full_weight(layer).clone()
+        shifted = form.shift(layer, change)
+        assert shifted is not None, f"a change of tiles of {[rows, columns]} is refused"
+        assert torch.equal(full_weight(layer), before), "`shift` has changed the layer"
+        if rows * columns > 1:
+            assert form.shift(layer, numbers(*weight.shape)) is None, "it takes any change"
+        with torch.no_grad():
+            for name, value in shifted.items():
+                layer.get_parameter(name).copy_(value)
+        assert_close(full_weight(layer), before + change, 1e-2, "shifted, it is another")
+
+
+@linears_check()
 def check_gradients_of_inputs(subject: LinearSubject) -> None:
     """In float64 inputs and bias get the gradients of the dense layer."""
     for layer, weight, _ in layers(small(subject), torch.float64):

@@ -1,0 +1,191 @@
+"""Adapters that PEFT has too, on the same weights: logits, gradients, and files both ways.
+
+Each case is attached here and in PEFT to copies of one small transformers Llama in fp32, with the
+same factors, moved from their start. Gradients are compared relative to the largest of a tensor.
+RandLoRA's bases are those of PEFT's file, as it draws them in half precision; LoRA-FA's gradients
+are compared with what PEFT's optimizer makes of LoRA's, with the product in fp64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+from common import say, write_result
+from torch import Tensor
+
+from modicum.adapters import AttachedAdapter, PiSSA, load
+from modicum.adapters.randlora import GAMMA, LAMBDA
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+}
+TARGETS = ["q_proj", "v_proj", "up_proj", "down_proj"]
+RANK, ALPHA, LENGTH, ROWS = 4, 6.0, 32, 4
+PLAIN: dict[str, Any] = {"target_modules": TARGETS, "r": RANK}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One adapter in both.
+
+    Args:
+        config: PEFT's; None: it begins here, as the base's weights are changed with it.
+        method: as which method a file of PEFT's is loaded; None: as what it is.
+        expected: what a gradient here should be, of PEFT's and of the layer of factors there.
+    """
+
+    config: Any = None
+    method: str | None = None
+    expected: Callable[[Tensor, Any], Tensor] = lambda gradient, twin: gradient
+
+
+def cases() -> dict[str, Case]:
+    """Every adapter that both have."""
+    lora: dict[str, Any] = {"lora_alpha": ALPHA, **PLAIN}
+    mixed: dict[str, Any] = {
+        "rank_pattern": {"q_proj": 2, r"1\.mlp\.up_proj": 7},
+        "alpha_pattern": {"v_proj": 3},
+    }
+    return {
+        "lora": Case(peft.LoraConfig(**lora)),
+        "lora, ranks and alphas by layer": Case(peft.LoraConfig(**lora, **mixed)),
+        "lora, modules_to_save": Case(peft.LoraConfig(**lora, modules_to_save=["lm_head"])),
+        "rslora": Case(peft.LoraConfig(**lora, use_rslora=True)),
+        "dora": Case(peft.LoraConfig(**lora, use_dora=True)),
+        "dora, rank-stabilized": Case(peft.LoraConfig(**lora, use_dora=True, use_rslora=True)),
+        "pissa": Case(),
+        "lora_fa": Case(peft.LoraConfig(**lora), "lora_fa", _corrected),
+        "randlora": Case(peft.RandLoraConfig(**PLAIN, randlora_alpha=20 * RANK)),
+    }
+
+
+def _corrected(gradient: Tensor, twin: Any) -> Tensor:
+    """What PEFT's LoRA-FA optimizer makes of B's gradient, with its product in fp64."""
+    a = twin.lora_A["default"].weight.double()
+    gram = a @ a.T + 1e-8 * torch.eye(len(a), dtype=a.dtype)
+    solved: Tensor = gradient.double() @ torch.linalg.inv(gram) / twin.scaling["default"] ** 2
+    return solved.float()
+
+
+def llama(seed: int) -> Any:
+    """The model, the same for the same seed."""
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(num_hidden_layers=2, **SIZES)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def twins(case: Case, folder: Path, seed: int) -> tuple[Any, AttachedAdapter, Any]:
+    """A model with the adapter, its handle, and PEFT's model of the same."""
+    ours, base = llama(seed), llama(seed)
+    if case.config is not None:
+        theirs = peft.get_peft_model(base, case.config).eval()
+        _move((p for p in theirs.parameters() if p.requires_grad), seed)
+        theirs.save_pretrained(folder / "theirs")
+        return ours, load(ours, folder / "theirs", train=True, method=case.method), theirs
+    adapter = PiSSA(rank=RANK, alpha=ALPHA, targets=tuple(TARGETS)).attach(ours, seed=seed)
+    _move(adapter.parameters(), seed)
+    adapter.save(folder / "theirs", form="peft-rest")
+    with torch.no_grad():
+        for name, _ in adapter.layers():
+            base.get_submodule(name).weight.copy_(ours.get_submodule(name).weight)
+    theirs = peft.PeftModel.from_pretrained(base, folder / "theirs", is_trainable=True)
+    return ours, adapter, theirs.eval()
+
+
+def distances(case: Case, folder: Path, seed: int) -> dict[str, Any]:
+    """Largest differences of logits, of gradients, and of logits of what was saved here."""
+    ids = torch.randint(SIZES["vocab_size"], (ROWS, LENGTH), generator=_draws(seed))
+    ours, adapter, theirs = twins(case, folder, seed)
+    logits = [model(ids).logits for model in (ours, theirs)]
+    with torch.no_grad():
+        does = _apart(logits[0], llama(seed)(ids).logits)
+    for each in logits:
+        each.square().mean().backward()
+    gradients = [
+        _apart(own, case.expected(other, twin)) / float(other.abs().max())
+        for own, other, twin in _gradients(adapter, theirs)
+    ]
+    adapter.save(folder / "ours", form="peft")
+    again = peft.PeftModel.from_pretrained(llama(seed), folder / "ours").eval()
+    with torch.no_grad():
+        written = _apart(again(ids).logits, logits[1])
+    return {
+        "read_as": adapter.method.info.name,
+        "logits": _apart(*logits),
+        "gradients": max(gradients),
+        "compared_gradients": len(gradients),
+        "written": written,
+        "adapter_does": does,
+    }
+
+
+def _gradients(adapter: AttachedAdapter, theirs: Any) -> Iterator[tuple[Tensor, Tensor, Any]]:
+    """Gradients of what is trained, here and in PEFT, and the layer there."""
+    for name, parameter in adapter.named_parameters():
+        site, _, key = name.rpartition(".")
+        twin = theirs.get_submodule(f"base_model.model.{site}")
+        match key:
+            case "A" | "B":
+                other = getattr(twin, f"lora_{key}")["default"].weight.grad
+            case "magnitude":
+                other = twin.lora_magnitude_vector["default"].weight.grad
+            case "copy_weight":
+                other = twin.modules_to_save["default"].weight.grad
+            case _:
+                there = {LAMBDA: "randlora_lambda", GAMMA: "randlora_gamma"}
+                other = getattr(twin, there[key])["default"].grad
+                other = other.T if key == LAMBDA else other
+        assert parameter.grad is not None
+        yield parameter.grad, other, twin
+
+
+def _draws(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _move(parameters: Iterable[Tensor], seed: int) -> None:
+    """As after training: where factors start as zeros, any adapter is equal to any other."""
+    generator = _draws(seed)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    return float((one.detach() - other.detach()).abs().max())
+
+
+def main() -> None:
+    """Compare every case, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    seed = parser.parse_args().seed
+    warnings.filterwarnings("ignore")  # of PEFT and transformers, about themselves
+    transformers.logging.disable_progress_bar()
+    by_case = {}
+    for name, case in cases().items():
+        with tempfile.TemporaryDirectory() as folder:
+            by_case[name] = distances(case, Path(folder), seed)
+        say(f"{name}: {by_case[name]}")
+    worst = {
+        key: max(figures[key] for figures in by_case.values())
+        for key in ("logits", "gradients", "written")
+    }
+    settings = {"sizes": SIZES, "targets": TARGETS, "rank": RANK, "alpha": ALPHA, "seed": seed}
+    write_result("parity", {"largest_difference": worst, "by_case": by_case}, settings)
+
+
+if __name__ == "__main__":
+    main()

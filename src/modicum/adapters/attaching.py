@@ -1,0 +1,70 @@
+"""What is looked at and made before an adapter is put on a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from modicum.adapters.adapted_layer import worn
+from modicum.adapters.adapter_layer import COPY, AdapterLayer, CopiesLayer
+from modicum.adapters.base import Adapter, SharedFactors
+from modicum.adapters.copies import Copied, empty_copy
+from modicum.adapters.sites import Site, shared_name
+from modicum.core.errors import InputError
+
+
+def check_name(model: nn.Module, name: str) -> None:
+    """Make sure that an adapter can have this name on a model.
+
+    Raises:
+        InputError: it is empty, has a dot, is taken, or is a word of PyTorch's containers.
+    """
+    if not name or "." in name:
+        raise InputError("an adapter's name must not be empty or have a dot", value=name)
+    if name in worn(model):
+        raise InputError("an adapter of this name is attached already", value=name)
+    if hasattr(nn.ModuleDict(), name) or hasattr(model, shared_name(name)):
+        problem = "this cannot be an adapter's name, as modules have an attribute of that name"
+        raise InputError(problem, value=name)
+
+
+def own_copies(
+    model: nn.Module,
+    method: Adapter,
+    shared: SharedFactors,
+    copied: Copied,
+    layers: list[AdapterLayer],
+) -> list[AdapterLayer]:
+    """Give an adapter its copies: its layers theirs, and others, which are returned."""
+    there, more = {layer.site.name: layer for layer in layers}, list[AdapterLayer]()
+    for path, leaves in copied.items():
+        if path not in there:
+            there[path] = CopiesLayer(method, Site(path, "module", 0, 0), shared)
+            more.append(there[path])
+        for leaf in leaves:
+            there[path].register_parameter(f"{COPY}{leaf}", empty_copy(model, path, leaf))
+    return more
+
+
+def check_has_sizes(model: nn.Module) -> None:
+    """Make sure that every parameter can be frozen.
+
+    Raises:
+        InputError: one is of a lazy module that has not run yet.
+    """
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise InputError("it has no sizes yet: run the model once before", value=name)
+
+
+def what_is_left_out(left: Mapping[str, str]) -> str:
+    """What was left out in one sentence, alike names once."""
+    alike: dict[str, str] = {}
+    for name, why in left.items():
+        alike.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name), why)
+    named = [f"{name} ({why})" for name, why in alike.items()]
+    more = f", and {len(named) - 5} more kinds" if len(named) > 5 else ""
+    return f"all-linear leaves out {', '.join(named[:5])}{more}; `left_out` lists them"

@@ -1,0 +1,113 @@
+"""Adapters that train how much a weight has of some directions that it has already.
+
+The change of W is up diag(shift) down: k products of a column and a row that a decomposition of W
+gives, each with one trained number. W is untouched, so adapters share it, and a file has k numbers
+a layer; the directions are computed again where it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from modicum.adapters.base import Adapter, AdapterQuery, Factor
+from modicum.adapters.base_weights import at_least_fp32
+from modicum.adapters.deriving_layer import DerivingLayer, fingerprint
+from modicum.adapters.fused_directions import plus_directions
+from modicum.adapters.sites import Site
+from modicum.core.contracts.ledger import Work
+from modicum.core.errors import InputError
+from modicum.core.ranks.sharding import whole
+
+
+class DirectionsLayer(DerivingLayer):
+    """y = W x + b + up (shift * (down dropout(x))): up [out, k], down [k, in], shift [k] trained.
+
+    Subclasses give `directions`.
+    """
+
+    method: Directions
+    shift: Tensor
+    up: Tensor
+    down: Tensor
+
+    def directions(self, weight: Tensor) -> dict[str, Tensor]:
+        """`up`, `down` and the method's other derived tensors for a weight [out, in]."""
+        raise TypeError(f"{type(self).__name__} defines no directions()")
+
+    def derive(self, weight: Tensor) -> Mapping[str, Tensor]:
+        if not weight.any():
+            problem = "its weight is zero, so it has no directions; exclude the layer"
+            raise InputError(problem, value=self.site.name)
+        made = self.directions(weight)
+        return {**made, "fingerprint": fingerprint(made["up"], made["down"])}
+
+    def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+        dropout = self.method.dropout if self.training else 0.0
+        built = self.method.builds(self.site)
+        return plus_directions(inputs, base, self.shift, self.down, self.up, dropout, built=built)
+
+    def delta(self) -> Tensor:
+        a, b, _ = self.as_lora()
+        return b @ a
+
+    def as_lora(self) -> tuple[Tensor, Tensor, float]:
+        shift = at_least_fp32(whole(self.shift)).to(self.up.dtype)
+        return self.down, self.up * shift, 1.0
+
+
+class Directions(Adapter):
+    """An adapter of which each layer has one trained number a direction, zero at first."""
+
+    needs_input = False
+
+    def rank_at(self, site: Site) -> int:
+        """k, the directions of a site.
+
+        Raises:
+            InputError: the method's sizes do not fit the site.
+        """
+        raise TypeError(f"{type(self).__name__} defines no rank_at()")
+
+    def factor(self, site: Site) -> Factor:
+        """The trained vector."""
+        return Factor((self.rank_at(site),))
+
+    def factors(self, site: Site) -> Mapping[str, Factor]:
+        if site.kind != "linear":
+            problem = "directions are those of a linear layer's weight; leave this one out"
+            raise InputError(problem, field="targets", value=site.name)
+        return {"shift": self.factor(site)}
+
+    def derived(self, site: Site) -> Mapping[str, Factor]:
+        rank = self.rank_at(site)
+        return {
+            "up": Factor((site.out_features, rank)),
+            "down": Factor((rank, site.in_features)),
+        }
+
+    def builds(self, site: Site) -> bool:
+        """Whether the change is made once a product, as a matrix: where it has full rank."""
+        return self.rank_at(site) == min(site.in_features, site.out_features)
+
+    def saves_input(self, site: Site) -> bool:
+        return self.builds(site)
+
+    def saved_elements(self, site: Site) -> int:
+        return 0 if self.builds(site) else self.rank_at(site)
+
+    def dropout_bytes(self, at: AdapterQuery) -> int:
+        return -(-at.shape.positions * at.site.in_features // 8)
+
+    def matrices_kept(self, at: AdapterQuery) -> int:
+        return 0
+
+    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
+        site, rank = at.site, self.rank_at(at.site)
+        if self.builds(site):
+            build, product = 2 * rank * site.elements, 2 * at.shape.positions * site.elements
+            apart = product if self.dropout else 0  # next to the base's own product
+            return Work(build + apart), Work(2 * build + product + apart, phase="backward")
+        product = 2 * at.shape.positions * rank * (site.in_features + site.out_features)
+        return Work(product), Work(product, phase="backward")

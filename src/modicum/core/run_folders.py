@@ -1,0 +1,108 @@
+"""Which folders hold a run, for whoever named one that does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from modicum.core.errors import InputError
+
+RECORD = "run.json"  # written first, and removed last
+# Deep enough for `work/project/runs/mine`; a home folder is not searched for longer than a blink.
+_DEPTH, _MOST_FOLDERS = 3, 2000
+_MODEL, _ADAPTERS = "config.json", ("adapter_config.json", "modicum_adapter.json")
+
+
+def no_run(folder: Path, *, models: bool = False) -> InputError:
+    """The refusal of a folder that holds no run, with the nearest that does.
+
+    Args:
+        models: whether a model's folder would have done, too.
+    """
+    kinds = "the folder of a run or of a model" if models else "the folder of a run"
+    if not folder.exists():
+        problem = "no such folder"
+    elif not folder.is_dir():
+        problem = "this is a file"
+    elif is_adapter(folder):
+        problem = "this is an adapter alone"
+    elif (folder / _MODEL).is_file():
+        problem = "this folder holds no run, but a model"
+    elif models:
+        problem = f"this folder holds neither a run nor a model (no {RECORD}, no {_MODEL})"
+    else:
+        problem = f"this folder holds no run (no {RECORD})"
+    near = nearest_run(folder)
+    if near is not None and near.absolute() in folder.absolute().parents:
+        return InputError(f"{problem}; give the run's folder, {near}", file=folder)
+    such = "" if near is None else f", such as {near}"
+    return InputError(f"{problem}; give {kinds}{such}", file=folder)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter's files, and nothing around them."""
+    return any((folder / name).is_file() for name in _ADAPTERS)
+
+
+def nearest_run(folder: Path) -> Path | None:
+    """The run that a folder lies in, else the newest of those in it, else of those here."""
+    try:
+        for above in list(folder.absolute().parents)[:2]:
+            if _is_run(above):
+                return _shown(above)
+        place = folder
+        while not place.is_dir():
+            place = place.parent
+        for searched in (place, Path()):
+            if (found := max(_runs_below(searched), key=_changed, default=None)) is not None:
+                return _shown(found)
+    except OSError:  # a run went away meanwhile, or there is no working folder
+        return None
+    return None
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / RECORD).is_file()
+
+
+def _changed(folder: Path) -> float:
+    return (folder / RECORD).stat().st_mtime
+
+
+def _runs_below(place: Path) -> Iterator[Path]:
+    """The runs in a folder, not those within runs; what cannot be read is passed over."""
+    seen = 0
+    level = [place]
+    for _ in range(_DEPTH):
+        deeper: list[Path] = []
+        for folder in level:
+            for entry in _folders(folder):
+                seen += 1
+                if seen > _MOST_FOLDERS:
+                    return
+                if _is_run(entry):
+                    yield entry
+                else:
+                    deeper.append(entry)
+        level = deeper
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                Path(entry.path)
+                for entry in entries
+                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+            )
+    except OSError:
+        return []
+
+
+def _shown(folder: Path) -> Path:
+    """A path as people would type it here."""
+    try:
+        return folder.absolute().relative_to(Path.cwd())
+    except ValueError:
+        return folder
