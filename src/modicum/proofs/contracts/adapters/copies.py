@@ -15,6 +15,7 @@ from modicum.core import torch_private
 from modicum.core.contracts.catalog import of_value
 from modicum.models.llama import Llama
 from modicum.proofs.contracts.adapters.subjects import (
+    REORDERED,
     AdapterSubject,
     adapters_check,
     assert_close,
@@ -93,8 +94,7 @@ def check_copies_are_merged_and_saved(subject: AdapterSubject) -> None:
             adapter.save(folder, form=form)
             other = llama()
             twin = load(other, folder, plugins=() if record.module else (record.file,))
-            tolerance = max(2e-6, start_tolerance(subject))
-            assert_close(other(ids), adapted, tolerance, "loaded, it computes something else")
+            assert_close(other(ids), adapted, REORDERED, "loaded, it computes something else")
             assert _copies(twin).keys() == copies.keys(), "the loaded adapter has other copies"
     twin.detach()
     _merges(subject, model, adapter, ids)
