@@ -97,14 +97,14 @@ MISTAKES = (
 )
 
 
-@pytest.mark.parametrize(("override", "told"), MISTAKES)
-def test_a_mistake_in_an_override_is_told_in_one_line(
-    modicum: Any, runs: Any, override: str, told: str
+@pytest.mark.parametrize(("override", "said"), MISTAKES)
+def test_a_mistake_in_an_override_is_named_in_one_line(
+    modicum: Any, runs: Any, override: str, said: str
 ) -> None:
     ended = modicum("plan", runs.recipe, "--set", override)
     assert ended.code == 2
     message = one_message(ended)
-    assert told.replace("'training.stepps': ", "") in message
+    assert said.replace("'training.stepps': ", "") in message
     assert "--set" in message
 
 
@@ -201,14 +201,14 @@ def test_a_run_that_failed_before_its_first_step_gives_way_to_a_mended_recipe(
 ) -> None:
     recipe, data, out = tmp_path / "one.yaml", tmp_path / "one.txt", tmp_path / "run"
     data.write_text("a text that is too short to be held out in part\n" * 9)
-    told = runs.recipe.read_text().replace(str(runs.recipe.parent / "texts"), str(data))
-    recipe.write_text(told)
+    text = runs.recipe.read_text().replace(str(runs.recipe.parent / "texts"), str(data))
+    recipe.write_text(text)
     command = ("train", recipe, "--out", out, "--quiet")
     failed = modicum(*command)
     assert failed.code == 2
     assert f"{recipe}:2: data.validation_fraction: " in one_message(failed)
     assert json.loads((out / "run.json").read_text())["status"] == "failed"
-    recipe.write_text(told.replace("0.25", "0.0"))
+    recipe.write_text(text.replace("0.25", "0.0"))
     mended = modicum(*command)
     assert mended.code == 0, mended.err
     assert len(rows(out / "metrics.jsonl")) == 3
@@ -243,10 +243,10 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     out, steps = tmp_path / "run", 100_000
     with start(runs, out, steps) as process:
         process.send_signal(number)
-        _, told = process.communicate(timeout=180)
+        _, error = process.communicate(timeout=180)
     assert process.returncode == 4
     how = "stopped (Ctrl-C)" if number == signal.SIGINT else "stopped by SIGTERM"
-    assert told == f"modicum: {how}; the state is saved, and the same command resumes\n"
+    assert error == f"modicum: {how}; the state is saved, and the same command resumes\n"
     done = len(rows(out / "metrics.jsonl"))
     assert max(path.name for path in (out / "checkpoints").iterdir()) == f"step-{done:08d}"
     record = json.loads((out / "run.json").read_text())
@@ -363,8 +363,8 @@ def test_ctrl_c_while_a_chat_loads_is_one_sentence(runs: Any, after: float) -> N
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         process.wait(timeout=180)  # its input stays open: it waits for text once it has loaded
-        out, told = process.communicate()
-    assert (out, told) == ("", "modicum: interrupted\n")
+        out, error = process.communicate()
+    assert (out, error) == ("", "modicum: interrupted\n")
     # Python itself ends by the signal where it came in a text that is compiled while it runs.
     assert process.returncode in (4, -signal.SIGINT)
 
@@ -484,8 +484,8 @@ def test_a_merge_into_bf16_says_how_much_was_rounded(
     shutil.copytree(runs.adapted, run)
     (run / "adapter" / "base_weights.json").unlink()
     config = run / "adapter" / "adapter_config.json"
-    told = json.loads(config.read_text()) | {"base_model_name_or_path": str(base)}
-    config.write_text(json.dumps(told))
+    settings = json.loads(config.read_text()) | {"base_model_name_or_path": str(base)}
+    config.write_text(json.dumps(settings))
     ended = modicum("merge", run, "--out", tmp_path / "merged")
     assert (ended.code, ended.err.count("\n")) == (0, 1)
     assert ended.err.startswith("warning: merged weights were rounded to a low precision: the err")
@@ -524,7 +524,7 @@ def test_report_of_several_runs(
         ("train", "demo-pretrain", "--out"),
     ],
 )
-def test_a_place_that_takes_no_file_is_told_before_the_work(
+def test_a_place_that_takes_no_file_is_named_before_the_work(
     modicum: Any, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     (tmp_path / "file").write_text("mine")
@@ -646,8 +646,8 @@ def test_a_budget_of_tensors_is_planned_beside_what_python_and_torch_hold(
     assert prediction["budget_bytes"] == prediction["process_base"] + 500 * 10**6
     least, most = prediction["process_range"]
     assert prediction["process_base"] < least <= prediction["process_bytes"] <= most
-    told = modicum("plan", runs.recipe, "--set", "budget.tensors=500MB").out
-    assert "before the first tensor; 500 MB of the budget are left" in " ".join(told.split())
+    out = modicum("plan", runs.recipe, "--set", "budget.tensors=500MB").out
+    assert "before the first tensor; 500 MB of the budget are left" in " ".join(out.split())
     refused = modicum("plan", runs.recipe, "--set", "budget.tensors=10kB")
     assert refused.code == 3
     assert "does not fit budget.tensors (10 kB)" in refused.err

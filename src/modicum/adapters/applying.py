@@ -7,14 +7,14 @@ from modicum.adapters.base import AdapterLayer
 from modicum.core.errors import InputError
 
 
-def in_order(wearer: AdaptedLayer, names: tuple[str, ...]) -> tuple[str, ...]:
+def in_order(adapted: AdaptedLayer, names: tuple[str, ...]) -> tuple[str, ...]:
     """The adapters `names` of a layer as they are applied: as given, but `applies_first` first.
 
     Raises:
         InputError: two are to be the first, or another has taken a part out of the weight that the
             first one reads.
     """
-    layers = {name: wearer.layers_by_adapter[name] for name in names}
+    layers = {name: adapted.layers_by_adapter[name] for name in names}
     first = [
         name
         for name, layer in layers.items()
@@ -24,7 +24,7 @@ def in_order(wearer: AdaptedLayer, names: tuple[str, ...]) -> tuple[str, ...]:
         return names
     layer = layers[first[0]]
     assert isinstance(layer, AdapterLayer)
-    reads, rewriter = f"{layer.method.info.name} reads the layer's own weight", wearer.rewriter()
+    reads, rewriter = f"{layer.method.info.name} reads the layer's own weight", adapted.rewriter()
     if len(first) > 1:
         problem = f"{reads}, and so does {first[1]}, which is active; merge or deactivate that one"
         raise InputError(problem, value=layer.site.name)

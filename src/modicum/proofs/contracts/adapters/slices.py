@@ -18,8 +18,7 @@ from modicum.proofs.contracts.adapters.subjects import (
     adapters_check,
     assert_close,
     attached,
-    start_tolerance,
-    stir,
+    starts_and_learns,
     tokens,
 )
 
@@ -37,15 +36,7 @@ def check_on_slices(subject: AdapterSubject) -> None:
     before = model(ids)
     adapter = attached(subject, model, targets=("qkv.q", "v_proj"))
     assert len(adapter.sites) == 4, f"it is on {list(adapter.sites)}, not on q and v of two blocks"
-    if "starts_elsewhere" not in subject.info.traits:
-        assert_close(model(ids), before, start_tolerance(subject), "it starts elsewhere")
-    stir(adapter)
-    adapted = model(ids)
-    assert not torch.equal(adapted, before), "moving the factors changes nothing"
-    adapted.square().sum().backward()
-    for name, value in adapter.named_parameters():
-        assert value.grad is not None, f"{name} gets no gradient"
-        assert bool(value.grad.isfinite().all()), f"{name} has a gradient that is not finite"
+    adapted = starts_and_learns(subject, adapter, ids, before)
     record = of_value(adapter.method)
     with tempfile.TemporaryDirectory() as temporary:
         adapter.save(folder := Path(temporary) / "adapter")

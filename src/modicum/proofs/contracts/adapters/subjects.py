@@ -162,6 +162,27 @@ def stir(adapter: AttachedAdapter, std: float = 0.2) -> AttachedAdapter:
     return adapter
 
 
+def starts_and_learns(
+    subject: AdapterSubject, adapter: AttachedAdapter, inputs: Tensor, before: Tensor
+) -> Tensor:
+    """Demand the base's outputs of a fresh adapter, and others and gradients of a stirred one.
+
+    Returns:
+        The outputs of the stirred one.
+    """
+    if "starts_elsewhere" not in subject.info.traits:
+        tolerance = start_tolerance(subject)
+        assert_close(adapter.model(inputs), before, tolerance, "it starts elsewhere")
+    stir(adapter)
+    adapted: Tensor = adapter.model(inputs)
+    assert not torch.equal(adapted, before), "moving the factors changes nothing"
+    adapted.square().sum().backward()
+    for name, value in adapter.named_parameters():
+        assert value.grad is not None, f"{name} gets no gradient"
+        assert bool(value.grad.isfinite().all()), f"{name} has a gradient that is not finite"
+    return adapted
+
+
 def distance(one: Tensor, other: Tensor) -> float:
     """The largest difference, relative to the largest entry of `other` (at least 1)."""
     scale = max(1.0, other.abs().max().item())
