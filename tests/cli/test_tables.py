@@ -168,6 +168,13 @@ def test_a_plan_for_several_ranks_says_how_they_share_and_what_they_send() -> No
     assert plan_tables(alone)[1] == []
 
 
+def test_a_plan_in_bf16_says_that_fp32_would_be_faster():
+    of = {"seconds": 600.0, "seconds_in_fp32": 60.0}
+    assert ("time", "10 min 00 s", "1 min 00 s with precision: fp32") in plan_tables(
+        {"prediction": of}
+    )[1]
+
+
 def test_a_proof_shows_its_figures_and_its_verdict_last() -> None:
     result = {
         "name": "lora",

@@ -227,6 +227,16 @@ def test_half_precision_is_not_suggested_where_it_saves_nothing(new):
     assert not any("training.precision" in change for change in caught.value.changes)
 
 
+def test_a_processor_that_is_slow_in_bf16_is_named(new):
+    made = plan(new(training={"precision": "bf16"}))
+    slow = replace(made, record=replace(made.record, efficiency=0.6, half_efficiency=0.06))
+    assert slow.seconds_in_fp32 == pytest.approx(slow.seconds / 10)
+    assert slow.row()["prediction"]["seconds_in_fp32"] == slow.seconds_in_fp32
+    as_fast = replace(made, record=replace(made.record, efficiency=0.6, half_efficiency=0.6))
+    assert as_fast.seconds_in_fp32 is None
+    assert replace(slow, prediction=plan(new()).prediction).seconds_in_fp32 is None
+
+
 def test_a_billion_parameters_are_planned_at_once_and_never_allocated(hollow, text):
     folder = hollow(BILLION)
     recipe = Recipe(

@@ -130,7 +130,9 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
     if (rate := number(prediction.get("tokens_per_second"))) is not None:
         costs.append(("speed", quantity(rate, "tokens/s"), "prompts and padding among them"))
     if (seconds := number(prediction.get("seconds"))) is not None:
-        costs.append(("time", format_duration(seconds), ""))
+        in_fp32 = number(prediction.get("seconds_in_fp32"))
+        said = "" if in_fp32 is None else f"{format_duration(in_fp32)} with precision: fp32"
+        costs.append(("time", format_duration(seconds), said))
     costs += [(name, said, "at the price and power stated") for name, said in spent(prediction)]
     return choices, costs
 

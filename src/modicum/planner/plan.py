@@ -31,6 +31,8 @@ from modicum.planner.uses import Use
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, Inputs
 
+_FASTER = 1.25  # so much faster in fp32, and a plan says it
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -168,6 +170,16 @@ class Plan:
         return self.steps * self.tokens_per_update / self.tokens_per_second
 
     @property
+    def seconds_in_fp32(self) -> float | None:
+        """Of all updates in fp32, where the machine computes that faster than bf16; else None.
+
+        A processor without instructions for bf16 takes ten times as long in it.
+        """
+        record = self.record
+        faster = record.efficiency_in(half=False) / record.efficiency_in(half=True)
+        return self.seconds / faster if self.prediction.half and faster > _FASTER else None
+
+    @property
     def ranks(self) -> int:
         """How many ranks it is for."""
         return self.prediction.choice.layout.ranks
@@ -209,6 +221,7 @@ class Plan:
                 "wire_bytes": self.prediction.wire_bytes,
                 "tokens_per_second": rate,
                 "seconds": self.seconds,
+                "seconds_in_fp32": self.seconds_in_fp32,
                 **cost_of(recipe.cost, self.seconds),
             },
             "parameters": {

@@ -20,7 +20,14 @@ from modicum.tasks.text import formed
 from modicum.trainer.evaluate import evaluate
 
 # What a row has that depends on the clock, the machine or the process.
-_OF_THE_PROCESS = {"seconds", "elapsed", "data_seconds", "tokens_per_second", "bytes"}
+_OF_THE_PROCESS = {
+    "seconds",
+    "seconds_in_fp32",
+    "elapsed",
+    "data_seconds",
+    "tokens_per_second",
+    "bytes",
+}
 
 
 def differing(one: Path, other: Path) -> list[str]:
