@@ -475,6 +475,6 @@ def test_what_was_merged_first_is_not_taken_out_first(form: str) -> None:
     assert torch.equal(model(inputs), both)
     second.unmerge()
     second.deactivate()
-    torch.testing.assert_close(model(inputs), once, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(inputs), once, rtol=1e-5, atol=1e-4)
     first.unmerge()
     assert first.active
