@@ -166,6 +166,10 @@ def test_what_cannot_be_served_says_why(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="base model is not there any more") as caught:
         load_run(orphan)
     assert caught.value.value == str(tmp_path / "gone")
+    file.write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    with pytest.raises(InputError, match="does not say which model it is for") as caught:
+        load_run(orphan)
+    assert caught.value.field == "base_model_name_or_path"
 
 
 def test_turns_are_written_by_the_template_anew(

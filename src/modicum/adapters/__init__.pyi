@@ -12,6 +12,7 @@ from modicum.adapters.lora_fa import LoRAFA as LoRAFA
 from modicum.adapters.lora_sb import LoRASB as LoRASB
 from modicum.adapters.lora_xs import LoRAXS as LoRAXS
 from modicum.adapters.mos import MoS as MoS
+from modicum.adapters.native_files import base_folder_of as base_folder_of
 from modicum.adapters.native_files import base_model_of as base_model_of
 from modicum.adapters.pissa import PiSSA as PiSSA
 from modicum.adapters.q_bara import QBaRA as QBaRA

@@ -167,6 +167,23 @@ def base_model_of(folder: str | Path) -> str | None:
     return None if found is None else str(found)
 
 
+def base_folder_of(folder: str | Path) -> Path:
+    """The folder of the model that an adapter in a folder, in either format, is for.
+
+    Raises:
+        InputError: there is no adapter, it names no model, or what it names is no folder here.
+    """
+    path, base = Path(folder), base_model_of(folder)
+    if not base:
+        field = "base_model" if (path / CONFIG).exists() else "base_model_name_or_path"
+        problem = "the adapter does not say which model it is for; write that model's folder here"
+        raise InputError(problem, file=path, field=field)
+    if not Path(base).is_dir():
+        problem = "the adapter's base model is not there any more"
+        raise InputError(problem, file=path, value=base)
+    return Path(base)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file of an adapter's folder.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from modicum.adapters import AttachedAdapter, base_model_of, load
+from modicum.adapters import AttachedAdapter, base_folder_of, load
 from modicum.core.errors import InputError
 from modicum.core.files import read_json
 from modicum.core.layers.meta import materialise, on_meta
@@ -60,10 +60,7 @@ def _classifier(
 ) -> tuple[Any, AttachedAdapter]:
     """A classifier, without a look at the data that it was trained on."""
     adapter = folder / "adapter"
-    base = Path(base_model_of(adapter) or "")
-    if not base.is_dir() or base == Path():
-        problem = "the adapter's base model is not there any more"
-        raise InputError(problem, file=adapter, value=str(base))
+    base = base_folder_of(adapter)
     check_base(adapter / BASE_WEIGHTS, base)
     if trusted:
         trust(resolve(base))

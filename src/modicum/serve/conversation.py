@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from modicum.adapters import AttachedAdapter, base_model_of, load
+from modicum.adapters import AttachedAdapter, base_folder_of, load
 from modicum.core.errors import InputError
 from modicum.core.files import read_json
 from modicum.core.layers.form_plan import FormPlan
@@ -150,8 +150,8 @@ def load_run(
         tokenizer = Tokenizer.load(inner)
         template = template_of(folder, tokenizer)
         return Conversation(model.eval(), tokenizer, None, template, more_ends=_ends(inner))
-    base = base_model_of(folder / "adapter") or ""
-    check_base(folder / "adapter" / BASE_WEIGHTS, Path(base))
+    base = base_folder_of(folder / "adapter")
+    check_base(folder / "adapter" / BASE_WEIGHTS, base)
     if trust_remote_code:
         trust(base)
     model = huggingface.load(base, device=where, linear=base_forms(folder / "recipe.yaml", base))
@@ -180,11 +180,7 @@ def check_run(folder: Path) -> None:
     recipe = folder / "recipe.yaml"
     if recipe.is_file() and (task := load_recipe(recipe).task) is not None:
         raise _writes_nothing(folder, task["method"])
-    base = base_model_of(folder / "adapter")
-    if not base or not Path(base).is_dir():
-        raise InputError(
-            "the adapter's base model is not there any more", file=folder / "adapter", value=base
-        )
+    base_folder_of(folder / "adapter")
 
 
 def _ends(folder: Path) -> frozenset[int]:
