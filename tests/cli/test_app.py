@@ -350,7 +350,7 @@ def test_what_is_said_of_an_interruption_is_so(
 LOADING = """
 import signal, sys
 from modicum.cli import main
-signal.signal(signal.SIGALRM, signal.default_int_handler)  # as SIGINT's, but on time
+signal.signal(signal.SIGALRM, main.on_interrupt)  # as SIGINT's, but on time
 signal.setitimer(signal.ITIMER_REAL, float(sys.argv.pop(1)))
 main.run()
 """

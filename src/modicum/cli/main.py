@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from importlib.util import find_spec
+from types import FrameType
 
 from modicum.cli import streams
 from modicum.cli.allocator import begin_tuned
@@ -23,6 +24,8 @@ def run() -> None:
     0 done; 2 the input was wrong; 3 it cannot fit; 4 interrupted and resumable; 5 checked and
     found wanting; 1 a bug.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, on_interrupt)
     try:
         streams.settle()
         begin_tuned()
@@ -31,6 +34,23 @@ def run() -> None:
         _end(_told(Interrupted("interrupted"), _place()))
     except SystemExit as end:
         _end(end.code)
+
+
+def on_interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise `KeyboardInterrupt`, or leave at once while a module is being loaded.
+
+    Nothing is there to save then, and parts of torch that are in C++ would swallow an exception, or
+    end the process with a message of their own.
+    """
+    above = frame
+    while above is not None:
+        name = above.f_globals.get("__name__")
+        if above.f_code.co_name == "<module>" and name != "__main__":
+            here = _place()
+            os.write(2, f"modicum: {here.name}{': ' * bool(here.name)}interrupted\n".encode())
+            os._exit(Interrupted.exit_code)
+        above = above.f_back
+    signal.default_int_handler(number, frame)
 
 
 def _end(code: str | int | None) -> None:
@@ -72,7 +92,7 @@ def _run() -> None:
     # A supervised rank has nothing to save before, and may wait for the others in a call that no
     # handler of Python's gets into: it ends as the system ends a process.
     if not here.supervised:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, on_interrupt)
     try:
         streams.refuse_closed()
         streams.refuse_words(sys.argv[1:])
