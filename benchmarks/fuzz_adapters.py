@@ -40,6 +40,7 @@ from fuzz_world import Folder, save_adapters
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import modicum
 from modicum.adapters import load
 from modicum.adapters.names import plain_name
 from modicum.adapters.native_files import CONFIG, WEIGHTS
@@ -47,6 +48,7 @@ from modicum.core.errors import FoundWanting, InputError
 from modicum.core.units import format_duration
 from modicum.proofs.contracts.adapters.subjects import llama, tokens
 
+_PACKAGE = Path(modicum.__file__).parent
 LIMIT_SECONDS = 10
 MEMORY = 2**30  # of address space in addition to what the process has before it begins
 
@@ -163,7 +165,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 def where(error: BaseException) -> str:
     """The last place of modicum's own in a stack trace, and the error."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "/modicum/" in frame.filename]
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
     at = f"{Path(own[-1].filename).name} {own[-1].name}: " if own else ""
     said = re.sub("[0-9]+", "0", str(error).split("\n")[0])[:90]
     return f"{at}{type(error).__name__}: {said}"
