@@ -3,6 +3,7 @@ from modicum.adapters.attached_adapter import AttachedAdapter as AttachedAdapter
 from modicum.adapters.base import Adapter as Adapter
 from modicum.adapters.base import AdapterLayer as AdapterLayer
 from modicum.adapters.block_lora import BlockLoRA as BlockLoRA
+from modicum.adapters.compacter import Compacter as Compacter
 from modicum.adapters.dora import DoRA as DoRA
 from modicum.adapters.files import load as load
 from modicum.adapters.hydra import Hydra as Hydra

@@ -170,6 +170,17 @@ class AdaptedBlock(AdaptedLayer):
         return any(isinstance(one, AdapterLayer) and one.site.kind == "block" for one in layers)
 
 
+class _OwnModules(nn.Module):
+    """A `Sequential` with adapters runs its own modules, and not what holds them."""
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        own = (name for name in self._modules if name != "layers_by_adapter")
+        return (getattr(self, name) for name in own)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 # One class for each, so that layers which are alike share their compiled code.
 _classes: dict[type[nn.Module], type[AdaptedLayer]] = {}
 
@@ -177,7 +188,8 @@ _classes: dict[type[nn.Module], type[AdaptedLayer]] = {}
 def _adapted(plain: type[nn.Module], base: type[AdaptedLayer]) -> type[AdaptedLayer]:
     """The class of a layer of class `plain` that has adapters."""
     if plain not in _classes:
-        made = type(f"Adapted{plain.__name__}", (base, plain), {"plain_type": plain})
+        bases = (base, _OwnModules, plain) if issubclass(plain, nn.Sequential) else (base, plain)
+        made = type(f"Adapted{plain.__name__}", bases, {"plain_type": plain})
         _classes[plain] = made
     return _classes[plain]
 

@@ -16,6 +16,7 @@ from modicum.core.layers.targets import named
 from modicum.core.layers.wiring import BlockWires
 
 ALL_BLOCKS = "all-blocks"
+ALL_BRANCHES = "all-branches"
 
 
 def block_sites(model: nn.Module) -> list[Site]:
@@ -79,13 +80,46 @@ def module_sites(model: nn.Module) -> list[Site]:
     return sites
 
 
+def branch_sites(model: nn.Module) -> list[Site]:
+    """The modules of each block whose output is added to the residual stream: mixers, MLPs.
+
+    Those are the outermost `module_sites` without a norm of the stream's width, since what holds
+    one may add its residual itself.
+
+    Raises:
+        InputError: a linear layer of a block is in none of them, so where they end is not known.
+
+    >>> block = lambda: nn.ModuleDict({"norm": nn.LayerNorm(4), "mlp": nn.Sequential(
+    ...     nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))})
+    >>> [site.name for site in branch_sites(nn.ModuleList([block(), block()]))]
+    ['0.mlp', '1.mlp']
+    """
+    found: list[Site] = []
+    for site in module_sites(model):
+        norm = first_norm(model.get_submodule(site.name))
+        inside = any(site.name.startswith(f"{other.name}.") for other in found)
+        if not inside and (norm is None or norm[1] != site.in_features):
+            found.append(site)
+    for block in block_sites(model):
+        for name in survey(model.get_submodule(block.name), ["linear"]).every:
+            path = f"{block.name}.{name}"
+            if not any(path.startswith(f"{branch.name}.") for branch in found):
+                raise InputError(
+                    f"{path} is in no module that surely ends where its block adds to the residual "
+                    f"stream, so `{ALL_BRANCHES}` is not known here; name the modules",
+                    field="targets",
+                    value=ALL_BRANCHES,
+                )
+    return found
+
+
 def choose_blocks(
     model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()
 ) -> list[Site]:
     """The blocks, or modules in them, that `targets` name.
 
-    A target is a full name, its last parts, a pattern, or `all-blocks`; one that is a block's name
-    means no module in it.
+    A target is a full name, its last parts, a pattern, `all-blocks`, or `all-branches`
+    (`branch_sites`); one that is a block's name means no module in it.
 
     Raises:
         InputError: the model has no blocks with a norm; a target matches none; none is left; or
@@ -97,10 +131,18 @@ def choose_blocks(
         raise InputError(problem, field="targets")
     chosen: set[str] = set()
     for target in targets:
+        if target == ALL_BRANCHES:
+            chosen |= {site.name for site in branch_sites(model)}
+            continue
         found = [site.name for site in blocks if target == ALL_BLOCKS or named(site.name, [target])]
         found = found or [site.name for site in modules if named(site.name, [target])]
         if not found:
-            names = [ALL_BLOCKS, *(s.name for s in blocks), *sorted({s.suffix for s in modules})]
+            names = [
+                ALL_BLOCKS,
+                ALL_BRANCHES,
+                *(s.name for s in blocks),
+                *sorted({s.suffix for s in modules}),
+            ]
             raise InputError(
                 "no block of the model, and no module in one that is as wide, has this name",
                 field="targets",

@@ -65,8 +65,8 @@ class BlockFlows(DecoderPart):
 
     @property
     def mixed(self) -> bool:
-        """Whether what its mixer adds takes a gradient."""
-        return self.mixes or self.learns("self_attn.o_proj")
+        """Whether what its mixer adds takes a gradient; an adapter may be behind that."""
+        return self.mixes or self.learns("self_attn.o_proj", "self_attn")
 
     @property
     def gate(self) -> bool:
@@ -85,7 +85,7 @@ class BlockFlows(DecoderPart):
     def added(self) -> bool:
         """Whether what its MLP adds takes a gradient, or an adapter behind it."""
         behind = self.adapted is not None and self.prefix.removesuffix(".") in self.adapted.sites
-        return self.gate or self.up or self.learns("mlp.down_proj") or behind
+        return self.gate or self.up or self.learns("mlp.down_proj", "mlp") or behind
 
     @cached_property
     def forms(self) -> dict[str, tuple[LinearForm, Mapping[str, Any]]]:

@@ -87,7 +87,14 @@ class DigitsBench:
 
     Args:
         run: the proof's run; scikit-learn, from which the images are, is noted there.
+
+    Attributes:
+        name: of the bench, by which baselines that several proofs train are known.
+        targets: where a contender is in the model.
     """
+
+    name = "digits, turned"
+    targets: tuple[str, ...] = HIDDEN
 
     def __init__(self, run: ProofRun) -> None:
         self.run = run
@@ -106,14 +113,18 @@ class DigitsBench:
         self.run.progress("pretraining", 0, PRETRAINING_STEPS)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            layers: list[nn.Module] = []
-            for inputs, outputs in pairwise(WIDTHS):
-                layers += [nn.Linear(inputs, outputs), nn.GELU()]
-            model = nn.Sequential(*layers, nn.Linear(WIDTHS[-1], 10))
+            model = self.drawn()
         optimizer = torch.optim.AdamW(model.parameters(), lr=PRETRAINING_RATE)
         loss = self._loss(model, self.upright, PRETRAINING_BATCH, _generator("pretraining", 0))
         train([optimizer], loss, PRETRAINING_STEPS, schedule=CONSTANT)
         return model
+
+    def drawn(self) -> nn.Sequential:
+        """The model before it has learned anything."""
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(WIDTHS):
+            layers += [nn.Linear(inputs, outputs), nn.GELU()]
+        return nn.Sequential(*layers, nn.Linear(WIDTHS[-1], 10))
 
     @property
     def batches(self) -> list[tuple[Tensor, Tensor]]:
@@ -123,7 +134,7 @@ class DigitsBench:
     def adapt(self, adapter: Adapter, learning_rate: float, seed: int = 0) -> Curve:
         """Adapt a copy of the base model; AdamW with warm-up and a linear fall to nothing."""
         model = copy.deepcopy(self.base)
-        adapter = adapter.with_fields(targets=HIDDEN)
+        adapter = adapter.with_fields(targets=self.targets)
         attached = adapter.attach(model, seed=seed, batches=self.batches, loss=_loss_sum)
         hooks = RunHooks({"adapter": adapter.run_hook(attached)})
         optimizer = torch.optim.AdamW(attached.parameters(), lr=learning_rate)
@@ -167,7 +178,7 @@ class DigitsBench:
         rates: Sequence[float],
         baseline: bool,
     ) -> Swept[Curve]:
-        shared = {"bench": "digits, turned", "steps": STEPS}
+        shared = {"bench": self.name, "steps": STEPS}
         sweep = Sweep(self.run, self.adapt, score, shared=shared, kind=Curve)
         return sweep.best(described(adapter), adapter, rates, baseline=baseline)
 

@@ -20,6 +20,7 @@ from modicum.proofs.contracts.adapters.subjects import (
     adapters_check,
     attached,
     llama,
+    some_targets,
     stir,
     tokens,
 )
@@ -66,7 +67,7 @@ def check_generated_tensors_are_kept_by_their_seed(subject: AdapterSubject) -> N
 def check_generated_tensors_are_a_function_of_seed_and_site(subject: AdapterSubject) -> None:
     """Whatever the other targets, on meta first or not, in fp32 on the CPU and cast afterwards."""
     full = _drawn(_generating(subject, llama(), seed=3))
-    some = ("layers.1",) if "after_block" in subject.info.traits else ("up_proj", "q_proj")
+    some = some_targets(subject)
     for name, value in _drawn(attached(subject, llama(), seed=3, targets=some)).items():
         begin = full[name][tuple(slice(size) for size in value.shape)]
         assert torch.equal(value, begin), f"{name} depends on the other targets"

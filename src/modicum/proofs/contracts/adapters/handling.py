@@ -20,6 +20,7 @@ from modicum.proofs.contracts.adapters.subjects import (
     numbers,
     odd_model,
     rewrites,
+    some_targets,
     start_tolerance,
     stir,
     tokens,
@@ -124,7 +125,7 @@ def check_start_is_a_function_of_seed_and_name(subject: AdapterSubject) -> None:
     whole = attached(subject, llama(), seed=3).state_dict()
     torch.manual_seed(99)
     torch.rand(5)
-    some = ("layers.1",) if "after_block" in subject.info.traits else ("up_proj", "q_proj")
+    some = some_targets(subject)
     part = attached(subject, llama(), seed=3, targets=some).state_dict()
     assert part, "an adapter on some of the layers has no factors"
     for name, value in part.items():

@@ -1,0 +1,45 @@
+"""Serial adapters: a bottleneck behind a block, or behind a module whose output is added to one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from modicum.adapters.adapter_layer import AdapterLayer, LayerChange
+
+
+class SerialLayer(AdapterLayer):
+    """y = z + up(GELU(down(dropout(z)))), where z is what the module gives, [..., width].
+
+    GELU is in its tanh form. In fp16 the parts are computed in fp32, as products of small factors
+    would be zero there.
+    """
+
+    @abstractmethod
+    def down(self, outputs: Tensor) -> Tensor:
+        """[..., width] to [..., bottleneck], with a bias."""
+
+    @abstractmethod
+    def up(self, hidden: Tensor) -> Tensor:
+        """[..., bottleneck] to [..., width], with a bias."""
+
+    def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+        outputs = base(inputs)
+        kind = outputs.device.type
+        autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        if torch.float16 not in (outputs.dtype, autocast):
+            return self._behind(outputs)
+        with torch.autocast(kind, enabled=False):
+            return self._behind(outputs.float()).to(outputs.dtype)
+
+    def _behind(self, outputs: Tensor) -> Tensor:
+        hidden = self.down(F.dropout(outputs, self.method.dropout, self.training))
+        more = self.up(F.gelu(hidden, approximate="tanh"))
+        return (outputs + more).to(outputs.dtype)
+
+    def change(self, weight: Tensor, bias: Tensor | None) -> LayerChange | None:
+        return None
