@@ -117,7 +117,8 @@ class Reduction:
             InputError: `raw` names units that the model does not have.
         """
         attentions = [units for a in full.all_attentions() for units in (a.heads, a.groups)]
-        known = {(u.name, u.kind): u for u in [*attentions, *(m.neurons for m in full.all_mlps())]}
+        every = [*attentions, *(mlp.neurons for mlp in full.all_mlps())]
+        known: dict[tuple[str, str], Units] = {(units.name, units.kind): units for units in every}
         parts = []
         for name, kinds in _section(raw).items():
             for kind, kept in _section(kinds).items():

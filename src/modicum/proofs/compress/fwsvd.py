@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 from statistics import mean
 
-from modicum.compress.base import Compressor
+from modicum.compress.base import Compressor, LayerCompressor
 from modicum.compress.fwsvd import FWSVD
 from modicum.core.layers.linear_forms import full_weight
 from modicum.proofs.base import ProofRun
@@ -108,7 +108,7 @@ def beside(
         run.figure(f"test loss before recovery, {label}, {where}", method=before, baseline=svd)
 
 
-def weighted_error(task: RecoveryTask, value: Compressor) -> float:
+def weighted_error(task: RecoveryTask, value: LayerCompressor) -> float:
     """How far a compressor's layers are from the weights, as Fisher information weighs it."""
     model, total = copy.deepcopy(task.model), 0.0
     before = dict(task.model.named_parameters())
