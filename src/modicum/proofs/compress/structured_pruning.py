@@ -74,7 +74,9 @@ def prove(run: ProofRun) -> None:
     run.against("magnitude at equal widths", "rise after recovery, each seed", over_magnitude)
 
 
-def _pruning(score: Literal["first_order", "magnitude", "random"], share: float) -> StructuredPruning:
+def _pruning(
+    score: Literal["first_order", "magnitude", "random"], share: float
+) -> StructuredPruning:
     return StructuredPruning(score=score, neurons=share, groups=share, examples=EXAMPLES)
 
 
