@@ -14,6 +14,7 @@ from tests.trainer.test_ranks import DDP, FSDP, column, outcome, recipe_of, trai
 from modicum import adapters
 from modicum.core.layers.map import Reduction, map_of
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.weight_digests import weight_digests
 from modicum.models import huggingface
 from modicum.planner import plan
 from modicum.recipe import Recipe
@@ -55,6 +56,7 @@ def test_the_model_that_it_gives_is_small_and_says_what_it_kept(
     assert column(alone, "loss")[-1] < column(alone, "loss")[0]
     said = json.loads((alone / "base" / COMPRESSION).read_text())
     assert said["method"]["name"] == "structured_pruning"
+    assert said["full_weights"] == weight_digests(base)
     kept = Reduction.from_json(said["kept"], map_of(full))
     begun = huggingface.load(alone / "base").state_dict()
     for name, tensor in full.state_dict().items():

@@ -20,6 +20,7 @@ from modicum.core.files import write_json
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.weight_digests import weight_digests
 from modicum.data.rank_split import share
 from modicum.planner import Plan
 from modicum.tasks import Data
@@ -70,7 +71,9 @@ def _compress(
         ranks=ranks,
         progress=lambda done, total: progress("compressing", done, total),
     )
-    about = {"method": {"name": method.info.name} | method.model_dump(mode="json")}
+    about: dict[str, Any] = {"method": {"name": method.info.name} | method.model_dump(mode="json")}
+    if ranks.first:
+        about["full_weights"] = weight_digests(plan.inputs.model_folder)
     with tempfile.TemporaryDirectory() as temporary:
         # In the folder itself, which is there in full or not at all.
         said = Path(temporary) / COMPRESSION

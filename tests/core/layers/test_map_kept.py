@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from modicum.adapters import LoRA
 from modicum.core.contracts.parameters import ParameterMetadata, describe_parameter, metadata
 from modicum.core.errors import InputError
 from modicum.core.layers.map import KeptUnits, ModelMap, Reduction, map_of, silence
@@ -81,6 +82,39 @@ def test_what_is_known_of_a_parameter_stays_with_it() -> None:
     assert metadata(model.get_parameter(name)).learning_rate_multiplier == 3.0
     kept.restore(model)
     assert metadata(model.get_parameter(name)).learning_rate_multiplier == 3.0
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_factors_of_the_small_model_are_those_of_the_full_one_at_what_was_kept(
+    restored: bool,
+) -> None:
+    full, small = decoder(), decoder()
+    kept = reduction(map_of(full)) if restored else Reduction(())
+    kept.apply(small)
+    adapter = LoRA(rank=2).attach(small)
+    for name, factor in adapter.named_parameters():
+        normal_(factor.data, seed=1, name=name, std=0.3)
+    for part in kept.parts:
+        if part.removed:
+            silence(full, part.units, part.removed)
+    untouched = copy.deepcopy(full.state_dict())
+    for name, layer in adapter.layers():
+        a, b, scale = layer.as_lora()
+        wide_a, wide_b = kept.restored_factors(name, a, b)
+        weight = full.get_parameter(f"{name}.weight")
+        assert (wide_b @ wide_a).shape == weight.shape
+        change = scale * wide_b @ wide_a
+        there = kept.reduced(f"{name}.weight", change)
+        torch.testing.assert_close(there, scale * b @ a, rtol=1e-6, atol=1e-6)
+        zeros = kept.restored(f"{name}.weight", torch.ones_like(b @ a)) == 0
+        assert change[zeros].count_nonzero() == 0
+        if not restored:
+            assert torch.equal(wide_a, a)
+            assert torch.equal(wide_b, b)
+        weight.data.add_(change)
+    torch.testing.assert_close(full(TOKENS), small(TOKENS), rtol=1e-5, atol=1e-4)
+    assert not torch.equal(untouched["model.layers.0.mlp.up_proj.weight"],
+                           full.get_parameter("model.layers.0.mlp.up_proj.weight"))  # fmt: skip
 
 
 def test_it_travels_as_json_and_other_models_are_refused() -> None:

@@ -83,12 +83,39 @@ class Reduction:
     def restored(self, name: str, tensor: Tensor) -> Tensor:
         """The small model's tensor of this name in the full shape, zero where it was removed."""
         for dim in range(tensor.ndim):
-            full = tensor.shape[dim] + len(self._gone(name, dim))
-            if (kept := self.places(name, dim, full)) is not None:
-                shape = list(tensor.shape)
-                shape[dim] = full
-                tensor = tensor.new_zeros(shape).index_copy(dim, kept.to(tensor.device), tensor)
+            tensor = self._widened(name, dim, tensor, dim)
         return tensor
+
+    def restored_factors(
+        self, layer: str, a: Tensor, b: Tensor, *, transposed: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Factors of a change of the small layer's weight, as factors of the full one's.
+
+        The change b a becomes that of the places that are kept, and zero elsewhere.
+
+        Args:
+            layer: its full name.
+            a, b: [r, in] and [out, r] of the small layer.
+            transposed: whether the layer stores W^T.
+
+        >>> from modicum.core.layers.map import find_map
+        >>> neurons = find_map(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))).mlps[0]
+        >>> kept = Reduction((KeptUnits(neurons.neurons, (0, 2)),))
+        >>> a, b = kept.restored_factors("2", torch.ones(1, 2), torch.ones(2, 1))
+        >>> a.tolist(), tuple(b.shape)
+        ([[1.0, 0.0, 1.0]], (2, 1))
+        """
+        name, (out, ins) = f"{layer}.weight", (1, 0) if transposed else (0, 1)
+        return self._widened(name, ins, a, 1), self._widened(name, out, b, 0)
+
+    def _widened(self, name: str, dim: int, tensor: Tensor, along: int) -> Tensor:
+        """A tensor whose dimension `along` is `dim` of the one of this name, as the full has it."""
+        full = tensor.shape[along] + len(self._gone(name, dim))
+        if (kept := self.places(name, dim, full)) is None:
+            return tensor
+        shape = list(tensor.shape)
+        shape[along] = full
+        return tensor.new_zeros(shape).index_copy(along, kept.to(tensor.device), tensor)
 
     def places(self, name: str, dim: int, size: int) -> Tensor | None:
         """Which of the full tensor's `size` places along a dimension are kept; None: all."""
