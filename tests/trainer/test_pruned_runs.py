@@ -12,6 +12,7 @@ from pool import Pool
 from tests.trainer.test_ranks import DDP, FSDP, column, outcome, recipe_of, trains
 
 from modicum import adapters
+from modicum.core.errors import InputError
 from modicum.core.layers.map import Reduction, map_of
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.weight_digests import weight_digests
@@ -112,3 +113,24 @@ def test_neurons_alone_from_all_blocks_leave_a_model_that_transformers_reads(
     assert (ours.config.mlp_width, ours.config.forms.plain) == (68, True)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").eval()
     torch.testing.assert_close(theirs(ids).logits, ours(ids), rtol=1e-4, atol=1e-4)
+
+
+def test_what_cannot_be_pruned_in_a_run_is_refused_with_the_field(
+    base: Path, questions: Path, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.GPT2Config(
+        vocab_size=300, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    transformers.GPT2LMHeadModel(theirs).save_pretrained(tmp_path / "gpt2")
+    for file in base.glob("*token*"):
+        (tmp_path / "gpt2" / file.name).write_bytes(file.read_bytes())
+    made = pruned(base, questions)
+    for wrong, problem in (
+        ({"model": {"path": str(tmp_path / "gpt2")}}, r"compress\.method: .*as transformers has"),
+        ({"compress": {**PRUNED, "groups": 0.2}}, r"compress\.groups: .*no block loses groups"),
+        ({"linear": {"method": "nf4"}}, "full-precision weights"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            plan(Recipe(**(made | wrong)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from modicum.compress import files
 from modicum.compress.base import Compressor
-from modicum.compress.pruned_parts import PrunedPart, planned
+from modicum.compress.pruned_parts import PrunedPart, PrunerQuery, planned
 from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration
@@ -168,7 +168,10 @@ class PrunedModel:
 
     def ledger(self, shape: ModelQuery) -> Ledger:
         """What the small model spends beyond the full one, at the shape of a micro-batch."""
-        return Ledger.sum(part.ledger(shape) for part in self.parts)
+        if self.method is None:
+            return Ledger.sum(part.ledger(shape) for part in self.parts)
+        asked = (PrunerQuery(part, shape) for part in self.parts)
+        return Ledger.sum(self.method.ledger(at) for at in asked)
 
     def facts(self) -> dict[str, Any]:
         """What was done, as plain values that go next to the model's files."""

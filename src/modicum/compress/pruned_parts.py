@@ -66,6 +66,14 @@ class PrunedPart:
         )
 
 
+@dataclass(frozen=True)
+class PrunerQuery:
+    """What a pruner's ledger is asked at: a part of a block and the shape of a micro-batch."""
+
+    part: PrunedPart
+    shape: ModelQuery
+
+
 def neurons_of(model: nn.Module, block: MappedBlock, keep: int) -> PrunedPart:
     """The MLP of a block with so many neurons.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -17,22 +16,14 @@ from torch import Tensor, nn
 
 from modicum.compress.base import Compressor
 from modicum.compress.pruned_model import PrunedModel
-from modicum.compress.pruned_parts import PrunedPart, groups_of, neurons_of, planned
-from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.compress.pruned_parts import PrunedPart, PrunerQuery, groups_of, neurons_of, planned
+from modicum.core.contracts.ledger import Ledger
 from modicum.core.contracts.method import Context, PositiveInt, Probability
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.map import map_of
 from modicum.core.layers.map_parts import Units
-
-
-@dataclass(frozen=True)
-class PrunerQuery:
-    """What a pruner's ledger is asked at: a part of a block and the shape of a micro-batch."""
-
-    part: PrunedPart
-    shape: ModelQuery
 
 
 class UnitPruner(Compressor):
