@@ -27,7 +27,10 @@ TWO_RANKS = 0.25
 # The budget is the need of the plan without one, times a factor of this range.
 LEAST_BUDGET, MOST_BUDGET = 0.7, 1.4
 # What keeps a method small in tests is not wanted here, but for what only costs time.
-_FIELDS: dict[str, dict[str, Any]] = {"fwsvd": {"examples": 16, "share": 0.5}}
+_FIELDS: dict[str, dict[str, Any]] = {
+    "fwsvd": {"examples": 16, "share": 0.5},
+    "structured_pruning": {"examples": 16},
+}
 
 
 @dataclass(frozen=True)

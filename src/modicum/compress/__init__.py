@@ -12,9 +12,14 @@ EXPORTS = Exports(
         "CompressionReport": "compressed_model",
         "Compressor": "base",
         "FittedLayer": "base",
+        "LayerCompressor": "base",
         "LowRankCompressor": "low_rank_base",
+        "PrunedModel": "pruned_model",
+        "PrunedPart": "pruned_parts",
+        "PruningReport": "pruned_model",
+        "UnitPruner": "unit_pruner",
         "calibrate": "modicum.core.layers.calibration",
-        "load": "compressed_model",
+        "load": "loading",
     },
 )
 __getattr__, __dir__ = EXPORTS.load, EXPORTS.names

@@ -1,8 +1,8 @@
-"""What all compressors share: which layers take another form, and how they are fitted.
+"""What all compressors share: a plan by arithmetic, a pass over data, and the handle that fits.
 
-A method plans a form for each layer, by arithmetic, and fits one from a trained weight and from
-what a calibration noted. The walk over the layers, the report and files come from
-`compressed_model` and `files`; factors of low rank have a base of their own, `low_rank_base`.
+`LayerCompressor` is for methods that give layers another form, `unit_pruner.UnitPruner` for those
+that take heads and neurons out of blocks. Files come from `files`; factors of low rank have a base
+of their own, `low_rank_base`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from modicum.core.contracts.ledger import ModelQuery
+from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.contracts.method import Context, Method, Names, PositiveInt, Strings
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration, Loss, Mask, calibrate
@@ -52,19 +52,120 @@ class FittedLayer:
     total: float
 
 
+class Report(Protocol):
+    """What became of a model, in bytes of what was changed, and as plain values."""
+
+    @property
+    def bytes_before(self) -> int: ...
+    @property
+    def bytes_after(self) -> int: ...
+    def as_json(self) -> dict[str, Any]: ...
+
+
+class Compressed(Protocol):
+    """The handle to a model that a compressor makes smaller.
+
+    Attributes:
+        plan: what layers and blocks have of their own afterwards.
+        method: what fits them; None where they were fitted before.
+        report: what `fit` did; None before.
+    """
+
+    model: nn.Module
+    plan: FormPlan
+    method: Any
+
+    @property
+    def report(self) -> Report | None: ...
+    def wrap(self) -> None: ...
+    def fit(
+        self,
+        calibration: Calibration,
+        *,
+        ranks: Ranks | None = None,
+        progress: CountProgress | None = None,
+    ) -> Report: ...
+    def merge(self) -> None: ...
+    def ledger(self, shape: ModelQuery) -> Ledger: ...
+    def facts(self) -> dict[str, Any]: ...
+    def save(self, folder: str | Path, *, write: bool = True) -> Path: ...
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+    def close(self) -> None: ...
+
+
 class Compressor(Method):
+    """The fields and services of every method that makes a trained model smaller.
+
+    Args:
+        examples: how many examples `calibrate` looks at.
+    """
+
+    examples: PositiveInt = 1024
+
+    @abstractmethod
+    def plan(self, model: nn.Module, within: FormPlan | None = None) -> FormPlan:
+        """What layers or blocks have of their own afterwards; the model may be without memory.
+
+        Args:
+            within: the plan that this one extends.
+
+        Raises:
+            InputError: nothing would become smaller, or the model is not fit for it.
+        """
+
+    @abstractmethod
+    def calibrate(
+        self,
+        model: nn.Module,
+        batches: Iterable[Any],
+        loss: Loss,
+        *,
+        ranks: Ranks | None = None,
+        progress: CountProgress | None = None,
+    ) -> Calibration:
+        """Note what this method needs to know of the data, from `examples` of them.
+
+        Each of the `ranks` looks at its part, in full batches. What was found serves other values
+        of the method too.
+
+        Raises:
+            InputError: as `plan`; or the data or the loss say nothing.
+        """
+
+    @abstractmethod
+    def bind(self, context: Context) -> Compressed:
+        """The handle to the context's model, of which nothing is changed yet.
+
+        Raises:
+            InputError: as `plan`.
+        """
+
+    def wrap(self, model: nn.Module) -> Compressed:
+        """Make it small without numbers: a model on meta, or one to load numbers into."""
+        compressed = self.bind(Context(model))
+        compressed.wrap()
+        return compressed
+
+    def fit(self, model: nn.Module, calibration: Calibration, **how: Any) -> Compressed:
+        """Make a trained model small; `how` as in the handle's `fit`."""
+        compressed = self.bind(Context(model))
+        compressed.fit(calibration, **how)
+        return compressed
+
+
+class LayerCompressor(Compressor):
     """The fields and services of every method that gives trained layers a smaller form.
 
     Args:
         targets: layers by full name, last name (`q_proj`), pattern, or `all-linear`, which leaves
             out the output head; embeddings are never compressed.
         exclude: of those, the ones to leave out.
-        examples: how many examples `calibrate` looks at.
+        examples: see `Compressor`.
     """
 
     targets: Names = ("all-linear",)
     exclude: Strings = ()
-    examples: PositiveInt = 1024
 
     @property
     @abstractmethod

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from modicum.compress import files
-from modicum.compress.base import Compressor, FittedLayer
+from modicum.compress.base import CompressorQuery, FittedLayer, LayerCompressor
+from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration
 from modicum.core.layers.form_plan import FormPlan, LayerForm
@@ -93,7 +94,9 @@ class CompressedModel(FormedModel):
         InputError: a layer is not there, is not dense, or has a tied weight.
     """
 
-    def __init__(self, model: nn.Module, plan: FormPlan, method: Compressor | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, plan: FormPlan, method: LayerCompressor | None = None
+    ) -> None:
         super().__init__(model, plan)
         self.method = method
         self.report: CompressionReport | None = None
@@ -152,24 +155,21 @@ class CompressedModel(FormedModel):
         after = sum(tensor.nbytes for tensor in own.values())
         return LayerReport(name, self.plan.of(name), before, after, error, total)
 
+    def ledger(self, shape: ModelQuery) -> Ledger:
+        """What the forms spend beyond the dense layers, at the shape of a micro-batch.
+
+        Raises:
+            InputError: the layers were fitted before, and it is not known by what.
+        """
+        if self.method is None:
+            raise InputError("the layers of this model were fitted before")
+        layers = self.layers.values()
+        return Ledger.sum(self.method.ledger(CompressorQuery(each, shape)) for each in layers)
+
+    def facts(self) -> dict[str, Any]:
+        """What was done, as plain values that go next to the model's files."""
+        return {} if self.report is None else {"report": self.report.as_json()}
+
     def save(self, folder: str | Path, *, write: bool = True) -> Path:
         """Write the model with its forms; `modicum.compress.load` reads it. See `files.save`."""
         return files.save(self.model, self.plan, self.method, folder, write=write)
-
-
-def load(model: nn.Module, folder: str | Path) -> CompressedModel:
-    """Give a dense model the forms that `CompressedModel.save` found, and all its numbers.
-
-    Raises:
-        InputError: the folder holds no compressed model, or one of another model.
-    """
-    folder = Path(folder)
-    plan, tensors = files.read(folder)
-    try:
-        compressed = CompressedModel(model, plan)
-    except InputError as error:
-        problem = f"the folder holds another model: {error.problem}"
-        raise InputError(problem, file=folder, value=error.value) from None
-    compressed.wrap()
-    files.put(tensors, model, folder)
-    return compressed

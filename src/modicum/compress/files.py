@@ -31,13 +31,15 @@ def save(
     folder: str | Path,
     *,
     write: bool = True,
+    kept: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model with its forms to `folder`, in full or not at all; tied tensors once.
 
     Args:
-        plan: the forms of the layers that have one, by full name.
+        plan: the forms of the layers that have one, by full name, and the widths of blocks.
         method: what fitted them; None where that is not known.
         write: of a model that is sharded over ranks every rank calls this, and one writes.
+        kept: which units of the full model are left, as `Reduction.as_json` says it.
 
     Raises:
         InputError: the disk is full or cannot be written.
@@ -47,6 +49,8 @@ def save(
         about: dict[str, Any] = {"version": 2, "forms": plan.as_json()}
         if method is not None:
             about["method"] = {"name": method.info.name} | method.model_dump(mode="json")
+        if kept is not None:
+            about["kept"] = kept
         with publish_folder(Path(folder)) as temporary:
             named = {name: tensor.contiguous() for name, tensor in tensors.items()}
             save_file(named, temporary / TENSORS, metadata={"format": "pt"})
@@ -54,8 +58,8 @@ def save(
     return Path(folder)
 
 
-def read(folder: Path) -> tuple[FormPlan, dict[str, Tensor]]:
-    """The plan of the layers that have forms, and all tensors of a model.
+def read(folder: Path) -> tuple[FormPlan, dict[str, Tensor], Any]:
+    """The plan of forms, all tensors of a model, and which units it kept, if it lost some.
 
     Raises:
         InputError: the folder holds no compressed model.
@@ -63,7 +67,7 @@ def read(folder: Path) -> tuple[FormPlan, dict[str, Tensor]]:
     try:
         about = read_json(folder / DESCRIPTION)
         plan = FormPlan.from_json(about["forms"])
-        return plan, load_file(folder / TENSORS)
+        return plan, load_file(folder / TENSORS), about.get("kept")
     except (InputError, OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError("this folder holds no compressed model", file=folder) from None
 

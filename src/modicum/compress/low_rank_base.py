@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from modicum.compress.base import Compressor, CompressorQuery, FittedLayer
+from modicum.compress.base import CompressorQuery, FittedLayer, LayerCompressor
 from modicum.core.contracts.ledger import Entry, Ledger, Phase, Work
 from modicum.core.contracts.method import PositiveInt
 from modicum.core.layers.calibration import Calibration
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SAVED: tuple[Phase, ...] = ("forward", "loss", "backward")
 
 
-class LowRankCompressor(Compressor):
+class LowRankCompressor(LayerCompressor):
     """The fields and services of every method that puts low-rank factors in a weight's place.
 
     Args:
@@ -34,7 +34,7 @@ class LowRankCompressor(Compressor):
         rank: of every layer, in place of what `share` gives. A layer that would not become
             smaller stays dense.
         multiple: ranks are multiples of it, where they are no smaller; 128 suits tensor cores.
-        targets, exclude, examples: see `Compressor`.
+        targets, exclude, examples: see `LayerCompressor`.
     """
 
     share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5

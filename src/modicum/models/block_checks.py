@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from modicum.core.errors import InputError
@@ -38,3 +39,12 @@ def checked_blocks(config: ModelConfig) -> FormPlan:
     own = {"heads": config.heads, "kv_heads": config.kv_heads, "mlp_width": config.mlp_width}
     blocks = config.forms.blocks
     return config.forms.with_blocks({name: block.without(**own) for name, block in blocks.items()})
+
+
+def with_common_width(config: ModelConfig) -> ModelConfig:
+    """The same shape, with an inner width that all blocks have as the model's own.
+
+    Then no block differs in it, and what knows one width for all reads the model.
+    """
+    widths = {config.mlp_width_of(layer) for layer in range(config.layers)}
+    return replace(config, mlp_width=widths.pop()) if len(widths) == 1 else config

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from modicum.core.files import publish_folder, write_json
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
+from modicum.models.block_checks import with_common_width
 from modicum.models.config import ModelConfig
 from modicum.models.huggingface import CONFIG
 from modicum.models.safetensors_file import INDEX, WEIGHTS
@@ -94,7 +95,8 @@ def stored(
 
         formed: Any = replace(model.decoder_config, forms=found)
         return formed.to_formed() if found.layers else formed.to_hf(), groups(model, found)
-    config = replace(model.config, forms=model.config.forms.dense().with_forms(found.layers))
+    forms = model.config.forms.dense().with_forms(found.layers)
+    config = with_common_width(replace(model.config, forms=forms))
     item = next(model.parameters()).dtype.itemsize
 
     def group(name: str, shape: tuple[int, ...]) -> TensorGroup:

@@ -190,9 +190,13 @@ def formed(
         with on_meta():
             model = decoder_of(config)
         try:
-            config = replace(config, forms=method.plan(model, config.forms))
+            forms = method.plan(model, config.forms)
+            if forms.blocks and not isinstance(config, ModelConfig):
+                problem = "blocks of this type of model are as transformers has them, all alike"
+                raise InputError(problem, field="method", value=method.info.name)
         except InputError as error:
             raise error.within(slot) from None
+        config = replace(config, forms=forms)
     return config
 
 

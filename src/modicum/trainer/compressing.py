@@ -6,6 +6,7 @@ model of the run from there on.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,16 @@ import torch
 
 from modicum.compress.base import Compressor
 from modicum.core.contracts.method import Context
+from modicum.core.files import write_json
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.weight_digests import weight_digests
 from modicum.data.rank_split import share
 from modicum.planner import Plan
 from modicum.tasks import Data
+
+COMPRESSION = "compression.json"  # next to the weights: by what they came, and what was kept
 
 
 def with_base_compressed(
@@ -60,12 +65,22 @@ def _compress(
         ranks=ranks,
         progress=lambda done, total: progress("calibrating", done, total),
     )
-    method.bind(Context(model, plan.recipe.training.seed)).fit(
+    compressed = method.bind(Context(model, plan.recipe.training.seed))
+    compressed.fit(
         calibration,
         ranks=ranks,
         progress=lambda done, total: progress("compressing", done, total),
     )
-    plan.task.export_small(model, data, folder, write=ranks.first)
+    about: dict[str, Any] = {"method": {"name": method.info.name} | method.model_dump(mode="json")}
+    if ranks.first:
+        about["full_weights"] = weight_digests(plan.inputs.model_folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        # In the folder itself, which is there in full or not at all.
+        said = Path(temporary) / COMPRESSION
+        write_json(said, about | compressed.facts())
+        noted = replace(data, files=(*data.files, said))
+        if not plan.task.export_small(model, noted, folder, write=ranks.first):
+            plan.task.export(model, noted, folder, write=ranks.first)
     ranks.sum(0)  # nobody continues before it is written
 
 

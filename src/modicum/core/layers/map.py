@@ -25,6 +25,8 @@ from modicum.core.layers.map_carry import NotCarried, carried
 from modicum.core.layers.map_check import FAILURES
 from modicum.core.layers.map_edits import permute, remove, silence
 from modicum.core.layers.map_find import MapFinder
+from modicum.core.layers.map_kept import KeptUnits, Reduction
+from modicum.core.layers.map_orders import Permutation, UnitOrder, in_front
 from modicum.core.layers.map_parts import (
     MappedAttention,
     MappedBlock,
@@ -40,9 +42,10 @@ from modicum.core.layers.map_parts import (
 from modicum.core.layers.map_trace import trace
 
 __all__ = [
-    "MappedAttention", "MappedBlock", "MappedConvolution", "MappedMlp", "MappedNorm",
-    "MappedSlice", "MappedTable", "ModelMap", "RotaryPairs", "Units", "example_of", "find_map",
-    "map_of", "permute", "remove", "silence",
+    "KeptUnits", "MappedAttention", "MappedBlock", "MappedConvolution", "MappedMlp", "MappedNorm",
+    "MappedSlice", "MappedTable", "ModelMap", "Permutation", "Reduction", "RotaryPairs",
+    "UnitOrder", "Units", "example_of", "find_map", "in_front", "map_of", "permute", "remove",
+    "silence",
 ]  # fmt: skip
 
 

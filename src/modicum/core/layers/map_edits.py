@@ -13,8 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from modicum.core.contracts.parameters import describe_parameter, metadata
 from modicum.core.errors import InputError
 from modicum.core.layers.map_parts import MappedSlice, Units
+from modicum.core.ranks.sharding import is_sharded
 
 # What modules, and the configurations that they read in `forward`, call these numbers.
 _HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "heads")
@@ -39,6 +41,16 @@ def permute(model: nn.Module, units: Units, order: Sequence[int]) -> None:
     >>> bool((model(x) - before).abs().max() < 1e-6)
     True
     """
+    check_order(model, units, order)
+    exchange(model, units, torch.tensor(order))
+
+
+def check_order(model: nn.Module, units: Units, order: Sequence[int]) -> None:
+    """Check that `permute` can be asked for this; nothing is changed.
+
+    Raises:
+        InputError: as `permute`.
+    """
     runs = [place // units.within for place in range(units.count)]
     if sorted(order) != list(range(units.count)):
         raise InputError(f"must be an order of {units.count} units", field="order", value=order)
@@ -51,7 +63,7 @@ def permute(model: nn.Module, units: Units, order: Sequence[int]) -> None:
         )
     if units.order_matters:
         raise InputError(f"their order matters: {units.order_matters}", value=units.name)
-    exchange(model, units, torch.tensor(order))
+    _check_unsharded(model, units)
 
 
 @torch.no_grad()
@@ -91,6 +103,22 @@ def remove(model: nn.Module, units: Units, which: Iterable[int]) -> None:
         InputError: there are no such units, these are needed, all would go, or groups of query
             heads would keep different numbers of them.
     """
+    chosen = check_removal(model, units, which)
+    gone: dict[tuple[str, int], list[Tensor]] = {}
+    for piece in dict.fromkeys(units.slices):
+        places = piece.places().reshape(units.count, -1)[chosen].flatten()
+        gone.setdefault((piece.tensor, piece.dim), []).append(places)
+    for (name, dim), places_gone in gone.items():
+        _shrink(model, name, dim, torch.cat(places_gone))
+    recount(model, units, len(chosen))
+
+
+def check_removal(model: nn.Module, units: Units, which: Iterable[int]) -> Tensor:
+    """The units [k], in order, after a check that `remove` can be asked for them.
+
+    Raises:
+        InputError: as `remove`.
+    """
     chosen = _chosen(units, which)
     if units.needed:
         raise InputError(f"cannot be removed: {units.needed}", value=units.name)
@@ -104,16 +132,15 @@ def remove(model: nn.Module, units: Units, which: Iterable[int]) -> None:
             field="which",
             value=chosen.tolist(),
         )
-    gone: dict[tuple[str, int], list[Tensor]] = {}
-    for piece in dict.fromkeys(units.slices):
-        places = piece.places().reshape(units.count, -1)[chosen].flatten()
-        gone.setdefault((piece.tensor, piece.dim), []).append(places)
-    for (name, dim), places_gone in gone.items():
-        _shrink(model, name, dim, torch.cat(places_gone))
-    _recount(model, units, len(chosen))
-    for module in model.modules():
-        if callable(correct := getattr(module, "units_removed", None)):
-            correct()
+    _check_unsharded(model, units)
+    return chosen
+
+
+def _check_unsharded(model: nn.Module, units: Units) -> None:
+    for piece in units.slices:
+        if is_sharded(tensor_of(model, piece.tensor)):
+            problem = "its weights are sharded over ranks already; change the model before that"
+            raise InputError(problem, value=piece.tensor)
 
 
 def tensor_of(model: nn.Module, name: str) -> Tensor:
@@ -148,9 +175,14 @@ def _shrink(model: nn.Module, name: str, dim: int, gone: Tensor) -> None:
     keep = torch.ones(old.shape[dim], dtype=torch.bool)
     keep[gone] = False
     rows = keep.nonzero().flatten().to(old.device)
-    new: Tensor = old.detach().index_select(dim, rows)
+    put_in(model, old, old.detach().index_select(dim, rows))
+
+
+def put_in(model: nn.Module, old: Tensor, new: Tensor) -> None:
+    """Put a tensor of another size wherever the model has this one; layers' own sizes follow."""
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
+        describe_parameter(new, metadata(old))
     for module in model.modules():
         for held in (module._parameters, module._buffers):
             for leaf, tensor in list(held.items()):
@@ -185,9 +217,16 @@ def _resize(module: nn.Module) -> None:
         setattr(module, name, value)
 
 
-def _recount(model: nn.Module, units: Units, removed: int) -> None:
-    """Correct the numbers of heads or neurons that the modules around the slices read."""
+def recount(model: nn.Module, units: Units, removed: int, *, back: bool = False) -> None:
+    """Correct the numbers of heads or neurons that the modules around the slices read.
+
+    Args:
+        units: as they were before some were removed.
+        back: whether the removed ones are there again.
+    """
     changes = dict(_changes(units, removed))
+    if back:
+        changes = {name: (new, old) for name, (old, new) in changes.items()}
     for module in model.get_submodule(units.name).modules():
         for holder in (module, getattr(module, "config", None)):
             if holder is None:
@@ -200,6 +239,9 @@ def _recount(model: nn.Module, units: Units, removed: int) -> None:
                 continue
             for name, value in fit.items():
                 setattr(holder, name, value)
+    for module in model.modules():
+        if callable(correct := getattr(module, "units_removed", None)):
+            correct()
 
 
 def _changes(units: Units, removed: int) -> Iterator[tuple[str, tuple[int, int]]]:

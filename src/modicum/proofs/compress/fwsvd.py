@@ -19,6 +19,7 @@ import copy
 from statistics import mean
 
 from modicum.compress.base import Compressor
+from modicum.compress.compressed_model import CompressedModel
 from modicum.compress.fwsvd import FWSVD
 from modicum.core.layers.linear_forms import full_weight
 from modicum.proofs.base import ProofRun
@@ -112,8 +113,9 @@ def weighted_error(task: RecoveryTask, value: Compressor) -> float:
     """How far a compressor's layers are from the weights, as Fisher information weighs it."""
     model, total = copy.deepcopy(task.model), 0.0
     before = dict(task.model.named_parameters())
-    layers = value.fit(model, task.calibration).layers
-    for name, layer in layers.items():
+    handle = value.fit(model, task.calibration)
+    assert isinstance(handle, CompressedModel)
+    for name, layer in handle.layers.items():
         gap = (before[f"{name}.weight"] - full_weight(model.get_submodule(name))).detach().double()
         metric = FWSVD(damping=0.0).metric(layer, task.calibration)
         total += (gap.square() * metric).sum().item()

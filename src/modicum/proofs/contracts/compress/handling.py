@@ -8,7 +8,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from modicum.compress.compressed_model import load
+from modicum.compress.base import LayerCompressor
+from modicum.compress.compressed_model import CompressedModel
+from modicum.compress.loading import load
 from modicum.compress.low_rank_base import LowRankCompressor
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration
@@ -20,6 +22,7 @@ from modicum.proofs.contracts.compress.subjects import (
     compressed,
     factored,
     llama,
+    shapes,
     small,
     tokens,
 )
@@ -28,6 +31,8 @@ from modicum.proofs.contracts.compress.subjects import (
 @compress_check()
 def check_targets(subject: CompressSubject) -> None:
     """It takes what `targets` names and `exclude` leaves; head, embeddings and biases stay."""
+    if not isinstance(small(subject), LayerCompressor):
+        raise NotApplicable("the method has no targets")
     model = llama(attention_bias=True)
     others = {
         name: parameter
@@ -35,6 +40,7 @@ def check_targets(subject: CompressSubject) -> None:
         if not name.endswith("_proj.weight")
     }
     everything = compressed(small(subject), model)
+    assert isinstance(everything, CompressedModel)
     assert len(everything.layers) == 14, f"it takes {len(everything.layers)} of 14 projections"
     now = dict(model.named_parameters())
     changed = [name for name in others if now.get(name) is not others[name]]
@@ -57,6 +63,7 @@ def check_layers_that_save_nothing_stay_dense(subject: CompressSubject) -> None:
     value = small(subject, rank=6)  # 16 to 8: 144 elements in place of 128
     model = llama()
     handle = compressed(value, model)
+    assert isinstance(handle, CompressedModel)
     assert set(factored(model)) == set(handle.layers)
     for name, module in model.named_modules():
         if name.endswith(("k_proj", "v_proj")):
@@ -76,9 +83,10 @@ def check_wrapped_without_memory(subject: CompressSubject) -> None:
     handle, ids = compressed(small(subject)), tokens()
     bare = llama("meta")
     small(subject).wrap(bare)
-    shapes = {name: tuple(p.shape) for name, p in bare.named_parameters()}
-    expected = {name: tuple(p.shape) for name, p in handle.model.named_parameters()}
-    assert shapes == expected, "wrapping on meta makes other parameters than fitting"
+    expected = shapes(handle.model)
+    assert shapes(bare) == expected, "wrapping on meta makes other parameters than fitting"
+    planned = small(subject).plan(llama("meta"))
+    assert planned == handle.plan, "the plan on meta is another one"
     assert all(parameter.is_meta for parameter in bare.parameters()), "wrapping takes memory"
     other = llama()
     twin = small(subject).wrap(other)
@@ -117,15 +125,14 @@ def check_file_round_trip(subject: CompressSubject) -> None:
 
 @compress_check()
 def check_calibrations_travel(subject: CompressSubject) -> None:
-    """A calibration that was saved and loaded gives the same factors, at another share too."""
+    """A calibration that was saved and loaded gives the same model, at another share too."""
     value, model = small(subject), llama()
-    if not isinstance(value, LowRankCompressor):
-        raise NotApplicable("the method has no share")
     found = calibrated(value, model)
     with tempfile.TemporaryDirectory() as temporary:
         again = Calibration.load(found.save(Path(temporary) / "calibration.safetensors"))
-    for share in (0.3, 0.6):
-        given = small(subject, share=share, rank=None)
+    factors = isinstance(value, LowRankCompressor)
+    for fields in ({"share": 0.3, "rank": None}, {"share": 0.6, "rank": None}):
+        given = small(subject, **(fields if factors else {}))
         one, other = (given.fit(llama(), each).state_dict() for each in (found, again))
         for name, tensor in one.items():
-            assert torch.equal(tensor, other[name]), f"{name} differs at share {share}"
+            assert torch.equal(tensor, other[name]), f"{name} differs, {fields}"

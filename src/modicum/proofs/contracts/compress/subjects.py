@@ -8,8 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modicum.compress.base import Compressor
-from modicum.compress.compressed_model import CompressedModel
+from modicum.compress.base import Compressed, Compressor
 from modicum.core.layers.calibration import Calibration
 from modicum.core.layers.linear_forms import linear_form
 from modicum.proofs.contracts.adapters.subjects import assert_close as assert_close
@@ -42,10 +41,15 @@ def calibrated(value: Compressor, model: nn.Module) -> Calibration:
     return value.calibrate(model, [tokens(4), tokens(2, 9)], next_token)
 
 
-def compressed(value: Compressor, model: nn.Module | None = None) -> CompressedModel:
+def compressed(value: Compressor, model: nn.Module | None = None) -> Compressed:
     """A small decoder after the method was fitted."""
     model = llama() if model is None else model
     return value.fit(model, calibrated(value, model))
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Of every parameter, by name."""
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def factored(model: nn.Module) -> dict[str, nn.Module]:

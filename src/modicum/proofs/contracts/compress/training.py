@@ -12,9 +12,9 @@ from modicum.proofs.contracts.compress.subjects import (
     CompressSubject,
     compress_check,
     compressed,
-    factored,
     llama,
     next_token,
+    shapes,
     small,
     tokens,
 )
@@ -54,17 +54,17 @@ def check_resumes_to_the_bit(subject: CompressSubject) -> None:
 
 @compress_check()
 def check_frozen_layers_stay_frozen(subject: CompressSubject) -> None:
-    """Factors of a weight that takes no gradients take none either."""
-    model = llama()
+    """What becomes of a weight that takes no gradients takes none either."""
+    model, full = llama(), shapes(llama())
     model.requires_grad_(False)
     compressed(small(subject), model)
-    assert factored(model), "no layer was replaced"
+    assert shapes(model) != full, "nothing has become smaller"
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 @compress_check(expensive=True, proves="transformers")
 def check_trains_under_transformers(subject: CompressSubject) -> None:
-    """`transformers.Trainer` trains the factors; merged, a model is saved and read as ever."""
+    """`transformers.Trainer` trains it; merged, a model is saved and read as ever."""
     model = hugging_face_llama(tie_word_embeddings=False)
     value = small(subject)
 
@@ -73,7 +73,7 @@ def check_trains_under_transformers(subject: CompressSubject) -> None:
 
     handle = value.fit(model, value.calibrate(model, [tokens(4)], loss))
     before = {name: value.clone() for name, value in handle.state_dict().items()}
-    assert len(before) == 14, f"it holds {sorted(before)}"
+    assert before, "nothing has become smaller"
     train_under_transformers(model, tokens(8), max_steps=3, learning_rate=1e-2)
     after = handle.state_dict()
     stuck = [name for name in before if torch.equal(before[name], after[name])]

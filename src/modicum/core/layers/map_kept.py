@@ -1,0 +1,184 @@
+"""Which units of a model are kept where others are removed, as a value that can be taken back.
+
+It makes a model or a single tensor small, and gives it the full shape again, with zeros where units
+were removed: what a small model learned has a place in the full one. Knows units, and no method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modicum.core.errors import InputError
+from modicum.core.layers.map_edits import check_removal, put_in, recount, remove, tensor_of
+from modicum.core.layers.map_parts import ModelMap, Units
+
+
+@dataclass(frozen=True)
+class KeptUnits:
+    """Units as the full model has them, and those of them that are kept, in order."""
+
+    units: Units
+    kept: tuple[int, ...]
+
+    @property
+    def removed(self) -> tuple[int, ...]:
+        """Those that are not kept, in order."""
+        kept = set(self.kept)
+        return tuple(place for place in range(self.units.count) if place not in kept)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Which units are kept, of every part of a model that loses some.
+
+    >>> from modicum.core.layers.map import find_map
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> small = Reduction((KeptUnits(find_map(model).mlps[0].neurons, (0, 2)),))
+    >>> small.apply(model)
+    >>> model[0].weight.shape, small.restored("2.weight", model[2].weight).shape
+    (torch.Size([2, 2]), torch.Size([2, 3]))
+    """
+
+    parts: tuple[KeptUnits, ...]
+
+    def apply(self, model: nn.Module) -> None:
+        """Remove all others from the full model; nothing is changed where that is refused.
+
+        Raises:
+            InputError: as `remove`; or two parts remove places of one tensor along one dimension.
+        """
+        self._check_apart()
+        for part in self.parts:
+            if part.removed:
+                check_removal(model, part.units, part.removed)
+        for part in self.parts:
+            if part.removed:
+                remove(model, part.units, part.removed)
+
+    @torch.no_grad()
+    def restore(self, model: nn.Module) -> None:
+        """Give a small model the full shapes, with zeros for what was removed, in place.
+
+        It computes what the small one did. Make optimizers afterwards: parameters are new.
+        """
+        for part in self.parts:
+            if part.removed:
+                for name in dict.fromkeys(piece.tensor for piece in part.units.slices):
+                    old = tensor_of(model, name)
+                    put_in(model, old, Reduction((part,)).restored(name, old.detach()))
+                recount(model, part.units, len(part.removed), back=True)
+
+    def reduced(self, name: str, tensor: Tensor) -> Tensor:
+        """What is kept of the full model's tensor of this name."""
+        for dim in range(tensor.ndim):
+            if (kept := self.places(name, dim, tensor.shape[dim])) is not None:
+                tensor = tensor.index_select(dim, kept.to(tensor.device))
+        return tensor
+
+    def restored(self, name: str, tensor: Tensor) -> Tensor:
+        """The small model's tensor of this name in the full shape, zero where it was removed."""
+        for dim in range(tensor.ndim):
+            tensor = self._widened(name, dim, tensor, dim)
+        return tensor
+
+    def restored_factors(
+        self, layer: str, a: Tensor, b: Tensor, *, transposed: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Factors of a change of the small layer's weight, as factors of the full one's.
+
+        The change b a becomes that of the places that are kept, and zero elsewhere.
+
+        Args:
+            layer: its full name.
+            a, b: [r, in] and [out, r] of the small layer.
+            transposed: whether the layer stores W^T.
+
+        >>> from modicum.core.layers.map import find_map
+        >>> neurons = find_map(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))).mlps[0]
+        >>> kept = Reduction((KeptUnits(neurons.neurons, (0, 2)),))
+        >>> a, b = kept.restored_factors("2", torch.ones(1, 2), torch.ones(2, 1))
+        >>> a.tolist(), tuple(b.shape)
+        ([[1.0, 0.0, 1.0]], (2, 1))
+        """
+        name, (out, ins) = f"{layer}.weight", (1, 0) if transposed else (0, 1)
+        return self._widened(name, ins, a, 1), self._widened(name, out, b, 0)
+
+    def _widened(self, name: str, dim: int, tensor: Tensor, along: int) -> Tensor:
+        """A tensor whose dimension `along` is `dim` of the one of this name, as the full has it."""
+        full = tensor.shape[along] + len(self._gone(name, dim))
+        if (kept := self.places(name, dim, full)) is None:
+            return tensor
+        shape = list(tensor.shape)
+        shape[along] = full
+        return tensor.new_zeros(shape).index_copy(along, kept.to(tensor.device), tensor)
+
+    def places(self, name: str, dim: int, size: int) -> Tensor | None:
+        """Which of the full tensor's `size` places along a dimension are kept; None: all."""
+        gone = self._gone(name, dim)
+        if not len(gone):
+            return None
+        kept = torch.ones(size, dtype=torch.bool)
+        kept[gone] = False
+        return kept.nonzero().flatten()
+
+    def as_json(self) -> dict[str, dict[str, list[int]]]:
+        """The kept units by module and kind, as plain values."""
+        found: dict[str, dict[str, list[int]]] = {}
+        for part in self.parts:
+            found.setdefault(part.units.name, {})[part.units.kind] = list(part.kept)
+        return found
+
+    @classmethod
+    def from_json(cls, raw: Any, full: ModelMap) -> Reduction:
+        """What `as_json` wrote.
+
+        Args:
+            full: the map of the full model.
+
+        Raises:
+            InputError: `raw` names units that the model does not have.
+        """
+        attentions = [units for a in full.all_attentions() for units in (a.heads, a.groups)]
+        every = [*attentions, *(mlp.neurons for mlp in full.all_mlps())]
+        known: dict[tuple[str, str], Units] = {(units.name, units.kind): units for units in every}
+        parts = []
+        for name, kinds in _section(raw).items():
+            for kind, kept in _section(kinds).items():
+                units = known.get((name, kind))
+                there = range(units.count) if units is not None else range(0)
+                fits = isinstance(kept, list) and all(place in there for place in kept)
+                if units is None or not fits:
+                    problem = "keeps units that the full model does not have"
+                    raise InputError(problem, field=f"kept.{name}", value=kind)
+                parts.append(KeptUnits(units, tuple(sorted(set(kept)))))
+        return cls(tuple(parts))
+
+    def _gone(self, name: str, dim: int) -> Tensor:
+        found = [
+            piece.places().reshape(part.units.count, -1)[list(part.removed)].flatten()
+            for part in self.parts
+            for piece in dict.fromkeys(part.units.slices)
+            if (piece.tensor, piece.dim) == (name, dim)
+        ]
+        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+
+    def _check_apart(self) -> None:
+        seen: set[tuple[str, int]] = set()
+        for part in self.parts:
+            own = {(piece.tensor, piece.dim) for piece in part.units.slices}
+            if own & seen:
+                problem = "two kinds of units that share a tensor cannot be removed together"
+                raise InputError(problem, value=part.units.name)
+            seen |= own
+
+
+def _section(raw: Any) -> Mapping[str, Any]:
+    if not isinstance(raw, dict):
+        problem = "which units are kept is written as a section by module, and in it by kind"
+        raise InputError(problem, field="kept", value=raw)
+    return raw
