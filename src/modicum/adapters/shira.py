@@ -45,16 +45,16 @@ class SHiRA(Patching):
     these alone, and gives the base back to the bit. Several are summed, and meet in few entries.
 
     Prefer it where a device holds one model and changes what it is for. Prefer LoRA on a quantized
-    base, on embeddings, and where activations do not fit: each layer keeps its input, and for a
-    moment of the backward pass one layer's full gradient is made. Of masks that look at data
-    `snip` was the best here; `rand` needs neither data nor weights.
+    base, on embeddings, and where a learning rate cannot be looked for: these entries want one that
+    is several times larger. For a moment of the backward pass one layer's full gradient is made.
 
     Args:
         rank: r; a LoRA of this rank has as many trained numbers. At most m n / (m + n).
         mask: which entries: `rand`, drawn without replacement, each set as likely; `magnitude`,
             the largest |W|; `gradient`, the largest |G|, with the loss's gradient G of `examples`;
             `snip`, the largest |W G|; `struct`, the diagonal and rows at equal distances, from one
-            that is drawn. It is fixed. Those that are drawn are kept by the adapter's seed, others as indices.
+            that is drawn. It is fixed. A file has the seed of those that are drawn, and the indices
+            of others.
         examples: how many to look at, for `gradient` and `snip`.
         targets, exclude: see `Adapter`; embeddings cannot be targets.
         dropout: none: W itself is changed.
