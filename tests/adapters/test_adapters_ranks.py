@@ -10,12 +10,13 @@ import torch.distributed as dist
 from pool import Pool
 from torch import Tensor
 
-from modicum.adapters import Hydra, LoRA, LoRAFA, MoS, PiSSA, RandLoRA
+from modicum.adapters import Hydra, LoRA, LoRAFA, MoS, PiSSA, RandLoRA, SHiRA
 from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.base import Adapter
 from modicum.core.contracts.parameters import optimizer_groups, trainable
 from modicum.core.contracts.state import StateRegistry, optimizer_view
 from modicum.core.contracts.strategy import Strategy
+from modicum.core.errors import InputError
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks.layout import Layout
@@ -37,6 +38,7 @@ METHODS: dict[str, Adapter] = {
     "lora_fa": LoRAFA(rank=4, alpha=8.0),
     "randlora": RandLoRA(rank=4),
     "hydra": Hydra(rank=2, sequential_rank=1, learn_scale=True),
+    "shira": SHiRA(rank=2, mask="magnitude"),
     "copies": LoRA(rank=2, also=("norm", "*layernorm")),
 }
 STEPS, ROWS = 3, 4
@@ -155,6 +157,7 @@ def test_updates_are_those_of_one_process(pool: Pool, kind: str, method: str) ->
         "randlora": 42,
         "copies": 3 * 7 * 2 + 7,
         "hydra": 3 * 7 * 5,
+        "shira": 3 * 7,
     }
     assert len(moved) == counts[method]  # every trained tensor, each once, and nothing else
 
@@ -180,6 +183,10 @@ def resumed(ranks: Ranks, kind: str, method: str, options: dict[str, Any]) -> An
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("method", list(METHODS))
 def test_it_goes_on_to_the_bit(pool: Pool, kind: str, method: str, options: dict[str, Any]) -> None:
+    if "linear" in options and "writes_base" in METHODS[method].traits:
+        with pytest.raises(InputError, match="written into a dense one"):
+            Training(Ranks(), kind, method, **options)
+        return
     assert pool.run(resumed, kind, method, options) == [[], []]
 
 

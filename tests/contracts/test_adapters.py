@@ -16,13 +16,17 @@ def test_a_plugin_in_one_file_passes_the_battery() -> None:
     results = run_battery(record, cheap_only=True, listener=told.append)
     assert [(result.name, result.message) for result in results if not result.passed] == []
     assert told == results
-    # What starts elsewhere, does not merge, draws or is on convolutions is tested otherwise.
+    # What starts elsewhere, does not merge, draws, writes or convolves is tested otherwise.
     others = {
         "starts_elsewhere",
         "without_a_dense_form_merging_is_refused",
         "generated_tensors_are_kept_by_their_seed",
         "generated_tensors_are_a_function_of_seed_and_site",
         "on_convolutions",
+        "patches_leave_no_trace",
+        "changes_its_entries_alone",
+        "gradients_are_the_dense_ones",
+        "patches_that_cannot_be_are_refused",
     }
     assert {result.name for result in results if result.skipped} == others
 

@@ -19,6 +19,7 @@ from modicum.adapters.pissa import PiSSA as PiSSA
 from modicum.adapters.q_bara import QBaRA as QBaRA
 from modicum.adapters.qa_hira import QAHiRA as QAHiRA
 from modicum.adapters.randlora import RandLoRA as RandLoRA
+from modicum.adapters.shira import SHiRA as SHiRA
 from modicum.adapters.svfit import SVFit as SVFit
 from modicum.core.exports import Exports
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from modicum.adapters import base_weights
 from modicum.adapters.base import AdapterLayer
 from modicum.adapters.first_pass import stop_watching
+from modicum.adapters.patching_layer import PatchingLayer, with_patches
 from modicum.adapters.sites import replace, shared_name
 from modicum.adapters.slices import close_slices, holder
 from modicum.core.errors import InputError
@@ -59,10 +60,17 @@ class AdaptedLayer(nn.Module):
     def plain(self, *given: Any, **named: Any) -> Any:
         """What the layer gives without adapters."""
         run = self.patched or super().forward
+        if patches := self.patches():
+            run = with_patches(self, run, patches)
         if not (copies := self.copies()):
             return run(*given, **named)
         with computing_with(self, copies):
             return run(*given, **named)
+
+    def patches(self) -> list[PatchingLayer]:
+        """The active adapters that have entries of the weight."""
+        layers = (self.layers_by_adapter[name] for name in self.active)
+        return [layer for layer in layers if isinstance(layer, PatchingLayer)]
 
     def copies(self) -> dict[str, Tensor]:
         """What active adapters have for parameters of the layer, as it takes them; the last's."""

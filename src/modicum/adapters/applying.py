@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import nn
+
 from modicum.adapters.adapted_layer import AdaptedLayer
 from modicum.adapters.base import AdapterLayer
+from modicum.adapters.patching_layer import PatchingLayer
 from modicum.core.errors import InputError
 
 
@@ -12,7 +17,7 @@ def in_order(adapted: AdaptedLayer, names: tuple[str, ...]) -> tuple[str, ...]:
 
     Raises:
         InputError: two are to be the first, or another has taken a part out of the weight that the
-            first one reads.
+            first one reads, or writes into the weight that one reads.
     """
     layers = {name: adapted.layers_by_adapter[name] for name in names}
     first = [
@@ -20,6 +25,7 @@ def in_order(adapted: AdaptedLayer, names: tuple[str, ...]) -> tuple[str, ...]:
         for name, layer in layers.items()
         if isinstance(layer, AdapterLayer) and "applies_first" in layer.method.traits
     ]
+    _check_patches(layers)
     if not first:
         return names
     layer = layers[first[0]]
@@ -32,3 +38,22 @@ def in_order(adapted: AdaptedLayer, names: tuple[str, ...]) -> tuple[str, ...]:
         problem = f"{reads}, of which {rewriter.method.info.name} has taken a part; detach that one"
         raise InputError(problem, value=layer.site.name)
     return (*first, *(name for name in names if name not in first))
+
+
+def _check_patches(layers: Mapping[str, nn.Module]) -> None:
+    """Make sure that no adapter reads the weight without what another one writes into it.
+
+    Raises:
+        InputError: one does.
+    """
+    patch = next((x for x in layers.values() if isinstance(x, PatchingLayer)), None)
+    if patch is None:
+        return
+    for layer in layers.values():
+        assert isinstance(layer, AdapterLayer)
+        if "reads_base" in layer.method.traits:
+            raise InputError(
+                f"{layer.method.info.name} reads the layer's own weight, into which "
+                f"{patch.method.info.name} writes; merge or deactivate one of them",
+                value=layer.site.name,
+            )

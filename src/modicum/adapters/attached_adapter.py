@@ -45,6 +45,7 @@ from modicum.adapters.first_pass import watch_first_pass
 from modicum.adapters.folding import TOLERANCE, Folding, folded
 from modicum.adapters.merged import Merged
 from modicum.adapters.merging import merge, unmerge
+from modicum.adapters.patching_layer import INDICES, PatchingLayer
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.rewriting import check_base, differs, restore, rewrite
 from modicum.adapters.sites import left_out, shared_name
@@ -163,6 +164,8 @@ class AttachedAdapter(Attachment):
         for site, layer in self.layers():
             if isinstance(layer, DerivingLayer):
                 layer.check_fingerprint(state.get(f"{site}.fingerprint"))
+            if isinstance(layer, PatchingLayer):
+                layer.check_state(state.get(f"{site}.{INDICES}"))
         if differs(self, state):
             restore(self)
             rewrite(self, {self.model_name(name): value for name, value in state.items()}, None)

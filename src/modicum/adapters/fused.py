@@ -184,11 +184,13 @@ def fusible(base: Callable[[Tensor], Tensor], inputs: Tensor, a: Tensor) -> Froz
     """The product that `base` computes, where one operation can do that and the update.
 
     None where it could not: something else stands between (another adapter, a patched forward), the
-    layer is trained itself or has copies that are, or is no linear one, or the factors are more
-    precise than the inputs.
+    layer is trained itself, has copies that are or a patch, or is no linear one, or the factors are
+    more precise than the inputs.
     """
     layer = getattr(base, "__self__", None)
     if not isinstance(layer, AdaptedLayer) or layer.patched is not None or layer.copies():
+        return None
+    if layer.patches():
         return None
     autocast = torch.is_autocast_enabled(inputs.device.type)
     if not autocast and torch.promote_types(inputs.dtype, a.dtype) != inputs.dtype:

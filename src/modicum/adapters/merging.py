@@ -16,6 +16,7 @@ from modicum.adapters.base import AdapterLayer, LayerChange
 from modicum.adapters.deriving_layer import DerivingLayer
 from modicum.adapters.merged import Merged
 from modicum.adapters.merging_marks import check_unchanged, mark
+from modicum.adapters.merging_patches import merge_patch, unmerge_patch
 from modicum.adapters.merging_slices import (
     check_alone,
     check_no_bias,
@@ -23,6 +24,7 @@ from modicum.adapters.merging_slices import (
     unmerge_slice,
     unmerged,
 )
+from modicum.adapters.patching_layer import PatchingLayer
 from modicum.adapters.slices import holder
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import form_of
@@ -76,6 +78,9 @@ def _merge_one(
     before: Merged,
 ) -> None:
     """Fold an adapter into one layer, which becomes a new one if `dense` says of which dtype."""
+    if isinstance(layer, PatchingLayer):
+        merge_patch(base, layer, before)
+        return
     name = layer.site.name
     weight, change = merged_map(unmerged(base, layer.site, before.layers), layer)
     bias = _sum(base_weights.read_bias(base), change.bias)
@@ -168,7 +173,9 @@ def unmerge(attached: Attachment, before: Merged) -> None:
         if not layer.merged:
             continue
         base = attached.model.get_submodule(name)
-        if name in before.slices:
+        if isinstance(layer, PatchingLayer):
+            unmerge_patch(base, layer, before)
+        elif name in before.slices:
             unmerge_slice(attached.model, layer.site, before.slices[name], before.layers)
         elif name in before.layers:
             exchange(attached.model, name, before.layers[name])

@@ -8,6 +8,8 @@ from torch import Tensor
 from modicum.adapters import base_weights
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.merged import Merged
+from modicum.adapters.merging_patches import own_entries
+from modicum.adapters.patching_layer import PatchingLayer
 from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import own_part
 
@@ -43,10 +45,16 @@ def _sums(attached: Attachment, merged: Merged, name: str) -> list[tuple[float, 
     base = attached.model.get_submodule(name)
     if name in merged.slices:
         return _sums_of(base_weights.read(base, attached.sites[name]))
+    found = []
+    if name in merged.patches:
+        patch = next(layer for site, layer in attached.layers() if site == name)
+        assert isinstance(patch, PatchingLayer)
+        found = _sums_of(own_entries(base, patch).read())
     keys = {*merged.tensors.get(name, ()), *merged.copied.get(name, ())}
     own = dict(base.named_parameters(recurse=False))
     replaced = own if name in merged.layers else {key: own[key] for key in sorted(keys)}
-    return [found for tensor in replaced.values() for found in _sums_of(own_part(tensor)[0])]
+    each = (_sums_of(own_part(tensor)[0]) for tensor in replaced.values())
+    return [*found, *(pair for pairs in each for pair in pairs)]
 
 
 def _sums_of(tensor: Tensor) -> list[tuple[float, float]]:

@@ -17,6 +17,7 @@ from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import AdapterLayer, Generated
 from modicum.adapters.deriving import check_derivable
 from modicum.adapters.deriving_layer import DerivingLayer
+from modicum.adapters.patching_layer import PatchingLayer
 from modicum.adapters.slices import layer_name
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import form_of
@@ -28,9 +29,9 @@ def check_base(model: nn.Module, layers: Iterable[AdapterLayer], *, readable: bo
     """Make sure that base weights can be rewritten, before layers that do so are put on them.
 
     Raises:
-        InputError: another adapter has rewritten one; one is of a form that no other weight can be
-            written into; or one is quantized, and `readable` says that nobody gives the
-            full-precision weight.
+        InputError: another adapter has rewritten one, or has a patch of it; one is of a form that
+            no other weight can be written into; or one is quantized, and `readable` says that
+            nobody gives the full-precision weight.
     """
     for layer in layers:
         there = model.get_submodule(layer_name(layer.site))
@@ -42,6 +43,12 @@ def check_base(model: nn.Module, layers: Iterable[AdapterLayer], *, readable: bo
             raise InputError(
                 "another adapter has replaced the base weight already, and only one can; save that "
                 "one as a PEFT LoRA for the original model, and load it here",
+                value=layer.site.name,
+            )
+        if any(isinstance(module, PatchingLayer) for module in there.modules()):
+            raise InputError(
+                "another adapter has a patch of the weight of which this one would take a part; "
+                "merge or detach that one first",
                 value=layer.site.name,
             )
         form = form_of(there)

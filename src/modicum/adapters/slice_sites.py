@@ -196,6 +196,8 @@ def _why_not(traits: Collection[str]) -> str | None:
         return "computes its change with the output of the layer that it is on"
     if "rewrites_base" in traits:
         return "takes a part out of the layer's weight"
+    if "writes_base" in traits:
+        return "writes into the layer's own weight"
     if "prepares_from_data" in traits:
         return "looks at the inputs and gradients of the layer that it is on"
     return None

@@ -17,6 +17,7 @@ TRAITS = {
     "is_lora": "its change of a layer is a LoRA, which PEFT's files hold exactly",
     "in_peft": "files of PEFT's hold it exactly, though it is no plain LoRA",
     "rewrites_base": "replaces the frozen base weight when it is attached",
+    "writes_base": "writes its own entries of the base",
     "reads_base": "its change of a layer depends on the layer's own weight",
     "applies_first": "reads the layer's own weight, so it is applied before other adapters",
     "starts_near": "its fresh model computes what the base does, but for rounding",
@@ -85,6 +86,32 @@ RULES = (
         "rewrites_base",
         "rewrites_base",
         "both replace the frozen base weight, and only one can",
+    ),
+    TraitRule(
+        "rewrites_base",
+        "writes_base",
+        "one takes a part out of the frozen base weight, and the other writes into it",
+    ),
+    TraitRule(
+        "writes_base",
+        "writes_base",
+        "both write into the frozen base weight, and only one is trained; merge one of them first",
+    ),
+    TraitRule(
+        "writes_base",
+        "quantized_base",
+        "it writes into entries of dense weights; leave the section linear out",
+    ),
+    TraitRule(
+        "writes_base",
+        "holds_trained_forms",
+        "it writes into entries of dense weights; leave the section linear out",
+    ),
+    TraitRule(
+        "writes_base",
+        "run_compiles",
+        "it writes into weights before a product and restores them after it, which compiled blocks "
+        "cannot do; set training.compile to none",
     ),
     TraitRule(
         "frees_gradient_in_backward",

@@ -25,7 +25,9 @@ from modicum.proofs.contracts.adapters.subjects import (
 _HEADS, _WIDTH = 2, 8
 
 
-@adapters_check(unless=("reads_base", "rewrites_base", "prepares_from_data", "after_block"))
+@adapters_check(
+    unless=("reads_base", "rewrites_base", "writes_base", "prepares_from_data", "after_block")
+)
 def check_on_slices(subject: AdapterSubject) -> None:
     """On q and v of a fused layer it starts as the base, learns, merges into their rows alone.
 

@@ -78,6 +78,11 @@ def rewrites(subject: AdapterSubject) -> bool:
     return "rewrites_base" in subject.info.traits
 
 
+def dropped(subject: AdapterSubject, dropout: float) -> float:
+    """The dropout that a method takes: none where its change is written into the weight."""
+    return 0.0 if "writes_base" in subject.info.traits else dropout
+
+
 def start_tolerance(subject: AdapterSubject) -> float:
     """How far a model may be from what it was before an adapter came that is not used."""
     return 1e-5 if "starts_near" in subject.info.traits else 0.0
