@@ -10,6 +10,7 @@ from modicum.proofs.contracts.adapters import (
     ledger,
     numerics,
     slices,
+    steps,
     trace,
     training,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "ledger",
     "numerics",
     "slices",
+    "steps",
     "trace",
     "training",
 ]
