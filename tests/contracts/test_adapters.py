@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from modicum.core.contracts.catalog import read_file
 from modicum.proofs import run_battery
 
@@ -23,6 +25,9 @@ def test_a_plugin_in_one_file_passes_the_battery() -> None:
         "generated_tensors_are_kept_by_their_seed",
         "generated_tensors_are_a_function_of_seed_and_site",
         "on_convolutions",
+        "steps_count_once",
+        "steps_add_their_term_once",
+        "steps_resume",
         "patches_leave_no_trace",
         "changes_its_entries_alone",
         "gradients_are_the_dense_ones",
@@ -41,6 +46,16 @@ def test_a_change_of_what_blocks_give_passes_the_battery() -> None:
     (record,) = read_file(PLUGINS / "behind.py")
     results = run_battery(record, cheap_only=True)
     assert [(result.name, result.message) for result in results if not result.passed] == []
+
+
+@pytest.mark.parametrize("name", ["tallying", "penalised", "consistent"])
+def test_adapters_that_follow_steps_pass_the_battery(name: str) -> None:
+    (record,) = read_file(PLUGINS / f"{name}.py")
+    results = run_battery(record)
+    assert [(result.name, result.message) for result in results if not result.passed] == []
+    ran = {result.name for result in results if not result.skipped}
+    assert ("steps_count_once" in ran) == (name != "consistent")
+    assert ("steps_add_their_term_once" in ran) == (name == "penalised")
 
 
 def test_a_broken_plugin_is_found_wanting_and_told_why() -> None:

@@ -6,6 +6,7 @@ from modicum.adapters.block_lora import BlockLoRA as BlockLoRA
 from modicum.adapters.compacter import Compacter as Compacter
 from modicum.adapters.dora import DoRA as DoRA
 from modicum.adapters.files import load as load
+from modicum.adapters.flylora import FlyLoRA as FlyLoRA
 from modicum.adapters.hydra import Hydra as Hydra
 from modicum.adapters.loldu import LoLDU as LoLDU
 from modicum.adapters.lora import LoRA as LoRA

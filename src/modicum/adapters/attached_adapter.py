@@ -50,6 +50,7 @@ from modicum.adapters.preparation import Preparation
 from modicum.adapters.rewriting import check_base, differs, restore, rewrite
 from modicum.adapters.sites import left_out, shared_name
 from modicum.adapters.slices import check_apart, layer_name, open_slices
+from modicum.adapters.steps import AdapterSteps, steps_of
 from modicum.adapters.widths import check_rank_fits
 from modicum.core.errors import InputError
 from modicum.core.files import located
@@ -195,7 +196,7 @@ class AttachedAdapter(Attachment):
                 what it derives from the weight is not what `kept` is for.
         """
         restore(self)
-        self.weights = weights or self.weights
+        self.weights, self.ranks = weights or self.weights, ranks or self.ranks
         self.shared.initialise(seed=self.seed)
         self.shared.start_frozen(device_of(self.model, next(iter(self.sites))))
         for _, layer in self.everywhere():
@@ -213,6 +214,14 @@ class AttachedAdapter(Attachment):
             seed = kept.get(self.model_name(f"{owner}.seed"))
             device = device_of(self.model, first if owner == "shared" else owner)
             module.draw(self.seed if seed is None else int(seed), device)
+
+    def steps(self) -> AdapterSteps:
+        """The adapter's part in the steps of a loop of one's own, or of another trainer.
+
+        Raises:
+            InputError: its method does not have the trait `follows_steps`.
+        """
+        return steps_of(self)
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.parameters())

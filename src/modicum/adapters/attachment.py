@@ -12,6 +12,7 @@ from modicum.adapters.copies import Copied
 from modicum.adapters.factors import FrozenBuffers
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.sites import Site, shared_name
+from modicum.core.ranks.ranks import Ranks
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Attachment:
         copied: by module, the parameters of which the adapter has copies.
         weights: gives the full-precision weight of a layer by its name; None: the layer's own.
         prepared: what the method found out from data; its values are in the sites too.
+        ranks: this process among those of a run; None: nobody has said it.
     """
 
     model: nn.Module
@@ -37,6 +39,7 @@ class Attachment:
     copied: Copied = field(default_factory=dict)
     weights: ReadWeight | None = None
     prepared: Preparation = field(default_factory=Preparation)
+    ranks: Ranks | None = None
 
     def layers(self) -> Iterator[tuple[str, AdapterLayer]]:
         """Pairs of a site's name and the adapter's layer there."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T", bound=Tensor | None)
 IGNORED = -100  # a label that is not trained; the default `ignore_index` of cross entropy
 
 
@@ -68,3 +70,16 @@ class Batch:
         """The first row, in which nothing is trained."""
         first = self.split(1)[0]
         return replace(first, labels=torch.full_like(first.labels, IGNORED))
+
+    def twice(self) -> Batch:
+        """The rows, and after them the same again: for two passes at once."""
+        return Batch(twice(self.input_ids), twice(self.labels), twice(self.documents))
+
+
+def twice(tensor: T) -> T:
+    """A tensor's rows, and after them the same again; None stays None.
+
+    >>> twice(torch.tensor([1, 2])).tolist()
+    [1, 2, 1, 2]
+    """
+    return tensor if tensor is None else cast(T, torch.cat([tensor, tensor]))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from modicum.core.errors import InputError
 from modicum.core.random import bits, key, philox
-from modicum.data.batch import IGNORED
+from modicum.data.batch import IGNORED, twice
 
 SIDE = 32
 DIGIT_CLASSES, DIGITS = 10, 1797
@@ -73,6 +73,10 @@ class ImageBatch:
     def idle(self) -> ImageBatch:
         """The first image, whose label is not trained."""
         return ImageBatch(self.images[:1], torch.full_like(self.labels[:1], IGNORED))
+
+    def twice(self) -> ImageBatch:
+        """The images, and after them the same again: for two passes at once."""
+        return ImageBatch(twice(self.images), twice(self.labels))
 
 
 class Images(ABC):

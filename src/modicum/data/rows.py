@@ -36,6 +36,9 @@ class AnyBatch(Protocol):
     def idle(self) -> Self:
         """The first row, in which nothing is trained: its sum is 0, its count 0."""
 
+    def twice(self) -> Self:
+        """The rows, and after them the same again: for two passes at once."""
+
 
 B = TypeVar("B", bound=AnyBatch, covariant=True)
 

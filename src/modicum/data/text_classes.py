@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from modicum.core.files import publish_folder, write_json
-from modicum.data.batch import IGNORED
+from modicum.data.batch import IGNORED, twice
 
 WEIGHTS, COUNTS = "tokens.safetensors", "counts.json"
 
@@ -70,6 +70,11 @@ class TextClassBatch:
         """The first row, whose label is not trained."""
         first = self._part(0, 1)
         return replace(first, labels=torch.full_like(first.labels, IGNORED))
+
+    def twice(self) -> TextClassBatch:
+        """The rows, and after them the same again: for two passes at once."""
+        ids, labels = twice(self.input_ids), twice(self.labels)
+        return TextClassBatch(ids, labels, twice(self.mask), twice(self.types))
 
     def _part(self, start: int, rows: int) -> TextClassBatch:
         part = slice(start, start + rows)

@@ -189,9 +189,10 @@ class Predictor:
         """Add up the ledgers of everything that the recipe puts into a rank's step."""
         task, half = task_of(recipe), recipe.training.precision == "bf16"
         frozen_half = half and recipe.adapter is not None
+        pairs = any("pairs_passes" in part.traits for part in recipe.parts())
         shape = replace(
             task.row(recipe),
-            sequences=choice.micro_batch_size,
+            sequences=choice.micro_batch_size * (2 if pairs else 1),
             micro_batches=choice.micro_batches,
             weight_bytes=2 if frozen_half else 4,
             compute_bytes=2 if half else 4,

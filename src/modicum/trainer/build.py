@@ -153,7 +153,7 @@ def add_hooks(
     """Have the recipe's methods take part in the run, in the order of their slots.
 
     Raises:
-        InputError: a method may change shapes and its traits do not say so.
+        InputError: a method may change shapes, or asks for two passes, and no trait says so.
     """
     recipe, seed, ranks = plan.recipe, plan.recipe.training.seed, strategy.ranks
     # A linear form and a compressor have done their work; what they left is in the model.
@@ -171,12 +171,16 @@ def add_hooks(
         method = recipe.method(slot)
         hook = one if method is None else method.run_hook(one)
         program.hooks.add(slot, None if hook is model else hook)
-    says_so = any("changes_shapes" in part.traits for part in recipe.parts())
-    if program.hooks.may_change_shapes and not says_so:
-        problem = "a method here has a hook `surgery`, and none has the trait changes_shapes"
-        raise InputError(
-            problem, field="optimizer.method", value=(recipe.optimizer or {})["method"]
-        )
+    says = {trait for part in recipe.parts() for trait in part.traits}
+    asked = {
+        ("surgery", "changes_shapes"): program.hooks.may_change_shapes,
+        ("pair_loss", "pairs_passes"): program.hooks.pair_passes,
+    }
+    for (member, trait), is_there in asked.items():
+        if is_there and trait not in says:
+            problem = f"a method here has a hook `{member}`, and none has the trait {trait}"
+            named = (recipe.optimizer or {})["method"]
+            raise InputError(problem, field="optimizer.method", value=named)
 
 
 def build_program(plan: Plan, model: nn.Module, strategy: Strategy) -> StepProgram:

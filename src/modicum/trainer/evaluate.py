@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from modicum.core.contracts.run_hooks import RunHooks
+from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.contracts.step import autocast
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.rank_split import micro_batches

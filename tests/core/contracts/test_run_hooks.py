@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from modicum.core.contracts.run_hooks import MEMBERS, ExtraLoss, RunHook, RunHooks
+from modicum.core.contracts.hooks_in_order import RunHooks
+from modicum.core.contracts.run_hooks import MEMBERS, ExtraLoss, RunHook
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 

@@ -26,6 +26,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _PASSES: dict[str, PassKind] = {"training_step": "train", "validation_step": "evaluate"}
 _REFUSED = {
     "extra_loss": "adds a term to the loss; add it in training_step",
+    "pair_loss": "adds a term to the loss; add it in training_step",
     "surgery": "changes the shapes of weights, and nothing is built anew",
 }
 
@@ -87,6 +88,7 @@ class LightningCalls:
         """An update begins with the first of its micro-batches."""
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self.runtime.before_update(trainer.global_step + 1)
+        self.runtime.before_forward(1 / trainer.accumulate_grad_batches)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Gradients are final, and not clipped yet."""

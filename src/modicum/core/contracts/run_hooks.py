@@ -9,9 +9,11 @@ members; `Method.run_hook` may give another object for it.
 In the order of an update:
 
     before_update(step)
-    with forward_context("train"):      # each micro-batch: forward pass and loss
-        loss = ...                      # the last one's, with extra_loss()
+    before_forward(share)               # each micro-batch, with its share of the update's count
+    with forward_context("train"):      # its forward pass and loss
+        loss = ...                      # with pair_loss(), and the last one's with extra_loss()
     loss.backward()
+    added_loss()                        # after the last one: what a method has added by itself
     after_backward()                    # gradients are the update's, summed over the ranks
     before_optimizer(step)              # they are clipped
     optimizer.step()
@@ -23,8 +25,8 @@ In the order of an update:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,7 +44,10 @@ for a backward pass that kept nothing; without gradients."""
 
 MEMBERS = (
     "before_update",
+    "before_forward",
     "forward_context",
+    "pair_loss",
+    "added_loss",
     "extra_loss",
     "after_backward",
     "before_optimizer",
@@ -80,9 +85,35 @@ class RunHook:
     def before_update(self, step: int) -> None:
         """Update number `step`, from 1, begins: forget what was seen since the last one."""
 
+    def before_forward(self, share: float) -> None:
+        """A micro-batch comes that has this share of the update's count, over all ranks.
+
+        The shares of an update add up to 1 over micro-batches and ranks. In a loop that takes means
+        over ranks those of each rank do.
+        """
+
     def forward_context(self, kind: PassKind) -> AbstractContextManager[object]:
         """What a forward pass and its loss run in."""
         return nullcontext()
+
+    def pair_loss(self, first: Any, second: Any, batch: Any) -> Tensor:
+        """The sum of losses between two passes of a batch; `batch.count` belongs to it.
+
+        Who has this has each batch run as one of twice the rows, whose second half is the second
+        pass: so recomputation makes what both drew. Its class has the trait `pairs_passes`, by
+        which plans count the rows. The task's loss is that of the first pass.
+
+        Args:
+            first, second: the task's outputs of the passes.
+        """
+        raise TypeError(f"{type(self).__name__} defines no pair_loss()")
+
+    def added_loss(self) -> float | None:
+        """What the method itself has added to the update's loss, this rank's part, to be reported.
+
+        Asked once an update, after its last backward pass; None: it does not do that.
+        """
+        return None
 
     def extra_loss(self) -> ExtraLoss | None:
         """A term of the update's loss; asked once an update, after its last forward pass."""
@@ -165,121 +196,6 @@ class RunHook:
         return lightning_callback_of(lambda model, optimizer: self)
 
 
-class RunHooks:
-    """The hooks of a run, in order, called as one; each by the name of its state.
-
-    >>> class Counts(RunHook):
-    ...     updates = 0
-    ...     def before_update(self, step):
-    ...         self.updates = step
-    >>> counts = Counts()
-    >>> hooks = RunHooks({"counts": counts, "none": object(), "absent": None})
-    >>> hooks.before_update(3)
-    >>> counts.updates, list(hooks.named)
-    (3, ['counts'])
-    """
-
-    def __init__(self, candidates: Mapping[str, object] | None = None) -> None:
-        self.named: dict[str, Any] = {}
-        self._having: dict[str, list[Any]] = {member: [] for member in MEMBERS}
-        for name, candidate in (candidates or {}).items():
-            self.add(name, candidate)
-
-    def add(self, name: str, candidate: object) -> None:
-        """Take a hook in, if it is one; after those that are there.
-
-        Raises:
-            ValueError: there is one of this name.
-        """
-        members = members_of(candidate)
-        if not members:
-            return
-        if name in self.named:
-            raise ValueError(f"two hooks are called {name}")
-        self.named[name] = candidate
-        for member in members:
-            self._having[member].append(candidate)
-
-    def remove(self, name: str) -> None:
-        """Leave a hook out from here on."""
-        gone = self.named.pop(name)
-        for having in self._having.values():
-            having[:] = [hook for hook in having if hook is not gone]
-
-    def before_update(self, step: int) -> None:
-        """An update begins."""
-        for hook in self._having["before_update"]:
-            hook.before_update(step)
-
-    def forward_context(self, kind: PassKind) -> AbstractContextManager[object]:
-        """The contexts of all, the first one outermost."""
-        return _entered(hook.forward_context(kind) for hook in self._having["forward_context"])
-
-    @property
-    def enter_passes(self) -> bool:
-        """Whether any has a context for forward passes."""
-        return bool(self._having["forward_context"])
-
-    def extra_losses(self) -> list[ExtraLoss]:
-        """The terms that there are."""
-        terms = (hook.extra_loss() for hook in self._having["extra_loss"])
-        return [term for term in terms if term is not None]
-
-    def after_backward(self) -> None:
-        """Gradients are final."""
-        for hook in self._having["after_backward"]:
-            hook.after_backward()
-
-    def before_optimizer(self, step: int) -> None:
-        """Gradients are clipped."""
-        for hook in self._having["before_optimizer"]:
-            hook.before_optimizer(step)
-
-    @property
-    def reads_gradients(self) -> bool:
-        """Whether any `after_optimizer` of the update at hand reads gradients."""
-        return any(getattr(h, "reads_gradients", False) for h in self._having["after_optimizer"])
-
-    def after_optimizer(self, step: int, optimizer: Optimizer | None) -> None:
-        """The update was made."""
-        for hook in self._having["after_optimizer"]:
-            hook.after_optimizer(step, optimizer)
-
-    def evaluation(self) -> AbstractContextManager[object]:
-        """The contexts of all, the first one outermost."""
-        return _entered(hook.evaluation() for hook in self._having["evaluation"])
-
-    def checkpoint(self) -> None:
-        """A checkpoint is about to be written."""
-        for hook in self._having["checkpoint"]:
-            hook.checkpoint()
-
-    def epoch_end(self, epoch: int) -> None:
-        """An epoch is over."""
-        for hook in self._having["epoch_end"]:
-            hook.epoch_end(epoch)
-
-    @property
-    def may_change_shapes(self) -> bool:
-        """Whether any is asked for surgeries."""
-        return bool(self._having["surgery"])
-
-    def surgeries(self, step: int) -> list[Surgery]:
-        """Those that are asked for after an update."""
-        asked = (hook.surgery(step) for hook in self._having["surgery"])
-        return [surgery for surgery in asked if surgery is not None]
-
-    def close(self) -> None:
-        """Have each leave the model as it was; the last one first."""
-        for hook in reversed(self.named.values()):
-            hook.close()
-
-    def stateful(self) -> dict[str, Any]:
-        """Those that have a state, by the name of its view."""
-        named = self.named.items()
-        return {name: hook for name, hook in named if hasattr(hook, "load_state_dict")}
-
-
 def members_of(candidate: object) -> tuple[str, ...]:
     """The members that a hook has of its own, other than the protocol's that do nothing.
 
@@ -289,11 +205,3 @@ def members_of(candidate: object) -> tuple[str, ...]:
         return ()
     own = {member: getattr(type(candidate), member, None) for member in MEMBERS}
     return tuple(m for m in MEMBERS if own[m] is not None and own[m] is not getattr(RunHook, m))
-
-
-@contextmanager
-def _entered(contexts: Iterable[AbstractContextManager[object]]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield

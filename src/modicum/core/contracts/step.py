@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from modicum.core.clock import BACKWARD, FORWARD, WIRE
+from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.contracts.method import Context
-from modicum.core.contracts.run_hooks import ExtraLoss, PassKind, RunHooks
+from modicum.core.contracts.run_hooks import ExtraLoss, PassKind
 from modicum.core.contracts.state import StateRegistry, optimizer_view
 from modicum.core.contracts.stepping import Stepper
 from modicum.core.contracts.strategy import Strategy
@@ -107,6 +108,7 @@ class StepProgram(ABC):
         self.task, self.model = context.task, context.model
         self.strategy, self.hooks = context.strategy, context.hooks
         self.clock = context.strategy.ranks.clock
+        self._between: list[Tensor] = []  # losses between passes, of an update's micro-batches
 
     @abstractmethod
     def __call__(
@@ -150,6 +152,8 @@ class StepProgram(ABC):
         """A micro-batch's part of the mean loss over `tokens`, by a forward pass."""
         again: PassKind = "recompute" if kind == "train" else kind
         hooks = self.hooks
+        if hooks.weigh_passes:
+            hooks.before_forward(batch.count / max(tokens, 1))
         with (
             self.clock(FORWARD) if kind == "train" else nullcontext(),
             recomputing_in((lambda: hooks.forward_context(again)) if hooks.enter_passes else None),
@@ -159,8 +163,32 @@ class StepProgram(ABC):
             return self.summed(batch) / max(tokens, 1)
 
     def summed(self, batch: Any) -> Tensor:
-        """The sum of a batch's losses: the task's, of the model's outputs."""
-        return self.task.loss_of(self.task.outputs(self.model, batch), batch)
+        """The sum of a batch's losses: the task's, of the model's outputs.
+
+        With a loss between two passes, of the first half of the outputs of twice the rows.
+        """
+        if not self.hooks.pair_passes:
+            return self.task.loss_of(self.task.outputs(self.model, batch), batch)
+        both = self.task.outputs(self.model, batch.twice())
+        first, second = rows_of(both, slice(batch.rows)), rows_of(both, slice(batch.rows, None))
+        between = self.hooks.pair_loss(first, second, batch)
+        self._between.append(between.detach())
+        return self.task.loss_of(first, batch) + between
+
+
+def rows_of(outputs: Any, rows: slice) -> Any:
+    """Some rows of what a model gives: of a tensor, or of each in a tuple, a list or a mapping.
+
+    >>> rows_of({"logits": torch.arange(4)}, slice(2, None))
+    {'logits': tensor([2, 3])}
+    """
+    if isinstance(outputs, Tensor):
+        return outputs[rows]
+    if isinstance(outputs, Mapping):
+        return {name: rows_of(value, rows) for name, value in outputs.items()}
+    if isinstance(outputs, tuple | list):
+        return type(outputs)(rows_of(value, rows) for value in outputs)
+    return outputs
 
 
 class StandardStep(StepProgram):
@@ -220,6 +248,7 @@ class StandardStep(StepProgram):
         """Leave the update's gradients, summed over the ranks; the mean loss, and extra terms."""
         device = next(self.model.parameters()).device
         total, extra = torch.zeros((), device=device), None
+        self._between.clear()
         for place, batch in enumerate(micro_batches):
             if place:
                 check()
@@ -233,9 +262,16 @@ class StandardStep(StepProgram):
             with self.clock(BACKWARD):
                 loss.backward()
         self.strategy.after_backward()
-        if extra is None:
-            return self.strategy.ranks.sum(float(total))[0], None
-        mean, added = self.strategy.ranks.sum(float(total), float(extra.detach()))
+        known = [] if extra is None else [float(extra.detach())]
+        own = float(total)
+        if self._between:
+            known.append(float(torch.stack(self._between).sum()) / max(tokens, 1))
+            own -= known[-1]
+        if (added_there := self.hooks.added_loss()) is not None:
+            known.append(added_there)
+        if not known:
+            return self.strategy.ranks.sum(own)[0], None
+        mean, added = self.strategy.ranks.sum(own, sum(known))
         return mean, added
 
     def _weighed(self, terms: Sequence[ExtraLoss]) -> Tensor:

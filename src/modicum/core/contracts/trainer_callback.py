@@ -2,6 +2,7 @@
 
 That trainer clips gradients before any callback sees them, so `max_grad_norm=0` gives the usual
 order; and its checkpoints hold no hook's state, so the hooks of a resumed run begin anew.
+Micro-batches have equal shares of an update there.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class HookCalls:
                 changes shapes, for which a trainer must build everything anew.
         """
         self.runtime = self._begin(known["model"], _bare(known["optimizer"]))
-        if "extra_loss" in self.runtime.members:
+        if {"extra_loss", "pair_loss"} & set(self.runtime.members):
             raise InputError(
                 "this method adds a term to the loss, which transformers.Trainer shows to no "
                 "callback; add it in compute_loss, or train with modicum's trainer"
@@ -59,6 +60,7 @@ class HookCalls:
     def on_step_begin(self, *given: Any, **_: Any) -> None:
         """An update begins."""
         self.runtime.before_update(given[1].global_step + 1)
+        self.runtime.before_forward(1 / given[0].gradient_accumulation_steps)
 
     def on_pre_optimizer_step(self, *given: Any, **_: Any) -> None:
         """Gradients are final, and clipped where the trainer clips."""

@@ -26,6 +26,8 @@ TRAITS = {
     "after_block": "changes what blocks give, not a layer's weight",
     "adapts_convolutions": "can be on convolutions too",
     "prepares_from_data": "looks at data once before the first update",
+    "follows_steps": "counts in forward passes, draws anew with each update, or adds to the loss",
+    "pairs_passes": "runs each batch as one of twice the rows, for a loss between two passes",
     "defers_update": "applies an update later than the step that computed it",
     "frees_gradient_in_backward": "consumes a gradient as soon as it is computed",
     "needs_no_gradients": "makes its updates from losses alone",
@@ -161,6 +163,17 @@ RULES = (
         "needs_no_gradients",
         "crosses_wire",
         "updates are made from losses alone, and they are all that ranks exchange; leave comm out",
+    ),
+    TraitRule(
+        "needs_no_gradients",
+        "follows_steps",
+        "updates are made from losses alone, and what an adapter counts or adds to the loss comes "
+        "with backward passes",
+    ),
+    TraitRule(
+        "needs_no_gradients",
+        "pairs_passes",
+        "updates are made from losses alone, and a loss between two passes is not among them",
     ),
     TraitRule(
         "defers_update",

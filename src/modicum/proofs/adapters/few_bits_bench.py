@@ -16,7 +16,7 @@ import torch
 
 from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.base import Adapter
-from modicum.core.contracts.run_hooks import RunHooks
+from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.layers.linear_forms import frozen_linears
 from modicum.linears.base import LinearMethod
 from modicum.proofs.adapters.permutation_bench import (

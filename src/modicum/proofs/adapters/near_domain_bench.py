@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.adapters.base import Adapter
-from modicum.core.contracts.run_hooks import RunHooks
+from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.random import derive_seed
 from modicum.proofs.adapters.digits_bench import HIDDEN, DigitsBench
 from modicum.proofs.adapters.permutation_bench import FullTuning

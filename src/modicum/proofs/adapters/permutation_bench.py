@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from modicum.adapters.base import Adapter
+from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.contracts.parameters import count, trainable
-from modicum.core.contracts.run_hooks import RunHooks
 from modicum.core.machine.memory import TensorMeter, bytes_by_kind
 from modicum.core.random import derive_seed
 from modicum.models import ModelConfig, create

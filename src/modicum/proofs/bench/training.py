@@ -11,7 +11,7 @@ from typing import Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
-from modicum.core.contracts.run_hooks import RunHooks
+from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.ranks.sharding import whole
 

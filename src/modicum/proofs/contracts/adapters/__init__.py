@@ -11,6 +11,7 @@ from modicum.proofs.contracts.adapters import (
     numerics,
     patches,
     slices,
+    steps,
     trace,
     training,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "numerics",
     "patches",
     "slices",
+    "steps",
     "trace",
     "training",
 ]
