@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import SAVED, Adapter, AdapterQuery, Factor, Generated
 from modicum.adapters.dropping import dropped
 from modicum.adapters.fused import compute_dtype
+from modicum.adapters.routed import place_dtype, routed, spread
 from modicum.adapters.sites import Site
 from modicum.adapters.steps import AdapterSteps, FollowingLayer
 from modicum.adapters.widths import linear_only
@@ -22,42 +23,6 @@ from modicum.core.contracts.method import Info, NonNegativeFloat, PositiveFloat,
 from modicum.core.errors import InputError
 from modicum.core.random import normal_, sample
 from modicum.core.torch_private import transforms_run
-
-
-class _Routed(torch.autograd.Function):
-    """s (u restricted to `chosen`) B^T for u [n, r] and B [m, r]; k numbers and places are kept."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, u: Tensor, b: Tensor, chosen: Tensor, scale: float, dtype: torch.dtype
-    ) -> Tensor:
-        values = u.gather(1, chosen).to(dtype)
-        ctx.save_for_backward(values, chosen.to(_place_dtype(b.shape[1])), b)
-        ctx.about = scale, dtype, u.dtype
-        return (_spread(values, chosen, b) @ b.to(dtype).T).mul_(scale)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        values, places, b = ctx.saved_tensors
-        scale, dtype, given = ctx.about
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError("an adapter whose A is frozen has no second derivatives")
-        chosen, of_u, of_b = places.long(), None, None
-        if ctx.needs_input_grad[1]:
-            of_b = (gradient.T @ _spread(values, chosen, b)).mul_(scale).to(b.dtype)
-        if ctx.needs_input_grad[0]:
-            through = (gradient @ b.to(dtype)).mul_(scale).gather(1, chosen)
-            of_u = _spread(through.to(given), chosen, b)
-        return of_u, of_b, None, None, None
-
-
-def _spread(values: Tensor, chosen: Tensor, b: Tensor) -> Tensor:
-    """[n, r] with the values [n, k] at their places, and zeros."""
-    return values.new_zeros(len(values), b.shape[1]).scatter(1, chosen, values)
-
-
-def _place_dtype(rank: int) -> torch.dtype:
-    return torch.uint8 if rank <= 256 else torch.int32
 
 
 class FlyLoRALayer(FollowingLayer):
@@ -79,10 +44,10 @@ class FlyLoRALayer(FollowingLayer):
         u = self.projected(dropped(rows, dropout) if dropout else rows)
         chosen, dtype = self.chosen(u), compute_dtype(inputs, self.B)
         if not torch.compiler.is_compiling() and transforms_run():
-            thin = _spread(u.gather(1, chosen), chosen, self.B)
+            thin = spread(u.gather(1, chosen), chosen, self.method.rank)
             update = self.method.scale * F.linear(thin.to(dtype), self.B.to(dtype))
         else:
-            update = _Routed.apply(u, self.B, chosen, self.method.scale, dtype)
+            update = routed(u, self.B, chosen, self.method.scale, dtype)
         changed = (outputs + update.view(outputs.shape)).to(outputs.dtype)
         if not self.followed:
             return changed
@@ -220,7 +185,7 @@ class FlyLoRA(Adapter):
         return -(-at.shape.positions * at.site.in_features // 8)
 
     def ledger(self, at: AdapterQuery) -> Ledger:
-        places = self.active * at.shape.positions * _place_dtype(self.rank).itemsize
+        places = self.active * at.shape.positions * place_dtype(self.rank).itemsize
         return super().ledger(at) + Ledger.of(Entry("activation", places, SAVED, "chosen ranks"))
 
     def matrices_kept(self, at: AdapterQuery) -> int:
