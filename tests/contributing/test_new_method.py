@@ -120,13 +120,16 @@ def test_the_commands_of_the_guide_say_what_it_says() -> None:
 def test_the_example_passes_its_battery(record: MethodRecord) -> None:
     results = run_battery(record)
     assert [(result.name, result.message) for result in results if not result.passed] == []
-    # What starts elsewhere, does not merge, is generated, writes or convolves is tested otherwise.
+    # What starts elsewhere, does not merge, is generated, writes, convolves or follows steps is
+    # tested otherwise.
     others = {
         *("starts_elsewhere", "without_a_dense_form_merging_is_refused", "on_convolutions"),
         "generated_tensors_are_a_function_of_seed_and_site",
         "generated_tensors_are_kept_by_their_seed",
         *("patches_leave_no_trace", "changes_its_entries_alone"),
         *("gradients_are_the_dense_ones", "patches_that_cannot_be_are_refused"),
+        *("steps_count_once", "steps_add_their_term_once", "steps_resume", "steps_compile"),
+        "steps_under_transformers",
     }
     assert {result.name for result in results if result.skipped} == others
 

@@ -43,7 +43,8 @@ def on_interrupt(number: int, frame: FrameType | None) -> None:
     end the process with a message of their own.
     """
     above = frame
-    while above is not None:
+    # What stands above `run` loads nothing of ours: another program may have called it.
+    while above is not None and above.f_code is not run.__code__:
         name = above.f_globals.get("__name__")
         if above.f_code.co_name == "<module>" and name != "__main__":
             here = _place()
