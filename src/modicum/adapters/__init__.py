@@ -10,6 +10,7 @@ EXPORTS = Exports(
         "Adapter": "base",
         "AdapterLayer": "base",
         "AttachedAdapter": "attached_adapter",
+        "adapter_names": "batch_rows",
         "base_folder_of": "native_files",
         "base_model_of": "native_files",
         "load": "files",

@@ -2,6 +2,7 @@
 from modicum.adapters.attached_adapter import AttachedAdapter as AttachedAdapter
 from modicum.adapters.base import Adapter as Adapter
 from modicum.adapters.base import AdapterLayer as AdapterLayer
+from modicum.adapters.batch_rows import adapter_names as adapter_names
 from modicum.adapters.block_lora import BlockLoRA as BlockLoRA
 from modicum.adapters.compacter import Compacter as Compacter
 from modicum.adapters.dora import DoRA as DoRA

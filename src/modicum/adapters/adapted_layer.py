@@ -10,36 +10,31 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from modicum.adapters import base_weights
 from modicum.adapters.base import AdapterLayer
 from modicum.adapters.first_pass import stop_watching
 from modicum.adapters.patching_layer import PatchingLayer, with_patches
+from modicum.adapters.plain_state import PlainState
+from modicum.adapters.row_groups import RowGroups
 from modicum.adapters.sites import replace, shared_name
 from modicum.adapters.slices import close_slices, holder
 from modicum.core.errors import InputError
 from modicum.core.layers.computing_with import computing_with
 from modicum.core.layers.drawn_buffers import DrawnBuffers
-from modicum.core.ranks.sharding import is_sharded
 from modicum.core.torch_private import leave_out_of_ddp
 
 
-class AdaptedLayer(nn.Module):
+class AdaptedLayer(PlainState):
     """What a layer becomes that has adapters: of a subclass of its own class, so that it keeps its
     weight, its place, its names and its hooks. `wear` makes it.
 
     Active adapters apply one after the other, each to what the ones before it make of the layer.
     One that took its start out of the weight gives that back as long as it is not active.
 
-    In a state dict the weight has the name and the value that it would have without adapters, and
-    their tensors stand next to it: so `save_pretrained`, `from_pretrained` and other trainers'
-    checkpoints hold the model as well as its adapters.
-
     Attributes:
         patched: the `forward` that somebody had put on the layer itself; None: nobody had.
     """
 
     plain_type: ClassVar[type[nn.Module]]
-    layers_by_adapter: nn.ModuleDict
     active: tuple[str, ...]
     patched: Callable[..., Any] | None
 
@@ -49,6 +44,26 @@ class AdaptedLayer(nn.Module):
 
     def through_adapters(self, inputs: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
         """What the active adapters make of the layer, where `run` is the layer without them."""
+        groups: RowGroups | None = self.__dict__.get("row_groups")
+        if groups is None:
+            return self._applied(inputs, run)
+        active = self.active
+
+        def adapted(name: str | None, own: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+            self.active = tuple(each for each in active if each == name)
+            return self._applied(own, base)
+
+        try:
+            return groups.computed(inputs, run, adapted, base_once=not self._changes_base)
+        finally:
+            self.active = active
+
+    @property
+    def _changes_base(self) -> bool:
+        """Whether active adapters have parameters, or entries of them, of their own."""
+        return bool(self.patches() or self.copies())
+
+    def _applied(self, inputs: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
         for name, layer in self.layers_by_adapter.items():
             assert isinstance(layer, AdapterLayer)
             if layer.rewrote and name not in self.active:
@@ -86,57 +101,6 @@ class AdaptedLayer(nn.Module):
         assert there is not None
         return there.dtype
 
-    def rewriter(self) -> AdapterLayer | None:
-        """The adapter's layer that has a part of the weight now."""
-        layers = self.layers_by_adapter.values()
-        return next((x for x in layers if isinstance(x, AdapterLayer) and x.rewrote), None)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        _check_is_plain(self, prefix)
-        if (layer := self.rewriter()) is not None:
-            destination[f"{prefix}weight"] = self._original(layer)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        for name, each in self.layers_by_adapter.items():
-            said = state_dict.get(f"{prefix}layers_by_adapter.{name}._extra_state")
-            if said is not None and isinstance(each, AdapterLayer):
-                each.set_extra_state(said)  # refused before the weight is touched
-        layer, key = self.rewriter(), f"{prefix}weight"
-        found = {} if layer is None else self._kept(layer, state_dict, prefix)
-        shapes = {name: tensor.shape for name, tensor in found.items()}
-        fits = layer is not None and shapes == {n: t.shape for n, t in layer.kept_buffers()}
-        # What does not fit is named by `load_state_dict` itself, and nothing of it is used.
-        if (
-            fits
-            and key in state_dict
-            and state_dict[key].shape == self.get_parameter("weight").shape
-        ):
-            assert layer is not None
-            _check_is_plain(self, prefix)
-            before, stored = self._original(layer), state_dict[key]
-            taken = layer.taken()
-            for name, buffer in layer.kept_buffers():
-                buffer.copy_(found[name])
-            # What it has is exact where nothing else is read: sums would round it.
-            same = torch.equal(taken, layer.taken()) and torch.equal(before, stored.to(before))
-            rest = base_weights.at_least_fp32(stored.to(before.device))
-            rest = rest - base_weights.oriented(layer.taken(), layer.site)
-            state_dict[key] = self.get_parameter("weight") if same else rest.to(stored.dtype)
-        super()._load_from_state_dict(state_dict, prefix, *others)
-
-    def _kept(self, layer: AdapterLayer, state: Any, prefix: str) -> dict[str, Tensor]:
-        """What a state dict says was taken out of the weight, else what it is here."""
-        own = next(name for name, known in self.layers_by_adapter.items() if known is layer)
-        at = f"{prefix}layers_by_adapter.{own}."
-        return {name: state.get(f"{at}{name}", buffer) for name, buffer in layer.kept_buffers()}
-
-    def _original(self, layer: AdapterLayer) -> Tensor:
-        """The weight as it is stored without the adapter that has a part of it."""
-        weight = base_weights.read(self, layer.site) + layer.taken()
-        stored = base_weights.oriented(weight, layer.site)
-        return stored.to(self.get_parameter("weight").dtype).detach()
-
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Its class was made here and is found in no module.
         base = AdaptedBlock if isinstance(self, AdaptedBlock) else AdaptedLayer
@@ -153,6 +117,9 @@ class AdaptedBlock(AdaptedLayer):
     def forward(self, *given: Any, **named: Any) -> Any:
         inputs, rest = (given[0], given[1:]) if given else (named.pop(next(iter(named))), ())
         others: tuple[Any, ...] | None = None
+        if "row_groups" in self.__dict__ and self._changes_base and (rest or named):
+            problem = "takes several tensors, and rows are to use other copies of its parameters"
+            raise InputError(problem, value=self.plain_type.__name__)
 
         def block(hidden: Tensor) -> Tensor:
             nonlocal others
@@ -205,31 +172,6 @@ def _adapted(plain: type[nn.Module], base: type[AdaptedLayer]) -> type[AdaptedLa
 def _empty(plain: type[nn.Module], base: type[AdaptedLayer]) -> AdaptedLayer:
     kind = _adapted(plain, base)
     return kind.__new__(kind)
-
-
-def _check_is_plain(layer: AdaptedLayer, prefix: str) -> None:
-    """Make sure that a weight can be kept under its plain name.
-
-    Raises:
-        InputError: it is quantized, or of another form that a plain model does not have; or its
-            adapter has a part of it, and it is sharded.
-    """
-    name = prefix.removesuffix(".")
-    if not base_weights.is_plain(layer):
-        raise InputError(
-            "its weight is held in a form that a plain model's state dict does not have, so a "
-            "model that read it would start this layer at random; save the adapter with "
-            "adapter.save(folder), or merge(dense=torch.bfloat16) and save the model; "
-            'transformers.Trainer takes save_strategy="no"',
-            value=name,
-        )
-    sharded = any(is_sharded(parameter) for parameter in layer.parameters(recurse=False))
-    if sharded and layer.rewriter() is not None:
-        raise InputError(
-            "its adapter has a part of the weight, which is sharded, so no rank can give the "
-            "weight of the plain model; save the adapter with adapter.save(folder)",
-            value=name,
-        )
 
 
 def wearers(model: nn.Module) -> Iterator[tuple[str, AdaptedLayer]]:

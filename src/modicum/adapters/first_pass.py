@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from modicum.adapters.slices import Slice
 from modicum.core.errors import InputError
 from modicum.core.torch_private import is_compiled
 
@@ -27,8 +28,13 @@ _called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def _watched(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every layer that has adapters, with its name."""
-    return ((name, m) for name, m in model.named_modules() if "layers_by_adapter" in m._modules)
+    """Every layer that has adapters, with its name; a slice, where one of them is active."""
+    return (
+        (name, module)
+        for name, module in model.named_modules()
+        if "layers_by_adapter" in module._modules
+        and (not isinstance(module, Slice) or getattr(module, "active", ()))
+    )
 
 
 def _begin_watching(model: nn.Module, args: Any) -> None:

@@ -8,12 +8,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from modicum.adapters.attached_adapter import AttachedAdapter
-from modicum.adapters.lora import LoRA
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.adapters.subjects import (
     AdapterSubject,
     adapters_check,
+    another,
     assert_close,
     attached,
     llama,
@@ -71,7 +70,7 @@ def check_several_adapters_and_switching(subject: AdapterSubject) -> None:
         again = partial(attached, subject, model, name="second")
         _is_refused(again, "two that rewrite the base weight")
         assert torch.equal(model(inputs), alone), "a refused adapter has changed the model"
-    second = stir(_another(subject, model, "second"))
+    second = stir(another(subject, model, "second"))
     other = model(inputs)
     assert not torch.equal(alone, other), "adapters with other factors compute the same"
     first.activate()
@@ -101,7 +100,7 @@ def check_detach_leaves_the_model_as_it_was(subject: AdapterSubject) -> None:
     nn.Module.requires_grad_(model.get_submodule("narrow"), False)
     shape = _shape(model)
     first = stir(attached(subject, model, name="first"))
-    second = stir(_another(subject, model, "second"))
+    second = stir(another(subject, model, "second"))
     first.detach()
     second.detach()
     assert _shape(model) == shape, "modules, names or trainable parameters differ after detach"
@@ -174,13 +173,6 @@ def check_follows_the_model(subject: AdapterSubject) -> None:
     assert kinds <= {torch.bfloat16}, f"after model.to(bfloat16) the factors are {kinds}"
     output = model(tokens())
     assert output.dtype == torch.bfloat16, f"a bf16 model with the adapter gives {output.dtype}"
-
-
-def _another(subject: AdapterSubject, model: nn.Module, name: str) -> AttachedAdapter:
-    """A second adapter on a model: of the same method, or LoRA where two of it cannot be."""
-    if rewrites(subject):
-        return LoRA(rank=2).attach(model, name=name)
-    return attached(subject, model, name=name)
 
 
 def _is_refused(work: Callable[[], object], what: str) -> None:

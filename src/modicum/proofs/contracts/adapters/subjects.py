@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.base import Adapter, ReadWeight
 from modicum.adapters.blocks import ALL_BRANCHES
+from modicum.adapters.lora import LoRA
 from modicum.adapters.preparation import PreparationContext, prepared_by
 from modicum.core.random import normal_
 from modicum.models import ModelConfig, create
@@ -58,6 +59,13 @@ def attached(
         context = PreparationContext(full, tuple(value.sites(full)), _batches(full), _loss)
         prepared = prepared_by(value.prepare, replace(context, seed=seed))
     return value.attach(model, name=name, seed=seed, weights=weights, prepared=prepared)
+
+
+def another(subject: AdapterSubject, model: nn.Module, name: str) -> AttachedAdapter:
+    """A second adapter on a model: of the same method, or LoRA where two of it cannot be."""
+    if rewrites(subject):
+        return LoRA(rank=2).attach(model, name=name)
+    return attached(subject, model, name=name)
 
 
 def _batches(model: nn.Module) -> list[Tensor]:
