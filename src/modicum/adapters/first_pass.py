@@ -33,7 +33,7 @@ def _watched(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         (name, module)
         for name, module in model.named_modules()
         if "layers_by_adapter" in module._modules
-        and (not isinstance(module, Slice) or getattr(module, "active", ()))
+        and (not isinstance(module, Slice) or module.__dict__.get("active"))
     )
 
 
