@@ -1,4 +1,4 @@
-"""Rows of one batch with different adapters: against PEFT, gradients, other places, refusals."""
+"""Rows of one batch with different adapters, and weights: against PEFT, other places, refusals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.adapters import Compacter, LoRA, adapter_names, load
+from modicum.adapters import Adapter, Compacter, LoRA, PiSSA, SHiRA, adapter_names, load
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.adapters.subjects import llama, numbers, stir, tokens
 
@@ -163,3 +163,81 @@ def test_a_module_of_several_tensors_with_copies_is_refused() -> None:
     names = ["law", None]
     with pytest.raises(InputError, match="takes several tensors"), adapter_names(model, names):
         model(numbers(2, 4))
+
+
+# Weights
+
+
+def test_weights_add_up_and_are_merged() -> None:
+    model, ids = llama().double(), tokens(4)
+    law, code = (stir(LoRA(rank=2).attach(model, name=name)) for name in ("law", "code"))
+    law.activate(0.7)
+    code.activate(-0.3, alone=False)
+    assert (law.weighting, code.weighting) == (0.7, -0.3)
+    found = model(ids)
+    changes = {
+        name: 0.7 * layer.delta() - 0.3 * other.delta()
+        for (name, layer), (_, other) in zip(law.layers(), code.layers(), strict=True)
+    }
+    plain = llama().double()
+    with torch.no_grad():
+        for name, change in changes.items():
+            plain.get_submodule(name).get_parameter("weight").add_(change)
+    torch.testing.assert_close(found, plain(ids))
+    law.merge()
+    code.merge()
+    torch.testing.assert_close(model(ids), plain(ids))
+    with pytest.raises(InputError, match=r"merged with 0\.7"):
+        law.activate(0.5)
+    code.unmerge()
+    law.unmerge()
+    torch.testing.assert_close(model(ids), found)
+    law.activate()
+    assert law.weighting == 1
+
+
+@pytest.mark.parametrize("method", [LoRA(rank=2), PiSSA(rank=2), SHiRA(rank=1)])
+def test_a_weight_scales_gradients_and_copies(method: Adapter) -> None:
+    model, ids = llama().double(), tokens(4)
+    adapter = stir(method.with_fields(also=("*norm",)).attach(model))
+    adapter.activate(0.5)
+    model(ids).square().sum().backward()
+    layer = next(layer for _, layer in adapter.everywhere() if layer.copies())
+    own = layer.layer.get_parameter("weight")
+    torch.testing.assert_close(layer.used_copies()["weight"], (own + layer.copies()["weight"]) / 2)
+    for parameter in adapter.parameters():
+        assert parameter.grad is not None
+        epsilon, direction = 1e-6, torch.randn_like(parameter)
+        losses = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter.add_(direction, alpha=sign * epsilon)
+                losses.append(model(ids).square().sum())
+                parameter.sub_(direction, alpha=sign * epsilon)
+        expected = (losses[0] - losses[1]) / (2 * epsilon)
+        torch.testing.assert_close(
+            (parameter.grad * direction).sum(), expected, rtol=1e-3, atol=1e-4
+        )
+
+
+def test_a_state_merged_with_another_weight_is_refused() -> None:
+    states = []
+    for weight in (0.5, 1.0):
+        model = llama()
+        adapter = stir(LoRA(rank=2).attach(model))
+        adapter.activate(weight)
+        adapter.merge()
+        states.append(model.state_dict())
+    with pytest.raises(InputError, match="another weight"):
+        model.load_state_dict(states[0])
+    model.load_state_dict(states[1])
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+def test_a_weight_is_finite(weight: float) -> None:
+    model = llama()
+    adapter = LoRA(rank=2).attach(model)
+    with pytest.raises(InputError, match="not a finite number"):
+        adapter.activate(weight)
+    assert adapter.active
+    assert adapter.weighting == 1

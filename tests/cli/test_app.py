@@ -309,6 +309,33 @@ def test_chat_reads_lines_from_a_pipe(
     assert said("def\n\n/new\ndef\n/quit\n") == [*once[:-1], *once]
 
 
+def test_chat_changes_adapters_between_answers(
+    modicum: Any, runs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+
+    def said(text: str, *words: Any, seed: int = 0) -> Any:
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        drawn = ("--max-tokens", "12", "--seed", str(seed), "--plain")
+        return modicum("chat", *words, *drawn)
+
+    more = (runs.adapted, "--adapter", f"more={runs.adapted}")
+    asked = "def\n/new\n/adapter {}\ndef\n"
+    # Where little was learned, what is drawn may be the base's; of some that are drawn one is not.
+    for seed in range(12):
+        own, base = (said("def\n", runs.adapted, *w, seed=seed).out for w in ((), ("--base",)))
+        if own != base:
+            break
+    assert own != base
+    assert said(asked.format("base"), *more, seed=seed).out == own + base
+    assert said(asked.format("more"), *more, seed=seed).out == own + own
+    assert said("def\n", *more, "--base", seed=seed).out == base
+    for word, problem in (("mor", "Did you mean 'more'?"), ("more=x", "is no weight")):
+        wrong = said(f"/adapter {word}\n", *more)
+        assert wrong.code == 2
+        assert problem in one_message(wrong)
+
+
 @pytest.mark.parametrize("how", [KeyboardInterrupt, EOFError, "/quit"])
 def test_chat_at_a_terminal_ends_with_0(
     modicum: Any, runs: Any, monkeypatch: pytest.MonkeyPatch, how: Any

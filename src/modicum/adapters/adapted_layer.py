@@ -69,7 +69,9 @@ class AdaptedLayer(PlainState):
             if layer.rewrote and name not in self.active:
                 run = partial(layer.original, base=run)
         for name in self.active:
-            run = partial(self.layers_by_adapter[name], base=run)
+            layer = self.layers_by_adapter[name]
+            assert isinstance(layer, AdapterLayer)
+            run = partial(layer.weighted, base=run)
         return run(inputs)
 
     def plain(self, *given: Any, **named: Any) -> Any:
@@ -93,7 +95,7 @@ class AdaptedLayer(PlainState):
         for name in self.active:
             layer = self.layers_by_adapter[name]
             assert isinstance(layer, AdapterLayer)
-            found |= layer.copies()
+            found |= layer.used_copies()
         return {leaf: copy.to(self._dtype_of(leaf)) for leaf, copy in found.items()}
 
     def _dtype_of(self, leaf: str) -> torch.dtype:

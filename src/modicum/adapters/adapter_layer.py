@@ -50,6 +50,7 @@ class AdapterLayer(FrozenBuffers):
 
     Attributes:
         merged: whether it is folded into the weight now.
+        weighting: what the change that it makes of the layer is multiplied with.
         rewrote: whether the base weight is W less `taken` now, not W and not a merged weight.
         of_held: whether its `derived` tensors are of the weight as the layer holds it, quantized or
             not, and cheap. Then they are made anew with every state that is loaded, and nothing
@@ -60,6 +61,7 @@ class AdapterLayer(FrozenBuffers):
 
     merged = False
     rewrote = False
+    weighting = 1.0
 
     def __init__(
         self,
@@ -139,6 +141,13 @@ class AdapterLayer(FrozenBuffers):
         known = self._parameters.items()
         return {n.removeprefix(COPY): t for n, t in known if n.startswith(COPY) and t is not None}
 
+    def used_copies(self) -> dict[str, Tensor]:
+        """Its copies as the layer takes them: own + weighting (copy - own)."""
+        if self.weighting == 1:
+            return self.copies()
+        own = {leaf: self.layer.get_parameter(leaf).detach() for leaf in self.copies()}
+        return {n: own[n] + self.weighting * (copy - own[n]) for n, copy in self.copies().items()}
+
     def get_extra_state(self) -> Tensor:
         """Which method with which fields this is, and whether it is merged, for a state dict."""
         fields = self.method.model_dump(exclude={"targets", "exclude", "also"})
@@ -147,6 +156,8 @@ class AdapterLayer(FrozenBuffers):
             "fields": fields,
             "merged": self.merged,
         }
+        if self.merged and self.weighting != 1:
+            about["weighting"] = self.weighting
         if self.site.kind == "module":
             about["kind"] = "module"
         if self.site.prepared:
@@ -168,6 +179,9 @@ class AdapterLayer(FrozenBuffers):
                 "one of the state and this adapter is merged into the weights, the other is not"
             )
             raise InputError(f"{problem}; merge or unmerge this one first", value=self.site.name)
+        if own.get("weighting") != other.get("weighting"):
+            problem = "the state is of an adapter that is merged with another weight; unmerge this"
+            raise InputError(problem, field="weighting", value=self.site.name)
         if own.get("prepared") != other.get("prepared"):
             problem = "the state is of an adapter that data prepared otherwise; attach that one"
             raise InputError(problem, field="prepared", value=self.site.name)
@@ -182,6 +196,18 @@ class AdapterLayer(FrozenBuffers):
     @abstractmethod
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         """The layer's output, where `base` computes what the layer gives without this adapter."""
+
+    def weighted(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+        """The layer's output with `weighting` times the change that `forward` makes of it."""
+        if self.weighting == 1:
+            found: Tensor = self(inputs, base)
+            return found
+        outputs = base(inputs)
+        base = known(inputs, outputs, base)
+        without = self.original(inputs, base) if self.rewrote else outputs
+        found = self(inputs, base)
+        # What computes within the layer has its weighting there.
+        return outputs if found is outputs else without + self.weighting * (found - without)
 
     def delta(self) -> Tensor:
         """The change of the weight that the adapter amounts to, [out, in]: fp32, or fp64."""
@@ -260,6 +286,13 @@ class CopiesLayer(AdapterLayer):
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         return base(inputs)
+
+
+def known(
+    inputs: Tensor, outputs: Tensor, base: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """`base`, where what it gives of these inputs is known: a second run could count or store."""
+    return lambda x: outputs if x is inputs else base(x)
 
 
 def decoded(state: Tensor) -> dict[str, Any]:

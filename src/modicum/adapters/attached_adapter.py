@@ -7,6 +7,7 @@ which change of the weight it amounts to (`delta`).
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -147,6 +148,11 @@ class AttachedAdapter(Attachment):
         """Whether the adapter is folded into the base weights."""
         return self._merged is not None
 
+    @property
+    def weighting(self) -> float:
+        """What the adapter's change is multiplied with while it is active, or merged."""
+        return next(layer.weighting for _, layer in self.everywhere())
+
     # State
 
     def _wearer(self, name: str) -> AdaptedLayer:
@@ -230,13 +236,28 @@ class AttachedAdapter(Attachment):
 
     # Switching
 
-    def activate(self, *, alone: bool = True) -> None:
+    def activate(self, weight: float = 1.0, *, alone: bool = True) -> None:
         """Use and train this adapter; with `alone`, and no other on the same model.
+
+        Args:
+            weight: what its change of each layer's output, and of parameters of which it has
+                copies, is multiplied with. Files hold the adapter without it.
 
         Raises:
             InputError: it has to be applied first, and so has another, or a part of the weight that
-                it reads is in another.
+                it reads is in another; the weight is not finite; or it is merged with another.
+
+        >>> from modicum.adapters import LoRA
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+        >>> law, code = (LoRA(rank=1).attach(model, name=name) for name in ("law", "code"))
+        >>> law.activate(0.7)
+        >>> code.activate(0.3, alone=False)
         """
+        if not math.isfinite(weight):
+            raise InputError("is not a finite number", field="weight", value=weight)
+        if self.merged and weight not in (1.0, self.weighting):
+            problem = f"the adapter is merged with {self.weighting:g}; unmerge it first"
+            raise InputError(problem, field="weight", value=weight)
         orders = []
         for _, module in wearers(self.model):
             kept = () if alone else tuple(name for name in module.active if name != self.name)
@@ -244,6 +265,8 @@ class AttachedAdapter(Attachment):
             orders.append((module, in_order(module, kept + (() if self.merged else own))))
         for module, order in orders:
             module.active = order
+        for _, layer in self.everywhere():
+            layer.weighting = layer.weighting if self.merged else weight
         train_active(self.model)
 
     def deactivate(self) -> None:
@@ -301,7 +324,7 @@ class AttachedAdapter(Attachment):
             raise InputError("the adapter is not merged", value=self.name)
         unmerge(self, self._merged)
         self._merged = None
-        self.activate(alone=False)
+        self.activate(self.weighting, alone=False)
 
     def detach(self) -> None:
         """Take the adapter off the model; layers without adapters become what they were.

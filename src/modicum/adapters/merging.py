@@ -53,7 +53,7 @@ def merge(attached: Attachment, dense: torch.dtype | None) -> Merged:
         _check_copies_may_merge(attached, attached.model.get_submodule(name), layer)
     try:
         for name, layer in attached.everywhere():
-            before.copied[name] = _put(attached.model.get_submodule(name), layer.copies())
+            before.copied[name] = _put(attached.model.get_submodule(name), layer.used_copies())
             layer.merged = name not in attached.sites
         for name, layer in attached.layers():
             shift = shifts.get(name)
@@ -185,8 +185,8 @@ def unmerge(attached: Attachment, before: Merged) -> None:
             if "bias" not in before.tensors[name] and "bias" in base._parameters:
                 base.register_parameter("bias", None)
         else:
-            rest = base_weights.read(base, layer.site) - whole(layer.delta()) - layer.taken()
-            base_weights.write(base, layer.site, rest)
+            merged = base_weights.read(base, layer.site) - layer.weighting * whole(layer.delta())
+            base_weights.write(base, layer.site, merged - layer.taken())
         layer.merged, layer.rewrote = False, layer.rewrites
     for name, layer in attached.everywhere():
         _put(attached.model.get_submodule(name), before.copied.get(name, {}))
@@ -215,7 +215,8 @@ def merged_map(base: nn.Module, layer: AdapterLayer) -> tuple[Tensor, LayerChang
         weight = weight + layer.taken()
     change = layer.change(weight, base_weights.read_bias(base))
     assert change is not None
-    gathered = [None if part is None else whole(part) for part in (change.weight, change.bias)]
+    parts = (change.weight, change.bias)
+    gathered = [None if part is None else layer.weighting * whole(part) for part in parts]
     merged = _sum(weight, gathered[0])
     assert merged is not None
     return merged, LayerChange(*gathered)

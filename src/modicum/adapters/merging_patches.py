@@ -16,7 +16,7 @@ from modicum.core.ranks.sharding import own_part, whole
 def merge_patch(base: nn.Module, layer: PatchingLayer, before: Merged) -> None:
     """Write a patch into a layer's weight for good, and keep what its entries were."""
     spot, name = own_entries(base, layer), layer.site.name
-    values = spot.pick(whole(layer.values.detach()))
+    values = spot.pick(whole(layer.used_values().detach()))
     before.patches[name] = spot.read()
     total = at_least_fp32(before.patches[name]) + values
     spot.write(total)

@@ -61,6 +61,10 @@ class PatchingLayer(AdapterLayer):
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         return base(inputs)  # the layer itself computes with the patch
 
+    def used_values(self) -> Tensor:
+        """What is added at its places."""
+        return self.values if self.weighting == 1 else self.weighting * self.values
+
     @torch.no_grad()
     def delta(self) -> Tensor:
         values = base_weights.at_least_fp32(whole(self.values.detach()))
@@ -155,4 +159,4 @@ def with_patches(
     """A layer's forward `run` with patches in its weight."""
     listed = list(patches)
     product = Patched(layer, run, tuple(patch.places() for patch in listed))
-    return lambda inputs: product(inputs, [patch.values for patch in listed])
+    return lambda inputs: product(inputs, [patch.used_values() for patch in listed])

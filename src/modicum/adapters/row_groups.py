@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from modicum.adapters.adapter_layer import known
 from modicum.core.errors import InputError
 
 
@@ -60,21 +61,14 @@ class RowGroups:
         for name, rows in self.rows.items():
             index = torch.tensor(rows, device=inputs.device)
             own = inputs.index_select(0, index)
-            given = base if every is None else _known(own, every.index_select(0, index), base)
+            given = base if every is None else known(own, every.index_select(0, index), base)
             parts.append(adapted(name, own, given))
             order += rows
         places = torch.tensor(order, device=inputs.device).argsort()
         return torch.cat(parts).index_select(0, places)
 
 
-def _known(
-    inputs: Tensor, outputs: Tensor, base: Callable[[Tensor], Tensor]
-) -> Callable[[Tensor], Tensor]:
-    """`base`, where what it gives of these inputs is known."""
-    return lambda x: outputs if x is inputs else base(x)
-
-
-def check_names(names: Sequence[str | None], known: set[str]) -> None:
+def check_names(names: Sequence[str | None], there: set[str]) -> None:
     """Make sure that there are names, and each is of an adapter on the model.
 
     Raises:
@@ -82,7 +76,7 @@ def check_names(names: Sequence[str | None], known: set[str]) -> None:
     """
     if not names:
         raise InputError("needs a name for each row of a batch", field="names")
-    if unknown := sorted({name for name in names if name is not None} - known):
-        allowed = ", ".join([*sorted(known), "None"])
+    if unknown := sorted({name for name in names if name is not None} - there):
+        allowed = ", ".join([*sorted(there), "None"])
         problem = "no adapter on this model has this name"
         raise InputError(problem, field="names", value=unknown[0], allowed=allowed)

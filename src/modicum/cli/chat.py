@@ -11,13 +11,21 @@ from modicum.core.errors import InputError
 
 if TYPE_CHECKING:
     from modicum.serve import Conversation
+    from modicum.serve.adapter_choice import AdapterChoice
 
 HELP = (
     "{what}; a \\ at the end takes one more line. /new begins anew; /quit, Ctrl-D or Ctrl-C ends."
 )
 
+MORE = "/adapter NAME, or NAME=0.7 OTHER=0.3, changes the adapter: {choice}"
 
-def converse(conversation: Conversation, prompt: str | None, options: dict[str, Any]) -> None:
+
+def converse(
+    conversation: Conversation,
+    prompt: str | None,
+    options: dict[str, Any],
+    choice: AdapterChoice | None = None,
+) -> None:
     """Continue one prompt, or what is typed until the end of input."""
     if prompt is not None:
         if conversation.template is None:
@@ -28,12 +36,19 @@ def converse(conversation: Conversation, prompt: str | None, options: dict[str, 
     if asking:
         answers = conversation.template is not None
         print(HELP.format(what="What to answer" if answers else "Text to continue"))
-    _answer_each(conversation, options, asking)
+        if choice is not None:
+            print(MORE.format(choice=choice))
+    _answer_each(conversation, options, asking, choice)
     if asking:
         print("ended")
 
 
-def _answer_each(conversation: Conversation, options: dict[str, Any], asking: bool) -> None:
+def _answer_each(
+    conversation: Conversation,
+    options: dict[str, Any],
+    asking: bool,
+    choice: AdapterChoice | None,
+) -> None:
     """Answer until the end of input, or until somebody at a terminal ends it."""
     while True:
         try:
@@ -53,9 +68,24 @@ def _answer_each(conversation: Conversation, options: dict[str, Any], asking: bo
             return
         if text.strip() == "/new":
             conversation.forget()
+        elif choice is not None and text.split()[:1] == ["/adapter"]:
+            _choose(choice, text.split()[1:], asking)
         elif text:
             with _ended_by_ctrl_c() if asking else nullcontext():
                 _write(conversation, text, options)
+
+
+def _choose(choice: AdapterChoice, words: list[str], asking: bool) -> None:
+    """Change the adapters; at a terminal, say what there is, and a wrong word ends nothing."""
+    try:
+        if words or not asking:
+            choice.use(words)
+    except InputError as error:
+        if not asking:
+            raise
+        print(error)
+    if asking:
+        print(choice)
 
 
 def _typed(asking: bool) -> str:

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from modicum.core.errors import InputError
+
 ProgressStyle = Literal["auto", "live", "lines", "json", "quiet"]
 RecipeArgument = Annotated[
     str,
@@ -39,6 +41,14 @@ PluginOption = Annotated[
     list[str] | None,
     typer.Option(metavar="FILE", help="A Python file with methods of your own."),
 ]
+AdaptersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME=FOLDER",
+        help="One more adapter of the base; may be repeated.",
+    ),
+]
 TrustOption = Annotated[
     bool,
     typer.Option(
@@ -46,3 +56,20 @@ TrustOption = Annotated[
         help="Run the Python files of the model's folder, which can do whatever you can.",
     ),
 ]
+
+
+def named_adapters(given: list[str] | None) -> dict[str, Path]:
+    """What `--adapter NAME=FOLDER`, repeated, says.
+
+    Raises:
+        InputError: one has no name or folder, or two have one name.
+    """
+    found: dict[str, Path] = {}
+    for text in given or []:
+        name, _, folder = text.partition("=")
+        if not (name and folder):
+            raise InputError("say it as NAME=FOLDER", field="--adapter", value=text)
+        if name in found:
+            raise InputError("two adapters have one name", field="--adapter", value=name)
+        found[name] = Path(folder)
+    return found

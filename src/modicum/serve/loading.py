@@ -27,6 +27,7 @@ def load_served(
     *,
     merge: bool = False,
     device: str = "auto",
+    trust_remote_code: bool = False,
 ) -> ServedModels:
     """What a run made, or a model folder, ready to be served.
 
@@ -36,6 +37,7 @@ def load_served(
     Args:
         adapters: folders of more adapters of the same base, or runs that made them, by name.
         merge: fold the run's adapter into its base, which is served as `merged`.
+        trust_remote_code: as `load_run` takes it.
 
     Raises:
         InputError: as `load_run`; a name is taken or no name; or an adapter is for another base,
@@ -47,7 +49,7 @@ def load_served(
             "a merged base is not the one that other adapters are for; serve them without it",
             field="--merge",
         )
-    conversation = load_run(run, device=device)
+    conversation = load_run(run, device=device, trust_remote_code=trust_remote_code)
     plain = ServedModel(template=conversation.template)
     if merge:
         _merge(conversation, run)

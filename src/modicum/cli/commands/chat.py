@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from modicum.cli.options import RunArgument, TrustOption
+from modicum.cli.options import AdaptersOption, RunArgument, TrustOption, named_adapters
 from modicum.core.contracts.method import LARGEST_SEED
 from modicum.core.errors import InputError
 
@@ -21,6 +21,7 @@ def chat(
     seed: Annotated[
         int | None, typer.Option(min=0, max=LARGEST_SEED, help="The same seed writes the same.")
     ] = None,
+    adapter: AdaptersOption = None,
     base: Annotated[bool, typer.Option("--base", help="Without the run's adapter.")] = False,
     plain: Annotated[
         bool, typer.Option("--plain", help="Continue text, whatever template there is.")
@@ -31,6 +32,16 @@ def chat(
     from modicum.cli.chat import converse
     from modicum.serve import load_run
 
+    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    if adapter:
+        from modicum.serve.adapter_choice import AdapterChoice
+
+        more = named_adapters(adapter)
+        choice = AdapterChoice.loaded(run, more, plain=plain, trust_remote_code=trust_remote_code)
+        if base:
+            choice.use(["base"])
+        converse(choice.conversation, prompt, options, choice)
+        return
     conversation = load_run(run, trust_remote_code=trust_remote_code)
     if base:
         if conversation.adapter is None:
@@ -38,5 +49,4 @@ def chat(
         conversation.adapter.deactivate()
     if plain:
         conversation.template = None
-    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     converse(conversation, prompt, options)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modicum.cli.options import JsonOption
-from modicum.core.errors import InputError
+from modicum.cli.options import AdaptersOption, JsonOption, named_adapters
 
 if TYPE_CHECKING:
     from modicum.serve.served_models import ServedModels
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
 
 def serve(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model folder.")],
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=FOLDER", help="One more adapter of the base; may be repeated."),
-    ] = None,
+    adapter: AdaptersOption = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Fold the run's adapter into its base.")
     ] = False,
@@ -53,9 +49,7 @@ def serve(
     from modicum.serve.server import serve as begin
 
     check_host(host, public=public, api_key=api_key)
-    adapters = dict(_named(text) for text in adapter or [])
-    if len(adapters) < len(adapter or []):
-        raise InputError("two adapters have one name", field="--adapter")
+    adapters = named_adapters(adapter)
     check_run(run)
     # The port comes before the model is loaded, which may take a while.
     with listening(host, port) as listener:
@@ -81,10 +75,3 @@ def _json(url: str, served: ServedModels) -> str:
     chat = [name for name, model in served.names.items() if model.template is not None]
     facts = {"models": list(served.names), "chat": chat, "context": served.context}
     return json.dumps({"address": url, **facts})
-
-
-def _named(text: str) -> tuple[str, Path]:
-    name, given, folder = text.partition("=")
-    if not (name and given and folder):
-        raise InputError("say it as NAME=FOLDER", field="--adapter", value=text)
-    return name, Path(folder)

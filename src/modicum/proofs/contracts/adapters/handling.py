@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from modicum.adapters.adapted_layer import wearers
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.adapters.subjects import (
     AdapterSubject,
@@ -93,6 +95,45 @@ def check_several_adapters_and_switching(subject: AdapterSubject) -> None:
 
 
 @adapters_check()
+def check_weights_scale_the_change(subject: AdapterSubject) -> None:
+    """Active with a weight of 0.7, a layer gives what it does without plus 0.7 of the change.
+
+    With 0 that is what it gives without; a merge of the same weight gives the same.
+    """
+    model, ids = llama().double(), tokens()
+    adapter = stir(attached(subject, model))
+    given: dict[str, tuple[nn.Module, Any, dict[str, Any]]] = {}
+    hooks = [
+        module.register_forward_hook(
+            lambda module, args, named, _, name=name: given.update({name: (module, args, named)}),
+            with_kwargs=True,
+        )
+        for name, module in wearers(model)
+    ]
+    model(ids)
+    for hook in hooks:
+        hook.remove()
+    assert given, "none of its layers runs"
+    for name, (module, args, named) in given.items():
+        outputs = {}
+        for weight in (1.0, 0.7, 0.0):
+            adapter.activate(weight)
+            outputs[weight] = _output(module(*args, **named))
+        adapter.deactivate()
+        without = _output(module(*args, **named))
+        expected = without + 0.7 * (outputs[1.0] - without)
+        assert_close(outputs[0.7], expected, 1e-6, f"{name} with a weight is not in proportion")
+        assert_close(outputs[0.0], without, 1e-6, f"{name} with a weight of 0 changes its layer")
+    adapter.activate(0.7)
+    weighted = model(ids)
+    if "mergeable" in subject.info.traits:
+        adapter.merge()
+        assert_close(model(ids), weighted, 1e-5, "merged with a weight it computes something else")
+        adapter.unmerge()
+        assert_close(model(ids), weighted, 1e-5, "unmerged, it has another weight")
+
+
+@adapters_check()
 def check_detach_leaves_the_model_as_it_was(subject: AdapterSubject) -> None:
     """Detached, the model has its own modules, names and trainable parameters again."""
     model, inputs = odd_model(subject), numbers(4, 7)
@@ -173,6 +214,13 @@ def check_follows_the_model(subject: AdapterSubject) -> None:
     assert kinds <= {torch.bfloat16}, f"after model.to(bfloat16) the factors are {kinds}"
     output = model(tokens())
     assert output.dtype == torch.bfloat16, f"a bf16 model with the adapter gives {output.dtype}"
+
+
+def _output(outputs: Any) -> Tensor:
+    """What a layer gives, or a block to the residual stream."""
+    found = outputs[0] if isinstance(outputs, tuple) else outputs
+    assert isinstance(found, Tensor)
+    return found.detach()
 
 
 def _is_refused(work: Callable[[], object], what: str) -> None:

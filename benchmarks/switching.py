@@ -1,0 +1,183 @@
+"""How long it takes to change the adapter that is folded into a model's weights.
+
+Two adapters of a method are on a model. A change takes one out of the weights and folds the other
+in: by the handles (`unmerge`, `merge`), and by the least that the method's form needs, in plain
+PyTorch: two products that are added for LoRA, entries that are put back and others that are written
+for SHiRA, columns for S2FT. All have as many trained numbers as a LoRA of rank 32, but SVFit, which
+has a number a singular value, and take turns in one run. After each measurement the outputs are
+those of the adapter alone, and the base is what it was: to the bit where a method promises it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from common import alone, interleaved, paired_ratio, say, spread, write_result
+from torch import Tensor, nn
+
+from modicum.adapters import AttachedAdapter
+from modicum.adapters.base import Adapter, AdapterLayer
+from modicum.adapters.patching_layer import PatchingLayer
+from modicum.core.contracts.catalog import catalog
+from modicum.proofs.contracts.adapters.subjects import stir
+
+RANK = 32
+PLACES = {"one layer of 4096": (1, 4096), "12 layers of 768": (12, 768)}
+BARS = {"shira": 4.0, "s2ft": 20.0}  # times faster than LoRA's fuse
+CLOSE = 1e-3  # of outputs, after sums in fp32 that were undone
+
+
+def model_of(layers: int, width: int) -> nn.Sequential:
+    """Square linear layers."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+
+
+def values(width: int) -> dict[str, Adapter]:
+    """The methods, at LoRA's numbers where they have a size."""
+    known = catalog()
+    sizes: dict[str, dict[str, Any]] = {
+        "lora": {"rank": RANK},
+        "shira": {"rank": RANK},
+        "s2ft": {"density": 2 * RANK / width},
+        "svfit": {"rank": width},
+        "mos": {"rank": RANK},
+    }
+    made = {name: known[name].load()(**fields) for name, fields in sizes.items() if name in known}
+    return {name: value for name, value in made.items() if isinstance(value, Adapter)}
+
+
+@dataclass
+class Switch:
+    """Two adapters of a method on one model, the first of them folded in."""
+
+    model: nn.Sequential
+    now: AttachedAdapter
+    other: AttachedAdapter
+
+    @classmethod
+    def of(cls, value: Adapter, layers: int, width: int) -> Switch:
+        model = model_of(layers, width)
+        one, two = (stir(value.attach(model, name=n, seed=s)) for n, s in (("one", 1), ("two", 2)))
+        two.deactivate()
+        one.activate()
+        one.merge()
+        return cls(model, one, two)
+
+    def __call__(self) -> float:
+        """Seconds of one change."""
+        begun = time.perf_counter()
+        self.now.unmerge()
+        self.other.merge()
+        taken = time.perf_counter() - begun
+        self.now.deactivate()
+        self.now, self.other = self.other, self.now
+        return taken
+
+    def check(self, value: Adapter, layers: int, width: int) -> None:
+        """What is folded in is the adapter, and the base is what it was."""
+        inputs = torch.ones(2, width)
+        merged = self.model(inputs)
+        self.now.unmerge()
+        torch.testing.assert_close(self.model(inputs), merged, rtol=CLOSE, atol=CLOSE)
+        self.now.detach()
+        self.other.detach()
+        exact = "writes_base" in value.traits
+        for mine, plain in zip(self.model, model_of(layers, width), strict=True):
+            found, expected = (each.get_parameter("weight").detach() for each in (mine, plain))
+            torch.testing.assert_close(found, expected, rtol=0, atol=0 if exact else CLOSE)
+
+
+class Least:
+    """The same change by the least operations that the method's form needs, in plain PyTorch."""
+
+    def __init__(self, switch: Switch) -> None:
+        self.weights = {
+            n: torch.zeros_like(layer.layer.get_parameter("weight"))
+            for n, layer in switch.now.layers()
+        }
+        self.sides = [self._side(switch.now), self._side(switch.other)]
+
+    def _side(self, adapter: AttachedAdapter) -> list[tuple[Callable[[], Any], Callable[[], Any]]]:
+        """For each layer what takes the adapter out of the weight, and what folds it in."""
+        return [self._layer(self.weights[name], layer) for name, layer in adapter.layers()]
+
+    @staticmethod
+    def _layer(weight: Tensor, layer: AdapterLayer) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        if isinstance(layer, PatchingLayer):
+            spot = layer.places().spot(weight)
+            kept = spot.read()
+            new = kept + spot.pick(layer.values.detach())
+            return partial(spot.write, kept), partial(spot.write, new)
+        factors = layer.as_lora()
+        assert factors is not None
+        a, b, scale = factors[0].detach(), factors[1].detach(), factors[2]
+        fuse = partial(weight.addmm_, b, a)
+        return partial(fuse, alpha=-scale), partial(fuse, alpha=scale)
+
+    @torch.no_grad()
+    def __call__(self) -> float:
+        """Seconds of one change."""
+        now, other = self.sides
+        begun = time.perf_counter()
+        for undo, _ in now:
+            undo()
+        for _, fold in other:
+            fold()
+        taken = time.perf_counter() - begun
+        self.sides.reverse()
+        return taken
+
+
+def measured(layers: int, width: int, rounds: int) -> dict[str, Any]:
+    """Seconds of a change by each method, and how many times faster than LoRA's least it is."""
+    chosen = values(width)
+    switches = {name: Switch.of(value, layers, width) for name, value in chosen.items()}
+    plain = {n: Least(s) for n, s in switches.items() if n in ("lora", *BARS)}
+    runs: dict[str, Callable[[], float]] = dict(switches)
+    runs |= {f"{name}, least": run for name, run in plain.items()}
+    seconds = interleaved(runs, rounds=rounds, warm_up=2)
+    found: dict[str, Any] = {}
+    for name, value in chosen.items():
+        row: dict[str, Any] = {
+            "trained": sum(p.numel() for p in switches[name].now.parameters()),
+            "handles": spread(seconds[name]),
+            "handles_lora_over": paired_ratio(seconds["lora"], seconds[name]),
+        }
+        if name in plain:
+            row["least"] = spread(seconds[f"{name}, least"])
+            row["lora_over"] = paired_ratio(seconds["lora, least"], seconds[f"{name}, least"])
+        if name in BARS:
+            row |= {"bar": BARS[name], "holds": row["lora_over"]["median"] >= BARS[name]}
+        switches[name].check(value, layers, width)
+        found[name] = row
+        ms = 1e3 * row["handles"]["median"]
+        times = f", least {1e3 * row['least']['median']:.2f} ms" if name in plain else ""
+        faster = f", LoRA's {row['lora_over']['median']:.1f} times that" if name in plain else ""
+        say(f"  {name}: {ms:.2f} ms by the handles{times}{faster}")
+    return found
+
+
+def main() -> None:
+    """Measure, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=21)
+    asked = parser.parse_args()
+    found = {}
+    with alone():
+        for place, (layers, width) in PLACES.items():
+            say(place)
+            found[place] = measured(layers, width, asked.rounds)
+    rows = [row for each in found.values() for row in each.values()]
+    figures = {"places": found, "all_hold": all(row.get("holds", True) for row in rows)}
+    write_result("switching", figures, {"rank": RANK, "rounds": asked.rounds, "dtype": "float32"})
+
+
+if __name__ == "__main__":
+    main()
