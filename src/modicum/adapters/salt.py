@@ -133,7 +133,7 @@ class SALT(Directions):
 
     U, S and V^T, q (in + out + 1) numbers in fp32 a layer, are in memory and in no file: an SVD of
     W gives them again where the adapter is loaded. A PEFT file is the equal LoRA, of rank k + r.
-    A convolution's W is the matrix [out, in kh kw / groups]; `targets` must name it.
+    A convolution's W is the matrix [out, in kh kw / groups].
 
     Released code applies a ReLU to all of the changed S. Off the diagonal it removes the negative
     half of X Y and of their gradients; and a singular value below zero only turns a direction
@@ -152,7 +152,8 @@ class SALT(Directions):
             whichever is less work for as many positions as there are.
         learning_rate: the multiplier for gain and shift of a recipe's learning rate; a loop of
             one's own has it by `modicum.core.contracts.parameters.optimizer_groups`.
-        dropout, targets, exclude: see `Adapter`; embeddings cannot be targets.
+        dropout, targets, exclude: see `Adapter`; `targets` must name convolutions, and cannot name
+            embeddings.
 
     Raises:
         InputError: `rank` is above q - k of a layer, or a layer's weight is zero.
@@ -227,11 +228,7 @@ class SALT(Directions):
         return k, q - k
 
     def factors(self, site: Site) -> Mapping[str, Factor]:
-        if site.kind not in ("linear", "convolution"):
-            problem = (
-                "directions are those of a layer's weight, which this is a table; leave it out"
-            )
-            raise InputError(problem, field="targets", value=site.name)
+        self.check_kind(site)
         k, rest = self.split_of(site)
         made: dict[str, Factor] = {}
         if k:
