@@ -177,9 +177,10 @@ def _update(
     weight: Tensor | None = None,
 ) -> Tensor:
     """up diag(d) down + b a, or W and that, summed in the precision of the directions."""
-    scaled = up * d.to(up.dtype)
-    made = scaled @ down if weight is None else torch.addmm(weight.to(up.dtype), scaled, down)
-    return made if a is None or b is None else made.addmm_(b.to(up.dtype), a.to(up.dtype))
+    with torch.autocast(up.device.type, enabled=False):
+        scaled = up * d.to(up.dtype)
+        made = scaled @ down if weight is None else torch.addmm(weight.to(up.dtype), scaled, down)
+        return made if a is None or b is None else made.addmm_(b.to(up.dtype), a.to(up.dtype))
 
 
 def _masked(made: Tensor, bits: Tensor | None, dropout: float) -> Tensor:
