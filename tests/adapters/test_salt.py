@@ -226,11 +226,11 @@ def test_every_form_spends_what_its_ledger_says(product: str, relu: str, top: fl
 def test_positions_decide_whether_the_change_is_built() -> None:
     [site] = SALT(rank=4).sites(nn.Sequential(nn.Linear(64, 64)))
     value = SALT(rank=4)
-    assert not value.builds_for(site, 4, 0.0)
-    assert value.builds_for(site, 4096, 0.0)
-    assert not value.with_fields(product="factored").builds_for(site, 4096, 0.0)
-    assert value.with_fields(product="built").builds_for(site, 4, 0.0)
-    assert value.with_fields(top=1.0).builds_for(site, 1, 0.0)  # as SVFit
+    assert not value.builds_for(site, 4, dropped=False)
+    assert value.builds_for(site, 4096, dropped=False)
+    assert not value.with_fields(product="factored").builds_for(site, 4096, dropped=False)
+    assert value.with_fields(product="built").builds_for(site, 4, dropped=False)
+    assert value.with_fields(top=1.0).builds_for(site, 1, dropped=False)  # as SVFit
 
 
 def test_both_ways_drop_the_same_inputs() -> None:

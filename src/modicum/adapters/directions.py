@@ -16,7 +16,7 @@ from modicum.adapters.base_weights import at_least_fp32
 from modicum.adapters.convolutions import plus_convolved
 from modicum.adapters.deriving_layer import DerivingLayer, fingerprint
 from modicum.adapters.fused import compute_dtype
-from modicum.adapters.fused_directions import plus_directions
+from modicum.adapters.fused_directions import operations, plus_directions
 from modicum.adapters.sites import Site
 from modicum.core.contracts.ledger import Work
 from modicum.core.errors import InputError
@@ -123,10 +123,10 @@ class Directions(Adapter):
         return 0
 
     def work(self, at: AdapterQuery) -> tuple[Work, ...]:
-        site, rank = at.site, self.rank_at(at.site)
-        if self.builds(site):
-            build, product = 2 * rank * site.elements, 2 * at.shape.positions * site.elements
-            apart = product if self.dropout else 0  # next to the base's own product
-            return Work(build + apart), Work(2 * build + product + apart, phase="backward")
-        product = 2 * at.shape.positions * rank * (site.in_features + site.out_features)
-        return Work(product), Work(product, phase="backward")
+        site, count = at.site, self.rank_at(at.site)
+        built, dropped = self.builds(site), bool(self.dropout)
+        shape = site.out_features, site.in_features
+        forward, backward = operations(
+            at.shape.positions, count, shape, built=built, dropped=dropped
+        )
+        return Work(forward), Work(backward, phase="backward")

@@ -243,3 +243,22 @@ def plus_directions(
     about = product.bias, dropout, dtype, product.form, columns
     outputs = computed.apply(rows, d, down, up, a, b, *about, *product.held)
     return outputs.view(*inputs.shape[:-1], len(up))
+
+
+def operations(
+    positions: int, count: int, shape: tuple[int, int], low: int = 0, *, built: bool, dropped: bool
+) -> tuple[int, int]:
+    """Operations forward and backward beyond the frozen product's, with a gradient of x.
+
+    Args:
+        count: k, the directions.
+        shape: of the weight, out and in.
+        low: r, of the pair of thin matrices.
+    """
+    outs, ins = shape
+    if not built:
+        forward = 2 * positions * (count + low) * (outs + ins)
+        return forward, forward + 2 * positions * low * (outs + ins)
+    apart = positions if dropped else 0  # next to the base's own product
+    forward = 2 * outs * ins * (count + low + apart)
+    return forward, 2 * outs * ins * (positions + apart + 2 * count + 3 * low)

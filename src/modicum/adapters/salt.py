@@ -16,7 +16,7 @@ from modicum.adapters.convolutions import plus_convolved
 from modicum.adapters.deriving_layer import mixed_fingerprint
 from modicum.adapters.directions import Directions, DirectionsLayer
 from modicum.adapters.fused import compute_dtype
-from modicum.adapters.fused_directions import plus_directions
+from modicum.adapters.fused_directions import operations, plus_directions
 from modicum.adapters.sites import Site
 from modicum.adapters.steps import AdapterSteps, FollowingLayer
 from modicum.core.contracts.ledger import Entry, Ledger, Work
@@ -59,7 +59,8 @@ class SALTLayer(DirectionsLayer, FollowingLayer):
             dtype = compute_dtype(inputs, d)
             outputs = plus_convolved(self.layer, inputs, base, a, b, dtype, dropout=dropout)
         else:
-            built = method.builds_for(self.site, math.prod(inputs.shape[:-1]), dropout)
+            positions, dropped = math.prod(inputs.shape[:-1]), bool(dropout)
+            built = method.builds_for(self.site, positions, dropped=dropped)
             outputs = plus_directions(inputs, base, d, down, up, dropout, built=built, low=low)
         return self.noted(outputs)
 
@@ -205,7 +206,7 @@ class SALT(Directions):
     relu: Literal["none", "diagonal", "all"] = "none"
     penalty: NonNegativeFloat = 0.0
     product: Literal["auto", "built", "factored"] = "auto"
-    learning_rate: PositiveFloat = 10.0
+    learning_rate: PositiveFloat = 20.0
 
     def rank_at(self, site: Site) -> int:
         return min(site.in_features, site.out_features)
@@ -248,11 +249,11 @@ class SALT(Directions):
     def run_hook(self, bound: Attachment) -> object:
         return AdapterSteps(bound) if self.penalty else super().run_hook(bound)
 
-    def builds_for(self, site: Site, positions: int, dropout: float) -> bool:
+    def builds_for(self, site: Site, positions: int, *, dropped: bool) -> bool:
         """Whether the change of a layer is built for so many positions."""
         if self.product != "auto" or site.kind == "convolution":
             return self.product == "built" and site.kind == "linear"
-        works = [sum(self._work(site, positions, built, dropout)) for built in (True, False)]
+        works = [sum(self._work(site, positions, built, dropped)) for built in (True, False)]
         return works[0] < works[1] or not self.split_of(site)[1]
 
     def widths(self, site: Site) -> tuple[int, int]:
@@ -261,24 +262,17 @@ class SALT(Directions):
         j = k + rest if self.relu == "diagonal" else k
         return j, (rest if self.relu == "all" else self.rank) if rest else 0
 
-    def _work(self, site: Site, positions: int, built: bool, dropout: float) -> tuple[int, int]:
+    def _work(self, site: Site, positions: int, built: bool, dropped: bool) -> tuple[int, int]:
         """Operations forward and backward."""
         n, m, (j, i) = site.in_features, site.out_features, self.widths(site)
         rest = self.split_of(site)[1]
-        trained = 0 if self.relu == "all" else i  # rows of A that have a gradient
-        if self.relu == "all":
-            block, pair = rest * rest * min(self.rank, i), m * rest * rest
-            making = 2 * (block + pair), 2 * (2 * block + pair)
-        else:
-            making = (2 * rest * i * (m + n),) * 2
-        if built:
-            apart = positions if dropout else 0  # next to the base's own product
-            forward = m * n * (j + i + apart)
-            backward = m * n * (positions + apart + 2 * j + 2 * i + trained)
-        else:
-            forward = positions * (j + i) * (m + n)
-            backward = forward + positions * (i * m + trained * n)
-        return 2 * forward + making[0], 2 * backward + making[1]
+        forward, backward = operations(positions, j, (m, n), i, built=built, dropped=dropped)
+        if self.relu != "all":
+            making = 2 * rest * i * (m + n)
+            return forward + making, backward + making
+        block, pair = 2 * rest * rest * min(self.rank, rest), 2 * m * rest * rest
+        no_gradient = 2 * i * n * (m if built else positions)  # of V_rest^T
+        return forward + block + pair, backward + 2 * block + pair - no_gradient
 
     def saves_input(self, site: Site) -> bool:
         return self.product != "factored" or bool(self.split_of(site)[1])
@@ -288,7 +282,7 @@ class SALT(Directions):
 
     def ledger(self, at: AdapterQuery) -> Ledger:
         site, positions, (j, i) = at.site, at.shape.positions, self.widths(at.site)
-        built = self.builds_for(site, positions, self.dropout)
+        built = self.builds_for(site, positions, dropped=bool(self.dropout))
         thin = 0 if built else (j + i) * positions * at.shape.compute_bytes
         pair = i * (site.in_features + site.out_features)
         if self.relu == "all":
@@ -299,7 +293,7 @@ class SALT(Directions):
         )
 
     def work(self, at: AdapterQuery) -> tuple[Work, ...]:
-        site, positions = at.site, at.shape.positions
-        built = self.builds_for(site, positions, self.dropout)
-        forward, backward = self._work(site, positions, built, self.dropout)
+        site, positions, dropped = at.site, at.shape.positions, bool(self.dropout)
+        built = self.builds_for(site, positions, dropped=dropped)
+        forward, backward = self._work(site, positions, built, dropped)
         return Work(forward), Work(backward, phase="backward")
