@@ -66,7 +66,7 @@ def need(name: str, value: Adapter, site: Site) -> Need:
         case "hydra":  # the sequential A reads what the frozen layer gives
             inner = fields["rank"] + fields["sequential_rank"]
             return Need(1, inner + outs, inner)
-        case "randlora":  # all is made anew of x
+        case "randlora" | "salt":  # all is made anew of x; SALT at as many positions as here
             return Need(1, 0, ins)
         case "qa_hira":  # dM = sums of dy, sums of x; dropped values are summed after the drop
             return Need(1 if dropout else fields["tile_columns"], 0, ins)

@@ -66,6 +66,23 @@ def convolved(layer: nn.Module, inputs: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return _MIXING[places](thin, b.view(*b.shape, *[1] * places), groups=layer.groups)
 
 
+def plus_convolved(
+    layer: nn.Module,
+    inputs: Tensor,
+    base: Callable[[Tensor], Tensor],
+    a: Tensor,
+    b: Tensor,
+    dtype: torch.dtype,
+    *,
+    scale: float = 1.0,
+    dropout: float = 0.0,
+) -> Tensor:
+    """base(inputs), and `convolved` of dropout(inputs) times `scale`, computed in `dtype`."""
+    outputs, dropped = base(inputs), F.dropout(inputs.to(dtype), dropout)
+    update = convolved(layer, dropped, a.to(dtype), b.to(dtype))
+    return (outputs + scale * update).to(outputs.dtype)
+
+
 def as_peft(layer: nn.Module, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """A and B as PEFT keeps them: those of a convolution are kernels, [r, in, places] and [out, r].
 

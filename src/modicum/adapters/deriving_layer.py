@@ -25,6 +25,7 @@ from modicum.core.ranks.sharding import is_sharded
 if TYPE_CHECKING:
     from modicum.adapters.base import Adapter
 
+_MIXING = 42  # a seed
 SAME_BASIS = 3e-3  # with the rounding of fp16, in which they are kept
 
 
@@ -47,6 +48,13 @@ def fingerprint(up: Tensor, down: Tensor) -> Tensor:
         along = (one.double() @ up.double()) * (down.double() @ other.double())
         found.append((along @ each.double()) / size)
     return torch.stack(found).to(FINGERPRINT.dtype)
+
+
+def mixed_fingerprint(up: Tensor, down: Tensor) -> Tensor:
+    """The same where every column of `up` meets every row of `down`: their signs count then."""
+    width = up.shape[1]
+    mixing = normal_(up.new_empty(width, width), seed=_MIXING, name="mixed")
+    return fingerprint(up @ mixing, down)
 
 
 class DerivingLayer(AdapterLayer):

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from modicum.adapters.base import Adapter, AdapterQuery, Factor
 from modicum.adapters.base_weights import at_least_fp32
+from modicum.adapters.convolutions import plus_convolved
 from modicum.adapters.deriving_layer import DerivingLayer, fingerprint
-from modicum.adapters.fused_directions import plus_directions
+from modicum.adapters.fused import compute_dtype
+from modicum.adapters.fused_directions import operations, plus_directions
 from modicum.adapters.sites import Site
 from modicum.core.contracts.ledger import Work
 from modicum.core.errors import InputError
@@ -45,6 +47,9 @@ class DirectionsLayer(DerivingLayer):
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         dropout = self.method.dropout if self.training else 0.0
+        if self.site.kind == "convolution":
+            a, b, dtype = self.down, self.up * self.shift, compute_dtype(inputs, self.shift)
+            return plus_convolved(self.layer, inputs, base, a, b, dtype, dropout=dropout)
         built = self.method.builds(self.site)
         return plus_directions(inputs, base, self.shift, self.down, self.up, dropout, built=built)
 
@@ -58,7 +63,10 @@ class DirectionsLayer(DerivingLayer):
 
 
 class Directions(Adapter):
-    """An adapter of which each layer has one trained number a direction, zero at first."""
+    """An adapter along the directions of a layer's weight: one trained number each, zero at first.
+
+    A convolution's weight is the matrix [out, in kh kw / groups].
+    """
 
     needs_input = False
 
@@ -75,10 +83,18 @@ class Directions(Adapter):
         return Factor((self.rank_at(site),))
 
     def factors(self, site: Site) -> Mapping[str, Factor]:
-        if site.kind != "linear":
+        self.check_kind(site)
+        return {"shift": self.factor(site)}
+
+    def check_kind(self, site: Site) -> None:
+        """Make sure that a site is a layer with a weight that has directions.
+
+        Raises:
+            InputError: it is an embedding.
+        """
+        if site.kind not in ("linear", "convolution"):
             problem = "directions are those of a linear layer's weight; leave this one out"
             raise InputError(problem, field="targets", value=site.name)
-        return {"shift": self.factor(site)}
 
     def derived(self, site: Site) -> Mapping[str, Factor]:
         rank = self.rank_at(site)
@@ -89,25 +105,28 @@ class Directions(Adapter):
 
     def builds(self, site: Site) -> bool:
         """Whether the change is made once a product, as a matrix: where it has full rank."""
-        return self.rank_at(site) == min(site.in_features, site.out_features)
+        full = self.rank_at(site) == min(site.in_features, site.out_features)
+        return full and site.kind == "linear"
 
     def saves_input(self, site: Site) -> bool:
-        return self.builds(site)
+        return self.builds(site) or site.kind == "convolution"
 
     def saved_elements(self, site: Site) -> int:
         return 0 if self.builds(site) else self.rank_at(site)
 
     def dropout_bytes(self, at: AdapterQuery) -> int:
+        if at.site.kind == "convolution":
+            return super().dropout_bytes(at)
         return -(-at.shape.positions * at.site.in_features // 8)
 
     def matrices_kept(self, at: AdapterQuery) -> int:
         return 0
 
     def work(self, at: AdapterQuery) -> tuple[Work, ...]:
-        site, rank = at.site, self.rank_at(at.site)
-        if self.builds(site):
-            build, product = 2 * rank * site.elements, 2 * at.shape.positions * site.elements
-            apart = product if self.dropout else 0  # next to the base's own product
-            return Work(build + apart), Work(2 * build + product + apart, phase="backward")
-        product = 2 * at.shape.positions * rank * (site.in_features + site.out_features)
-        return Work(product), Work(product, phase="backward")
+        site, count = at.site, self.rank_at(at.site)
+        built, dropped = self.builds(site), bool(self.dropout)
+        shape = site.out_features, site.in_features
+        forward, backward = operations(
+            at.shape.positions, count, shape, built=built, dropped=dropped
+        )
+        return Work(forward), Work(backward, phase="backward")

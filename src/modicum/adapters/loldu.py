@@ -98,7 +98,8 @@ class LoLDU(Directions):
             their mean and standard deviation; `constant`, their mean; `ones`; `zeros`. It moves
             what is residual, and `step`, which is 1 for the latter two: z has its own unit then, as
             in the released code.
-        dropout, targets, exclude: see `Adapter`; embeddings cannot be targets.
+        dropout, targets, exclude: see `Adapter`; `targets` must name convolutions, and cannot name
+            embeddings.
 
     Raises:
         InputError: `rank` is above a layer's smaller width, or a layer's weight is zero.
@@ -129,7 +130,14 @@ class LoLDU(Directions):
         "Parameter-Efficient Fine-Tuning, arXiv 2410.13618",
         claim="up to 2,600 times fewer trained parameters than other adapters at comparable "
         "quality, on instructions, GLUE, image classification and image generation",
-        traits=("adapts_base", "mergeable", "is_lora", "exact_resume", "compiles"),
+        traits=(
+            "adapts_base",
+            "mergeable",
+            "is_lora",
+            "adapts_convolutions",
+            "exact_resume",
+            "compiles",
+        ),
         evidence="verified against code",
         reason="quick runs alone: "
         "0.91 of what full tuning gains, with 0.38 of the numbers of a LoRA of rank 1; "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from modicum.adapters.base import Adapter, AdapterLayer, AdapterQuery, Factor
 from modicum.adapters.base_weights import at_least_fp32
-from modicum.adapters.convolutions import convolved
+from modicum.adapters.convolutions import plus_convolved
 from modicum.adapters.fused import compute_dtype, plus_low_rank
 from modicum.adapters.sites import Site
 from modicum.core.contracts.ledger import Work
@@ -50,10 +50,8 @@ class LoRALayer(AdapterLayer):
             outputs = base(inputs)
             return (outputs + scale * self._rows(inputs, a, b)).to(outputs.dtype)
         if self.site.kind == "convolution":
-            outputs, dtype = base(inputs), compute_dtype(inputs, a)
-            dropped = F.dropout(inputs.to(dtype), dropout)
-            update = convolved(self.layer, dropped, a.to(dtype), b.to(dtype))
-            return (outputs + scale * update).to(outputs.dtype)
+            dtype, options = compute_dtype(inputs, a), {"scale": scale, "dropout": dropout}
+            return plus_convolved(self.layer, inputs, base, a, b, dtype, **options)
         return plus_low_rank(inputs, base, a, b, scale, dropout)
 
     def _rows(self, entries: Tensor, a: Tensor, b: Tensor) -> Tensor:

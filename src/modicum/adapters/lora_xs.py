@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from modicum.adapters.base import Factor
-from modicum.adapters.deriving_layer import DerivingLayer, fingerprint
+from modicum.adapters.deriving_layer import DerivingLayer, mixed_fingerprint
 from modicum.adapters.middle_factor import MiddleFactor, MiddleFactorLayer
 from modicum.adapters.sites import Site
 from modicum.core.contracts.method import (
@@ -22,7 +21,6 @@ from modicum.core.contracts.method import (
 from modicum.core.errors import InputError
 from modicum.core.layers.basis_cache import kept_svd
 from modicum.core.layers.truncated_svd import numerical_rank, with_fixed_signs
-from modicum.core.random import normal_
 
 _SEED = 42  # of the randomized SVD, as the authors have it
 
@@ -44,10 +42,7 @@ class LoRAXSLayer(DerivingLayer, MiddleFactorLayer):
             )
         left, right = with_fixed_signs(left, right)
         down = singular[:, None] * right
-        # R joins each column with each row, so a pair whose signs turn is another pair here; and
-        # A has the weight's scale.
-        mixed = left @ normal_(torch.empty_like(left[:rank]), seed=_SEED, name="mixed")
-        said = fingerprint(mixed, down) + down.norm().log()
+        said = mixed_fingerprint(left, down) + down.norm().log()  # A has the weight's scale
         return {"A": down, "B": left, "fingerprint": said}
 
 

@@ -62,7 +62,8 @@ class SVFit(Directions):
         energy: of the squared singular values, for `rank=None`. On flat spectra 0.99 is nearly all.
         learning_rate: the multiplier of a recipe's learning rate, which is LoRA's as a rule; a
             loop of one's own has it by `modicum.core.contracts.parameters.optimizer_groups`.
-        dropout, targets, exclude: see `Adapter`; embeddings cannot be targets.
+        dropout, targets, exclude: see `Adapter`; `targets` must name convolutions, and cannot name
+            embeddings.
 
     Raises:
         InputError: `rank` is above a layer's smaller width, or above the rank of its weight.
@@ -94,7 +95,14 @@ class SVFit(Directions):
         "Values, arXiv 2409.05926",
         claim="outperforms LoRA on GLUE, image classification and subject-driven diffusion with 16 "
         "times fewer trained parameters",
-        traits=("adapts_base", "mergeable", "is_lora", "exact_resume", "compiles"),
+        traits=(
+            "adapts_base",
+            "mergeable",
+            "is_lora",
+            "adapts_convolutions",
+            "exact_resume",
+            "compiles",
+        ),
         traits_if=(("rank", None, "prepares_from_data"),),
         evidence="against paper",
         claim_verdict="holds",

@@ -97,7 +97,7 @@ def rows() -> Iterator[CombinationRow]:
             continue
         tiny = dict(record.info.tiny)
         yield CombinationRow(record, tiny, record.name)
-        for field, value, _ in record.info.traits_if:
+        for field, value in record.info.with_other_traits:
             yield CombinationRow(record, {**tiny, field: value}, f"{record.name}, {field}: {value}")
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 import modicum
+from modicum.core.contracts.method import Info
 from modicum.core.contracts.traits import RULES, TRAITS, TraitHolder, clashes
+from modicum.core.errors import InputError
 
 
 def part(name: str, *traits: str) -> TraitHolder:
@@ -56,3 +58,13 @@ def test_every_word_is_read():
     asking += [*root.glob("planner/*.py"), *root.glob("recipe/*.py"), *root.glob("adapters/*.py")]
     text = "\n".join(file.read_text(encoding="utf-8") for file in asking)
     assert {word for word in TRAITS.keys() - read if f'"{word}"' not in text} == set()
+
+
+def test_a_trait_may_hang_on_a_field_not_having_a_value() -> None:
+    unless = (("penalty", 0.0, 0.1, "follows_steps"),)
+    info = Info("a", "a", "adapters", "", "", traits=("compiles",), traits_unless=unless)
+    assert info.traits_of({"penalty": 0.0}) == info.traits_of({}) == {"compiles"}
+    assert info.traits_of({"penalty": 1e-3}) == {"compiles", "follows_steps"}
+    assert info.traits_of(dict(info.with_other_traits)) == {"compiles", "follows_steps"}
+    with pytest.raises(InputError, match="unknown trait"):
+        Info("a", "a", "adapters", "", "", traits_unless=(("penalty", 0.0, 0.1, "follow_steps"),))

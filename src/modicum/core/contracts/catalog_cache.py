@@ -59,8 +59,8 @@ def _from_row(row: dict[str, Any]) -> MethodRecord:
     own = {key: row.pop(f"_{key}") for key in ("file", "class", "summary", "defaults", "module")}
     row["traits"] = tuple(row["traits"])
     row["against"] = Against(**row["against"])
-    row["traits_if"] = tuple(tuple(triple) for triple in row["traits_if"])
-    row["excludes"] = tuple(tuple(pair) for pair in row["excludes"])
+    for key in ("traits_if", "traits_unless", "excludes"):
+        row[key] = tuple(tuple(each) for each in row[key])
     defaults = ast.literal_eval(own["defaults"])
     if not isinstance(defaults, dict):
         raise ValueError("no fields")

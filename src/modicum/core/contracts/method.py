@@ -110,6 +110,8 @@ class Info:
         claim: the paper's headline, in one sentence.
         traits: words of `modicum.core.contracts.traits.TRAITS`; they decide what it combines with.
         traits_if: triples (field, value, trait): traits that it has where a field has a value.
+        traits_unless: (field, value, other, trait): traits that it has unless a field has a value;
+            `other` is one with which it has it.
         excludes: pairs (trait, sentence): what it does not combine with for a reason of its own;
             the sentence is the error message. What holds for others too belongs into the table of
             `traits.py`.
@@ -136,11 +138,13 @@ class Info:
     run_on_gpu: bool = False
     slot: str = ""
     traits_if: tuple[tuple[str, Any, str], ...] = ()
+    traits_unless: tuple[tuple[str, Any, Any, str], ...] = ()
     tiny: Mapping[str, Any] = field(default_factory=dict, hash=False)
     excludes: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        named = (*self.traits, *(t for _, _, t in self.traits_if), *(t for t, _ in self.excludes))
+        sometimes = (triple[-1] for triple in (*self.traits_if, *self.traits_unless))
+        named = (*self.traits, *sometimes, *(t for t, _ in self.excludes))
         unknown = set(named) - TRAITS.keys()
         if unknown:
             word = min(unknown)
@@ -154,8 +158,22 @@ class Info:
         >>> sorted(info.traits_of({"deep": True})), sorted(info.traits_of({"deep": False}))
         (['defers_update'], [])
         """
-        there = (trait for name, value, trait in self.traits_if if fields.get(name) == value)
+        there = [trait for name, value, trait in self.traits_if if fields.get(name) == value]
+        for name, value, _, trait in self.traits_unless:
+            if name in fields and fields[name] != value:
+                there.append(trait)
         return frozenset((*self.traits, *there))
+
+    @property
+    def with_other_traits(self) -> tuple[tuple[str, Any], ...]:
+        """Fields and values with which it has another trait.
+
+        >>> unless = (("penalty", 0, 0.1, "follows_steps"),)
+        >>> Info("a", "A", "adapters", "", "", traits_unless=unless).with_other_traits
+        (('penalty', 0.1),)
+        """
+        unless = (each[:3:2] for each in self.traits_unless)
+        return (*((name, value) for name, value, _ in self.traits_if), *unless)
 
     @property
     def verdict(self) -> Verdict:

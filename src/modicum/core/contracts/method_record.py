@@ -130,6 +130,7 @@ class MethodRecord:
             "loads_in": None if self.travel is None else LOADS_IN[self.travel],
             "traits": list(self.info.traits),
             "traits_if": [list(triple) for triple in self.info.traits_if],
+            "traits_unless": [list(each) for each in self.info.traits_unless],
             "excludes": [list(pair) for pair in self.info.excludes],
             "fields": dict(self.defaults),
         }

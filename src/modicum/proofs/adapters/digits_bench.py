@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from statistics import mean
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from modicum.adapters.base import Adapter
 from modicum.core.contracts.hooks_in_order import RunHooks
+from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.random import derive_seed
 from modicum.proofs.base import ProofRun
 from modicum.proofs.bench.baselines import described
@@ -30,7 +32,7 @@ from modicum.proofs.bench.training import RateSchedule, train
 
 UPRIGHT, TURNED = 900, 400
 PRETRAINING_STEPS, PRETRAINING_RATE, PRETRAINING_BATCH = 600, 1e-3, 128
-STEPS, BATCH = 200, 64
+STEPS, BATCH, DECAY = 200, 64, 1e-2
 CONSTANT, ADAPTING = RateSchedule(last=1.0), RateSchedule(10)
 WIDTHS = (64, 256, 256, 256)
 HIDDEN = ("0", "2", "4")
@@ -87,6 +89,8 @@ class DigitsBench:
 
     Args:
         run: the proof's run; scikit-learn, from which the images are, is noted there.
+        multiplied: whether factors have their own multiples of the rate and of the decay, as a
+            recipe gives them.
 
     Attributes:
         name: of the bench, by which baselines that several proofs train are known.
@@ -96,8 +100,8 @@ class DigitsBench:
     name = "digits, turned"
     targets: tuple[str, ...] = HIDDEN
 
-    def __init__(self, run: ProofRun) -> None:
-        self.run = run
+    def __init__(self, run: ProofRun, *, multiplied: bool = False) -> None:
+        self.run, self.multiplied = run, multiplied
         images, labels = digits(run)
         order = torch.randperm(len(labels), generator=_generator("images", 0))
         images, labels = images[order] - 0.3, labels[order]
@@ -137,7 +141,10 @@ class DigitsBench:
         adapter = adapter.with_fields(targets=self.targets)
         attached = adapter.attach(model, seed=seed, batches=self.batches, loss=_loss_sum)
         hooks = RunHooks({"adapter": adapter.run_hook(attached)})
-        optimizer = torch.optim.AdamW(attached.parameters(), lr=learning_rate)
+        groups: Any = attached.parameters()
+        if self.multiplied:
+            groups = optimizer_groups(model, learning_rate=learning_rate, weight_decay=DECAY)
+        optimizer = torch.optim.AdamW(groups, lr=learning_rate, weight_decay=DECAY)
         losses: list[float] = []
 
         @torch.no_grad()
