@@ -40,6 +40,16 @@ class Spot(NamedTuple):
         return values if self.chosen is None else values.flatten()[self.chosen]
 
 
+class ColumnSpot(Spot):
+    """Full columns [out, c] of a full weight [out, in]: several times faster than their entries."""
+
+    def read(self) -> Tensor:
+        return self.stored.index_select(1, self.at[0])
+
+    def write(self, values: Tensor) -> None:
+        self.stored.index_copy_(1, self.at[0], values.to(self.stored.dtype))
+
+
 @dataclass(frozen=True)
 class Places(ABC):
     """Entries of a layer's weight, each once, in an order of their own.
@@ -140,6 +150,13 @@ class Columns(Places):
     def rows_and_columns(self) -> tuple[Tensor, Tensor]:
         rows = torch.arange(self.site.out_features, device=self.indices.device)
         return rows[:, None], self.indices.long()[None, :]
+
+    def spot(self, stored: Tensor, before: int = 0) -> Spot:
+        full = self.site.in_features if self.site.transposed else self.site.out_features
+        if stored.shape[0] != full:
+            return super().spot(stored, before)
+        oriented = stored.T if self.site.transposed else stored
+        return ColumnSpot(oriented, (self.indices.long(),), None)
 
     def at(self, values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         rows, columns = torch.broadcast_tensors(rows, columns)
