@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -11,22 +11,19 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from modicum.adapters import base_weights
-from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import Factor
+from modicum.adapters.column_patches import ColumnsLayer
 from modicum.adapters.maps import ReadUnits, units_read
 from modicum.adapters.names import plain_name
-from modicum.adapters.patch_places import Columns
-from modicum.adapters.patching_layer import INDICES, VALUES, Patching, PatchingLayer
+from modicum.adapters.patching_layer import INDICES, VALUES, Patching
 from modicum.adapters.preparation import Preparation, PreparationContext
 from modicum.adapters.sites import Site
 from modicum.core.contracts.method import Info, PositiveInt
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import calibrate
 from modicum.core.layers.gradient_probe import probe_gradients
-from modicum.core.layers.map import Permutation, UnitOrder, in_front
 from modicum.core.layers.targets import ALL_LINEAR
 from modicum.core.random import bits
-from modicum.core.ranks.sharding import whole
 from modicum.core.ranks.turns import by_turns
 
 Kind = Literal["neurons", "groups"]
@@ -34,18 +31,10 @@ KINDS: tuple[Kind, ...] = ("neurons", "groups")
 CHANNELS, SQUARES = "channels", "squares"
 
 
-class S2FTLayer(PatchingLayer):
-    """y = W x + V x_S + b: V [out, c] is added to the c columns S of W."""
+class S2FTLayer(ColumnsLayer):
+    """y = W x + V x_S + b, with columns S of W that read the chosen units."""
 
     method: S2FT
-
-    def places(self) -> Columns:
-        return Columns(self.indices, self.site)
-
-    def as_lora(self) -> tuple[Tensor, Tensor, float]:
-        values = whole(self.values)
-        rows = values.new_zeros(values.shape[1], self.site.in_features)
-        return rows.scatter_(1, self.indices.long()[:, None], 1.0), values, 1.0
 
 
 class S2FT(Patching):
@@ -82,8 +71,9 @@ class S2FT(Patching):
     Source: Yang et al., "S2FT: Efficient, Scalable and Generalizable LLM Fine-tuning by Structured
     Sparsity", NeurIPS 2024, arXiv 2412.06289, and the authors' code, which trains o and down alone
     too: 3% of down for Llama 3, 2% of it and 5.2% of o for Llama 2. Heads are grouped here as
-    queries share keys and values, and columns stay where they are: `to_front` has the order that
-    makes them slices.
+    queries share keys and values. Columns stay where they are; the paper's order, in which they
+    are slices, is `to_front` of `modicum.adapters.column_patches`, and one trains in that order
+    in `with units_in_front(adapter)`.
 
     >>> import torch
     >>> from modicum.adapters import S2FT
@@ -209,9 +199,16 @@ class S2FT(Patching):
         if self.selection == "random":
             return {}
         if self.selection == "activation":
-            limit = -(-self.examples // ranks.size)
-            how = {"layers": names, "limit": limit, "ranks": ranks, "progress": context.progress}
-            made = calibrate(model, context.batches, context.loss, statistics=("square",), **how)
+            made = calibrate(
+                model,
+                context.batches,
+                context.loss,
+                layers=names,
+                statistics=("square",),
+                limit=-(-self.examples // ranks.size),
+                ranks=ranks,
+                progress=context.progress,
+            )
             return {name: made.sums["square", name] for name in names}
         if self.selection == "weight":
             turns = by_turns(
@@ -264,27 +261,9 @@ def best(
     return {name: torch.tensor(sorted(each), dtype=torch.int64) for name, each in found.items()}
 
 
-def to_front(attached: Attachment) -> Permutation:
-    """The order of a model's units that has those which an adapter trains as slices at the front.
-
-    For code that trains or multiplies slices: of a layer with c indices, the columns `[:c]` of the
-    permuted weight are then its own. Give it to a model without adapters; it computes the same, and
-    the inverse gives its weights back to the bit.
-    """
-    orders = []
-    for kind in KINDS:
-        read = units_read(attached.model, kind)
-        for name, layer in attached.layers():
-            if name in read:
-                units, own = read[name].units, layer.get_buffer(INDICES).cpu()
-                trained = torch.isin(read[name].channels, own).all(1).nonzero().flatten()
-                orders.append(UnitOrder(units, tuple(in_front(units.count, trained.tolist()))))
-    return Permutation(tuple(orders))
-
-
 def _by_column(name: str, matrix: Tensor) -> dict[str, Tensor]:
     return {SQUARES: matrix.double().square().sum(0)}
 
 
-def _last(names: Sequence[str] | set[str]) -> str:
+def _last(names: Collection[str]) -> str:
     return ", ".join(sorted({name.rpartition(".")[2] for name in names}))
