@@ -93,10 +93,12 @@ class AttachedAdapter(Attachment):
     ) -> None:
         check_name(model, name)
         prepared = prepared or Preparation()
-        sites = [
+        named = [
             replace(site, prepared=prepared.values.get(site.name, {}))
             for site in method.sites(model)
         ]
+        if not (sites := [site for site in named if not method.left_alone(site)]):
+            raise InputError("what was found out gives no layer anything", field="prepared")
         check_has_sizes(model)
         check_apart(model, sites)
         self.left_out = left_out(model, method.targets, method.exclude)
@@ -114,8 +116,8 @@ class AttachedAdapter(Attachment):
             layer.check_base(model.get_submodule(layer_name(layer.site)))
         trained = () if worn(model) else model.named_parameters()
         self._frozen = {name for name, parameter in trained if parameter.requires_grad}
-        named = {site.name: site for site in sites}
-        super().__init__(model, method, name, seed, named, shared, copied, weights, prepared)
+        by_name = {site.name: site for site in sites}
+        super().__init__(model, method, name, seed, by_name, shared, copied, weights, prepared)
         self._merged: Merged | None = None
         with undone_on_failure(model, name):
             for parameter in model.parameters():

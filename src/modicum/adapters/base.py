@@ -142,6 +142,10 @@ class Adapter(Method):
         """
         return None
 
+    def left_alone(self, site: Site) -> bool:
+        """Whether a site gets nothing, as was found out: its layer then stays what it is."""
+        return False
+
     @property
     def looks_at(self) -> int | None:
         """How many examples `prepare` looks at, over all ranks; None: every one; 0: none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,18 @@ def watch_first_pass(model: nn.Module) -> None:
     """Have the model's first forward pass checked for layers with adapters that it never calls."""
     if _begin_watching not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_begin_watching)
+
+
+@contextmanager
+def unwatched(model: nn.Module) -> Iterator[None]:
+    """A forward pass in the `with` block is not the first one."""
+    waiting = _begin_watching in model._forward_pre_hooks.values()
+    _drop(model._forward_pre_hooks, _begin_watching)
+    try:
+        yield
+    finally:
+        if waiting:
+            watch_first_pass(model)
 
 
 # Which modules were called while a first pass was watched.

@@ -40,6 +40,26 @@ class Spot(NamedTuple):
         return values if self.chosen is None else values.flatten()[self.chosen]
 
 
+class ColumnSpot(Spot):
+    """Full columns [out, c] of a full weight [out, in]: several times faster than their entries."""
+
+    def read(self) -> Tensor:
+        return self.stored.index_select(1, self.at[0])
+
+    def write(self, values: Tensor) -> None:
+        self.stored.index_copy_(1, self.at[0], values.to(self.stored.dtype))
+
+
+class SliceSpot(Spot):
+    """Neighbouring columns [out, c] of a full weight: `stored` is a view of them alone."""
+
+    def read(self) -> Tensor:
+        return self.stored.clone()
+
+    def write(self, values: Tensor) -> None:
+        self.stored.copy_(values)
+
+
 @dataclass(frozen=True)
 class Places(ABC):
     """Entries of a layer's weight, each once, in an order of their own.
@@ -126,10 +146,15 @@ class Entries(Places):
         return (outgoing.T @ kept).flatten()[self.indices.long()]
 
 
+@dataclass(frozen=True)
 class Columns(Places):
     """Full columns: an index is an input's. Values are [out, c].
 
     Of an input its c columns alone are kept, copied, as a view would keep all of it.
+
+    Args:
+        first: the first index, where they are known to be a slice, which is read and written many
+            times faster than as many columns that lie apart.
 
     >>> from modicum.adapters.sites import Site
     >>> places = Columns(torch.tensor([1], dtype=torch.int32), Site("a", "linear", 3, 2))
@@ -137,9 +162,20 @@ class Columns(Places):
     [[4.0], [4.0]]
     """
 
+    first: int | None = None
+
     def rows_and_columns(self) -> tuple[Tensor, Tensor]:
         rows = torch.arange(self.site.out_features, device=self.indices.device)
         return rows[:, None], self.indices.long()[None, :]
+
+    def spot(self, stored: Tensor, before: int = 0) -> Spot:
+        full = self.site.in_features if self.site.transposed else self.site.out_features
+        if stored.shape[0] != full:
+            return super().spot(stored, before)
+        oriented = stored.T if self.site.transposed else stored
+        if self.first is not None:
+            return SliceSpot(oriented.narrow(1, self.first, len(self.indices)), (), None)
+        return ColumnSpot(oriented, (self.indices.long(),), None)
 
     def at(self, values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         rows, columns = torch.broadcast_tensors(rows, columns)

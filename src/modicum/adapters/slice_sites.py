@@ -6,21 +6,17 @@ Slices have the names that the separate layers have in other models: `q_proj`, `
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
+from modicum.adapters.maps import mapped_parts
 from modicum.adapters.slices import layer_name
 from modicum.core.errors import InputError
-from modicum.core.layers.layer_sites import Site, Survey, survey
-from modicum.core.layers.map import MappedSlice, map_of
-from modicum.core.layers.map_check import FAILURES
-from modicum.core.layers.meta import on_meta
-from modicum.core.layers.plain_layers import plain_type
+from modicum.core.layers.layer_sites import Site, Survey
+from modicum.core.layers.map import MappedSlice
 from modicum.core.layers.targets import named
 
 if TYPE_CHECKING:
@@ -36,8 +32,6 @@ _PARTS = {
 }
 _SHORT = {name.removesuffix("_proj"): name for name in _PARTS}
 Found = dict[str, tuple[int, dict[str, MappedSlice]]]
-_known: weakref.WeakKeyDictionary[nn.Module, Found] = weakref.WeakKeyDictionary()
-_by_config: dict[tuple[type[nn.Module], str], Found] = {}
 
 
 def may_name_a_slice(target: str) -> bool:
@@ -66,10 +60,8 @@ def slices_of(model: nn.Module, found: Survey) -> dict[str, Site]:
     Args:
         found: the layers of the model. Those of other sizes than its configuration says have none.
     """
-    if model not in _known:
-        _known[model] = _mapped(model)
     sites: dict[str, Site] = {}
-    for layer, (outputs, parts) in _known[model].items():
+    for layer, (outputs, parts) in _mapped(model).items():
         site = found.sites.get(layer)
         if site is None or site.kind != "linear" or site.out_features != outputs:
             continue
@@ -82,47 +74,19 @@ def slices_of(model: nn.Module, found: Survey) -> dict[str, Site]:
 
 
 def _mapped(model: nn.Module) -> Found:
-    """By layer, how many outputs it has, and by their last names the slices of these in the map.
-
-    A model of transformers is mapped as another one of its configuration, without memory: no form,
-    adapter or shard is on that, and it is mapped once.
-    """
+    """By layer, how many outputs it has, and by their last names the slices of these in the map."""
     found: Found = {}
-    outer: list[str] = []
-    for path, module in model.named_modules():
-        config = getattr(module, "config", None)
-        inside = any(not other or path.startswith(f"{other}.") for other in outer)
-        if inside or config is None or not hasattr(type(module), "_from_config"):
-            continue
-        outer.append(path)
-        kind: Any = plain_type(module)
-        key = kind, str(config)
-        if key not in _by_config:
-            with on_meta():
-                alike = kind(config)
-            _by_config[key] = _read(alike)
-        found |= {f"{path}.{layer}".strip("."): each for layer, each in _by_config[key].items()}
-    return found if outer else _read(model)
-
-
-def _read(model: nn.Module) -> Found:
-    """The slices in the map of a model; none where it has no map."""
-    try:
-        with torch.device("cpu"):  # a plan attaches where tensors are made without memory
-            own = map_of(model)
-    except (InputError, *FAILURES):
-        return {}
-    found: Found = {}
-    layers, parts = survey(model, ["linear"]).sites, [*own.all_attentions(), *own.all_mlps()]
-    for last, field in _PARTS.items():
-        for piece in (p for each in parts for p in getattr(each, field, ())):
-            layer, _, leaf = piece.tensor.rpartition(".")
-            site = layers.get(layer)
-            if site is None or leaf != "weight" or piece.dim != int(site.transposed):
-                continue
-            if piece.length < site.out_features:
-                known = found.setdefault(layer, (site.out_features, {}))[1]
-                known.setdefault(last, replace(piece, tensor="weight", dim=0))
+    for part in mapped_parts(model):
+        parts = [*part.map.all_attentions(), *part.map.all_mlps()]
+        for last, field in _PARTS.items():
+            for piece in (p for each in parts for p in getattr(each, field, ())):
+                layer, _, leaf = piece.tensor.rpartition(".")
+                site = part.layers.get(layer)
+                if site is None or leaf != "weight" or piece.dim != int(site.transposed):
+                    continue
+                if piece.length < site.out_features:
+                    known = found.setdefault(part.name(layer), (site.out_features, {}))[1]
+                    known.setdefault(last, replace(piece, tensor="weight", dim=0))
     return found
 
 

@@ -77,12 +77,18 @@ def moment(inputs: Tensor, gradients: Tensor) -> Tensor:
     return x.mT @ x
 
 
+def square(inputs: Tensor, gradients: Tensor) -> Tensor:
+    """The squares of the inputs, summed over positions: [in], the diagonal of `moment`."""
+    return _wide(inputs).square().double().sum(dim=(0, 1))
+
+
 STATISTICS: dict[str, Statistic] = {
     "fisher": Statistic(fisher, lambda ins: (ins,), needs_gradients=True, by_position=False),
     "token_fisher": Statistic(
         token_fisher, lambda ins: (ins,), needs_gradients=True, by_position=False
     ),
     "moment": Statistic(moment, lambda ins: (ins, ins), needs_gradients=False, by_position=True),
+    "square": Statistic(square, lambda ins: (ins,), needs_gradients=False, by_position=True),
 }
 
 

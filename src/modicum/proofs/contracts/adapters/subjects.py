@@ -161,7 +161,9 @@ REORDERED = 1e-5
 def some_targets(subject: AdapterSubject) -> tuple[str, ...]:
     """Names of a few of the places in `llama` that a method is on by default."""
     if "after_block" not in subject.info.traits:
-        return ("up_proj", "q_proj")
+        names = {site.suffix for site in small(subject).sites(llama())}
+        wanted = ("up_proj", "q_proj")
+        return wanted if names.issuperset(wanted) else (min(names),)
     branches = ALL_BRANCHES in small(subject).targets
     return ("layers.1.mlp", "layers.0.self_attn") if branches else ("layers.1",)
 
