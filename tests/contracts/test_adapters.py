@@ -28,6 +28,7 @@ def test_a_plugin_in_one_file_passes_the_battery() -> None:
         "steps_count_once",
         "steps_add_their_term_once",
         "steps_resume",
+        "steps_leave_idle_factors",
         "patches_leave_no_trace",
         "changes_its_entries_alone",
         "gradients_are_the_dense_ones",

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from modicum.adapters.sites import Site
-from modicum.core.contracts.parameters import ParameterMetadata, describe_parameter, metadata
+from modicum.core.contracts.parameters import (
+    ParameterMetadata,
+    describe_parameter,
+    metadata,
+    turn_of,
+)
 from modicum.core.layers.drawn_buffers import DrawnBuffers
 from modicum.core.random import normal_, uniform_
 from modicum.core.ranks.sharding import elements_before, own_part
@@ -31,6 +36,7 @@ class Factor:
     Args:
         learning_rate, weight_decay: multipliers on what the optimizer is given, which
             `optimizer_groups` reads and every recipe does; a decay of None is 1, and 0 for vectors.
+        takes_turns: it does not take part in every update: `turn_of` its parameter says when.
 
     >>> factor = Factor((4,), learning_rate=10.0).described(nn.Parameter(torch.zeros(4)))
     >>> metadata(factor).learning_rate_multiplier, metadata(factor).weight_decay_multiplier
@@ -44,6 +50,7 @@ class Factor:
     precise: bool = False
     learning_rate: float = 1.0
     weight_decay: float | None = None
+    takes_turns: bool = False
 
     @property
     def numel(self) -> int:
@@ -60,14 +67,16 @@ class Factor:
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
     def described(self, parameter: nn.Parameter) -> nn.Parameter:
-        """The parameter that holds it, with its multipliers where it has some."""
-        if self.learning_rate == 1.0 and self.weight_decay is None:
-            return parameter
-        decay = metadata(parameter).weight_decay_multiplier
-        about = ParameterMetadata(
-            self.learning_rate, decay if self.weight_decay is None else self.weight_decay
-        )
-        return describe_parameter(parameter, about)
+        """The parameter that holds it, with its multipliers and its turn where it has some."""
+        if self.learning_rate != 1.0 or self.weight_decay is not None:
+            decay = metadata(parameter).weight_decay_multiplier
+            about = ParameterMetadata(
+                self.learning_rate, decay if self.weight_decay is None else self.weight_decay
+            )
+            describe_parameter(parameter, about)
+        if self.takes_turns:
+            turn_of(parameter)
+        return parameter
 
     def at_least(self, dtype: torch.dtype) -> Factor:
         """The same with that precision, if it is a number of less."""

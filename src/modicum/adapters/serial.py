@@ -1,4 +1,4 @@
-"""Serial adapters: a bottleneck behind a block, or behind a module whose output is added to one."""
+"""Bottlenecks behind a block, or behind or next to a module whose output is added to one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,23 @@ from modicum.adapters.adapter_layer import AdapterLayer, LayerChange
 
 
 class SerialLayer(AdapterLayer):
-    """y = z + up(GELU(down(dropout(z)))), where z is what the module gives, [..., width].
+    """y = z + s up(GELU(down(dropout(z)))), where z is what the module gives, [..., width].
 
     GELU is in its tanh form. In fp16 the parts are computed in fp32, as products of small factors
     would be zero there.
+
+    Attributes:
+        scale: s.
+        parallel: whether `down` is given what the module reads instead.
     """
+
+    @property
+    def scale(self) -> float:
+        return 1.0
+
+    @property
+    def parallel(self) -> bool:
+        return False
 
     @abstractmethod
     def down(self, outputs: Tensor) -> Tensor:
@@ -29,17 +41,18 @@ class SerialLayer(AdapterLayer):
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         outputs = base(inputs)
+        read = inputs if self.parallel else outputs
         kind = outputs.device.type
         autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
         if torch.float16 not in (outputs.dtype, autocast):
-            return self._behind(outputs)
+            return self._added(read, outputs)
         with torch.autocast(kind, enabled=False):
-            return self._behind(outputs.float()).to(outputs.dtype)
+            return self._added(read.float(), outputs.float()).to(outputs.dtype)
 
-    def _behind(self, outputs: Tensor) -> Tensor:
-        hidden = self.down(F.dropout(outputs, self.method.dropout, self.training))
+    def _added(self, read: Tensor, outputs: Tensor) -> Tensor:
+        hidden = self.down(F.dropout(read, self.method.dropout, self.training))
         more = self.up(F.gelu(hidden, approximate="tanh"))
-        return (outputs + more).to(outputs.dtype)
+        return outputs.add(more, alpha=self.scale).to(outputs.dtype)
 
     def change(self, weight: Tensor, bias: Tensor | None) -> LayerChange | None:
         return None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from modicum.adapters.adapter_layer import AdapterLayer
 from modicum.adapters.attachment import Attachment
+from modicum.core.contracts.parameters import metadata
 from modicum.core.contracts.run_hooks import RunHook
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks, joined
@@ -76,7 +77,8 @@ class FollowingLayer(AdapterLayer):
         """Update number `step` begins: draw what it needs, by `core.random` from seed and step.
 
         Ranks draw alike then, and so does a run that resumes. What is drawn goes into tensors, in
-        place: Python's numbers would have a compiled block compiled again.
+        place: Python's numbers would have a compiled block compiled again. Factors that take turns
+        are set idle here, by `turn_of`.
         """
 
     def follow(self, counts: Tensor) -> None:
@@ -208,9 +210,12 @@ class AdapterSteps(RunHook):
         self.before_update(int(state["updates"]) + 1)
 
     def close(self) -> None:
-        """Have layers count and add nothing more."""
+        """Have layers count and add nothing more, and all parameters take part in updates."""
         for layer in self.layers:
             layer.followed = layer.paired = False
+        for parameter in self.attached.parameters():
+            if (turn := metadata(parameter).turn) is not None:
+                turn.idle = False
 
 
 def steps_of(attached: Attachment) -> AdapterSteps:

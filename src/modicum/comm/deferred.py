@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from modicum.comm.fusion import Fused, fuse
 from modicum.comm.tuning import Tuner
 from modicum.comm.use_order import Parameters, Uses
-from modicum.core.contracts.parameters import trainable
+from modicum.core.contracts.parameters import is_idle, trainable
 from modicum.core.contracts.stepping import Stepper
 from modicum.core.contracts.strategy import Ready, Strategy
 from modicum.core.errors import InputError
@@ -69,6 +69,7 @@ class Deferred(Strategy):
         self._places: dict[int, tuple[Fused, int]] = {}
         self._due: dict[int, nn.Parameter] = {}
         self._late: set[int] = set()
+        self._idle: set[int] = set()
         self._settings: list[dict[str, Any]] = []
         self._stamp: float | None = None
 
@@ -138,6 +139,8 @@ class Deferred(Strategy):
         for group in self.groups:
             group.all_gather(self.collectives)
         self._due = {id(parameter): parameter for parameter in self._trained.values()}
+        # Of the update that is deferred; when it is made, others may be idle.
+        self._idle = {key for key, parameter in self._due.items() if is_idle(parameter)}
 
     def discard(self) -> None:
         """Forget the gradients of an update that is not to be."""
@@ -160,7 +163,8 @@ class Deferred(Strategy):
             return
         for parameter in parameters:
             group, index = self._places[id(parameter)]
-            parameter.grad = group.gradient(index)
+            gradient = group.gradient(index)
+            parameter.grad = None if id(parameter) in self._idle else gradient
             del self._due[id(parameter)]
         if used := [parameter for parameter in parameters if parameter.grad is not None]:
             # Who evaluates in inference mode trains on with the optimizer's state.

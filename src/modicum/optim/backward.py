@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from modicum.core.contracts.parameters import is_idle
 from modicum.core.contracts.stepping import Stepper
 
 
@@ -37,7 +38,8 @@ def step_in_backward(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     stepper = Stepper(optimizer)
 
     def update(parameter: Tensor) -> None:
-        stepper.step([parameter])  # type: ignore[list-item]
+        if not is_idle(parameter):  # type: ignore[arg-type]
+            stepper.step([parameter])  # type: ignore[list-item]
         parameter.grad = None
 
     handles = [

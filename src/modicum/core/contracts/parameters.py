@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from modicum.core.contracts.ledger import TrainedParameter
 from modicum.core.layers.targets import output_head
 
 _ATTRIBUTE = "_modicum_metadata"
+
+
+class Turn:
+    """Whether a parameter takes part in the update at hand; masters and shards of it share one.
+
+    Attributes:
+        idle: it does not: no optimizer moves it, decays it, or counts the update in its state.
+    """
+
+    idle: bool = False
 
 
 @dataclass(frozen=True)
@@ -27,6 +40,7 @@ class ParameterMetadata:
         kind: what it is to its method, such as `factor`: for optimizers that treat kinds apart.
         group: parameters of another group have an optimizer's group of their own.
         holder: the one rank that keeps its state; None: all, or each its part.
+        turn: of a parameter that does not take part in every update; see `turn_of`.
     """
 
     learning_rate_multiplier: float = 1.0
@@ -35,6 +49,7 @@ class ParameterMetadata:
     kind: str = ""
     group: str = ""
     holder: int | None = None
+    turn: Turn | None = field(default=None, compare=False)
 
 
 def describe_parameter(parameter: nn.Parameter, metadata: ParameterMetadata) -> nn.Parameter:
@@ -75,6 +90,53 @@ def metadata(parameter: nn.Parameter) -> ParameterMetadata:
     if attached is not None:
         return attached
     return ParameterMetadata(weight_decay_multiplier=0.0 if parameter.ndim < 2 else 1.0)
+
+
+def turn_of(parameter: nn.Parameter) -> Turn:
+    """The turn of a parameter, which from here on does not take part in updates where it is idle.
+
+    It gets a gradient nonetheless, of zeros, so that ranks sum and wait for the same; before any
+    optimizer's step that is dropped. Those that step parts of their parameters call `left_out`.
+
+    >>> import torch
+    >>> parameter = nn.Parameter(torch.ones(2))
+    >>> turn, optimizer = turn_of(parameter), torch.optim.AdamW([parameter], lr=0.5)
+    >>> turn.idle, parameter.grad = True, torch.zeros(2)
+    >>> optimizer.step()
+    >>> parameter.tolist(), len(optimizer.state)
+    ([1.0, 1.0], 0)
+    """
+    known = metadata(parameter)
+    if known.turn is None:
+        _pass_over_idle_ones()
+        known = replace(known, turn=Turn())
+        describe_parameter(parameter, known)
+    assert known.turn is not None
+    return known.turn
+
+
+def is_idle(parameter: nn.Parameter) -> bool:
+    """Whether a parameter takes no part in the update at hand."""
+    turn = metadata(parameter).turn
+    return turn is not None and turn.idle
+
+
+def left_out(parameters: Iterable[nn.Parameter]) -> None:
+    """Drop the gradients of those that are idle."""
+    for parameter in parameters:
+        if is_idle(parameter):
+            parameter.grad = None
+
+
+@functools.cache
+def _pass_over_idle_ones() -> None:
+    """Once a process: every optimizer of PyTorch's drops them, in whatever loop it is."""
+
+    def drop(optimizer: Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            left_out(group["params"])
+
+    register_optimizer_step_pre_hook(drop)
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -24,6 +24,7 @@ from torch import Tensor
 from modicum.core.clock import BACKWARD, FORWARD, WIRE
 from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.contracts.method import Context
+from modicum.core.contracts.parameters import is_idle
 from modicum.core.contracts.run_hooks import ExtraLoss, PassKind
 from modicum.core.contracts.state import StateRegistry, optimizer_view
 from modicum.core.contracts.stepping import Stepper
@@ -309,7 +310,7 @@ class InBackwardStep(StandardStep):
         gradient = parameter.grad
         if gradient is None:
             return
-        if not self.rehearsing:
+        if not self.rehearsing and not is_idle(parameter):
             square = own_part(gradient)[0].float().square().sum()
             self._squares.append(square)
             if self._finite(square, shared=is_sharded(gradient)):

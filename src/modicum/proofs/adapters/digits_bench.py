@@ -24,11 +24,13 @@ from modicum.adapters.base import Adapter
 from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.random import derive_seed
+from modicum.data.images import ImageBatch
 from modicum.proofs.base import ProofRun
 from modicum.proofs.bench.baselines import described
 from modicum.proofs.bench.digits import digits
 from modicum.proofs.bench.sweep import Sweep, Swept
 from modicum.proofs.bench.training import RateSchedule, train
+from modicum.tasks.base import evaluating
 
 UPRIGHT, TURNED = 900, 400
 PRETRAINING_STEPS, PRETRAINING_RATE, PRETRAINING_BATCH = 600, 1e-3, 128
@@ -136,7 +138,10 @@ class DigitsBench:
         return list(zip(*(part.split(BATCH) for part in self.turned), strict=True))
 
     def adapt(self, adapter: Adapter, learning_rate: float, seed: int = 0) -> Curve:
-        """Adapt a copy of the base model; AdamW with warm-up and a linear fall to nothing."""
+        """Adapt a copy of the base model; AdamW with warm-up and a linear fall to nothing.
+
+        One that pairs passes has each batch twice.
+        """
         model = copy.deepcopy(self.base)
         adapter = adapter.with_fields(targets=self.targets)
         attached = adapter.attach(model, seed=seed, batches=self.batches, loss=_loss_sum)
@@ -149,10 +154,13 @@ class DigitsBench:
 
         @torch.no_grad()
         def note(step: int) -> None:
-            losses.append(F.cross_entropy(model(self.turned[0]), self.turned[1]).item())
+            with evaluating(model):
+                losses.append(F.cross_entropy(model(self.turned[0]), self.turned[1]).item())
 
-        loss = self._loss(model, self.turned, BATCH, _generator("adapting", seed))
-        train([optimizer], loss, STEPS, schedule=ADAPTING, after_update=note, hooks=hooks)
+        loss = self._loss(model, self.turned, BATCH, _generator("adapting", seed), hooks)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(seed, "lab dropout"))
+            train([optimizer], loss, STEPS, schedule=ADAPTING, after_update=note, hooks=hooks)
         trained = sum(parameter.numel() for parameter in attached.parameters())
         return Curve(tuple(losses), self.accuracy(model), trained)
 
@@ -160,7 +168,8 @@ class DigitsBench:
     def accuracy(self, model: nn.Module) -> float:
         """The share of test images that a model gets right."""
         images, labels = self.test
-        return (model(images).argmax(1) == labels).float().mean().item()
+        with evaluating(model):
+            return (model(images).argmax(1) == labels).float().mean().item()
 
     def fastest(
         self, adapter: Adapter, step: int, rates: Sequence[float] = RATES, *, baseline: bool = False
@@ -191,11 +200,20 @@ class DigitsBench:
 
     @staticmethod
     def _loss(
-        model: nn.Module, data: tuple[Tensor, Tensor], batch: int, generator: torch.Generator
+        model: nn.Module,
+        data: tuple[Tensor, Tensor],
+        batch: int,
+        generator: torch.Generator,
+        hooks: RunHooks | None = None,
     ) -> Callable[[int], Tensor]:
         def loss(step: int) -> Tensor:
             rows = torch.randint(len(data[0]), (batch,), generator=generator)
-            return F.cross_entropy(model(data[0][rows]), data[1][rows])
+            part = ImageBatch(data[0][rows], data[1][rows])
+            if hooks is None or not hooks.pair_passes:
+                return F.cross_entropy(model(part.images), part.labels)
+            first, second = model(part.twice().images).chunk(2)
+            between = hooks.pair_loss(first, second, part) / batch
+            return F.cross_entropy(first, part.labels) + between
 
         return loss
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.steps import AdapterSteps
 from modicum.core import torch_private
+from modicum.core.contracts.parameters import is_idle, metadata
 from modicum.core.layers.recomputing import recomputing_in
 from modicum.models.llama import Llama
 from modicum.proofs.contracts.adapters.subjects import (
@@ -101,6 +102,36 @@ def check_steps_resume(subject: AdapterSubject) -> None:
     assert second.updates == steps.updates == 4, "the number of updates is another"
     for name, value in adapter.state_dict().items():
         assert torch.equal(later.state_dict()[name], value), f"{name} is another after resuming"
+
+
+@adapters_check(needs=("follows_steps",))
+def check_steps_leave_idle_factors(subject: AdapterSubject) -> None:
+    """A factor that is idle in an update stays, to the bit, under AdamW with momentum and decay.
+
+    Its state counts the updates in which it was not; and closed, no factor is idle.
+    """
+    model, adapter, steps = _following(subject)
+    factors = list(adapter.parameters())
+    if all(metadata(value).turn is None for value in factors):
+        raise NotApplicable("all its factors take part in every update")
+    optimizer = torch.optim.AdamW(factors, lr=1e-2, weight_decay=0.1)
+    counts = [0 for _ in factors]
+    for _ in range(6):
+        before = [(value.detach().clone(), is_idle(value)) for value in factors]
+        model(tokens(4)).square().mean().backward()
+        optimizer.step()
+        for index, (value, (then, idle)) in enumerate(zip(factors, before, strict=True)):
+            assert torch.equal(value, then) == idle, "an idle factor moves, or another one does not"
+            counts[index] += not idle
+        optimizer.zero_grad()
+        steps.update()
+    assert min(counts) < 6, "no factor is ever idle"
+    for value, count in zip(factors, counts, strict=True):
+        state = optimizer.state.get(value)
+        found = 0 if state is None else int(state["step"])
+        assert found == count, f"its state counts {found} updates of {count}"
+    steps.close()
+    assert not any(is_idle(value) for value in factors), "closed, a factor is idle"
 
 
 @adapters_check(expensive=True, needs=("follows_steps", "compiles"))
