@@ -98,11 +98,10 @@ def test_built_and_factored_are_one_function(size: tuple[int, int], dropout: flo
 
 
 def test_few_positions_are_factored_and_many_are_built() -> None:
-    value = SoKA(rank=2)
-    [site] = value.sites(nn.Sequential(nn.Linear(256, 256)))
-    assert [value.builds(site, count) for count in (1, 100)] == [(False, False), (True, False)]
-    many = SoKA(rank=64)
-    assert many.builds(site, 1000) == (True, True)
+    shape = KroneckerShape.of(256, 256)
+    found = [SoKA().builds(shape, 2, positions) for positions in (1, 100)]
+    assert found == [(False, False), (True, False)]
+    assert SoKA().builds(shape, 64, 1000) == (True, True)
 
 
 def test_below_fp32_small_changes_of_large_weights_are_not_lost() -> None:

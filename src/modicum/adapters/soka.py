@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -49,10 +49,9 @@ class SoKALayer(AdapterLayer):
     outer_0: Tensor
     inner_0: Tensor
 
-    @property
-    def shape(self) -> KroneckerShape:
-        """Of the factors."""
-        return self.method.shape(self.site)
+    def __init__(self, method: SoKA, site: Site, *given: Any) -> None:
+        super().__init__(method, site, *given)
+        self.shape = method.shape(site)
 
     def split(
         self, weight: Tensor, round_trip: RoundTrip, *, seed: int, name: str
@@ -84,7 +83,7 @@ class SoKALayer(AdapterLayer):
         inner: Tensor,
         dropout: float,
     ) -> Tensor:
-        built = self.method.builds(self.site, math.prod(inputs.shape[:-1]))
+        built = self.method.builds(self.shape, len(outer), math.prod(inputs.shape[:-1]))
         return plus_kronecker(inputs, base, outer, inner, self.shape, built=built, dropout=dropout)
 
     def delta(self) -> Tensor:
@@ -264,11 +263,11 @@ class SoKA(Adapter):
         values = found[1][: terms_in(found[1], shape, site.name)]
         return {"values": values, "squares": weight.double().square().sum()[None]}
 
-    def builds(self, site: Site, positions: int) -> Built:
+    def builds(self, shape: KroneckerShape, terms: int, positions: int) -> Built:
         """Whether the sum is built for so many positions: for the outputs, for the gradients."""
         if self.product != "auto":
             return (self.product == "built",) * 2
-        sizes = self.shape(site), self.rank_at(site), positions
+        sizes = shape, terms, positions
         return (
             forward_work(*sizes, built=True) < forward_work(*sizes, built=False),
             backward_work(*sizes, built=True) < backward_work(*sizes, built=False),
@@ -293,7 +292,7 @@ class SoKA(Adapter):
 
     def work(self, at: AdapterQuery) -> tuple[Work, ...]:
         sizes = self.shape(at.site), self.rank_at(at.site), at.shape.positions
-        built = self.builds(at.site, at.shape.positions)
+        built = self.builds(*sizes)
         if not folds(self.dropout, at.shape.compute_bytes):
             built = (False, False)
         forward = forward_work(*sizes, built=built[0])
