@@ -65,8 +65,10 @@ def accuracy(run: ProofRun, bench: DigitsBench, value: Adapter, rates: tuple[flo
     """On images that nobody has seen, each side at its most accurate rate."""
     mine = bench.most_accurate(value, rates)
     lora = bench.most_accurate(LoRA(rank=LORA_RANK), rates, baseline=True)
-    pissa = bench.most_accurate(PiSSA(rank=LORA_RANK), rates)
-    for name, other in (("LoRA", lora), ("PiSSA", pissa)):
+    others = {"LoRA": lora}
+    if run.full:
+        others["PiSSA"] = bench.most_accurate(PiSSA(rank=LORA_RANK), rates)
+    for name, other in others.items():
         for figure in ("accuracy", "trained"):
             label = f"{figure}, against {name}"
             run.figure(label, method=mine.mean(figure), baseline=other.mean(figure))
