@@ -240,7 +240,7 @@ class Adapter(Method):
             sites = tuple(self.sites(model))
             for site in sites:
                 self.factors(site)  # what does not fit is refused before data are looked at
-            context = PreparationContext(model, sites, batches, loss, seed=seed)
+            context = PreparationContext(model, sites, batches, loss, seed=seed, weights=weights)
             prepared = prepared_by(self.prepare, context)
         return AttachedAdapter(
             model, self, name=name, seed=seed, weights=weights, prepared=prepared

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from modicum.adapters import base_weights
 from modicum.adapters.sites import Site
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, read_json, write_json
@@ -43,6 +44,8 @@ class PreparationContext:
             it needs.
         loss: `loss(model, batch)`, one element: the sum over the batch.
         scratch: a folder for files that are large and not kept; None: memory.
+        weights: gives the full-precision weight of a layer by its name, as the model's file stores
+            it; None: the model's own.
     """
 
     model: nn.Module
@@ -53,6 +56,18 @@ class PreparationContext:
     seed: int = 0
     progress: CountProgress = _silent
     scratch: Path | None = None
+    weights: Callable[[str], Tensor] | None = None
+
+    def weight(self, site: Site) -> Tensor:
+        """W [out, in] of a site, in full precision where somebody gives that; not to be changed.
+
+        Raises:
+            InputError: the reader gives another shape.
+        """
+        base = self.model.get_submodule(site.name)
+        if self.weights is None:
+            return base_weights.read(base, site)
+        return base_weights.given(self.weights, site, base)
 
 
 @dataclass(frozen=True)

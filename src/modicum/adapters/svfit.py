@@ -9,7 +9,6 @@ from pydantic import Field
 from torch import Tensor
 
 from modicum.adapters.base import Factor
-from modicum.adapters.base_weights import read
 from modicum.adapters.directions import Directions, DirectionsLayer
 from modicum.adapters.preparation import Preparation, PreparationContext
 from modicum.adapters.sites import Site
@@ -136,7 +135,7 @@ class SVFit(Directions):
             list(sites),
             lambda name, weight: {"values": torch.linalg.svdvals(weight)},
             context.ranks,
-            read=lambda name, mine: read(context.model.get_submodule(name), sites[name]),
+            read=lambda name, mine: context.weight(sites[name]),
         )
         ranks = {name: {"rank": self._rank_of(made["values"])} for name, made in values}
         return Preparation(ranks)

@@ -146,7 +146,18 @@ class DigitsBench:
         adapter = adapter.with_fields(targets=self.targets)
         attached = adapter.attach(model, seed=seed, batches=self.batches, loss=_loss_sum)
         hooks = RunHooks({"adapter": adapter.run_hook(attached)})
-        groups: Any = attached.parameters()
+        return self.fit(model, list(attached.parameters()), learning_rate, seed, hooks)
+
+    def fit(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        learning_rate: float,
+        seed: int = 0,
+        hooks: RunHooks | None = None,
+    ) -> Curve:
+        """Train parameters of a model, whoever's they are, as `adapt` does."""
+        groups: Any = parameters
         if self.multiplied:
             groups = optimizer_groups(model, learning_rate=learning_rate, weight_decay=DECAY)
         optimizer = torch.optim.AdamW(groups, lr=learning_rate, weight_decay=DECAY)
@@ -161,7 +172,7 @@ class DigitsBench:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "lab dropout"))
             train([optimizer], loss, STEPS, schedule=ADAPTING, after_update=note, hooks=hooks)
-        trained = sum(parameter.numel() for parameter in attached.parameters())
+        trained = sum(parameter.numel() for parameter in parameters)
         return Curve(tuple(losses), self.accuracy(model), trained)
 
     @torch.no_grad()
@@ -194,9 +205,14 @@ class DigitsBench:
         rates: Sequence[float],
         baseline: bool,
     ) -> Swept[Curve]:
+        name = described(adapter)
+        return self.sweep.best(name, adapter, rates, score=score, baseline=baseline)
+
+    @cached_property
+    def sweep(self) -> Sweep[Adapter, Curve]:
+        """Of adapters: each is trained once at a rate from a seed, by whatever it is judged."""
         shared = {"bench": self.name, "steps": STEPS}
-        sweep = Sweep(self.run, self.adapt, score, shared=shared, kind=Curve)
-        return sweep.best(described(adapter), adapter, rates, baseline=baseline)
+        return Sweep(self.run, self.adapt, lambda curve: curve.error, shared=shared, kind=Curve)
 
     @staticmethod
     def _loss(

@@ -1,0 +1,213 @@
+"""A change of a frozen layer that is a sum of Kronecker products: factored, or built.
+
+With x as a matrix X [n1, n2], kron(A, B) x is A X B^T, so two small products do what a matrix as
+large as the layer would. With many positions it is less work to build that matrix, once a pass, and
+to add it to the weight; forward and backward are judged apart. For the backward pass x is kept as
+it was given, and dropout's mask as bits; all else is made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from modicum.adapters.fused import compute_dtype, fusible
+from modicum.core.codecs.bit_packing import pack_bits, unpack_bits
+from modicum.core.layers.frozen_product import weight_of
+from modicum.core.layers.kronecker import KroneckerShape
+from modicum.core.torch_private import transforms_run
+
+# Whether the matrix is built in the forward pass, and whether in the backward pass.
+Built = tuple[bool, bool]
+
+
+def forward_work(shape: KroneckerShape, terms: int, positions: int, *, built: bool) -> int:
+    """Operations beyond the frozen product; what is built is added to its weight."""
+    (m1, n1), (m2, n2) = shape.outer, shape.inner
+    if built:
+        return 2 * terms * m1 * n1 * m2 * n2
+    return 2 * positions * terms * n1 * m2 * (n2 + m1)
+
+
+def backward_work(shape: KroneckerShape, terms: int, positions: int, *, built: bool) -> int:
+    """Operations beyond the frozen product's, with a gradient of x."""
+    (m1, n1), (m2, n2) = shape.outer, shape.inner
+    if built:
+        return 6 * terms * m1 * n1 * m2 * n2 + 2 * positions * shape.rows * shape.columns
+    return 2 * positions * terms * n1 * m2 * (3 * n2 + 2 * m1)
+
+
+def kronecker_map(rows: Tensor, outer: Tensor, inner: Tensor, shape: KroneckerShape) -> Tensor:
+    """x [t, in] to [t, out] by the sum over k of kron(A_k, B_k), without that matrix.
+
+    Args:
+        outer, inner: A [r, m1, n1] and B [r, m2, n2].
+    """
+    thin = _thin(_filled(rows, shape), inner, shape)
+    return (_side(outer) @ thin).flatten(1)[:, : shape.rows]
+
+
+def _filled(rows: Tensor, shape: KroneckerShape) -> Tensor:
+    """X of each position: [t, n1, n2]."""
+    padding = shape.padded[1] - shape.columns
+    filled = F.pad(rows, (0, padding)) if padding else rows
+    return filled.reshape(len(rows), shape.outer[1], shape.inner[1])
+
+
+def _thin(filled: Tensor, inner: Tensor, shape: KroneckerShape) -> Tensor:
+    """X B_k^T of each position: [t, n1 r, m2]."""
+    flat = filled.reshape(-1, shape.inner[1])
+    width = shape.outer[1] * len(inner)
+    return (flat @ _columns(inner)).view(len(filled), width, shape.inner[0])
+
+
+def _columns(inner: Tensor) -> Tensor:
+    """All B_k^T next to each other, [n2, r m2]."""
+    return inner.flatten(0, 1).T
+
+
+def _side(outer: Tensor) -> Tensor:
+    """The A_k as one matrix, [m1, n1 r]."""
+    return outer.permute(1, 2, 0).flatten(1)
+
+
+def _gradients(
+    seen: Tensor,
+    gradient: Tensor,
+    outer: Tensor,
+    inner: Tensor,
+    shape: KroneckerShape,
+    *,
+    of_inputs: bool,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Those of x [t, in], if asked for, A and B, where y has `gradient` [t, out]."""
+    (m1, n1), (m2, n2), terms, count = shape.outer, shape.inner, len(outer), len(seen)
+    filled = _filled(seen, shape)
+    given = F.pad(gradient, (0, m1 * m2 - shape.rows)).reshape(count, m1, m2)
+    thin = _thin(filled, inner, shape)
+    met = given.transpose(0, 1).flatten(1) @ thin.transpose(1, 2).flatten(0, 1)
+    of_outer = met.view(m1, n1, terms).permute(2, 0, 1)
+    del thin
+    of_thin = (_side(outer).T @ given).reshape(count * n1, terms * m2)
+    of_inner = (of_thin.T @ filled.reshape(-1, n2)).view_as(inner)
+    if not of_inputs:
+        return None, of_outer, of_inner
+    of_x = (of_thin @ _columns(inner).T).view(count, n1 * n2)[:, : shape.columns]
+    return of_x, of_outer, of_inner
+
+
+class _FrozenPlusKronecker(torch.autograd.Function):
+    """y = x W^T + b + dropout(x) D^T for x [t, in], D the sum of kron(A_k, B_k); W has no gradient.
+
+    Where nothing is held, the update alone.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        outer: Tensor,
+        inner: Tensor,
+        bias: Tensor | None,
+        shape: KroneckerShape,
+        built: Built,
+        dropout: float,
+        dtype: torch.dtype,
+        form: str,
+        *held: Tensor,
+    ) -> Tensor:
+        cast, bits = x.to(dtype), None
+        seen = cast
+        if dropout:
+            seen, mask = torch.native_dropout(cast, dropout, True)
+            bits = pack_bits(mask)
+            del mask
+        a, b = outer.to(dtype), inner.to(dtype)
+        ctx.about = shape, built[1], dropout, dtype, form
+        ctx.save_for_backward(x, bits, outer, inner, *held)
+        if not held:
+            return kronecker_map(seen, a, b, shape)
+        weight = weight_of(form, held, x.shape[-1], dtype)
+        offset = bias if bias is None else bias.to(dtype)
+        if built[0]:
+            return F.linear(cast, weight + shape.product(a, b), offset)
+        return F.linear(cast, weight, offset).add_(kronecker_map(seen, a, b, shape))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError("an adapter of Kronecker products has no second derivatives")
+        x, bits, outer, inner, *held = ctx.saved_tensors
+        shape, built, dropout, dtype, form = ctx.about
+        a, b, seen = outer.to(dtype), inner.to(dtype), x.to(dtype)
+        mask = None if bits is None else unpack_bits(bits, x.numel()).view(x.shape)
+        through = 1.0 if mask is None or dropout == 1 else 1 / (1 - dropout)
+        if mask is not None:
+            seen = (seen * mask).mul_(through)
+        of_x = ctx.needs_input_grad[0]
+        weight = weight_of(form, tuple(held), x.shape[-1], dtype) if of_x and held else None
+        x_gradient = None
+        if built:
+            met = shape.rearranged(gradient.T @ seen)
+            of_outer = (b.flatten(1) @ met.T).view_as(outer)
+            of_inner = (a.flatten(1) @ met).view_as(inner)
+            if weight is not None:
+                x_gradient = (gradient @ (weight + shape.product(a, b))).to(x.dtype)
+        else:
+            update, of_outer, of_inner = _gradients(seen, gradient, a, b, shape, of_inputs=of_x)
+            if update is not None:
+                update = update if mask is None else update * mask * through
+                x_gradient = update if weight is None else update.addmm(gradient, weight)
+                x_gradient = x_gradient.to(x.dtype)
+        of_factors = of_outer.to(outer.dtype), of_inner.to(inner.dtype)
+        return x_gradient, *of_factors, *(None,) * (6 + len(held))
+
+
+def plus_kronecker(
+    inputs: Tensor,
+    base: Callable[[Tensor], Tensor],
+    outer: Tensor,
+    inner: Tensor,
+    shape: KroneckerShape,
+    *,
+    built: Built = (False, False),
+    dropout: float = 0.0,
+) -> Tensor:
+    """base(inputs) + dropout(inputs) D^T, in one operation where `base` is a frozen product.
+
+    Args:
+        inputs: [..., in].
+        outer, inner: A [r, m1, n1] and B [r, m2, n2] of D, the sum of the kron(A_k, B_k); they
+            compute in autocast's dtype, else in the more precise one of theirs and the inputs'.
+        built: whether D is made and added to W, for the outputs and for the gradients. Not where it
+            would lose a part: with dropout, and below fp32, in which W swallows small changes.
+    """
+    dtype = compute_dtype(inputs, outer)
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    if not torch.compiler.is_compiling() and transforms_run():
+        frozen, seen = base(inputs), F.dropout(rows.to(dtype), dropout)
+        update = kronecker_map(seen, outer.to(dtype), inner.to(dtype), shape)
+        return (frozen + update.view(frozen.shape)).to(frozen.dtype)
+    product = fusible(base, inputs, outer)
+    if product is None or not folds(dropout, dtype.itemsize):
+        built = (False, False)
+    held, form, bias = (
+        ((), "", None) if product is None else (product.held, product.form, product.bias)
+    )
+    outputs: Tensor = _FrozenPlusKronecker.apply(
+        rows, outer, inner, bias, shape, built, dropout, dtype, form, *held
+    )
+    outputs = outputs.view(*inputs.shape[:-1], shape.rows)
+    if product is not None:
+        return outputs
+    frozen = base(inputs)
+    return (frozen + outputs).to(frozen.dtype)
+
+
+def folds(dropout: float, compute_bytes: int) -> bool:
+    """Whether a change can be added to the weight, for one product of both."""
+    return not dropout and compute_bytes >= torch.float32.itemsize
