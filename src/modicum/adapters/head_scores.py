@@ -1,0 +1,164 @@
+"""What there is to know of an attention head before its exponentials become a truncated series.
+
+Of sampled queries the scores of all their keys are made, and with them the attention weights, exact
+and of each degree. Everything is a maximum, so batches and ranks go together as such.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modicum.core.layers.attention_calls import SeenAttention
+from modicum.core.layers.taylor_attention import series
+
+# Added to a score, less than this is a mask and no change of the score.
+_MASKED = -1e4
+# Of weights that no series gives, or whose sum is not positive.
+WRONG = 2.0
+
+
+@dataclass(frozen=True)
+class HeadMaxima:
+    """Largest values over what was seen of an attention's heads.
+
+    Args:
+        length, width: the longest row of keys that a query sees, and the head's width.
+        biased: 1 where numbers are added to scores that are seen, else 0.
+        entry: [heads], the largest entry of Q and K, each with half of the scale.
+        score: [heads], the largest score of the sampled queries.
+        errors: [degrees, heads], from degree 1: of weights by the series the largest distance of a
+            row to the exact one, as the sum of absolute differences.
+        kept_errors: the same without the largest keys, and without the worst rows.
+    """
+
+    length: float
+    width: float
+    biased: float
+    entry: Tensor
+    score: Tensor
+    errors: Tensor
+    kept_errors: Tensor
+
+    @property
+    def flat(self) -> list[float]:
+        """All of it in one list, of which maxima can be taken over ranks."""
+        each = (self.entry, self.score, self.errors, self.kept_errors)
+        numbers = torch.cat([value.double().flatten().cpu() for value in each]).tolist()
+        return [self.length, self.width, self.biased, *numbers]
+
+    @classmethod
+    def of_flat(cls, numbers: list[float], heads: int) -> HeadMaxima:
+        """What `flat` gave."""
+        rows = torch.tensor(numbers[3:], dtype=torch.float64).view(-1, heads)
+        half = len(rows) // 2 + 1
+        return cls(*numbers[:3], rows[0], rows[1], rows[2:half], rows[half:])
+
+
+def measured(seen: SeenAttention, degrees: int, samples: int, outliers: float) -> HeadMaxima:
+    """Measure what one call was given.
+
+    Args:
+        degrees: from 1 to this.
+        samples: queries that are looked at, of each row of the batch: half of them those of the
+            largest norm, where series fail first, the others at equal distances.
+        outliers: the share of queries, and of keys, that is left out for `kept_errors`: those of
+            the largest norm.
+    """
+    half = math.sqrt(seen.scale)
+    q, k = seen.query.float() * half, seen.key.float() * half
+    found: list[tuple[Tensor, ...]] = []
+    longest = biased = 0.0
+    for row in range(len(q)):
+        by_share = []
+        for share in (0.0, outliers):
+            places, fine = _sampled(q[row], samples, share)
+            scores = q[row].gather(1, places.unsqueeze(-1).expand(-1, -1, q.shape[-1])) @ k[row].mT
+            shown, added = _shown(seen, row, places, k.shape[-2])
+            biased = max(biased, float(added))
+            longest = max(longest, float(shown.sum(-1).max()))
+            shown = shown & fine.unsqueeze(-1)
+            largest = scores.abs().masked_fill(~shown, 0).amax((-2, -1))
+            if dropped := min(math.ceil(share * k.shape[-2]), k.shape[-2] - 1):
+                worst = k[row].norm(dim=-1).topk(dropped, -1).indices
+                hidden = torch.zeros_like(shown[:, 0]).scatter_(-1, worst, True)
+                shown = shown & ~hidden.unsqueeze(-2)
+            by_share += [largest, _distances(scores, shown, degrees).amax(-1)]
+        found.append((by_share[0], by_share[1], by_share[3]))
+    score, errors, kept_errors = (torch.stack(each).amax(0) for each in zip(*found, strict=True))
+    entry = torch.maximum(q.abs().amax((0, 2, 3)), k.abs().amax((0, 2, 3)))
+    return HeadMaxima(longest, q.shape[-1], biased, entry, score, errors, kept_errors)
+
+
+def _sampled(q: Tensor, samples: int, outliers: float) -> tuple[Tensor, Tensor]:
+    """Of q [heads, L, d] places [heads, n], and whether these are no outliers."""
+    heads, length, _ = q.shape
+    order = q.norm(dim=-1).argsort(-1, descending=True)
+    dropped = min(math.ceil(outliers * length), length - 1)
+    large = order[:, dropped : dropped + samples // 2]
+    count = min(samples - samples // 2, length)
+    spread = torch.arange(1, count + 1, device=q.device) * length // count - 1
+    places = torch.cat([large, spread.expand(heads, -1)], -1)
+    is_out = torch.zeros(heads, length, dtype=torch.bool, device=q.device)
+    is_out.scatter_(-1, order[:, :dropped], True)
+    return places, ~is_out.gather(-1, places)
+
+
+def _shown(seen: SeenAttention, row: int, places: Tensor, total: int) -> tuple[Tensor, bool]:
+    """Which keys the sampled queries see, [heads, n, S], and whether a mask changes scores."""
+    shown = torch.ones(*places.shape, total, dtype=torch.bool, device=places.device)
+    if seen.causal:
+        shown = torch.arange(total, device=places.device) <= places.unsqueeze(-1)
+    if (mask := seen.mask) is None:
+        return shown, False
+    mask = mask.detach()[(None,) * (4 - mask.ndim)]
+    mask = mask.expand(max(row + 1, len(mask)), len(places), seen.query.shape[-2], -1)[row]
+    mask = mask[torch.arange(len(places), device=places.device).unsqueeze(-1), places]
+    if mask.dtype == torch.bool:
+        return shown & mask, False
+    visible = mask > _MASKED
+    return shown & visible, bool((visible & (mask != 0)).any())
+
+
+def _distances(scores: Tensor, shown: Tensor, degrees: int) -> Tensor:
+    """Of each degree's weights [heads, n, S] the distance to the exact ones: [degrees, heads, n]."""
+    exact = scores.masked_fill(~shown, -torch.inf).softmax(-1).nan_to_num(0.0)
+    found = []
+    for degree in range(1, degrees + 1):
+        weights = series(scores, degree).masked_fill(~shown, 0)
+        total = weights.sum(-1, keepdim=True)
+        away = (weights / total - exact).abs().sum(-1)
+        usable = (total.squeeze(-1) > 0) & away.isfinite()
+        away = torch.where(usable, away.clamp(max=WRONG), WRONG)
+        found.append(torch.where(shown.any(-1), away, 0.0))
+    return torch.stack(found)
+
+
+def needed_degree(errors: Tensor, tolerance: float) -> int | None:
+    """The smallest degree of which all errors [degrees] are small enough; None: there is none."""
+    fine = (errors <= tolerance).nonzero().flatten()
+    return int(fine[0]) + 1 if len(fine) else None
+
+
+def sufficient_degree(score: float, tolerance: float) -> int | None:
+    """The degree g at which M^(g+1) / (g+1)! is small enough, for scores of at most M.
+
+    >>> sufficient_degree(1.0, 1e-3), sufficient_degree(10.7, 1e-3)
+    (6, 33)
+    """
+    term = 1.0
+    for t in range(1, 1000 if math.isfinite(score) else 0):
+        term *= score / t
+        if t > 1 and term <= tolerance and score < t:
+            return t - 1
+    return None
+
+
+def finite(number: Any) -> float | None:
+    """A number as JSON has it."""
+    value = float(number)
+    return round(value, 6) if math.isfinite(value) else None
