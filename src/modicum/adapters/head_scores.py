@@ -54,9 +54,10 @@ class HeadMaxima:
     @classmethod
     def of_flat(cls, numbers: list[float], heads: int) -> HeadMaxima:
         """What `flat` gave."""
-        rows = torch.tensor(numbers[3:], dtype=torch.float64).view(-1, heads)
+        length, width, biased, *others = numbers
+        rows = torch.tensor(others, dtype=torch.float64).view(-1, heads)
         half = len(rows) // 2 + 1
-        return cls(*numbers[:3], rows[0], rows[1], rows[2:half], rows[half:])
+        return cls(length, width, biased, rows[0], rows[1], rows[2:half], rows[half:])
 
 
 def measured(seen: SeenAttention, degrees: int, samples: int, outliers: float) -> HeadMaxima:
@@ -125,7 +126,7 @@ def _shown(seen: SeenAttention, row: int, places: Tensor, total: int) -> tuple[T
 
 
 def _distances(scores: Tensor, shown: Tensor, degrees: int) -> Tensor:
-    """Of each degree's weights [heads, n, S] the distance to the exact ones: [degrees, heads, n]."""
+    """How far each degree's rows of weights are from the exact ones: [degrees, heads, n]."""
     exact = scores.masked_fill(~shown, -torch.inf).softmax(-1).nan_to_num(0.0)
     found = []
     for degree in range(1, degrees + 1):

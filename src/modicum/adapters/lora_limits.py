@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from modicum.adapters.adapted_layer import AdaptedBlock, wearers
+from modicum.adapters.adapted_layer import AdaptedBlock, AdaptedLayer, wearers
 from modicum.adapters.diagnosis import Diagnosis, DiagnosisRuntime
 from modicum.adapters.head_scores import (
     HeadMaxima,
@@ -132,12 +132,14 @@ class LimitsRuntime(DiagnosisRuntime):
                 yield
 
     def _adapted(self, name: str, module: nn.Module, given: tuple[Any, ...], out: Tensor) -> None:
+        assert isinstance(module, AdaptedLayer)
         if not given or given[0].ndim < 2:
             return
-        x, y = (t.detach().flatten(0, -2) for t in (given[0], out))
-        places = torch.arange(self.method.samples, device=x.device) * len(x) // self.method.samples
+        inputs, length = given[0].detach(), out.shape[-2]
+        count = min(self.method.samples, length)
+        places = torch.arange(count, device=out.device) * length // count
         with torch.no_grad():
-            added = y[places] - module.plain(x[places])
+            added = out[..., places, :] - module.plain(inputs[..., places, :])
         self._pending[name] = float(added.abs().max())
 
     def _look(self, seen: SeenAttention) -> None:
@@ -200,6 +202,7 @@ class LimitsRuntime(DiagnosisRuntime):
         }
 
     def _pays(self, found: HeadMaxima, degree: int) -> bool:
-        """Whether columns are few enough, for the length too, and scores are what is exponentiated."""
-        taken, width = columns(int(found.width), degree), int(found.width)
-        return taken <= self.method.most_columns and found.length > taken * width and not found.biased
+        """Whether columns are few enough, for the length too; and no mask changes the scores."""
+        taken = columns(int(found.width), degree)
+        few = taken <= self.method.most_columns and taken * found.width < found.length
+        return few and not found.biased

@@ -48,8 +48,10 @@ def seen_attention(model: nn.Module, look: Callable[[SeenAttention], None]) -> I
     def enter(name: str, *_: Any) -> None:
         path.append(name)
 
-    def leave(*_: Any) -> None:
-        path.pop()
+    def leave(name: str, *_: Any) -> None:
+        # Whoever enters this block in a module's own hook comes after that module was entered.
+        if path and path[-1] == name:
+            path.pop()
 
     def done(call: Call, _: Any) -> None:
         if call.function is F.scaled_dot_product_attention and path:
@@ -60,7 +62,7 @@ def seen_attention(model: nn.Module, look: Callable[[SeenAttention], None]) -> I
         for name, module in model.named_modules():
             hooks = (
                 module.register_forward_pre_hook(partial(enter, name)),
-                module.register_forward_hook(leave, always_call=True),
+                module.register_forward_hook(partial(leave, name), always_call=True),
             )
             for hook in hooks:
                 stack.callback(hook.remove)

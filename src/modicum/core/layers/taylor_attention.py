@@ -165,7 +165,7 @@ class TaylorAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, total = ctx.saved_tensors
         with torch.autocast(q.device.type, enabled=False):
@@ -197,7 +197,7 @@ def approx_attention(
     enable_gqa: bool = False,
     most_columns: int = MOST_COLUMNS,
 ) -> Tensor:
-    """`scaled_dot_product_attention` in time linear in the length, for narrow heads of small scores.
+    """`scaled_dot_product_attention` in time linear in length, for narrow heads of small scores.
 
     The gradients are those of exact attention, of the approximate weights. All is computed in fp32
     at least, as the largest score of a row cannot be subtracted. There is no mask and no dropout.
