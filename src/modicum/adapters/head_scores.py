@@ -92,6 +92,8 @@ def measured(seen: SeenAttention, degrees: int, samples: int, outliers: float) -
         found.append((by_share[0], by_share[1], by_share[3]))
     score, errors, kept_errors = (torch.stack(each).amax(0) for each in zip(*found, strict=True))
     entry = torch.maximum(q.abs().amax((0, 2, 3)), k.abs().amax((0, 2, 3)))
+    # What is no number is larger than any, so that maxima keep it.
+    entry, score = (each.nan_to_num(torch.inf, torch.inf) for each in (entry, score))
     return HeadMaxima(longest, q.shape[-1], biased, entry, score, errors, kept_errors)
 
 

@@ -179,7 +179,7 @@ class LimitsRuntime(DiagnosisRuntime):
         for says, tried in ((LINEAR, errors), (WITHOUT_OUTLIERS, found.kept_errors[:, head])):
             needed = needed_degree(tried, method.tolerance)
             degree = degree or needed
-            if needed is not None and self._pays(found, needed):
+            if needed is not None and math.isfinite(gamma) and self._pays(found, needed):
                 verdict, degree, errors = says, needed, tried
                 break
         shown = degree or method.most_degree

@@ -1,4 +1,4 @@
-"""Attention by a truncated series: exact where it must be, linear in length, and what it refuses."""
+"""Attention by a truncated series: exact where it must be, linear in length, and its refusals."""
 
 from __future__ import annotations
 
@@ -193,7 +193,9 @@ def test_half_precision_is_computed_in_fp32() -> None:
 
 def test_wide_heads_are_refused_with_their_columns() -> None:
     wide = torch.zeros(1, 1, 4, 64)
-    with pytest.raises(InputError, match=r"width 64 has 47,905 columns at degree 3, and at most 4,"):
+    with pytest.raises(
+        InputError, match=r"width 64 has 47,905 columns at degree 3, and at most 4,"
+    ):
         approx_attention(wide, wide, wide, 3)
     narrow = torch.zeros(1, 1, 4, 4)
     with pytest.raises(InputError, match=r"35 columns at degree 3, and at most 34"):
