@@ -69,7 +69,7 @@ class DiagnosisRuntime(RunHook, ABC):
         """Nothing was kept."""
 
 
-class Diagnosis(Method):
+class ModelDiagnosis(Method):
     """The value of a diagnosis. A subclass writes `bind`, which gives a `DiagnosisRuntime`."""
 
     @abstractmethod

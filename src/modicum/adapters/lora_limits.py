@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from modicum.adapters.adapted_layer import AdaptedBlock, AdaptedLayer, wearers
-from modicum.adapters.diagnosis import Diagnosis, DiagnosisRuntime
+from modicum.adapters.diagnosis import DiagnosisRuntime, ModelDiagnosis
 from modicum.adapters.head_scores import (
     HeadMaxima,
     finite,
@@ -29,7 +29,7 @@ from modicum.core.layers.taylor_attention import columns
 LINEAR, WITHOUT_OUTLIERS, EXACT = "linear path", "linear path after outlier removal", "exact only"
 
 
-class LoRALimits(Diagnosis):
+class LoRALimits(ModelDiagnosis):
     """Which heads' attention, with its LoRA gradients, a truncated series gives in linear time.
 
     It changes nothing and is no adapter: a row for each head says what was seen. Queries and keys

@@ -27,7 +27,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Head:
+class DrawnHead:
     """One head's queries, keys and values [1, 1, L, d], inputs [L, 16] and output's gradient."""
 
     q: Tensor
@@ -52,12 +52,12 @@ class Head:
         true = self.double().weight_gradient(exact)
         return float((self.weight_gradient(attend).double() - true).norm() / true.norm())
 
-    def double(self) -> Head:
+    def double(self) -> DrawnHead:
         """The same numbers in fp64."""
-        return Head(*(t.double() for t in (self.q, self.k, self.v, self.x, self.gradient)))
+        return DrawnHead(*(t.double() for t in (self.q, self.k, self.v, self.x, self.gradient)))
 
 
-def head(gamma: float, length: int, width: int = 4, seed: int = 0, dtype: Any = None) -> Head:
+def head(gamma: float, length: int, width: int = 4, seed: int = 0, dtype: Any = None) -> DrawnHead:
     """A head whose largest entries of Q and K are gamma."""
     drawn = []
     for name in ("q", "k", "v", "x", "gradient"):
@@ -65,7 +65,7 @@ def head(gamma: float, length: int, width: int = 4, seed: int = 0, dtype: Any = 
         drawn.append(normal_(torch.empty(shape, dtype=torch.float64), seed=seed, name=name))
     for entries in drawn[:2]:
         entries.mul_(gamma / entries.abs().max())
-    return Head(*(tensor.to(dtype or torch.float32) for tensor in drawn))
+    return DrawnHead(*(tensor.to(dtype or torch.float32) for tensor in drawn))
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

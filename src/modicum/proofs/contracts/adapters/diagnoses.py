@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.adapters.base import Adapter
-from modicum.adapters.diagnosis import Diagnosis, DiagnosisRuntime
+from modicum.adapters.diagnosis import DiagnosisRuntime, ModelDiagnosis
 from modicum.adapters.lora import LoRA
 from modicum.core.contracts.method import Context
 from modicum.core.errors import InputError
@@ -24,14 +24,14 @@ from modicum.proofs.contracts.adapters.subjects import llama, stir, tokens
 from modicum.proofs.contracts.base import check
 from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
 
-DiagnosisSubject = type[Diagnosis] | Diagnosis
+DiagnosisSubject = type[ModelDiagnosis] | ModelDiagnosis
 
 diagnoses_check = partial(check, "adapters", slot="diagnosis")
 OTHERS = tokens() // 2
 
 
 def _bound(subject: DiagnosisSubject, model: nn.Module) -> DiagnosisRuntime:
-    value = subject if isinstance(subject, Diagnosis) else subject.tiny()
+    value = subject if isinstance(subject, ModelDiagnosis) else subject.tiny()
     return value.bind(Context(model))
 
 
