@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pool import Pool
 from torch import Tensor, nn
 
-from modicum.adapters import LoRA
+from modicum.adapters import LoRA, approx_attention
 from modicum.adapters.diagnosis import DiagnosisContext
 from modicum.adapters.head_scores import needed_degree, sufficient_degree
 from modicum.adapters.lora_limits import EXACT, LINEAR, WITHOUT_OUTLIERS, LoRALimits
@@ -134,6 +134,27 @@ def test_what_adapters_add_is_a_part_of_gamma() -> None:
         assert row["adapter"] == pytest.approx(added[row["layer"]], rel=1e-4)
         assert row["gamma"] >= row["adapter"]
     assert all(row["adapter"] == 0 for row in looked(llama(), tokens()))
+
+
+def test_the_linear_path_stands_in_a_decoder_of_transformers() -> None:
+    from transformers import AttentionInterface
+
+    def series(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **named: Any
+    ) -> Any:
+        given: dict[str, Any] = {"scale": named["scaling"], "is_causal": True, "enable_gqa": True}
+        return approx_attention(query, key, value, 6, **given).transpose(1, 2), None
+
+    AttentionInterface.register("series", series)
+    model = hugging_face_llama(num_attention_heads=4, num_key_value_heads=2)
+    adapter = stir(LoRA(rank=2).attach(model))
+    found = []
+    for kind in ("sdpa", "series"):
+        model.set_attn_implementation(kind)
+        logits = model(tokens(), use_cache=False).logits
+        found.append([logits, *torch.autograd.grad(logits.square().sum(), adapter.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
 # What follows from it

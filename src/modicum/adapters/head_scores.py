@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from modicum.core.layers.attention_calls import SeenAttention
-from modicum.core.layers.taylor_attention import series
 
 # Added to a score, less than this is a mask and no change of the score.
 _MASKED = -1e4
+# Scores of some heads that are held at once.
+_ELEMENTS = 1 << 20
 # Of weights that no series gives, or whose sum is not positive.
 WRONG = 2.0
 
@@ -60,41 +61,70 @@ class HeadMaxima:
         return cls(length, width, biased, rows[0], rows[1], rows[2:half], rows[half:])
 
 
-def measured(seen: SeenAttention, degrees: int, samples: int, outliers: float) -> HeadMaxima:
-    """Measure what one call was given.
+@dataclass(frozen=True)
+class Looking:
+    """How closely heads are looked at.
 
     Args:
         degrees: from 1 to this.
-        samples: queries that are looked at, of each row of the batch: half of them those of the
-            largest norm, where series fail first, the others at equal distances.
+        samples: queries of each sequence: half of them those of the largest norm, where series
+            fail first, the others at equal distances.
         outliers: the share of queries, and of keys, that is left out for `kept_errors`: those of
             the largest norm.
     """
+
+    degrees: int
+    samples: int
+    outliers: float
+
+
+def measured(seen: SeenAttention, how: Looking, rows: int | None = None) -> HeadMaxima:
+    """Measure what one call was given: of all heads, the first `rows` sequences."""
     half = math.sqrt(seen.scale)
-    q, k = seen.query.float() * half, seen.key.float() * half
-    found: list[tuple[Tensor, ...]] = []
+    q, k = seen.query[:rows].float() * half, seen.key[:rows].float() * half
+    groups = torch.arange(q.shape[1], device=q.device).split(_at_once(k.shape[-2], how))
+    parts: list[list[Tensor]] = [[] for _ in range(3)]
     longest = biased = 0.0
-    for row in range(len(q)):
-        by_share = []
-        for share in (0.0, outliers):
-            places, fine = _sampled(q[row], samples, share)
-            scores = q[row].gather(1, places.unsqueeze(-1).expand(-1, -1, q.shape[-1])) @ k[row].mT
-            shown, added = _shown(seen, row, places, k.shape[-2])
-            biased = max(biased, float(added))
-            longest = max(longest, float(shown.sum(-1).max()))
-            shown = shown & fine.unsqueeze(-1)
-            largest = scores.abs().masked_fill(~shown, 0).amax((-2, -1))
-            if dropped := min(math.ceil(share * k.shape[-2]), k.shape[-2] - 1):
-                worst = k[row].norm(dim=-1).topk(dropped, -1).indices
-                hidden = torch.zeros_like(shown[:, 0]).scatter_(-1, worst, True)
-                shown = shown & ~hidden.unsqueeze(-2)
-            by_share += [largest, _distances(scores, shown, degrees).amax(-1)]
-        found.append((by_share[0], by_share[1], by_share[3]))
-    score, errors, kept_errors = (torch.stack(each).amax(0) for each in zip(*found, strict=True))
+    for heads in groups:
+        found = [_measured(seen, row, heads, q[row], k[row], how) for row in range(len(q))]
+        for part, each in zip(
+            parts, zip(*(tensors for tensors, _, _ in found), strict=True), strict=True
+        ):
+            part.append(torch.stack(each).amax(0))
+        longest = max([longest, *(length for _, length, _ in found)])
+        biased = max([biased, *(float(added) for _, _, added in found)])
+    score, errors, kept_errors = (torch.cat(part, -1) for part in parts)
     entry = torch.maximum(q.abs().amax((0, 2, 3)), k.abs().amax((0, 2, 3)))
     # What is no number is larger than any, so that maxima keep it.
     entry, score = (each.nan_to_num(torch.inf, torch.inf) for each in (entry, score))
     return HeadMaxima(longest, q.shape[-1], biased, entry, score, errors, kept_errors)
+
+
+def _at_once(keys: int, how: Looking) -> int:
+    """Heads whose scores are held at the same time."""
+    return max(1, _ELEMENTS // (how.samples * keys))
+
+
+def _measured(
+    seen: SeenAttention, row: int, heads: Tensor, q: Tensor, k: Tensor, how: Looking
+) -> tuple[list[Tensor], float, bool]:
+    """Of some heads of a sequence the largest score, and both errors; the length; if biased."""
+    q, k = q[heads], k[heads]
+    maxima, longest, biased = [], 0.0, False
+    for share in (0.0, how.outliers):
+        places, fine = _sampled(q, how.samples, share)
+        scores = q.gather(1, places.unsqueeze(-1).expand(-1, -1, q.shape[-1])) @ k.mT
+        shown, added = _shown(seen, row, heads, places)
+        longest, biased = max(longest, float(shown.sum(-1).max())), biased or added
+        shown = shown & fine.unsqueeze(-1)
+        if dropped := min(math.ceil(share * k.shape[-2]), k.shape[-2] - 1):
+            worst = k.norm(dim=-1).topk(dropped, -1).indices
+            hidden = torch.zeros_like(shown[:, 0]).scatter_(-1, worst, True)
+            shown = shown & ~hidden.unsqueeze(-2)
+        if not maxima:
+            maxima.append(scores.abs().masked_fill(~shown, 0).amax((-2, -1)))
+        maxima.append(_distances(scores, shown, how.degrees).amax(-1))
+    return maxima, longest, biased
 
 
 def _sampled(q: Tensor, samples: int, outliers: float) -> tuple[Tensor, Tensor]:
@@ -111,16 +141,16 @@ def _sampled(q: Tensor, samples: int, outliers: float) -> tuple[Tensor, Tensor]:
     return places, ~is_out.gather(-1, places)
 
 
-def _shown(seen: SeenAttention, row: int, places: Tensor, total: int) -> tuple[Tensor, bool]:
+def _shown(seen: SeenAttention, row: int, heads: Tensor, places: Tensor) -> tuple[Tensor, bool]:
     """Which keys the sampled queries see, [heads, n, S], and whether a mask changes scores."""
+    (rows, every, length, _), total = seen.query.shape, seen.key.shape[-2]
     shown = torch.ones(*places.shape, total, dtype=torch.bool, device=places.device)
     if seen.causal:
         shown = torch.arange(total, device=places.device) <= places.unsqueeze(-1)
-    if (mask := seen.mask) is None:
+    if seen.mask is None:
         return shown, False
-    mask = mask.detach()[(None,) * (4 - mask.ndim)]
-    mask = mask.expand(max(row + 1, len(mask)), len(places), seen.query.shape[-2], -1)[row]
-    mask = mask[torch.arange(len(places), device=places.device).unsqueeze(-1), places]
+    mask = seen.mask.detach()[(None,) * (4 - seen.mask.ndim)].expand(rows, every, length, total)
+    mask = mask[row, heads.unsqueeze(-1), places]
     if mask.dtype == torch.bool:
         return shown & mask, False
     visible = mask > _MASKED
@@ -130,14 +160,17 @@ def _shown(seen: SeenAttention, row: int, places: Tensor, total: int) -> tuple[T
 def _distances(scores: Tensor, shown: Tensor, degrees: int) -> Tensor:
     """How far each degree's rows of weights are from the exact ones: [degrees, heads, n]."""
     exact = scores.masked_fill(~shown, -torch.inf).softmax(-1).nan_to_num(0.0)
-    found = []
+    found, sees = [], shown.any(-1)
+    term = shown.to(scores.dtype)
+    weights = term
     for degree in range(1, degrees + 1):
-        weights = series(scores, degree).masked_fill(~shown, 0)
+        term = term * scores / degree
+        weights = weights + term
         total = weights.sum(-1, keepdim=True)
         away = (weights / total - exact).abs().sum(-1)
         usable = (total.squeeze(-1) > 0) & away.isfinite()
         away = torch.where(usable, away.clamp(max=WRONG), WRONG)
-        found.append(torch.where(shown.any(-1), away, 0.0))
+        found.append(torch.where(sees, away, 0.0))
     return torch.stack(found)
 
 

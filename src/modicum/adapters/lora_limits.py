@@ -16,6 +16,7 @@ from modicum.adapters.adapted_layer import AdaptedBlock, AdaptedLayer, wearers
 from modicum.adapters.diagnosis import DiagnosisRuntime, ModelDiagnosis
 from modicum.adapters.head_scores import (
     HeadMaxima,
+    Looking,
     finite,
     measured,
     needed_degree,
@@ -57,6 +58,7 @@ class LoRALimits(ModelDiagnosis):
             differences; weights sum to 1.
         most_degree: the highest that is tried.
         most_columns: more are too many.
+        sequences: of each evaluation, how many are looked at on a rank: the first.
         samples: queries of each sequence that are looked at: half of them those of the largest
             norm, the others at equal distances.
         outliers: the share of queries, and of keys, that may be left out for the second verdict,
@@ -91,14 +93,20 @@ class LoRALimits(ModelDiagnosis):
         "sqrt(log L), and in no sub-quadratic time above it (under SETH)",
         traits=("needs_eager", "exact_resume"),
         slot="diagnosis",
-        tiny={"samples": 8},
+        tiny={"samples": 8, "sequences": 16},
     )
 
     tolerance: PositiveFloat = 0.01
     most_degree: Annotated[int, Field(ge=1, le=20)] = 8
     most_columns: PositiveInt = 4096
+    sequences: PositiveInt = 4
     samples: PositiveInt = 64
     outliers: Annotated[float, Field(ge=0, lt=0.5)] = 0.02
+
+    @property
+    def closely(self) -> Looking:
+        """How closely heads are looked at."""
+        return Looking(self.most_degree, self.samples, self.outliers)
 
     def bind(self, context: Context) -> LimitsRuntime:
         """Look at the context's model."""
@@ -119,6 +127,13 @@ class LimitsRuntime(DiagnosisRuntime):
         self._maxima: dict[str, list[float]] = {}
         self._added: dict[str, float] = {}
         self._pending: dict[str, float] = {}
+        self._sequences: dict[str, int] = {}
+
+    def _left(self, name: str, rows: int) -> int:
+        """How many of these sequences of a module's input are looked at."""
+        before = self._sequences.get(name, 0)
+        self._sequences[name] = before + rows
+        return min(rows, max(0, self.method.sequences - before))
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -135,16 +150,21 @@ class LimitsRuntime(DiagnosisRuntime):
         assert isinstance(module, AdaptedLayer)
         if not given or given[0].ndim < 2:
             return
-        inputs, length = given[0].detach(), out.shape[-2]
-        count = min(self.method.samples, length)
-        places = torch.arange(count, device=out.device) * length // count
+        x, y = (t.detach().reshape(-1, *t.shape[-2:]) for t in (given[0], out))
+        if not (left := self._left(name, len(y))):
+            return
+        count = min(self.method.samples, y.shape[1])
+        places = torch.arange(count, device=y.device) * y.shape[1] // count
         with torch.no_grad():
-            added = out[..., places, :] - module.plain(inputs[..., places, :])
+            added = y[:left, places] - module.plain(x[:left, places])
         self._pending[name] = float(added.abs().max())
 
     def _look(self, seen: SeenAttention) -> None:
         method, name = self.method, seen.module
-        new = measured(seen, method.most_degree, method.samples, method.outliers)
+        if not (left := self._left(name, len(seen.query))):
+            self._pending.clear()
+            return
+        new = measured(seen, method.closely, left)
         known = self._maxima.get(name)
         numbers = new.flat
         self._maxima[name] = numbers if known is None else list(map(max, known, numbers))

@@ -131,8 +131,7 @@ def forecasts(run: ProofRun) -> None:
 
 
 def _measured(seen: SeenAttention) -> HeadMaxima:
-    value = LoRALimits()
-    return measured(seen, value.most_degree, value.samples, value.outliers)
+    return measured(seen, LoRALimits().closely)
 
 
 def times(run: ProofRun) -> None:
