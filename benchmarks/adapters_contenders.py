@@ -22,6 +22,7 @@ from modicum.adapters.base import Adapter, AdapterQuery
 from modicum.core.contracts.catalog import catalog
 from modicum.core.contracts.ledger import ModelQuery
 from modicum.proofs.bench.meters import saved_bytes
+from modicum.recipe import methods_for
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RATE = 1e-4
@@ -61,7 +62,7 @@ class Sizes:
 
 def methods() -> list[str]:
     """All adapters of the catalog, and the variants; LoRA first, to which others are compared."""
-    known = [name for name, record in catalog().items() if record.room == "adapters"]
+    known = methods_for("adapter")
     return sorted({*known, *VARIANTS}, key=lambda name: (name != "lora", name))
 
 

@@ -18,9 +18,9 @@ from torch import nn
 from modicum.adapters.attached_adapter import Form
 from modicum.adapters.base import Adapter
 from modicum.adapters.travel import travel_of
-from modicum.core.contracts.catalog import catalog
 from modicum.models import huggingface
 from modicum.proofs.contracts.adapters.subjects import attached, stir
+from modicum.recipe import methods_for
 
 NEW = """\
 model: {layers: 1, width: 16, heads: 2, vocabulary_size: 280}
@@ -120,7 +120,7 @@ def save_adapters(
     model: Callable[[], nn.Module], folder: Path, base_model: str | None = None
 ) -> list[Folder]:
     """A folder of every method, as tiny as it is on tiny models, in each format that holds it."""
-    records = {n: r for n, r in sorted(catalog().items()) if r.room == "adapters"}
+    records = dict(sorted(methods_for("adapter").items()))
     subjects: dict[str, tuple[Any, dict[str, Any]]]
     subjects = {name: (record.load(), _FIELDS.get(name, {})) for name, record in records.items()}
     subjects |= {name: (records[of].load(), fields) for name, (of, fields) in _VARIANTS.items()}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from modicum.adapters import files
-from modicum.core.contracts.catalog import catalog
+from modicum.recipe import methods_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +31,7 @@ def fuzz(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.expensive
 def test_every_method_and_format_is_there_and_loads(fuzz: Any) -> None:
     folders = {(folder.name, folder.form): folder for folder in fuzz.fuzzer.folders}
-    known = {name for name, record in catalog().items() if record.room == "adapters"}
+    known = set(methods_for("adapter"))
     assert {name for name, form in folders if form == "modicum"} >= known
     assert {"lora", "dora", "randlora-rank"} <= {name for name, form in folders if form == "peft"}
     for folder in folders.values():

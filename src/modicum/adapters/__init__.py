@@ -11,6 +11,7 @@ EXPORTS = Exports(
         "AdapterLayer": "base",
         "AttachedAdapter": "attached_adapter",
         "adapter_names": "batch_rows",
+        "approx_attention": "modicum.core.layers.taylor_attention",
         "base_folder_of": "native_files",
         "base_model_of": "native_files",
         "load": "files",

@@ -69,6 +69,9 @@ class Recipe(Section):
     """How saved activations are kept: a method of the room `memory`."""
     comm: dict[str, Any] | None = None
     """How several ranks exchange gradients and weights: a method of the room `comm`."""
+    diagnosis: dict[str, Any] | None = None
+    """What is looked at in evaluations and reported, and changes nothing: a method of the room
+    `adapters`."""
     training: TrainingSection = TrainingSection()
     evaluation: EvaluationSection = EvaluationSection()
     samples: SamplesSection = SamplesSection()

@@ -21,6 +21,7 @@ SLOTS: dict[str, str] = {
     "memory": "memory",
     "comm": "comm",
     "compress": "compress",
+    "diagnosis": "adapters",
 }
 # Sections that always have a method, and which one where none is named.
 DEFAULTS = {"optimizer": "adamw"}
@@ -55,7 +56,17 @@ def find_in(
     try:
         known = find(name, plugins, SLOTS[slot])
     except InputError as error:
-        raise error.located(field=f"{slot}.method") from None
+        if error.file is not None:
+            raise error.located(field=f"{slot}.method") from None
+        # Of a room with several sections, those of this one.
+        others = methods_for(slot, plugins)
+        raise InputError(
+            error.problem,
+            field=f"{slot}.method",
+            value=name,
+            allowed=", ".join(sorted(others)),
+            candidates=others,
+        ) from None
     if slot_of(known) == slot:
         return known
     raise InputError(

@@ -31,6 +31,7 @@ class FolderContents:
     metrics: StepColumns = field(default_factory=StepColumns)
     evaluations: StepColumns = field(default_factory=StepColumns)
     samples: list[JsonObject] = field(default_factory=list)
+    findings: JsonObject = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -80,6 +81,16 @@ def _columns(path: Path, notes: list[str]) -> StepColumns:
         columns.extend(some)
     _note(file, notes)
     return columns
+
+
+def _findings(path: Path) -> JsonObject:
+    """What the last evaluation with findings has of them, with its step."""
+    kept: JsonObject = {}
+    for some in GrowingFile(path).more(unended=True):
+        for row in some:
+            if section(row, "findings"):
+                kept = {"step": row.get("step"), **section(row, "findings")}
+    return kept
 
 
 def _recipe(text: str, notes: list[str]) -> JsonObject:
@@ -143,5 +154,6 @@ def read(
             _columns(path / "evaluations.jsonl", notes) if evaluations is None else evaluations
         ),
         samples=_rows(path / "samples.jsonl", notes),
+        findings=_findings(path / "evaluations.jsonl"),
         notes=notes,
     )

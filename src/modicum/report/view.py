@@ -38,6 +38,7 @@ def view(run: FolderContents) -> dict[str, Any]:
         "by_kind": sorted(told.kinds_measured(run), key=lambda row: plots.rank(row["kind"])),
         "ledger": listing(prediction, "table"),
         "samples": samples(run.samples),
+        "findings": findings(run.findings),
         "data_lines": data_lines(result),
         "cost_lines": cost_lines(result, prediction),
         "changed": [field for field in recipe if field.changed],
@@ -47,6 +48,26 @@ def view(run: FolderContents) -> dict[str, Any]:
         "versions": section(run.run, "versions"),
         "machine": machine(section(run.run, "machine")),
     }
+
+
+def findings(found: JsonObject) -> list[dict[str, Any]]:
+    """A table for each method that looked: its rows in the columns that the first one has."""
+    tables = []
+    for name in found:
+        if rows := listing(found, name):
+            cells = [[_cell(row.get(column)) for column in rows[0]] for row in rows]
+            columns = [column.replace("_", " ") for column in rows[0]]
+            table = {"name": name, "columns": columns, "rows": cells}
+            tables.append({**table, "step": numbers.number(found.get("step"))})
+    return tables
+
+
+def _cell(value: Any) -> dict[str, Any]:
+    """What a table shows of a value, and whether it is a number."""
+    number = numbers.number(value)
+    if number is None:
+        return {"text": value if isinstance(value, str) else "–", "number": False}
+    return {"text": f"{value:,}" if type(value) is int else f"{number:.3g}", "number": True}
 
 
 def data_lines(result: dict[str, Any]) -> list[str]:

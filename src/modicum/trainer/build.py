@@ -11,6 +11,7 @@ from torch import nn
 
 from modicum.adapters import AttachedAdapter
 from modicum.adapters.base import Adapter
+from modicum.adapters.diagnosis import DiagnosisContext, ModelDiagnosis
 from modicum.adapters.files import read_stored
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.starting import start_from
@@ -167,6 +168,9 @@ def add_hooks(
     if (policy := recipe.method("memory")) is not None:
         assert isinstance(policy, ActivationPolicy)
         bound["memory"] = policy.bind(ActivationContext(model, seed, ranks))
+    if (diagnosis := recipe.method("diagnosis")) is not None:
+        assert isinstance(diagnosis, ModelDiagnosis)
+        bound["diagnosis"] = diagnosis.bind(DiagnosisContext(model, seed, ranks))
     for slot, one in bound.items():
         method = recipe.method(slot)
         hook = one if method is None else method.run_hook(one)

@@ -33,6 +33,8 @@ def _evaluate(session: Session, data: Rows[AnyBatch]) -> None:
             ranks=session.ranks,
             check=session.check,
         )
+    if found := program.hooks.findings():
+        result["findings"] = found
     program.strategy.rest(session.model)
     session.evaluated.add(session.step)
     # The seconds are each rank's own; what is decided by a row must be the same on all.

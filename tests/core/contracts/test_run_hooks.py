@@ -50,6 +50,10 @@ class Everything(RunHook):
     def evaluation(self):
         return self._within("evaluation")
 
+    def findings(self):
+        self._note("findings")
+        return [{"of": self.name}] if self.name == "a" else []
+
     def checkpoint(self):
         self._note("checkpoint")
 
@@ -78,6 +82,7 @@ def test_every_member_reaches_every_hook_in_order() -> None:
     hooks.after_optimizer(3, torch.optim.SGD([nn.Parameter(torch.ones(1))]))
     with hooks.evaluation():
         pass
+    assert hooks.findings() == {"a": [{"of": "a"}]}
     hooks.checkpoint()
     hooks.epoch_end(1)
     nested = [("enter", "a"), ("enter", "b"), ("leave", "b"), ("leave", "a")]
@@ -86,6 +91,7 @@ def test_every_member_reaches_every_hook_in_order() -> None:
     for member, *values in (("after_backward",), ("before_optimizer", 3), ("after_optimizer", 3)):
         expected += [(name, member, *values) for name in "ab"]
     expected += [(name, what, "evaluation") for what, name in nested]
+    expected += [(name, "findings") for name in "ab"]
     expected += [(name, "checkpoint") for name in "ab"] + [(name, "epoch_end", 1) for name in "ab"]
     assert calls == expected
 

@@ -131,6 +131,10 @@ class RunHooks:
         """The contexts of all, the first one outermost."""
         return _entered(hook.evaluation() for hook in self._having["evaluation"])
 
+    def findings(self) -> dict[str, list[dict[str, Any]]]:
+        """The rows of each that has some, by its name."""
+        return {name: rows for name, hook in self.named.items() if (rows := hook.findings())}
+
     def checkpoint(self) -> None:
         """A checkpoint is about to be written."""
         for hook in self._having["checkpoint"]:

@@ -53,6 +53,7 @@ MEMBERS = (
     "before_optimizer",
     "after_optimizer",
     "evaluation",
+    "findings",
     "checkpoint",
     "epoch_end",
     "surgery",
@@ -135,6 +136,13 @@ class RunHook:
     def evaluation(self) -> AbstractContextManager[object]:
         """What evaluations and samples run in; no update is deferred."""
         return nullcontext()
+
+    def findings(self) -> list[dict[str, Any]]:
+        """Rows for the report on what an evaluation showed, in plain values and alike in keys.
+
+        Asked once after each evaluation, of all ranks; the first one's are kept.
+        """
+        return []
 
     def checkpoint(self) -> None:
         """A checkpoint is about to be written; no update is deferred."""

@@ -44,10 +44,11 @@ def train_under_transformers(
 
     Args:
         folder: where its checkpoints are, which are made only if there is one.
-        arguments: further `TrainingArguments`.
+        arguments: further `TrainingArguments`; with an `eval_strategy` the same rows are evaluated.
     """
     import transformers
 
+    rows = [{"input_ids": row, "labels": row} for row in tokens]
     with tempfile.TemporaryDirectory() as elsewhere:
         trainer = transformers.Trainer(
             model,
@@ -60,7 +61,8 @@ def train_under_transformers(
                 save_strategy="no" if folder is None else "steps",
                 **arguments,
             ),
-            train_dataset=[{"input_ids": row, "labels": row} for row in tokens],
+            train_dataset=rows,
+            eval_dataset=rows if "eval_strategy" in arguments else None,
             optimizers=(optimizer, None),
             callbacks=[] if callback is None else [callback],
         )

@@ -93,7 +93,7 @@ def draw(seed: int, number: int) -> Case:
         slot = slot_of(record)
         assert slot is not None
         recipe[slot] = {"method": record.name, **_fields(record, chance)}
-        if room == "adapters" and chance.random() < DRAWN:
+        if slot == "adapter" and chance.random() < DRAWN:
             recipe[slot]["also"] = list(chance.choice(ALSO))
     recipe |= {"task": dict(IMAGES)} if images else _text(chosen, chance)
     recipe |= _settings(recipe, chance)

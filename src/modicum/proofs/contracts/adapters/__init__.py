@@ -3,6 +3,7 @@
 from modicum.proofs.contracts.adapters import (
     convolutions,
     copies,
+    diagnoses,
     exact,
     files,
     generated,
@@ -20,6 +21,7 @@ from modicum.proofs.contracts.adapters import (
 __all__ = [
     "convolutions",
     "copies",
+    "diagnoses",
     "exact",
     "files",
     "generated",
