@@ -13,13 +13,13 @@ from tests.trainer.test_ranks import DDP, FSDP, column, outcome, recipe_of, trai
 
 from modicum import adapters
 from modicum.core.errors import InputError
+from modicum.core.layers.full_model import COMPRESSION
 from modicum.core.layers.map import Reduction, map_of
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.weight_digests import weight_digests
 from modicum.models import huggingface
 from modicum.planner import plan
 from modicum.recipe import Recipe
-from modicum.trainer.compressing import COMPRESSION
 
 pytestmark = pytest.mark.expensive
 PRUNED = {"method": "structured_pruning", "neurons": 0.3, "groups": 0.5, "examples": 8}

@@ -229,6 +229,23 @@ class AdapterLayer(FrozenBuffers):
         """(A [r, in], B [out, r], s) with delta = s B A, where that is exact; else None."""
         return None
 
+    def in_files(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Factors of a change of its layer as those of the model that PEFT's files are for.
+
+        That is another model with the trait `for_full_model` alone.
+        """
+        return a, b
+
+    def check_kept(self, kept: Mapping[str, Tensor]) -> None:
+        """Make sure that a state is for a layer like this, before it is put back.
+
+        Args:
+            kept: by name, what the state has of its own tensors; it may lack some.
+
+        Raises:
+            InputError: it is for another.
+        """
+
     def as_peft(self) -> tuple[Tensor, Tensor, float] | None:
         """The same as a file of PEFT's has it, next to the method's `peft_tensors`."""
         return self.as_lora()

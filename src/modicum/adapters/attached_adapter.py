@@ -55,6 +55,7 @@ from modicum.adapters.steps import AdapterSteps, steps_of
 from modicum.adapters.widths import check_rank_fits
 from modicum.core.errors import InputError
 from modicum.core.files import located
+from modicum.core.layers.full_model import FullModel, full_model_of
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.torch_private import leave_out_of_ddp
 
@@ -201,7 +202,7 @@ class AttachedAdapter(Attachment):
 
         Raises:
             InputError: the base is quantized, and the method needs the full-precision weight; or
-                what it derives from the weight is not what `kept` is for.
+                what it derives from the weight, or the layer, is not what `kept` is for.
         """
         restore(self)
         self.weights, self.ranks = weights or self.weights, ranks or self.ranks
@@ -210,6 +211,9 @@ class AttachedAdapter(Attachment):
         for _, layer in self.everywhere():
             device = device_of(self.model, layer.site.name)
             layer.initialise(seed=self.seed, device=device)
+            if kept is not None:
+                names = {key: self.model_name(f"{layer.site.name}.{key}") for key in layer._buffers}
+                layer.check_kept({key: kept[name] for key, name in names.items() if name in kept})
             layer.put(self.prepared.tensors.get(layer.site.name, {}))
         self._draw({} if kept is None else kept)
         rewrite(self, kept, ranks)
@@ -348,6 +352,12 @@ class AttachedAdapter(Attachment):
 
     # Files
 
+    def for_full_model(self) -> FullModel | None:
+        """The model that `save` writes the adapter for, where that is not the one that has it."""
+        peft = peft_formats.exact_form(self) == "peft"
+        other = peft and "for_full_model" in self.method.traits
+        return full_model_of(self.model) if other else None
+
     def save(
         self,
         folder: str | Path,
@@ -366,7 +376,8 @@ class AttachedAdapter(Attachment):
 
         Args:
             base_model: what the folder says of the model that the adapter is for: a name, or a
-                folder, whose absolute path is kept.
+                folder, whose absolute path is kept. None: the full model, where it is for that and
+                it is known where that is.
             form: `peft`: a PEFT LoRA (`adapter_config.json`, `adapter_model.safetensors`) for the
                 model as it was before the adapter came. `peft-rest`: a PEFT LoRA for the base
                 weights as they are now, which must be saved too: another one for methods that
@@ -399,6 +410,8 @@ class AttachedAdapter(Attachment):
             form, folding = "peft", folded(self, rank, batches)
             folding.check(tolerance)
         form = form or peft_formats.exact_form(self)
+        if base_model is None and form == "peft" and (full := self.for_full_model()) is not None:
+            base_model = full.folder
         if form == "modicum":
             native_files.save(self, Path(folder), base_model=base_model, dtype=dtype, write=write)
         elif dtype is not None:

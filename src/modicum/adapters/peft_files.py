@@ -110,7 +110,7 @@ def save(
     for name, layer in attached.layers():
         lora = layer.lora_on_residual() if rest else layer.as_peft()
         if folding is not None:
-            lora = (*folding.factors[name], 1.0)
+            lora = (*layer.in_files(*folding.factors[name]), 1.0)
         if lora is None:
             raise InputError(
                 f"{attached.method.info.name} is no plain LoRA, so PEFT's LoRA format cannot hold "

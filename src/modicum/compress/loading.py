@@ -12,6 +12,7 @@ from modicum.compress.compressed_model import CompressedModel
 from modicum.compress.pruned_model import PrunedModel
 from modicum.compress.pruned_parts import parts_of
 from modicum.core.errors import InputError
+from modicum.core.layers.full_model import FullModel, note_full_model
 from modicum.core.layers.map import map_of
 from modicum.core.layers.map_kept import Reduction
 
@@ -38,5 +39,6 @@ def load(model: nn.Module, folder: str | Path) -> CompressedModel | PrunedModel:
     compressed.wrap()
     if isinstance(compressed, PrunedModel):
         compressed.reduction = reduction
+        note_full_model(model, None if reduction is None else FullModel(reduction))
     files.put(tensors, model, folder)
     return compressed

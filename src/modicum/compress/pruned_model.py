@@ -16,6 +16,7 @@ from modicum.compress.pruned_parts import PrunedPart, PrunerQuery, planned
 from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration
+from modicum.core.layers.full_model import FullModel, note_full_model
 from modicum.core.layers.map_edits import tensor_of
 from modicum.core.layers.map_kept import KeptUnits, Reduction
 from modicum.core.progress import CountProgress
@@ -138,8 +139,10 @@ class PrunedModel:
             for part, places in zip(self.parts, chosen, strict=True)
         ]
         before = [self._bytes(part) for part in self.parts]
-        Reduction(tuple(kept)).apply(self.model)
-        self.reduction, self._small = Reduction(tuple(kept)), True
+        self.reduction = Reduction(tuple(kept))
+        self.reduction.apply(self.model)
+        self._small = True
+        note_full_model(self.model, FullModel(self.reduction))
         rows = []
         for part, stays, bytes_before in zip(self.parts, kept, before, strict=True):
             own = worth[part.units.name]
@@ -164,6 +167,7 @@ class PrunedModel:
         if self.reduction is None:
             raise InputError("which units of this model are left is not known")
         self.reduction.restore(self.model)
+        note_full_model(self.model, None)
         self.reduction, self._small = None, False
 
     def ledger(self, shape: ModelQuery) -> Ledger:

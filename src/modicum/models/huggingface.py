@@ -169,6 +169,7 @@ def load(
     """
     import torch
 
+    from modicum.core.layers.full_model import FullModel, note_full_model
     from modicum.core.layers.linear_forms import linear_form
     from modicum.core.layers.meta import on_meta
     from modicum.models.llama import Llama
@@ -204,6 +205,7 @@ def load(
             for leaf, tensor in own.items():
                 setattr(module, leaf, torch.nn.Parameter(tensor))
     model.config = replace(header.config, forms=plan)
+    note_full_model(model, FullModel.read(header.folder))
     return model
 
 

@@ -236,8 +236,19 @@ def check_base(file: Path, base: Path) -> None:
 
 
 def base_forms(recipe: Path, base: str | Path) -> FormPlan:
-    """The forms in which a run held its base weights."""
+    """The forms in which a run held its base weights; of another base, those of its folder."""
     config = huggingface.read_config(base)
-    if not recipe.is_file():
+    if not recipe.is_file() or _trained_on_another(recipe.parent):
         return config.forms
     return formed(load_recipe(recipe), config, ["linear"]).forms
+
+
+def _trained_on_another(run: Path) -> bool:
+    """Whether a run's adapter is for another model than the one that it was trained on."""
+    record, digests = run / "run.json", run / "adapter" / BASE_WEIGHTS
+    if not (record.is_file() and digests.is_file()):
+        return False
+    content = read_json(record)
+    inputs = content.get("inputs") if isinstance(content, dict) else None
+    trained_on = inputs.get("model") if isinstance(inputs, dict) else None
+    return bool(trained_on) and trained_on != read_json(digests)

@@ -21,6 +21,7 @@ from modicum.core.contracts.step import StepContext, StepProgram
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.layers.basis_cache import bases_kept_in, own_folder
+from modicum.core.layers.full_model import FullModel, note_full_model
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.ranks import Ranks
@@ -80,18 +81,25 @@ def same_inputs(
 
 
 def wrapped(
-    plan: Plan, config: Any, *, adapted: bool = True, prepared: Preparation | None = None
+    plan: Plan,
+    config: Any,
+    *,
+    adapted: bool = True,
+    prepared: Preparation | None = None,
+    part_of: FullModel | None = None,
 ) -> tuple[Any, AttachedAdapter | None]:
     """A model of this shape without memory, in the recipe's dtype, its adapter attached if any.
 
     Args:
         prepared: what the adapter found out from data; None where that is not known yet.
+        part_of: the full model, where this one lost units of it.
     """
     recipe = plan.recipe
     method = recipe.method("adapter") if adapted else None
     half = recipe.training.precision == "bf16" and method is not None
     with on_meta(torch.bfloat16 if half else torch.float32):
         model = plan.task.model(config)
+        note_full_model(model, part_of)
         adapter = None
         if method is not None:
             assert isinstance(method, Adapter)
@@ -123,7 +131,8 @@ def build_model(
         start: a folder with the adapter that training starts from, where there is no state yet.
     """
     recipe, device = plan.recipe, torch.device(plan.device)
-    model, adapter = wrapped(plan, config, prepared=prepared)
+    full = FullModel.read(plan.inputs.model_folder)
+    model, adapter = wrapped(plan, config, prepared=prepared, part_of=full)
     if compiled:
         compile_blocks(model)
     strategy.cut(model, model.blocks, device, methods=plan.task.called)

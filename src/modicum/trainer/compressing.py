@@ -6,17 +6,18 @@ model of the run from there on.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from modicum.compress.base import Compressor
 from modicum.core.contracts.method import Context
-from modicum.core.files import write_json
+from modicum.core.files import located, write_json
+from modicum.core.layers.full_model import COMPRESSION, full_model_of
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
@@ -24,8 +25,6 @@ from modicum.core.weight_digests import weight_digests
 from modicum.data.rank_split import share
 from modicum.planner import Plan
 from modicum.tasks import Data
-
-COMPRESSION = "compression.json"  # next to the weights: by what they came, and what was kept
 
 
 def with_base_compressed(
@@ -71,17 +70,25 @@ def _compress(
         ranks=ranks,
         progress=lambda done, total: progress("compressing", done, total),
     )
-    about: dict[str, Any] = {"method": {"name": method.info.name} | method.model_dump(mode="json")}
+    about = {"method": {"name": method.info.name} | method.model_dump(mode="json")}
+    # In full or not at all: what the folder says has the digests of what is in it.
+    unsaid = folder.with_name(f"{folder.name}-unsaid")
+    if not plan.task.export_small(model, data, unsaid, write=ranks.first):
+        plan.task.export(model, data, unsaid, write=ranks.first)
     if ranks.first:
-        about["full_weights"] = weight_digests(plan.inputs.model_folder)
-    with tempfile.TemporaryDirectory() as temporary:
-        # In the folder itself, which is there in full or not at all.
-        said = Path(temporary) / COMPRESSION
-        write_json(said, about | compressed.facts())
-        noted = replace(data, files=(*data.files, said))
-        if not plan.task.export_small(model, noted, folder, write=ranks.first):
-            plan.task.export(model, noted, folder, write=ranks.first)
+        _say(model, about | compressed.facts(), plan.inputs.model_folder, unsaid)
+        unsaid.rename(folder)
     ranks.sum(0)  # nobody continues before it is written
+
+
+def _say(model: nn.Module, about: dict[str, Any], full_folder: Path | None, folder: Path) -> None:
+    """Write into the small model's folder what was done, and of which full model it is a part."""
+    digests, part = weight_digests(full_folder), full_model_of(model)
+    if part is None:
+        write_json(folder / COMPRESSION, about | {"full_weights": digests})
+    else:
+        where = located(None if full_folder is None else str(full_folder))
+        replace(part, folder=where, weights=digests).write(folder, about)
 
 
 def first_examples(

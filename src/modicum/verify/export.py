@@ -93,6 +93,12 @@ def _trained(probe: ExportProbe, data: Data[Any]) -> tuple[Outputs, float | None
     found = probe.answers(model.float())
     if adapter is None:
         return found, None
+    if adapter.for_full_model() is not None:
+        raise InputError(
+            "this run's adapter is for the full model, which computes something else than the "
+            "pruned one that was trained, so there is nothing that it must equal",
+            file=probe.done.folder.path,
+        )
     adapter.detach()
     return found, distance(found, probe.changed(model, found))
 

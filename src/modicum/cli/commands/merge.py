@@ -22,6 +22,7 @@ def merge(
     The merged model is saved as a folder in Hugging Face's format.
     """
     from modicum.cli.exporting import fold
+    from modicum.core.layers.full_model import full_model_of
     from modicum.models import saving
     from modicum.serve import load_adapted
 
@@ -32,3 +33,5 @@ def merge(
     fold(model, adapter)
     files = sorted((run / "tokenizer").glob("*"))
     print(saving.save(model, out, files=files))
+    if (full := full_model_of(model)) is not None:
+        full.write(out)

@@ -26,6 +26,7 @@ TRAITS = {
     "after_block": "changes what blocks give, not a layer's weight",
     "adapts_convolutions": "can be on convolutions too",
     "prepares_from_data": "looks at data once before the first update",
+    "for_full_model": "on a model that lost units, its files are for the one that has them all",
     "follows_steps": "counts in forward passes, draws anew with each update, or adds to the loss",
     "pairs_passes": "runs each batch as one of twice the rows, for a loss between two passes",
     "defers_update": "applies an update later than the step that computed it",

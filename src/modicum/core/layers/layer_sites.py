@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from modicum.core.layers.full_model import LayerPart, part_of, parts_of_full
 from modicum.core.layers.linear_forms import form_of
 from modicum.core.layers.map_parts import MappedSlice
 from modicum.core.layers.plain_layers import plain_type, why_not_plain
@@ -44,6 +45,7 @@ class Site:
         names: all names that the model has for it, where a block is used more than once.
         rows: of a slice of a fused layer, which of that layer's rows it has; `name` is the fused
             layer's with one part more, and `transposed` how that stores its weight.
+        part: of a layer that lost rows or columns, what it is of the full model's.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Site:
     dense: bool = field(default=False, compare=False)  # the same layer, adapted, is not
     names: tuple[str, ...] = ()
     rows: MappedSlice | None = None
+    part: LayerPart | None = field(default=None, compare=False, repr=False)
 
     @property
     def elements(self) -> int:
@@ -103,14 +106,15 @@ def survey(
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
-    every, refused = {}, {}
+    every, refused, fuller = {}, {}, parts_of_full(model)
     for name, module in model.named_modules():
         if not name or skip(name):
             continue
         site, kind = _site_of(name, module, tuple(names[id(module)]))
         if site is None or site.kind not in kinds:
             continue
-        every[name] = site
+        part = part_of(fuller, name, transposed=site.transposed) if fuller else None
+        every[name] = replace(site, part=part) if part is not None else site
         if (why := _why_not(model, name, module, kind)) is not None:
             refused[name] = why
     return Survey(every, refused)

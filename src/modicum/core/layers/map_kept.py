@@ -6,6 +6,7 @@ were removed: what a small model learned has a place in the full one. Knows unit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 
 from modicum.core.errors import InputError
 from modicum.core.layers.map_edits import check_removal, put_in, recount, remove, tensor_of
-from modicum.core.layers.map_parts import ModelMap, Units
+from modicum.core.layers.map_parts import MappedSlice, ModelMap, Units
+
+_WIDEST = 1 << 24  # places of a slice: more are a damaged file's
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Reduction:
 
     def _widened(self, name: str, dim: int, tensor: Tensor, along: int) -> Tensor:
         """A tensor whose dimension `along` is `dim` of the one of this name, as the full has it."""
-        full = tensor.shape[along] + len(self._gone(name, dim))
+        full = tensor.shape[along] + len(self.removed_places(name, dim))
         if (kept := self.places(name, dim, full)) is None:
             return tensor
         shape = list(tensor.shape)
@@ -119,7 +122,7 @@ class Reduction:
 
     def places(self, name: str, dim: int, size: int) -> Tensor | None:
         """Which of the full tensor's `size` places along a dimension are kept; None: all."""
-        gone = self._gone(name, dim)
+        gone = self.removed_places(name, dim)
         if not len(gone):
             return None
         kept = torch.ones(size, dtype=torch.bool)
@@ -158,7 +161,43 @@ class Reduction:
                 parts.append(KeptUnits(units, tuple(sorted(set(kept)))))
         return cls(tuple(parts))
 
-    def _gone(self, name: str, dim: int) -> Tensor:
+    def described(self) -> list[dict[str, Any]]:
+        """The units with their slices, and which are kept, as plain values: no map is needed."""
+        return [
+            {
+                "name": part.units.name,
+                "kind": part.units.kind,
+                "count": part.units.count,
+                "kept": list(part.kept),
+                "slices": [
+                    [p.tensor, p.dim, p.start, list(p.shape), list(p.strides)]
+                    for p in dict.fromkeys(part.units.slices)
+                ],
+            }
+            for part in self.parts
+        ]
+
+    @classmethod
+    def from_description(cls, raw: Any) -> Reduction:
+        """What `described` wrote.
+
+        Raises:
+            InputError: it is no description of units, or keeps some that there are not.
+
+        >>> from modicum.core.layers.map import find_map
+        >>> mlp = find_map(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))).mlps[0]
+        >>> kept = Reduction((KeptUnits(mlp.neurons, (0, 2)),))
+        >>> Reduction.from_description(kept.described()).places("2.weight", 1, 3).tolist()
+        [0, 2]
+        """
+        try:
+            return cls(tuple(_described(each) for each in raw))
+        except (KeyError, TypeError, ValueError):
+            problem = "does not describe which units of the full model are kept"
+            raise InputError(problem, field="units") from None
+
+    def removed_places(self, name: str, dim: int) -> Tensor:
+        """Which of the full tensor's places along a dimension are removed, int64."""
         found = [
             piece.places().reshape(part.units.count, -1)[list(part.removed)].flatten()
             for part in self.parts
@@ -175,6 +214,27 @@ class Reduction:
                 problem = "two kinds of units that share a tensor cannot be removed together"
                 raise InputError(problem, value=part.units.name)
             seen |= own
+
+
+def _described(raw: Mapping[str, Any]) -> KeptUnits:
+    """Units by their description.
+
+    Raises:
+        ValueError: kept ones are not ascending or not there, or slices have other places.
+    """
+    count, kept, slices = raw["count"], list(raw["kept"]), []
+    there = all(type(place) is int for place in [count, *kept]) and set(kept) <= set(range(count))
+    if not there or not kept or kept != sorted(set(kept)):
+        raise ValueError
+    for tensor, dim, start, shape, strides in raw["slices"]:
+        numbers = (dim, start, *shape, *strides)
+        counts = all(type(number) is int and number >= 0 for number in numbers)
+        if not counts or dim > 1 or len(shape) != len(strides):
+            raise ValueError
+        if not 0 < math.prod(shape) < _WIDEST or math.prod(shape) % count:
+            raise ValueError
+        slices.append(MappedSlice(str(tensor), dim, start, tuple(shape), tuple(strides)))
+    return KeptUnits(Units(raw["kind"], str(raw["name"]), count, tuple(slices), ()), tuple(kept))
 
 
 def _section(raw: Any) -> Mapping[str, Any]:

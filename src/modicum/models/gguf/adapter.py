@@ -31,6 +31,13 @@ def write_adapter(
             field="--form",
             value="gguf-adapter",
         )
+    if adapter.for_full_model() is not None:
+        raise InputError(
+            "this adapter is for the full model, and here it is on one that lost units; save it, "
+            "and write it from the full model with that loaded",
+            field="--form",
+            value="gguf-adapter",
+        )
     raw, groups = stored(model)
     names = TensorNames(full_config(model, raw))
     known = {each for group in groups for each in group.shapes}
