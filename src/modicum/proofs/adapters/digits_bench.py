@@ -211,7 +211,7 @@ class DigitsBench:
     @cached_property
     def sweep(self) -> Sweep[Adapter, Curve]:
         """Of adapters: each is trained once at a rate from a seed, by whatever it is judged."""
-        shared = {"bench": self.name, "steps": STEPS}
+        shared = {"bench": self.name, "steps": STEPS, "multiplied": self.multiplied}
         return Sweep(self.run, self.adapt, lambda curve: curve.error, shared=shared, kind=Curve)
 
     @staticmethod
