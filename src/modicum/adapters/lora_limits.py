@@ -43,7 +43,8 @@ class LoRALimits(ModelDiagnosis):
       which M^(g+1) / (g+1)! is at most the tolerance;
     - `degree`: the one at which attention weights of the sampled queries are near enough to the
       exact ones; null where none is; `error` is their largest distance there, or at the last degree
-      that was tried; `columns` k1 = binomial(d + g, g); `speedup` L / (k1 d);
+      that was tried; `columns` k1 = binomial(d + g, g); `speedup` L / (k1 d), next to
+      exact attention with its full matrix (a fused kernel is about three times as fast as that);
     - `verdict`: `linear path` where the columns are few enough and the speed-up is above 1; `linear
       path after outlier removal` where it would be so without a few keys and queries, which have to
       be computed exactly; else `exact only`.

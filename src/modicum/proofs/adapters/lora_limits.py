@@ -166,14 +166,15 @@ def times(run: ProofRun) -> None:
 
 def beyond(run: ProofRun, repeats: int) -> None:
     """What of the time is left with a causal mask, and for wider heads."""
+    arms: dict[str, Attend]
     arms = {"mine": series_of(DEGREE, causal=True), "fused": partial(fused, causal=True)}
     taken = _seconds({name: (COMPARED_AT, attend) for name, attend in arms.items()}, repeats)
     label = f"seconds at L = {COMPARED_AT}, against a fused kernel, causal"
     run.figure(label, method=min(taken["mine"]), baseline=min(taken["fused"]))
     for width in (8, 16) if run.full else ():
-        both = {"mine": series_of(DEGREE), "fused": fused}
-        arm = {name: (COMPARED_AT, attend) for name, attend in both.items()}
-        taken = _seconds(arm, repeats, width)
+        arms = {"mine": series_of(DEGREE), "fused": fused}
+        both = {name: (COMPARED_AT, attend) for name, attend in arms.items()}
+        taken = _seconds(both, repeats, width)
         label = f"seconds at L = {COMPARED_AT}, against a fused kernel, width {width}"
         run.figure(label, method=min(taken["mine"]), baseline=min(taken["fused"]))
 
