@@ -94,7 +94,7 @@ class LoRALimits(ModelDiagnosis):
         "sqrt(log L), and in no sub-quadratic time above it (under SETH)",
         traits=("needs_eager", "exact_resume"),
         reason="quick runs alone: at width 4 gradients to 7e-4 with degree 3 at Gamma 1 and off by "
-        "0.14 with degree 6 at Gamma 3, as foretold; time linear in length, 8 times less than a "
+        "0.14 with degree 6 at Gamma 3, as foretold; time linear in length, a 6th to a 12th of a "
         "fused kernel's at 4,096 tokens; heads of 64 channels have too many columns",
         slot="diagnosis",
         tiny={"samples": 8, "sequences": 16},
