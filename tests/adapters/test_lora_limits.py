@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from decoders import DECODERS, decoder_folder
 from pool import Pool
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from modicum.core.errors import InputError
 from modicum.core.layers.attention_calls import SeenAttention, seen_attention
 from modicum.core.layers.taylor_attention import columns
 from modicum.core.ranks.ranks import Ranks
+from modicum.models import huggingface
 from modicum.models.rope import rotate
 from modicum.proofs.adapters.attention_bench import head, series_of
 from modicum.proofs.contracts.adapters.subjects import LLAMA, llama, stir, tokens
@@ -107,6 +109,19 @@ def test_a_decoder_of_transformers_is_seen(kv_heads: int) -> None:
     with runtime.looking(), torch.no_grad():
         model(padded, attention_mask=mask)
     assert {row["length"] for row in runtime.findings()} == {8}
+
+
+@pytest.mark.expensive
+@pytest.mark.parametrize("name", sorted(DECODERS))
+def test_decoders_of_many_kinds_are_seen_or_refused(name: str, tmp_path: Path) -> None:
+    model = huggingface.load(decoder_folder(tmp_path, name)).eval()
+    if name == "bloom":  # has an attention of its own, with biases that grow with distance
+        with pytest.raises(InputError, match="no attention was seen"):
+            looked(model, tokens())
+        return
+    rows = looked(model, tokens())
+    assert [row["head"] for row in rows] == [0, 1, 2, 3] * 2
+    assert {row["length"] for row in rows} == {5 if name == "mistral" else 8}
 
 
 def test_attention_by_other_means_is_refused() -> None:
@@ -235,6 +250,13 @@ def test_degrees_of_errors_and_bounds() -> None:
         assert degree is not None
         assert score ** (degree + 1) / math.factorial(degree + 1) <= 1e-3
     assert sufficient_degree(math.inf, 1e-3) is None
+
+
+def test_a_spoilt_file_has_a_table_of_what_is_readable() -> None:
+    rows = [{"a": 1, "b": None}, 3, {"b": "x", "c": 2}]
+    [table] = findings({"step": "?", "diagnosis": rows, "other": 5, "empty": []})
+    assert (table["columns"], table["step"]) == (["a", "b"], None)
+    assert [[cell["text"] for cell in row] for row in table["rows"]] == [["1", "–"], ["–", "x"]]
 
 
 # In a recipe

@@ -110,7 +110,8 @@ def _measured(
 ) -> tuple[list[Tensor], float, bool]:
     """Of some heads of a sequence the largest score, and both errors; the length; if biased."""
     q, k = q[heads], k[heads]
-    maxima, longest, biased = [], 0.0, False
+    maxima: list[Tensor] = []
+    longest, biased = 0.0, False
     for share in (0.0, how.outliers):
         places, fine = _sampled(q, how.samples, share)
         scores = q.gather(1, places.unsqueeze(-1).expand(-1, -1, q.shape[-1])) @ k.mT

@@ -73,14 +73,14 @@ def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).softmax(-1) @ v
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def fused(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
     """PyTorch's own, which keeps no matrix either."""
-    return F.scaled_dot_product_attention(q, k, v, scale=1.0)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1.0)
 
 
-def series_of(degree: int) -> Attend:
+def series_of(degree: int, *, causal: bool = False) -> Attend:
     """The linear path."""
-    return lambda q, k, v: approx_attention(q, k, v, degree, scale=1.0)
+    return lambda q, k, v: approx_attention(q, k, v, degree, is_causal=causal, scale=1.0)
 
 
 def exact_gradients(

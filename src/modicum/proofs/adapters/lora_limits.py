@@ -160,11 +160,29 @@ def times(run: ProofRun) -> None:
     run.at_least(f"time of exact attention, of its own, at L = {COMPARED_AT}", gained, 10.0)
     each = [one / other for one, other in zip(taken["mine"], taken["fused"], strict=True)]
     run.against("PyTorch's fused attention", f"seconds at L = {COMPARED_AT}", each)
+    beyond(run, repeats)
     run.figure("columns of a head of width 64 at degree 3", method=columns(64, 3), baseline=4096)
 
 
-def _seconds(arms: Mapping[str, tuple[int, Attend]], repeats: int) -> dict[str, tuple[float, ...]]:
-    heads = {length: head(1.0, length) for length, _ in arms.values()}
+def beyond(run: ProofRun, repeats: int) -> None:
+    """What of the time is left with a causal mask, and for wider heads."""
+    arms: dict[str, Attend]
+    arms = {"mine": series_of(DEGREE, causal=True), "fused": partial(fused, causal=True)}
+    taken = _seconds({name: (COMPARED_AT, attend) for name, attend in arms.items()}, repeats)
+    label = f"seconds at L = {COMPARED_AT}, against a fused kernel, causal"
+    run.figure(label, method=min(taken["mine"]), baseline=min(taken["fused"]))
+    for width in (8, 16) if run.full else ():
+        arms = {"mine": series_of(DEGREE), "fused": fused}
+        both = {name: (COMPARED_AT, attend) for name, attend in arms.items()}
+        taken = _seconds(both, repeats, width)
+        label = f"seconds at L = {COMPARED_AT}, against a fused kernel, width {width}"
+        run.figure(label, method=min(taken["mine"]), baseline=min(taken["fused"]))
+
+
+def _seconds(
+    arms: Mapping[str, tuple[int, Attend]], repeats: int, width: int = 4
+) -> dict[str, tuple[float, ...]]:
+    heads = {length: head(1.0, length, width) for length, _ in arms.values()}
 
     def step(length: int, attend: Attend) -> None:
         each = heads[length]
