@@ -39,7 +39,7 @@ RATES, VALUES_RATES = (5e-3, 1e-2, 2e-2, 4e-2), (5e-3, 1e-2, 2e-2, 4e-2)
 ALL_VALUES = SVFit(rank=None, energy=1.0)
 # Of as many numbers in the toy: 2 k + 2 r (q - k) and r (in + out), summed over its convolutions.
 TOY_RANK, TOY_LORA_RANK = 10, 2
-TOY_RATES, TOY_VALUES_RATES, FULL_RATES = (5e-3, 1e-2, 2e-2), (1e-2, 2e-2, 4e-2), (1e-3, 3e-3, 1e-2)
+TOY_RATES, FULL_RATES = (2e-2, 4e-2, 8e-2), (1e-3, 3e-3, 1e-2)
 
 
 class ChosenAtRandomLayer(SALTLayer):
@@ -136,8 +136,8 @@ def _segmentation(run: ProofRun) -> None:
     bench, value = SegmentationBench(run), SALT(rank=TOY_RANK)
     contender = run.contender(value, null=ALL_VALUES, null_is=ALONE)
     mine = bench.best(contender, TOY_RATES)
-    lora = bench.best(LoRA(rank=TOY_LORA_RANK), LORA_RATES, baseline=True)
-    values = bench.best(ALL_VALUES, TOY_VALUES_RATES)
+    lora = bench.best(LoRA(rank=TOY_LORA_RANK), TOY_RATES, baseline=True)
+    values = bench.best(ALL_VALUES, TOY_RATES)
     random = bench.best(RandomBases(rank=TOY_RANK), TOY_RATES)
     full = bench.best(FullTuning(), FULL_RATES, baseline=True)
     sides = {"LoRA": lora, "SVFit": values, RANDOM: random, "full tuning": full}
