@@ -35,7 +35,7 @@ from modicum.proofs.base import ProofRun, ratios
 from modicum.proofs.bench.sweep import Swept
 
 RANK, LORA_RANK, EQUAL_RANK = 4, 4, 2
-RATES, VALUES_RATES = (5e-3, 1e-2, 2e-2, 4e-2), (5e-3, 1e-2, 2e-2, 4e-2)
+RATES = (5e-3, 1e-2, 2e-2, 4e-2)
 ALL_VALUES = SVFit(rank=None, energy=1.0)
 # Of as many numbers in the toy: 2 k + 2 r (q - k) and r (in + out), summed over its convolutions.
 TOY_RANK, TOY_LORA_RANK = 10, 2
@@ -124,11 +124,9 @@ def prove(run: ProofRun) -> None:
 
 
 def _rates(adapter: Adapter, full: bool) -> Sequence[float]:
-    if isinstance(adapter, SALT):
-        return RATES if full else RATES[1:]
-    if isinstance(adapter, SVFit):
-        return VALUES_RATES if full else VALUES_RATES[1:]
-    return LORA_RATES if full else LORA_RATES[2:]
+    if isinstance(adapter, LoRA):
+        return LORA_RATES if full else LORA_RATES[2:]
+    return RATES if full else RATES[1:]
 
 
 def _segmentation(run: ProofRun) -> None:
