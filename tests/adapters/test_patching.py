@@ -26,6 +26,9 @@ def indices(*places: int) -> Tensor:
 
 
 def places_of(kind: str, *, transposed: bool = False) -> tuple[Places, Tensor]:
+    if kind == "slice":
+        next_to = Columns(indices(2, 3, 4), site(transposed=transposed), 2)
+        return next_to, numbers(OUT, 3, name="slice")
     if kind == "columns":
         found: Places = Columns(indices(1, 4), site(transposed=transposed))
         return found, numbers(OUT, 2, name="columns")
@@ -40,7 +43,9 @@ def dense(places: Places, values: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("kinds", [["entries"], ["columns"], ["entries", "columns"]], ids=str)
+@pytest.mark.parametrize(
+    "kinds", [["entries"], ["columns"], ["slice"], ["entries", "columns", "slice"]], ids=str
+)
 def test_patches_stand_in_the_weight_and_leave_it(kinds: list[str], transposed: bool) -> None:
     weight = numbers(OUT, IN)
     stored = (weight.T if transposed else weight).contiguous()
@@ -68,7 +73,7 @@ def test_overlapping_patches_are_rounded_once() -> None:
         assert stored[0, 3].item() == 1 + 1 / 128
 
 
-@pytest.mark.parametrize("kind", ["entries", "columns"])
+@pytest.mark.parametrize("kind", ["entries", "columns", "slice"])
 def test_rows_of_a_weight_have_their_own_entries(kind: str) -> None:
     places, values = places_of(kind)
     full = dense(places, values)
@@ -79,7 +84,7 @@ def test_rows_of_a_weight_have_their_own_entries(kind: str) -> None:
         assert torch.equal(part, full[first:last])
 
 
-@pytest.mark.parametrize("kind", ["entries", "columns"])
+@pytest.mark.parametrize("kind", ["entries", "columns", "slice"])
 @pytest.mark.parametrize("shape", [(IN,), (3, IN), (2, 3, IN), (0, IN)], ids=str)
 def test_gradients_are_the_dense_ones(kind: str, shape: tuple[int, ...]) -> None:
     layer, (places, values) = nn.Linear(IN, OUT), places_of(kind)

@@ -228,11 +228,15 @@ def test_recomputed_blocks_are_counted_once() -> None:
 def test_low_precision_is_summed_wide() -> None:
     of = model().bfloat16()
     x, y = (tensor.bfloat16() for tensor in batch(64))
-    found = calibrate(of, [(x, y)], loss, statistics=["fisher", "moment"], layers=["first"])
+    found = calibrate(
+        of, [(x, y)], loss, statistics=["fisher", "moment", "square"], layers=["first"]
+    )
     wide = calibrate(of.float(), [(x.float(), y.float())], loss, layers=["first"])
     assert found.sums["moment", "first"].dtype == torch.float64
     exact = x.flatten(0, 1).double()
     assert torch.allclose(found.sums["moment", "first"], exact.mT @ exact, rtol=1e-12)
+    square = found.sums["square", "first"]
+    assert torch.allclose(square, exact.square().sum(0), rtol=1e-12)
     one, other = found.mean("fisher", "first"), wide.mean("fisher", "first")
     assert torch.allclose(one, other, rtol=0.02)
 

@@ -15,6 +15,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from modicum.proofs.base import ProofRun
 from modicum.proofs.bench.baselines import described
 from modicum.proofs.bench.permutations import MODES, PermutationSource
 from modicum.proofs.bench.sweep import Sweep, Swept
-from modicum.proofs.bench.training import RateSchedule, train
+from modicum.proofs.bench.training import Hook, RateSchedule, train
 
 CHANGED, CLIP, BATCH = 2, 1.0, 32
 PREPARED_FROM = 16  # batches, for adapters that look at data first
@@ -189,14 +190,17 @@ class PermutationBench:
         steps: int,
         seed: int,
         hooks: RunHooks | None = None,
+        modes: range = range(MODES),
+        after_update: Hook | None = None,
     ) -> None:
         """Train a model on the permutations of a table; all seeds see other batches."""
         generator = _generator("training", seed)
 
         def loss(step: int) -> Tensor:
-            return self.source.loss(model, self.source.batch(table, generator, BATCH))
+            return self.source.loss(model, self.source.batch(table, generator, BATCH, modes))
 
-        train([optimizer], loss, steps, schedule=SCHEDULE, clip=CLIP, hooks=hooks)
+        how: Any = {"clip": CLIP, "hooks": hooks, "after_update": after_update}
+        train([optimizer], loss, steps, schedule=SCHEDULE, **how)
 
 
 def _excess_of(tuned: Tuned) -> float:

@@ -33,7 +33,7 @@ from modicum.proofs.bench.training import RateSchedule, train
 
 PIXELS, CHANNELS, NOISE = 64, 32, 0.3
 ELLIPSES, VESSELS, TEST = 400, 20, 100
-PRETRAINING_STEPS, PRETRAINING_RATE, BATCH, STEPS = 300, 3e-3, 10, 150
+PRETRAINING_STEPS, PRETRAINING_RATE, BATCH, STEPS = 300, 3e-3, 10, 100
 DECAY, SCHEDULE = 1e-2, RateSchedule(10)
 CONVOLUTIONS = ("shrink1", "shrink2", "middle", "grow1", "grow2")
 HEAD = "head"

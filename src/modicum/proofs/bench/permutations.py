@@ -45,9 +45,11 @@ class PermutationSource:
             [torch.randperm(self.symbols, generator=generator) for _ in range(MODES)]
         )
 
-    def batch(self, table: Tensor, generator: torch.Generator, rows: int) -> Tensor:
-        """Token ids [rows, tokens]."""
-        mode = torch.randint(MODES, (rows,), generator=generator)
+    def batch(
+        self, table: Tensor, generator: torch.Generator, rows: int, modes: range = range(MODES)
+    ) -> Tensor:
+        """Token ids [rows, tokens], of these modes."""
+        mode = torch.randint(modes.start, modes.stop, (rows,), generator=generator)
         columns = [torch.randint(self.symbols, (rows,), generator=generator)]
         for _ in range(self.tokens - 2):
             follows = torch.rand(rows, generator=generator) < FOLLOWED
@@ -65,13 +67,13 @@ class PermutationSource:
         return self.loss(model, tokens) * len(tokens)
 
     @torch.no_grad()
-    def excess(self, model: torch.nn.Module, table: Tensor) -> float:
+    def excess(self, model: torch.nn.Module, table: Tensor, modes: range = range(MODES)) -> float:
         """KL(source || model) a token on held-out prefixes: the loss's exact distance to its floor.
 
         The loss on sampled tokens has the samples' own noise, a hundredth of a nat here.
         """
         model.eval()
-        tokens = self.batch(table, _generator("held out", 0), HELD_OUT)
+        tokens = self.batch(table, _generator("held out", 0), HELD_OUT, modes)
         log_model = F.log_softmax(model(tokens[:, :-1])[:, 1:].float(), dim=-1)
         follows = table[tokens[:, :1] - self.symbols, tokens[:, 1:-1]]
         source = torch.full_like(log_model, (1 - FOLLOWED) / self.symbols)
