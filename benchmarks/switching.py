@@ -3,9 +3,11 @@
 Two adapters of a method are on a model. A change takes one out of the weights and folds the other
 in: by the handles (`unmerge`, `merge`), and by the least that the method's form needs, in plain
 PyTorch: two products that are added for LoRA, entries that are put back and others that are written
-for SHiRA, columns for S2FT. All have as many trained numbers as a LoRA of rank 32, but SVFit, which
-has a number a singular value, and take turns in one run. After each measurement the outputs are
-those of the adapter alone, and the base is what it was: to the bit where a method promises it.
+for SHiRA, slices of columns for S2FT, whose units come first then. All have as many trained numbers
+as a LoRA of rank 32, but SVFit, which has a number a singular value, and take turns in one run.
+After each measurement the outputs are those of the adapter alone, and the base is what it was: to
+the bit where a method promises it. MoS shares over layers, so it is not on one alone, and SVFit,
+whose factors are of the full width, neither.
 """
 
 from __future__ import annotations
@@ -34,22 +36,28 @@ CLOSE = 1e-3  # of outputs, after sums in fp32 that were undone
 
 
 def model_of(layers: int, width: int) -> nn.Sequential:
-    """Square linear layers."""
+    """Square linear layers, each behind neurons that one more of them and a ReLU make."""
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    model = nn.Sequential(nn.Linear(width, width, bias=False))
+    for _ in range(layers):
+        model.extend([nn.ReLU(), nn.Linear(width, width, bias=False)])
+    return model
 
 
-def values(width: int) -> dict[str, Adapter]:
-    """The methods, at LoRA's numbers where they have a size."""
+def values(layers: int, width: int) -> dict[str, Adapter]:
+    """The methods, at LoRA's numbers where they have a size; the first layer has none."""
     known = catalog()
     sizes: dict[str, dict[str, Any]] = {
         "lora": {"rank": RANK},
         "shira": {"rank": RANK},
-        "s2ft": {"density": 2 * RANK / width},
+        "s2ft": {"neurons": 2 * RANK / width},
         "svfit": {"rank": width},
         "mos": {"rank": RANK},
     }
-    made = {name: known[name].load()(**fields) for name, fields in sizes.items() if name in known}
+    if layers == 1:
+        sizes = {name: fields for name, fields in sizes.items() if name in ("lora", *BARS)}
+    own = tuple(str(2 * place) for place in range(1, layers + 1))
+    made = {n: known[n].load()(**fields, targets=own) for n, fields in sizes.items()}
     return {name: value for name, value in made.items() if isinstance(value, Adapter)}
 
 
@@ -89,9 +97,9 @@ class Switch:
         self.now.detach()
         self.other.detach()
         exact = "writes_base" in value.traits
-        for mine, plain in zip(self.model, model_of(layers, width), strict=True):
-            found, expected = (each.get_parameter("weight").detach() for each in (mine, plain))
-            torch.testing.assert_close(found, expected, rtol=0, atol=0 if exact else CLOSE)
+        plain = dict(model_of(layers, width).named_parameters())
+        for name, found in self.model.named_parameters():
+            torch.testing.assert_close(found, plain[name], rtol=0, atol=0 if exact else CLOSE)
 
 
 class Least:
@@ -111,10 +119,12 @@ class Least:
     @staticmethod
     def _layer(weight: Tensor, layer: AdapterLayer) -> tuple[Callable[[], Any], Callable[[], Any]]:
         if isinstance(layer, PatchingLayer):
-            spot = layer.places().spot(weight)
+            values, spot = layer.values.detach(), layer.places().spot(weight)
+            if values.ndim == 2:  # columns: a slice, where the units of the adapter come first
+                part = weight[:, : values.shape[1]]
+                return partial(part.copy_, part.clone()), partial(part.copy_, part + values)
             kept = spot.read()
-            new = kept + spot.pick(layer.values.detach())
-            return partial(spot.write, kept), partial(spot.write, new)
+            return partial(spot.write, kept), partial(spot.write, kept + values)
         factors = layer.as_lora()
         assert factors is not None
         a, b, scale = factors[0].detach(), factors[1].detach(), factors[2]
@@ -137,7 +147,7 @@ class Least:
 
 def measured(layers: int, width: int, rounds: int) -> dict[str, Any]:
     """Seconds of a change by each method, and how many times faster than LoRA's least it is."""
-    chosen = values(width)
+    chosen = values(layers, width)
     switches = {name: Switch.of(value, layers, width) for name, value in chosen.items()}
     plain = {n: Least(s) for n, s in switches.items() if n in ("lora", *BARS)}
     runs: dict[str, Callable[[], float]] = dict(switches)
