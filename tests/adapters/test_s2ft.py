@@ -18,6 +18,7 @@ from modicum.adapters.maps import units_read
 from modicum.adapters.native_files import CONFIG
 from modicum.adapters.s2ft import best
 from modicum.core.errors import InputError
+from modicum.core.layers.linear_forms import linear_form
 from modicum.core.random import normal_
 from modicum.models import create
 from modicum.models.config import ModelConfig
@@ -281,6 +282,34 @@ def test_what_the_map_does_not_know_is_refused() -> None:
         S2FT(neurons=0.5, exclude=("down_proj",)).attach(decoder())
     with pytest.raises(InputError, match="give `batches`"):
         S2FT(neurons=0.5, selection="gradient").attach(decoder())
+
+
+def test_a_quantized_layer_is_refused() -> None:
+    model = hugging_face_llama()
+    mlp = model.model.layers[0].mlp
+    mlp.down_proj = linear_form("int8").from_dense(mlp.down_proj.weight.detach(), None)
+    with pytest.raises(InputError, match="no entries of its own"):
+        S2FT(neurons=0.5).attach(model)
+    assert "Adapted" not in type(mlp.down_proj).__name__
+
+
+def test_layers_that_store_the_transpose_have_their_columns() -> None:
+    """GPT-2 has the weights of o and down, and the three of attention in one, as [in, out]."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=4, vocab_size=29, n_positions=8)
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    before, ids = bits(model), torch.arange(12).view(2, 6)
+    adapter = stir(S2FT(neurons=0.1, groups=0.25).attach(model))
+    assert {name.split(".", 3)[3] for name in adapter.sites} == {"attn.c_proj", "mlp.c_proj"}
+    output = model(input_ids=ids).logits
+    with units_in_front(adapter):
+        torch.testing.assert_close(model(input_ids=ids).logits, output, rtol=0, atol=1e-5)
+    adapter.merge()
+    torch.testing.assert_close(model(input_ids=ids).logits, output, rtol=0, atol=1e-5)
+    adapter.unmerge()
+    adapter.detach()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in bits(model).items())
 
 
 @pytest.mark.parametrize("count", [0, -1, 23, "4", 1.5])
