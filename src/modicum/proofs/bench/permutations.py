@@ -65,13 +65,20 @@ class PermutationSource:
         return self.loss(model, tokens) * len(tokens)
 
     @torch.no_grad()
-    def excess(self, model: torch.nn.Module, table: Tensor) -> float:
+    def excess(
+        self, model: torch.nn.Module, table: Tensor, modes: tuple[int, ...] | None = None
+    ) -> float:
         """KL(source || model) a token on held-out prefixes: the loss's exact distance to its floor.
 
         The loss on sampled tokens has the samples' own noise, a hundredth of a nat here.
+
+        Args:
+            modes: of these sequences alone; None: of all.
         """
         model.eval()
         tokens = self.batch(table, _generator("held out", 0), HELD_OUT)
+        if modes is not None:
+            tokens = tokens[torch.isin(tokens[:, 0] - self.symbols, torch.tensor(modes))]
         log_model = F.log_softmax(model(tokens[:, :-1])[:, 1:].float(), dim=-1)
         follows = table[tokens[:, :1] - self.symbols, tokens[:, 1:-1]]
         source = torch.full_like(log_model, (1 - FOLLOWED) / self.symbols)
