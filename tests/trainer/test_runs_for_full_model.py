@@ -11,7 +11,6 @@ import pytest
 import torch
 from pool import Pool
 from tests.cli.conftest import modicum
-from tests.trainer.test_pruned_runs import PRUNED
 from tests.trainer.test_ranks import FSDP, outcome, recipe_of, trains
 
 from modicum import adapters
@@ -26,6 +25,7 @@ from modicum.serve.loading import load_served
 from modicum.trainer.restoring import FinishedRun
 
 pytestmark = pytest.mark.expensive
+PRUNED = {"method": "structured_pruning", "neurons": 0.3, "groups": 0.5, "examples": 8}
 LORAM = {"method": "loram", "rank": 3}
 IDS = torch.arange(24).view(2, 12)
 
