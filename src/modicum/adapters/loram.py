@@ -81,8 +81,8 @@ class LoRAM(LoRA):
 
     Prefer it where the full model can be served and not trained. Not where it does not fit there
     either: then train the small one with LoRA, and keep that. It is as good as the small model is
-    like the full one: with half of the neurons gone a part of what was learned is lost on the way, with
-    three quarters much more, though the small model itself has learned it.
+    like the full one: with half of the neurons gone a part of what was learned is lost on the way,
+    with three quarters much more, though the small model itself has learned it.
 
     Make the model small with `compress: {method: structured_pruning}` in the same recipe, or in one
     before it, whose `base/` is then `model.path`. The paper's alignment is that earlier recipe

@@ -149,12 +149,14 @@ class PartBench:
         with tempfile.TemporaryDirectory() as folder:
             attached.save(folder)
             load(full, folder)
-        losses = [
-            bench.source.excess(model, table, modes)
-            for modes in (None, UNTOUCHED)
-            for model in (small, full)
-        ]
-        return Recovered(*losses, held)
+        excess = bench.source.excess
+        return Recovered(
+            small=excess(small, table),
+            full=excess(full, table),
+            small_untouched=excess(small, table, UNTOUCHED),
+            full_untouched=excess(full, table, UNTOUCHED),
+            base_bytes=held,
+        )
 
 
 def prove(run: ProofRun) -> None:
