@@ -142,6 +142,9 @@ class LoRAM(LoRA):
             "compiles",
         ),
         evidence="verified against code",
+        reason="quick runs alone: without a quarter of the neurons it closes 99.9 % of the gap "
+        "between the untuned full model and LoRA on that, without half 98 %, without three "
+        "quarters 84 %; the small model itself, as tuned, has the lower loss on what is learned",
         tiny={"rank": 2},
     )
     layer = LoRAMLayer
