@@ -77,7 +77,7 @@ class OnPart:
 
 
 @dataclass(frozen=True)
-class Recovered:
+class TunedOnPart:
     """What one fine-tuning run ended with.
 
     Args:
@@ -103,13 +103,13 @@ class PartBench:
             self.plain.seeds = run.seeds = tuple(range(5))
         self.sweep = Sweep(run, self.tune, _loss_in_full, chosen_by="first")
 
-    def best(self, arm: OnPart, rates: Sequence[float]) -> Swept[Recovered]:
+    def best(self, arm: OnPart, rates: Sequence[float]) -> Swept[TunedOnPart]:
         """An arm at that rate which is best for the full model from the first seed, if several."""
         if len(rates) == 1:
             return self.at(arm, rates[0])
         return self.sweep.best(repr(arm), arm, rates)
 
-    def at(self, arm: OnPart, rate: float) -> Swept[Recovered]:
+    def at(self, arm: OnPart, rate: float) -> Swept[TunedOnPart]:
         """An arm at one rate."""
         found = [self.sweep.outcome(repr(arm), arm, rate, seed) for seed in self.plain.seeds]
         return Swept(rate, tuple(found), (rate,))
@@ -136,7 +136,7 @@ class PartBench:
             NF4().convert(model)
         return model
 
-    def tune(self, arm: OnPart, learning_rate: float, seed: int) -> Recovered:
+    def tune(self, arm: OnPart, learning_rate: float, seed: int) -> TunedOnPart:
         """Train a LoRA on the part, and load its file on the full model."""
         bench, table = self.plain, self.plain.new(seed)
         small, full = self.part(arm), copy.deepcopy(bench.base)
@@ -150,7 +150,7 @@ class PartBench:
             attached.save(folder)
             load(full, folder)
         excess = bench.source.excess
-        return Recovered(
+        return TunedOnPart(
             small=excess(small, table),
             full=excess(full, table),
             small_untouched=excess(small, table, UNTOUCHED),
@@ -165,7 +165,7 @@ def prove(run: ProofRun) -> None:
     rates = ADAPTER_RATES if run.full else (QUICK_RATE,)
     lora = bench.best(OnPart(), rates)
     before = [bench.untrained(seed) for seed in run.seeds]
-    best: dict[float, Swept[Recovered]] = {}
+    best: dict[float, Swept[TunedOnPart]] = {}
     for share, bar in BARS.items():
         null = OnPart(share, misplaced=True)
         contender = run.contender(OnPart(share), null=null, null_is="other neurons' places")
@@ -193,9 +193,9 @@ def prove(run: ProofRun) -> None:
 def report(
     run: ProofRun,
     where: str,
-    mine: Swept[Recovered],
+    mine: Swept[TunedOnPart],
     before: list[float],
-    lora: Swept[Recovered],
+    lora: Swept[TunedOnPart],
 ) -> list[float]:
     """Figures next to the LoRA that was trained on the full model; how much of its gap is closed.
 
@@ -243,9 +243,9 @@ def bytes_of(size: PermutationSize, share: float) -> int:
 def variants(
     run: ProofRun,
     bench: PartBench,
-    best: Mapping[float, Swept[Recovered]],
+    best: Mapping[float, Swept[TunedOnPart]],
     before: list[float],
-    lora: Swept[Recovered],
+    lora: Swept[TunedOnPart],
 ) -> None:
     """Bases in four bits, aligned ones, and ones without random neurons, each at the plain rate."""
     arms = [(share, "in NF4", OnPart(share, four_bits=True)) for share in (*BARS, *HEAVY)]
@@ -263,7 +263,7 @@ def _first_ones(kept: Reduction) -> Reduction:
     return Reduction(tuple(first))
 
 
-def _loss_in_full(outcome: Recovered) -> float:
+def _loss_in_full(outcome: TunedOnPart) -> float:
     return outcome.full
 
 
