@@ -88,7 +88,7 @@ def test_a_folder_says_it_and_other_weights_are_noticed(tmp_path: Path) -> None:
     read = FullModel.read(tmp_path / "small")
     assert read is not None
     assert read == full_model_of(huggingface.load(tmp_path / "small"))
-    assert read.as_json() == full.as_json()
+    assert read == full
     for name, tensor in create(CONFIG, seed=0).state_dict().items():
         assert torch.equal(read.reduction.reduced(name, tensor), model.state_dict()[name]), name
     other, _ = pruned()
@@ -112,9 +112,9 @@ def test_what_is_damaged_or_of_another_model_is_refused(tmp_path: Path) -> None:
         [{**first, "kept": [first["count"]]}],
         [{**first, "count": "2"}],
         [{**first, "count": 0}],
-        [{**first, "slices": [["w", 0, 0, [3], [1, 1]]]}],
-        [{**first, "slices": [["w", 0, -1, [first["count"]], [1]]]}],
-        [{**first, "slices": [["w", 0, 0, [first["count"], 1 << 40], [1, 1]]]}],
+        [{**first, "makers": [["w", 0, 0, [3], [1, 1]]]}],
+        [{**first, "makers": [["w", 0, -1, [first["count"]], [1]]]}],
+        [{**first, "makers": [["w", 0, 0, [first["count"], 1 << 40], [1, 1]]]}],
         [{key: value for key, value in first.items() if key != "kind"}],
     ):
         with pytest.raises(InputError, match="which units"):

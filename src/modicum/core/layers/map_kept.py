@@ -19,6 +19,7 @@ from modicum.core.layers.map_edits import check_removal, put_in, recount, remove
 from modicum.core.layers.map_parts import MappedSlice, ModelMap, Units
 
 _WIDEST = 1 << 24  # places of a slice: more are a damaged file's
+_MAKERS, _READERS = "makers", "readers"
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,8 @@ class Reduction:
                 "kind": part.units.kind,
                 "count": part.units.count,
                 "kept": list(part.kept),
-                "slices": [
-                    [p.tensor, p.dim, p.start, list(p.shape), list(p.strides)]
-                    for p in dict.fromkeys(part.units.slices)
-                ],
+                _MAKERS: [_plain(piece) for piece in part.units.makers],
+                _READERS: [_plain(piece) for piece in part.units.readers],
             }
             for part in self.parts
         ]
@@ -222,19 +221,31 @@ def _described(raw: Mapping[str, Any]) -> KeptUnits:
     Raises:
         ValueError: kept ones are not ascending or not there, or slices have other places.
     """
-    count, kept, slices = raw["count"], list(raw["kept"]), []
+    count, kept = raw["count"], list(raw["kept"])
     there = all(type(place) is int for place in [count, *kept]) and set(kept) <= set(range(count))
     if not there or not kept or kept != sorted(set(kept)):
         raise ValueError
-    for tensor, dim, start, shape, strides in raw["slices"]:
-        numbers = (dim, start, *shape, *strides)
-        counts = all(type(number) is int and number >= 0 for number in numbers)
-        if not counts or dim > 1 or len(shape) != len(strides):
-            raise ValueError
-        if not 0 < math.prod(shape) < _WIDEST or math.prod(shape) % count:
-            raise ValueError
-        slices.append(MappedSlice(str(tensor), dim, start, tuple(shape), tuple(strides)))
-    return KeptUnits(Units(raw["kind"], str(raw["name"]), count, tuple(slices), ()), tuple(kept))
+    makers, readers = (
+        tuple(_slice(each, count) for each in raw[role]) for role in (_MAKERS, _READERS)
+    )
+    units = Units(raw["kind"], str(raw["name"]), count, makers, readers)
+    return KeptUnits(units, tuple(kept))
+
+
+def _plain(piece: MappedSlice) -> list[Any]:
+    return [piece.tensor, piece.dim, piece.start, list(piece.shape), list(piece.strides)]
+
+
+def _slice(raw: Any, count: int) -> MappedSlice:
+    """One slice of a description of `count` units."""
+    tensor, dim, start, shape, strides = raw
+    numbers = (dim, start, *shape, *strides)
+    counts = all(type(number) is int and number >= 0 for number in numbers)
+    if not counts or dim > 1 or len(shape) != len(strides):
+        raise ValueError
+    if not 0 < math.prod(shape) < _WIDEST or math.prod(shape) % count:
+        raise ValueError
+    return MappedSlice(str(tensor), dim, start, tuple(shape), tuple(strides))
 
 
 def _section(raw: Any) -> Mapping[str, Any]:
