@@ -232,7 +232,7 @@ class SoKA(Adapter):
             list(sites),
             lambda name, weight: self._spectrum(sites[name], weight, context.seed),
             context.ranks,
-            read=lambda name, mine: context.weight(sites[name]),
+            read=lambda name, mine: context.weight(sites[name]) if mine else None,
         )
         ranks: dict[str, int] = {}
         for name, made in turns:

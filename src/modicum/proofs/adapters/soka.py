@@ -2,9 +2,9 @@
 
 In the lab (`digits_bench.py`) a network must change a lot: digits turned by a quarter. SoKA with
 4 terms a layer has 5,120 trained numbers, LoRA of rank 4 has 5,376. Accuracy is compared with each
-side at its most accurate rate, steps to LoRA's final loss with each side at the rate with the lowest
-loss after half of them. PEFT's LoKr, one Kronecker product with a random start, is there with as
-many numbers.
+side at its most accurate rate, steps to LoRA's final loss with each side at the rate with the
+lowest loss after half of them. PEFT's LoKr, one Kronecker product with a random start, is there
+with as many numbers.
 
 Which layers get the terms: 2 terms a layer against as many numbers handed out over the layers by
 what the terms hold. The full run does that with 4 terms a layer too, where both end near a loss of
