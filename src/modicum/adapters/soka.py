@@ -19,6 +19,7 @@ from modicum.adapters.kronecker import (
     folds,
     forward_work,
     plus_kronecker,
+    worth_building,
 )
 from modicum.adapters.preparation import Preparation, PreparationContext
 from modicum.adapters.sites import Site
@@ -103,7 +104,7 @@ class SoKA(Adapter):
 
     One term of a square layer of width 4,096 is 64 x 64 twice. Widths that are no product of two
     similar numbers are padded inside the products, which trains some more numbers. X A^T and B are
-    small products; with many positions the sum is built and added to W, which is less work.
+    small products; with many positions the sum is built and added to W, which is faster.
 
     With `rank=None` weights say how many terms a layer has, before the first update. With `total`,
     terms are handed out over all layers by what they hold, sigma_k^2 for their numbers. Without,
@@ -121,8 +122,8 @@ class SoKA(Adapter):
         most: the most terms of a layer; for `rank=None`.
         niter: power iterations of a randomized decomposition. None: an exact one, and 8 for layers
             of more than 1,024 terms, those of about 1,024 x 1,024 entries.
-        product: whether the sum is `built` once a pass, `factored`, or whichever is less work for
-            as many positions as there are. With dropout and below fp32 it is factored.
+        product: whether the sum is `built` once a pass, `factored`, or by work and memory traffic
+            for as many positions as there are. With dropout and below fp32 it is factored.
         dropout, targets, exclude: see `Adapter`; embeddings cannot be targets, and of dropout as
             little as of PiSSA's is best.
 
@@ -166,6 +167,9 @@ class SoKA(Adapter):
         ),
         traits_if=(("rank", None, "prepares_from_data"),),
         evidence="reconstructed",
+        reason="quick runs alone: "
+        "0.034 above LoRA's accuracy with 0.95 of its numbers, in 0.4 of its steps; handing terms out "
+        "by the weights helps at 2 terms a layer, and not at 4; of a change of rank 4 it captures 0.22",
         tiny={"rank": 2},
     )
     layer = SoKALayer
@@ -267,11 +271,7 @@ class SoKA(Adapter):
         """Whether the sum is built for so many positions: for the outputs, for the gradients."""
         if self.product != "auto":
             return (self.product == "built",) * 2
-        sizes = shape, terms, positions
-        return (
-            forward_work(*sizes, built=True) < forward_work(*sizes, built=False),
-            backward_work(*sizes, built=True) < backward_work(*sizes, built=False),
-        )
+        return worth_building(shape, terms, positions)
 
     def saves_input(self, site: Site) -> bool:
         return True
