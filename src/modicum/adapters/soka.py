@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -29,13 +28,12 @@ from modicum.core.contracts.method import Info, PositiveInt, PowerIterations
 from modicum.core.errors import InputError
 from modicum.core.layers.allocate import GainCurve, allocate
 from modicum.core.layers.kronecker import LARGE, KroneckerShape, kept_kronecker_svd
+from modicum.core.layers.spectrum import elbow, enough
 from modicum.core.layers.truncated_svd import numerical_rank
 from modicum.core.ranks.sharding import whole
 from modicum.core.ranks.turns import by_turns
 
 _LOOKED_AT = 64  # terms of a large layer of which the spectrum is known, or `most` if that is more
-
-_ALIKE = 1e-4  # values that differ by less of themselves have no elbow
 
 
 class SoKALayer(AdapterLayer):
@@ -310,27 +308,3 @@ def terms_in(values: Tensor, shape: KroneckerShape, name: str) -> int:
     if not there:
         raise InputError("its weight is zero, so it has no terms; exclude it", value=name)
     return there
-
-
-def enough(values: Tensor, share: float) -> int:
-    """The fewest of the values [k], falling, whose squares sum to `share`; all if none do.
-
-    >>> enough(torch.tensor([3.0, 2.0, 1.0]), 13.0)
-    2
-    """
-    return min(int((values.square().cumsum(0) < share).sum()) + 1, len(values))
-
-
-def elbow(values: Tensor) -> int:
-    """How many of the values [k], falling, come before their elbow; all where they are alike.
-
-    That is the point furthest below the line from the first to the last.
-
-    >>> elbow(torch.tensor([9.0, 8.0, 2.0, 1.5, 1.0])), elbow(torch.ones(4))
-    (2, 4)
-    """
-    first, last = float(values[0]), float(values[-1])
-    if first - last <= _ALIKE * first:
-        return len(values)
-    line = torch.linspace(first, last, len(values), dtype=values.dtype)
-    return max(1, int((line - values).argmax()))
