@@ -23,6 +23,9 @@ from modicum.core.torch_private import transforms_run
 
 # Whether the matrix is built in the forward pass, and whether in the backward pass.
 Built = tuple[bool, bool]
+# Operations of a large product in the time that a number takes to memory and back: about as many on
+# one core of a processor as on an accelerator.
+_MOVED = 64
 
 
 def forward_work(shape: KroneckerShape, terms: int, positions: int, *, built: bool) -> int:
@@ -41,6 +44,29 @@ def backward_work(shape: KroneckerShape, terms: int, positions: int, *, built: b
     return 2 * positions * terms * n1 * m2 * (3 * n2 + 2 * m1)
 
 
+def worth_building(shape: KroneckerShape, terms: int, positions: int) -> Built:
+    """Whether building is likely the faster way: in the forward pass, and in the backward pass.
+
+    What is moved counts too: small products give many numbers for the work that they are.
+
+    >>> shape = KroneckerShape.of(512, 512)
+    >>> worth_building(shape, 4, 64), worth_building(shape, 4, 1024)
+    ((False, False), (True, True))
+    """
+    sizes = shape, terms, positions
+    thin = positions * terms * shape.outer[1] * shape.inner[0]
+    full = shape.padded[0] * shape.padded[1]
+    forward = (
+        forward_work(*sizes, built=True) + _MOVED * 4 * full,
+        forward_work(*sizes, built=False) + _MOVED * 2 * thin,
+    )
+    backward = (
+        backward_work(*sizes, built=True) + _MOVED * 8 * full,
+        backward_work(*sizes, built=False) + _MOVED * 8 * thin,
+    )
+    return forward[0] < forward[1], backward[0] < backward[1]
+
+
 def kronecker_map(rows: Tensor, outer: Tensor, inner: Tensor, shape: KroneckerShape) -> Tensor:
     """x [t, in] to [t, out] by the sum over k of kron(A_k, B_k), without that matrix.
 
@@ -48,7 +74,7 @@ def kronecker_map(rows: Tensor, outer: Tensor, inner: Tensor, shape: KroneckerSh
         outer, inner: A [r, m1, n1] and B [r, m2, n2].
     """
     thin = _thin(_filled(rows, shape), inner, shape)
-    return (_side(outer) @ thin).flatten(1)[:, : shape.rows]
+    return _each(_side(outer), thin).flatten(1)[:, : shape.rows]
 
 
 def _filled(rows: Tensor, shape: KroneckerShape) -> Tensor:
@@ -75,6 +101,11 @@ def _side(outer: Tensor) -> Tensor:
     return outer.permute(1, 2, 0).flatten(1)
 
 
+def _each(matrix: Tensor, others: Tensor) -> Tensor:
+    """A matrix times each of the others, as one kind of product whoever takes gradients."""
+    return torch.bmm(matrix.expand(len(others), *matrix.shape), others)
+
+
 def _gradients(
     seen: Tensor,
     gradient: Tensor,
@@ -92,7 +123,7 @@ def _gradients(
     met = given.transpose(0, 1).flatten(1) @ thin.transpose(1, 2).flatten(0, 1)
     of_outer = met.view(m1, n1, terms).permute(2, 0, 1)
     del thin
-    of_thin = (_side(outer).T @ given).reshape(count * n1, terms * m2)
+    of_thin = _each(_side(outer).T, given).view(count * n1, terms * m2)
     of_inner = (of_thin.T @ filled.reshape(-1, n2)).view_as(inner)
     if not of_inputs:
         return None, of_outer, of_inner

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from modicum.adapters.kronecker import (
     folds,
     forward_work,
     plus_kronecker,
+    worth_building,
 )
 from modicum.adapters.preparation import Preparation, PreparationContext
 from modicum.adapters.sites import Site
@@ -28,13 +28,12 @@ from modicum.core.contracts.method import Info, PositiveInt, PowerIterations
 from modicum.core.errors import InputError
 from modicum.core.layers.allocate import GainCurve, allocate
 from modicum.core.layers.kronecker import LARGE, KroneckerShape, kept_kronecker_svd
+from modicum.core.layers.spectrum import elbow, enough
 from modicum.core.layers.truncated_svd import numerical_rank
 from modicum.core.ranks.sharding import whole
 from modicum.core.ranks.turns import by_turns
 
 _LOOKED_AT = 64  # terms of a large layer of which the spectrum is known, or `most` if that is more
-
-_ALIKE = 1e-4  # values that differ by less of themselves have no elbow
 
 
 class SoKALayer(AdapterLayer):
@@ -103,7 +102,7 @@ class SoKA(Adapter):
 
     One term of a square layer of width 4,096 is 64 x 64 twice. Widths that are no product of two
     similar numbers are padded inside the products, which trains some more numbers. X A^T and B are
-    small products; with many positions the sum is built and added to W, which is less work.
+    small products; with many positions the sum is built and added to W, which is faster.
 
     With `rank=None` weights say how many terms a layer has, before the first update. With `total`,
     terms are handed out over all layers by what they hold, sigma_k^2 for their numbers. Without,
@@ -121,8 +120,8 @@ class SoKA(Adapter):
         most: the most terms of a layer; for `rank=None`.
         niter: power iterations of a randomized decomposition. None: an exact one, and 8 for layers
             of more than 1,024 terms, those of about 1,024 x 1,024 entries.
-        product: whether the sum is `built` once a pass, `factored`, or whichever is less work for
-            as many positions as there are. With dropout and below fp32 it is factored.
+        product: whether the sum is `built` once a pass, `factored`, or by work and memory traffic
+            for as many positions as there are. With dropout and below fp32 it is factored.
         dropout, targets, exclude: see `Adapter`; embeddings cannot be targets, and of dropout as
             little as of PiSSA's is best.
 
@@ -166,6 +165,10 @@ class SoKA(Adapter):
         ),
         traits_if=(("rank", None, "prepares_from_data"),),
         evidence="reconstructed",
+        reason="quick runs alone: "
+        "0.034 above LoRA's accuracy with 0.95 of its numbers, in 0.4 of its steps; handing out by "
+        "the weights helps at 2 terms a layer, and did not at 4; of a change of rank 4, which LoRA "
+        "learns, it captures 0.22",
         tiny={"rank": 2},
     )
     layer = SoKALayer
@@ -232,7 +235,7 @@ class SoKA(Adapter):
             list(sites),
             lambda name, weight: self._spectrum(sites[name], weight, context.seed),
             context.ranks,
-            read=lambda name, mine: context.weight(sites[name]),
+            read=lambda name, mine: context.weight(sites[name]) if mine else None,
         )
         ranks: dict[str, int] = {}
         for name, made in turns:
@@ -267,11 +270,7 @@ class SoKA(Adapter):
         """Whether the sum is built for so many positions: for the outputs, for the gradients."""
         if self.product != "auto":
             return (self.product == "built",) * 2
-        sizes = shape, terms, positions
-        return (
-            forward_work(*sizes, built=True) < forward_work(*sizes, built=False),
-            backward_work(*sizes, built=True) < backward_work(*sizes, built=False),
-        )
+        return worth_building(shape, terms, positions)
 
     def saves_input(self, site: Site) -> bool:
         return True
@@ -309,27 +308,3 @@ def terms_in(values: Tensor, shape: KroneckerShape, name: str) -> int:
     if not there:
         raise InputError("its weight is zero, so it has no terms; exclude it", value=name)
     return there
-
-
-def enough(values: Tensor, share: float) -> int:
-    """The fewest of the values [k], falling, whose squares sum to `share`; all if none do.
-
-    >>> enough(torch.tensor([3.0, 2.0, 1.0]), 13.0)
-    2
-    """
-    return min(int((values.square().cumsum(0) < share).sum()) + 1, len(values))
-
-
-def elbow(values: Tensor) -> int:
-    """How many of the values [k], falling, come before their elbow; all where they are alike.
-
-    That is the point furthest below the line from the first to the last.
-
-    >>> elbow(torch.tensor([9.0, 8.0, 2.0, 1.5, 1.0])), elbow(torch.ones(4))
-    (2, 4)
-    """
-    first, last = float(values[0]), float(values[-1])
-    if first - last <= _ALIKE * first:
-        return len(values)
-    line = torch.linspace(first, last, len(values), dtype=values.dtype)
-    return max(1, int((line - values).argmax()))

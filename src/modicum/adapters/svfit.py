@@ -135,7 +135,7 @@ class SVFit(Directions):
             list(sites),
             lambda name, weight: {"values": torch.linalg.svdvals(weight)},
             context.ranks,
-            read=lambda name, mine: context.weight(sites[name]),
+            read=lambda name, mine: context.weight(sites[name]) if mine else None,
         )
         ranks = {name: {"rank": self._rank_of(made["values"])} for name, made in values}
         return Preparation(ranks)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from modicum.adapters.base import Adapter
 from modicum.adapters.preparation import Preparation, PreparationContext, prepared_by
 from modicum.core.contracts.step import autocast
+from modicum.core.layers.basis_cache import bases_kept_in, own_folder
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
@@ -88,8 +89,11 @@ def _prepare(
         training.seed,
         lambda done, total: progress("preparing the adapter", done, total),
         scratch,
+        plan.task.weights(plan.inputs),
     )
+    base = plan.inputs.model_folder
     try:
-        return prepared_by(method.prepare, context)
+        with bases_kept_in(None if base is None else own_folder(base)):
+            return prepared_by(method.prepare, context)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -48,7 +48,7 @@ class KroneckerShape:
         over 3 times the other, as with primes, the width is padded to the next that splits better.
 
         >>> KroneckerShape.of(4096, 4096).outer, KroneckerShape.of(768, 3072)
-        ((64, 64), KroneckerShape(rows=768, columns=3072, outer=(24, 64), inner=(32, 48)))
+        ((64, 64), KroneckerShape(rows=768, columns=3072, outer=(32, 48), inner=(24, 64)))
         >>> KroneckerShape.of(13, 7)
         KroneckerShape(rows=13, columns=7, outer=(4, 3), inner=(4, 3))
         """
