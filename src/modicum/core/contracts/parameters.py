@@ -17,7 +17,7 @@ from modicum.core.layers.targets import output_head
 _ATTRIBUTE = "_modicum_metadata"
 
 
-class Turn:
+class UpdateTurn:
     """Whether a parameter takes part in the update at hand; masters and shards of it share one.
 
     Attributes:
@@ -49,7 +49,7 @@ class ParameterMetadata:
     kind: str = ""
     group: str = ""
     holder: int | None = None
-    turn: Turn | None = field(default=None, compare=False)
+    turn: UpdateTurn | None = field(default=None, compare=False)
 
 
 def describe_parameter(parameter: nn.Parameter, metadata: ParameterMetadata) -> nn.Parameter:
@@ -92,7 +92,7 @@ def metadata(parameter: nn.Parameter) -> ParameterMetadata:
     return ParameterMetadata(weight_decay_multiplier=0.0 if parameter.ndim < 2 else 1.0)
 
 
-def turn_of(parameter: nn.Parameter) -> Turn:
+def turn_of(parameter: nn.Parameter) -> UpdateTurn:
     """The turn of a parameter, which from here on does not take part in updates where it is idle.
 
     It gets a gradient nonetheless, of zeros, so that ranks sum and wait for the same; before any
@@ -109,7 +109,7 @@ def turn_of(parameter: nn.Parameter) -> Turn:
     known = metadata(parameter)
     if known.turn is None:
         _pass_over_idle_ones()
-        known = replace(known, turn=Turn())
+        known = replace(known, turn=UpdateTurn())
         describe_parameter(parameter, known)
     assert known.turn is not None
     return known.turn
