@@ -22,7 +22,7 @@ from modicum.core.layers.kronecker import KroneckerShape
 from modicum.core.torch_private import transforms_run
 
 # Whether the matrix is built in the forward pass, and whether in the backward pass.
-Built = tuple[bool, bool]
+WhichBuilt = tuple[bool, bool]
 # Operations of a large product in the time that a number takes to memory and back: about as many on
 # one core of a processor as on an accelerator.
 _MOVED = 64
@@ -44,7 +44,7 @@ def backward_work(shape: KroneckerShape, terms: int, positions: int, *, built: b
     return 2 * positions * terms * n1 * m2 * (3 * n2 + 2 * m1)
 
 
-def worth_building(shape: KroneckerShape, terms: int, positions: int) -> Built:
+def worth_building(shape: KroneckerShape, terms: int, positions: int) -> WhichBuilt:
     """Whether building is likely the faster way: in the forward pass, and in the backward pass.
 
     What is moved counts too: small products give many numbers for the work that they are.
@@ -145,7 +145,7 @@ class _FrozenPlusKronecker(torch.autograd.Function):
         inner: Tensor,
         bias: Tensor | None,
         shape: KroneckerShape,
-        built: Built,
+        built: WhichBuilt,
         dropout: float,
         dtype: torch.dtype,
         form: str,
@@ -205,7 +205,7 @@ def plus_kronecker(
     inner: Tensor,
     shape: KroneckerShape,
     *,
-    built: Built = (False, False),
+    built: WhichBuilt = (False, False),
     dropout: float = 0.0,
 ) -> Tensor:
     """base(inputs) + dropout(inputs) D^T, in one operation where `base` is a frozen product.

@@ -13,7 +13,7 @@ from modicum.adapters.adapter_layer import RoundTrip
 from modicum.adapters.base import Adapter, AdapterLayer, AdapterQuery, Factor
 from modicum.adapters.base_weights import at_least_fp32
 from modicum.adapters.kronecker import (
-    Built,
+    WhichBuilt,
     backward_work,
     folds,
     forward_work,
@@ -266,7 +266,7 @@ class SoKA(Adapter):
         values = found[1][: terms_in(found[1], shape, site.name)]
         return {"values": values, "squares": weight.double().square().sum()[None]}
 
-    def builds(self, shape: KroneckerShape, terms: int, positions: int) -> Built:
+    def builds(self, shape: KroneckerShape, terms: int, positions: int) -> WhichBuilt:
         """Whether the sum is built for so many positions: for the outputs, for the gradients."""
         if self.product != "auto":
             return (self.product == "built",) * 2
