@@ -20,8 +20,9 @@ from modicum.recipe import SLOTS, Recipe
 
 @cache
 def many() -> list[Case]:
-    """So many cases that everything is among them."""
-    return [draw(0, number) for number in range(200)]
+    """So many cases that everything is among them, however many methods there are."""
+    methods = sum(len(found) for found in rooms().values())
+    return [draw(0, number) for number in range(8 * methods)]
 
 
 def test_a_case_is_a_function_of_its_numbers() -> None:
