@@ -135,18 +135,19 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing PyTorch and the rest of constraints.txt: a few minutes, once (log: $(LOG))"
 	@: > $(LOG)
 	@$(BIN)/python scripts/find_torch.py $(or $(firstword $(MAKECMDGOALS)),install) $(LOG) $(BIN)/$(PIP)
-	@$(call pip,$(BIN)/$(PIP) torch hatchling,>>)
-	@$(call pip,$(BIN)/$(PIP) --no-build-isolation --editable '.[dev]',>>)
+	@$(call pip,1 of 2: PyTorch,$(BIN)/$(PIP) torch hatchling)
+	@$(call pip,2 of 2: modicum and what it needs,$(BIN)/$(PIP) --no-build-isolation --editable '.[dev]')
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed
 	@echo "Installing the documentation's tools (log: $(LOG))"
-	@$(call pip,$(BIN)/$(PIP) --no-build-isolation --editable '.[docs]',>>)
+	@$(call pip,the documentation's tools,$(BIN)/$(PIP) --no-build-isolation --editable '.[docs]')
 	@touch $@
 
-# Run pip into the log; when it fails, say why in a sentence where that can be known.
+# Run pip into the log, as a stage of this name; when it fails, say why in a sentence where that can
+# be known.
 define pip
-$(1) $(2) $(LOG) 2>&1 || { \
+$(BIN)/python scripts/install_stage.py "$(1)" $(LOG) $(2) || { \
 	if grep -qE 'NewConnectionError|ConnectTimeout|ProxyError|name resolution|Network is unreachable' \
 		$(LOG); \
 	then echo "The installation needs the network: pip could not reach its package index."; \

@@ -36,9 +36,11 @@ from adapters_saved import measure
 from common import RESULTS, alone, interleaved, paired_ratio, say, spread, write_result
 from torch.profiler import ProfilerActivity, profile
 
+from modicum.adapters.travel import travel_of
+
 FULL = Sizes(512, 1376, 8, 8, 8192, 4, 256)
-TINY = Sizes(64, 176, 4, 4, 256, 2, 32)
-PARTS = ("steps", "saved", "curve")
+TINY = Sizes(128, 344, 4, 4, 256, 2, 32)
+PARTS = ("sizes", "steps", "saved", "curve")
 NAMED_OPERATIONS = 3
 # The most that a step may take over the ratio of work, and over peft's; LoRA-FA's also over LoRA's.
 WORK_BARS, WORK_BAR = {"lora": 1.08}, 1.15
@@ -81,6 +83,24 @@ def steps(names: list[str], sizes: Sizes, seed: int, rounds: int) -> dict[str, A
         if row["over_work"] > WORK_BARS.get(name, WORK_BAR):
             row["takes_more"] = more(usual, operations(runs[name]))
         found[name] = row
+    return found
+
+
+def sizes_of(names: list[str], sizes: Sizes, seed: int) -> dict[str, Any]:
+    """By method: trained numbers, bytes of its own file's tensors, and where it can be used."""
+    base = llama(sizes, seed)
+    ids = torch.randint(sizes.vocabulary, (sizes.rows, sizes.tokens))
+    found = {}
+    for name in names:
+        _, attached = with_ours(base, name, ids, seed=seed)
+        travel = travel_of(attached)
+        found[name] = {
+            "trained": sum(p.numel() for p in attached.parameters()),
+            "stored_bytes": sum(each.nbytes for each in attached.state_dict().values()),
+            "loads_in": travel.loads_in,
+            "reason": travel.reason,
+            "merges": "mergeable" in attached.method.traits,
+        }
     return found
 
 
@@ -154,6 +174,9 @@ def main() -> None:
     figures = {} if arguments.quick else kept(settings)
     with alone():
         torch.manual_seed(arguments.seed)
+        if "sizes" in arguments.parts:
+            measured = sizes_of(arguments.methods, sizes, arguments.seed)
+            figures["sizes"] = figures.get("sizes", {}) | measured
         if "saved" in arguments.parts:
             say("saved bytes")
             saved = measure(arguments.methods, sizes, arguments.seed, layers=4)

@@ -38,8 +38,12 @@ FIELDS: dict[str, dict[str, Any]] = {
     "block_lora": {"rank": 16},
     "hydra": {"rank": 8, "sequential_rank": 8},
     "mos": {"rank": 4},
+    "mosa": {"passes": 1},  # with two, a batch has twice the rows
+    "shira": {"rank": 16},
+    "loram": {"rank": 16},
 }
 VARIANTS = {"rslora": "lora"}  # names that are another method with other fields
+OWN_PLACES = ("s2ft",)  # like those after a block, they are not on linears of any name
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,9 @@ def methods() -> list[str]:
 def value_of(name: str, dropout: float = 0.0) -> Adapter:
     """The method's value."""
     record = catalog()[VARIANTS.get(name, name)]
-    fields = FIELDS.get(name, {}) | {"targets": LINEARS, "dropout": dropout}
+    fields = FIELDS.get(name, {}) | {"dropout": dropout}
+    if name not in OWN_PLACES and "after_block" not in record.info.traits:
+        fields["targets"] = LINEARS
     value = record.load()(**fields)
     assert isinstance(value, Adapter)
     return value
@@ -159,6 +165,9 @@ def _config(base: Any, name: str, dropout: float, trained: int) -> Any:
         case "randlora":
             rank = value_of(name).model_dump()["rank"]
             return peft.RandLoraConfig(r=rank, randlora_dropout=dropout, target_modules=LINEARS)
+        case "shira":
+            rank = value_of(name).model_dump()["rank"]
+            return peft.ShiraConfig(r=rank, target_modules=LINEARS)
         case "qa_hira":
             linears = [m for n, m in base.named_modules() if n.rsplit(".", 1)[-1] in LINEARS]
             a_rank = sum(layer.in_features + layer.out_features for layer in linears)

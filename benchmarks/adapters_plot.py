@@ -36,12 +36,12 @@ def draw_steps(axes: Any, steps: dict[str, Any]) -> None:
 
 def draw_saved(axes: Any, saved: dict[str, Any]) -> None:
     """Bytes over what the equations need, in the case that asks most."""
-    for place, cases in enumerate(saved.values()):
-        row = cases[CASE]
+    drops = {name: cases[CASE] for name, cases in saved.items() if CASE in cases}
+    for place, row in enumerate(drops.values()):
         axes.plot(row["over_needed"], place, "o", color=OURS)
         if "peft" in row:
             axes.plot(row["peft"] / row["needed"], place, "s", color=PEFT)
-    axes.set_yticks(range(len(saved)), list(saved))
+    axes.set_yticks(range(len(drops)), list(drops))
     axes.invert_yaxis()
     axes.set_xlabel(f"saved bytes over what is needed ({CASE})")
 

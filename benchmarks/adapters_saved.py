@@ -7,9 +7,10 @@ bit for each number that dropout may drop. Neither casts nor matrices made of fa
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from adapters_contenders import (
@@ -20,11 +21,13 @@ from adapters_contenders import (
     precision,
     saved_by,
     twin,
+    value_of,
     with_ours,
     with_theirs,
 )
 from torch import Tensor, nn
 
+from modicum.adapters import S2FT
 from modicum.adapters.base import Adapter
 from modicum.adapters.sites import Site
 from modicum.core.torch_private import storage_address
@@ -66,12 +69,21 @@ def need(name: str, value: Adapter, site: Site) -> Need:
         case "hydra":  # the sequential A reads what the frozen layer gives
             inner = fields["rank"] + fields["sequential_rank"]
             return Need(1, inner + outs, inner)
-        case "randlora" | "salt":  # all is made anew of x; SALT at as many positions as here
+        case "randlora" | "salt" | "snella" | "soka" | "shira":  # all is made anew of x
             return Need(1, 0, ins)
-        case "qa_hira":  # dM = sums of dy, sums of x; dropped values are summed after the drop
-            return Need(1 if dropout else fields["tile_columns"], 0, ins)
-        case "q_bara":
-            return Need(1 if dropout else fields["pooling"], rank * fields["pooling"], ins)
+        case "s2ft":  # dV reads the columns' channels of x
+            return Need(0, cast(S2FT, value).gathered(site), 0)
+        case "flylora":  # k numbers and k places
+            return Need(0, 2 * fields["active"], ins)
+        case "compacter" | "mosa":  # behind a branch: what it gives, and the bottleneck
+            narrow = fields.get("bottleneck") or outs // fields["reduction_factor"]
+            return Need(0, outs + narrow, outs)
+        case "qa_hira" | "q_bara":  # sums of channels, unless x was dropped
+            parts, pooled = (
+                fields.get("tile_columns") or fields["pooling"],
+                fields.get("pooling", 0),
+            )
+            return Need(1 if dropout else parts, rank * pooled, ins)
         case "block_lora":  # arms share A x, unless each has a mask of its own
             masks = fields["blocks"] if fields["arms"] == "own_masks" else 1
             apart = dropout and masks > 1
@@ -126,9 +138,10 @@ def needed(name: str, attached: Any, floor: Floor, positions: int, dtype: torch.
     own = 0
     for place, site in attached.sites.items():
         asks = need(name, value, site)
-        address, size = floor.inputs[place]
-        if asks.input_parts and address not in floor.kept:
-            read[address] = max(read.get(address, 0), size // asks.input_parts)
+        if asks.input_parts:
+            address, size = floor.inputs[place]
+            if address not in floor.kept:
+                read[address] = max(read.get(address, 0), size // asks.input_parts)
         own += asks.numbers * positions * dtype.itemsize
         own += -(-asks.droppable * positions // 8) if value.dropout else 0
     return own + sum(read.values())
@@ -143,6 +156,8 @@ def measure(names: list[str], sizes: Sizes, seed: int, layers: int) -> dict[str,
         floor = floor_of(base, ids, dtype)
         for dropout in DROPOUTS:
             for name in names:
+                if dropout and "writes_base" in value_of(name).traits:
+                    continue  # its change has no input of its own
                 model, attached = with_ours(base, name, ids, seed=seed, dropout=dropout)
                 ours = saved_by(model, ids, dtype)
                 asks = needed(name, attached, floor, ids.numel(), dtype)
@@ -159,4 +174,6 @@ def measure(names: list[str], sizes: Sizes, seed: int, layers: int) -> dict[str,
                 if theirs is not None:
                     row |= {"peft": theirs, "over_peft": ours / theirs}
                 found[name][f"{kind}, dropout {dropout:g}"] = row
+                del model, attached, pair
+                gc.collect()  # models and their handles point at each other
     return found

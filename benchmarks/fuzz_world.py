@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from modicum.adapters.attached_adapter import Form
 from modicum.adapters.base import Adapter
+from modicum.adapters.saving import Form
 from modicum.adapters.travel import travel_of
 from modicum.models import huggingface
 from modicum.proofs.contracts.adapters.subjects import attached, stir

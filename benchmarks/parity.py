@@ -1,9 +1,10 @@
-"""Adapters that PEFT has too, on the same weights: logits, gradients, and files both ways.
+"""Adapters that PEFT has too, on the same weights: logits, gradients, losses, files both ways.
 
 Each case is attached here and in PEFT to copies of one small transformers Llama in fp32, with the
-same factors, moved from their start. Gradients are compared relative to the largest of a tensor.
-RandLoRA's bases are those of PEFT's file, as it draws them in half precision; LoRA-FA's gradients
-are compared with what PEFT's optimizer makes of LoRA's, with the product in fp64.
+same factors, moved from their start. Gradients are compared relative to the largest of a tensor,
+losses over 20 updates by AdamW. RandLoRA's bases are those of PEFT's file, as it draws them in half
+precision, and so are SHiRA's indices. LoRA-FA's gradients are compared with what PEFT's optimizer
+makes of LoRA's, with the product in fp64, and its losses with none, as another rule trains there.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ SIZES: dict[str, Any] = {
 }
 TARGETS = ["q_proj", "v_proj", "up_proj", "down_proj"]
 RANK, ALPHA, LENGTH, ROWS = 4, 6.0, 32, 4
+UPDATES, RATE = 20, 1e-3
 PLAIN: dict[str, Any] = {"target_modules": TARGETS, "r": RANK}
 
 
@@ -68,6 +70,7 @@ def cases() -> dict[str, Case]:
         "pissa": Case(),
         "lora_fa": Case(peft.LoraConfig(**lora), "lora_fa", _corrected),
         "randlora": Case(peft.RandLoraConfig(**PLAIN, randlora_alpha=20 * RANK)),
+        "shira": Case(peft.ShiraConfig(**PLAIN, random_seed=0)),
     }
 
 
@@ -121,7 +124,7 @@ def distances(case: Case, folder: Path, seed: int) -> dict[str, Any]:
     again = peft.PeftModel.from_pretrained(llama(seed), folder / "ours").eval()
     with torch.no_grad():
         written = _apart(again(ids).logits, logits[1])
-    return {
+    found = {
         "read_as": adapter.method.info.name,
         "logits": _apart(*logits),
         "gradients": max(gradients),
@@ -129,6 +132,24 @@ def distances(case: Case, folder: Path, seed: int) -> dict[str, Any]:
         "written": written,
         "adapter_does": does,
     }
+    if case.method is None:
+        one, other = (_losses(model, ids) for model in (ours, theirs))
+        found["losses"] = max(abs(a - b) for a, b in zip(one, other, strict=True))
+        found["losses_fall_by"] = one[0] - one[-1]
+    return found
+
+
+def _losses(model: Any, ids: Tensor) -> list[float]:
+    """Those of the updates of what is trained of a model, on one batch."""
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=RATE)
+    losses = []
+    for _ in range(UPDATES):
+        optimizer.zero_grad()
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
 
 
 def _gradients(adapter: AttachedAdapter, theirs: Any) -> Iterator[tuple[Tensor, Tensor, Any]]:
@@ -141,6 +162,8 @@ def _gradients(adapter: AttachedAdapter, theirs: Any) -> Iterator[tuple[Tensor, 
                 other = getattr(twin, f"lora_{key}")["default"].weight.grad
             case "magnitude":
                 other = twin.lora_magnitude_vector["default"].weight.grad
+            case "values":
+                other = twin.shira_weight["default"].grad
             case "copy_weight":
                 other = twin.modules_to_save["default"].weight.grad
             case _:
@@ -180,10 +203,18 @@ def main() -> None:
             by_case[name] = distances(case, Path(folder), seed)
         say(f"{name}: {by_case[name]}")
     worst = {
-        key: max(figures[key] for figures in by_case.values())
-        for key in ("logits", "gradients", "written")
+        key: max(figures[key] for figures in by_case.values() if key in figures)
+        for key in ("logits", "gradients", "written", "losses")
     }
-    settings = {"sizes": SIZES, "targets": TARGETS, "rank": RANK, "alpha": ALPHA, "seed": seed}
+    settings = {
+        "sizes": SIZES,
+        "targets": TARGETS,
+        "rank": RANK,
+        "alpha": ALPHA,
+        "seed": seed,
+        "updates": UPDATES,
+        "learning_rate": RATE,
+    }
     write_result("parity", {"largest_difference": worst, "by_case": by_case}, settings)
 
 

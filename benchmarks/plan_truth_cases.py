@@ -163,9 +163,10 @@ def _text(ranks: int, chance: random.Random) -> dict[str, Any]:
     recipe: dict[str, Any] = {}
     way = chance.choice(["full", "full", "adapter", "adapter", "adapter", "compress", "linear"])
     if way == "adapter":
-        recipe["adapter"] = _method("adapter", chance)
         if chance.random() < 0.4:
             recipe["linear"] = _method("linear", chance, only="quantized_base")
+        without = "writes_base" if "linear" in recipe else ""
+        recipe["adapter"] = _method("adapter", chance, without=without)
     elif way != "full":
         recipe[way] = _method(way, chance, without="quantized_base")
     if chance.random() < 0.6:

@@ -13,17 +13,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import which_adapter
 import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from modicum.cli.method_page import search_rows
 from modicum.core.contracts.catalog import MethodRecord, catalog
 from modicum.planner.combinations import COLUMNS, PROVEN, CombinationRow, refusal
 from modicum.planner.combinations import rows as combined_rows
 from modicum.proofs.contracts.base import BATTERIES, checks, skipped_by_traits
+from modicum.recipe.json_schema import json_schema
 from modicum.recipe.schema_words import section_of, words_of
 from modicum.recipe.slots import SLOTS, methods_for
-from modicum.recipe_yaml import json_schema
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 SOURCES = Path(__file__).resolve().parents[1] / "src" / "modicum"
@@ -55,6 +57,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if (there := files.get_file_from_path(path)) is not None:
             files.remove(there)
         files.append(File.generated(config, path, content=made()))
+    adapters = {
+        "how-to/which-adapter.md": which_adapter.page("../assets/which-adapter.svg"),
+        "assets/which-adapter.svg": which_adapter.picture(),
+    }
+    for path, content in adapters.items():
+        if (there := files.get_file_from_path(path)) is not None:
+            files.remove(there)
+        files.append(File.generated(config, path, content=content))
     for name in packages():
         page = File.generated(config, f"reference/api/{name}.md", content=api_page(name))
         files.append(page)
@@ -112,7 +122,23 @@ def methods_page() -> str:
             for name, value in described["properties"].items():
                 value["description"] = record.meanings[name]
             lines += [*HEADER, *rows(described, described, "")]
+        lines += search_lines(record)
     return "\n".join(lines)
+
+
+def search_lines(record: MethodRecord) -> list[str]:
+    """A method's search table, as `modicum methods NAME` shows it."""
+    if not record.search.fields:
+        return []
+    whose = "the method's own" if record.own_search else "that of its room"
+    size = f"; `{record.search.size}` sets its size" if record.search.size else ""
+    lines = [f"*[To tune](search-tables.md)*, by a table that is {whose}{size}:", ""]
+    lines += ["| in a recipe | values | scale | default |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| `{path}` | {cell(values)} | {scale} | {cell(default)} |"
+        for _, path, values, scale, default in search_rows(record)
+    ]
+    return ["", *lines]
 
 
 def checks_line(record: MethodRecord) -> str:

@@ -19,11 +19,17 @@ WITHOUT = ("tasks",)  # what methods work on
 
 def methods() -> str:
     """The table: a line a method, by room."""
-    lines = ["| room | method | claim | against |", "| --- | --- | --- | --- |"]
+    lines = ["| room | name | method | claim | against |", "| --- | --- | --- | --- | --- |"]
     for record in catalog().values():
         if record.room not in WITHOUT:
             info = record.info
-            cells = (record.room, info.title, info.claim_verdict, str(info.against))
+            cells = (
+                record.room,
+                f"`{record.name}`",
+                info.title,
+                info.claim_verdict,
+                str(info.against),
+            )
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 

@@ -32,7 +32,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("modicum")
 
 ROOT = Path(__file__).resolve().parents[1]
-SAMPLE = 4  # one expensive test in so many
+SAMPLE = 6  # one expensive test in so many
 # Of more methods than these the tests are sampled, so that all take as long as those of so many.
 METHODS = 12
 

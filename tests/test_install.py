@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -175,8 +177,40 @@ def test_make_asks_before_it_installs(script: Any, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Using torch-2.13.0+cpu-cp311.whl" in done.stdout
+    stages = [
+        line for line in done.stdout.splitlines() if re.fullmatch(r"\d of 2: .*: \d+ s", line)
+    ]
+    assert [stage[:6] for stage in stages] == ["1 of 2", "2 of 2"]
+    assert "\r" not in done.stdout
     calls = (tmp_path / "asked").read_text().splitlines()
     assert "--no-index" in calls[0]
     assert calls[1].endswith("torch hatchling")
     assert calls[2].endswith("--editable .[dev]")
     assert all("-c constraints.txt" in call for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("", ""),
+        ("Collecting numpy==2.4\n  Downloading https://i/numpy-2.4-cp311.whl (18 MB)\nx\n",
+         "downloading numpy-2.4-cp311.whl (18 MB)"),
+        ("Collecting numpy\nInstalling collected packages: numpy, torch, rich\n",
+         "installing 3 packages"),
+        ("Collecting numpy>=2 (from scipy)\n", "collecting numpy>=2 (from scipy)"),
+    ],
+)  # fmt: skip
+def test_a_stage_says_what_pip_is_doing(tmp_path: Path, log: str, said: str) -> None:
+    stage = runpy.run_path(str(ROOT / "scripts" / "install_stage.py"))
+    (tmp_path / "log").write_text(log)
+    assert stage["doing"](tmp_path / "log") == said
+
+
+def test_a_stage_that_fails_says_so_and_has_its_status(tmp_path: Path) -> None:
+    script, log = str(ROOT / "scripts" / "install_stage.py"), str(tmp_path / "log")
+    words = [sys.executable, script, "1 of 1", log]
+    command = ["sh", "-c", "echo broken; exit 3"]
+    done = subprocess.run([*words, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert re.fullmatch(r"1 of 1: \d s, failed\n", done.stdout)
+    assert (tmp_path / "log").read_text() == "broken\n"

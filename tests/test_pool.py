@@ -95,7 +95,7 @@ def test_a_rank_that_dies_is_named_unless_the_test_meant_it(pool: Pool) -> None:
 
 
 def test_a_rank_that_dies_of_a_fault_tells_where(pool: Pool) -> None:
-    with pytest.raises(RanksFailed, match=r"died with exit code -11; it was in") as caught:
+    with pytest.raises(RanksFailed, match=r"died with exit code -11; it wrote") as caught:
         pool.run(rank_one_faults)
     assert "in rank_one_faults" in str(caught.value)
 

@@ -16,7 +16,7 @@ import modicum
 from modicum.core.contracts.catalog import MethodRecord
 from modicum.core.errors import InputError
 from modicum.recipe import SLOTS, Recipe, assign, differences, methods_for
-from modicum.recipe_yaml import json_schema
+from modicum.recipe.json_schema import json_schema
 
 PLUGIN = """
 from modicum.core.contracts.method import Info, Method
@@ -27,6 +27,7 @@ class Greedy(Method):
 GREEDY = "plugins: [greedy.py]\nadapter:\n  method: greedy\n"
 SIZE = "write a number and a unit: 8GB (10^9 bytes), 8GiB (2^30 bytes), 512MB, 750MiB"
 EVERY = "write a number of steps, or a number and a unit: 30s, 10m, 2h, 1d"
+COUNT = "write a number, and a letter for many: 500_000, 500k, 2M (10^6), 1.5B (10^9), 1T (10^12)"
 SECTIONS = ", ".join(sorted(Recipe.model_fields))
 DATA = ", ".join(sorted(type(Recipe().data).model_fields))
 ADAPTERS = ", ".join(sorted(methods_for("adapter")))
@@ -47,6 +48,12 @@ MISTAKES = [
         ":5: adapter.rnak: unknown key; allowed: alpha, also, dropout, exclude, rank, "
         "rank_stabilized, targets. Did you mean 'rank'?",
     ),
+    # known, and at another place
+    ("steps: 3\n", f":1: steps: unknown key; allowed: {SECTIONS}. Did you mean 'training.steps'?"),
+    (
+        "data:\n  training: {}\n",
+        f":2: data.training: unknown key; allowed: {DATA}. Did you mean 'training'?",
+    ),
     ("null: 3\n", f":1: null: unknown key; allowed: {SECTIONS}"),
     # wrong types
     ("training:\n  steps: ten\n", ":2: training.steps: expected an integer (found: 'ten')"),
@@ -57,12 +64,39 @@ MISTAKES = [
     (
         "training:\n  steps:\n",
         ":2: training.steps: says nothing of how long to train (found: None); "
-        "allowed: a number of updates, or training.epochs instead",
+        "allowed: a number of updates, or training.epochs or training.tokens instead",
     ),
     (
         "training:\n  steps: 3\n  epochs: 2\n",
-        ":3: training.epochs: the length of the run is given twice; keep training.steps or "
-        "training.epochs, and set the other to null (found: 2.0)",
+        ":3: training.epochs: the length of the run is given more than once; keep one of "
+        "training.steps, training.epochs and training.tokens, and set the others to null "
+        "(found: 2.0)",
+    ),
+    (
+        "training:\n  steps: null\n  epochs: 2\n  tokens: 2M\n",
+        ":4: training.tokens: the length of the run is given more than once; keep one of "
+        "training.steps, training.epochs and training.tokens, and set the others to null "
+        "(found: 2000000)",
+    ),
+    ("training:\n  tokens: 1e6\n", f":2: training.tokens: not a count; {COUNT} (found: 1000000.0)"),
+    (
+        "training:\n  tokens: 1.5\n",
+        f":2: training.tokens: not a count; {COUNT} (found: 1.5)",
+    ),
+    (
+        "training:\n  warmup_steps: 3\n  warmup_fraction: 0.1\n",
+        ":3: training.warmup_fraction: the warm-up is given more than once; keep one of "
+        "training.warmup_steps, training.warmup_fraction and training.warmup_tokens, and set the "
+        "others to 0 or null (found: 0.1)",
+    ),
+    (
+        "training:\n  warmup_fraction: 1.0\n",
+        ":2: training.warmup_fraction: too large (found: 1.0); allowed: below 1.0",
+    ),
+    (
+        "training:\n  decay_fraction: 0.1\n",
+        ":2: training.decay_fraction: is for the schedule flat, and training.schedule is cosine; "
+        "set that to flat, or this to null (found: 0.1)",
     ),
     ("training:\n  epochs: 0\n", ":2: training.epochs: too small (found: 0); allowed: above 0.0"),
     (
@@ -493,6 +527,7 @@ STREAMED = {"data": {"path": "a.jsonl", "streaming": True}}
     ("values", "message"),
     [
         ({"training": {"epochs": 2}}, r"training\.epochs: how many rows a stream has is not known"),
+        ({"evaluation": {"rows": "all"}}, r"evaluation\.rows: of a part of a stream all rows"),
         (
             {"compress": {"method": "fwsvd"}, "model": {"path": "m"}},
             r"compress\.method: looks at data before training",

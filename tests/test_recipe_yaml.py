@@ -170,7 +170,8 @@ def test_recipes_ship_and_are_found_by_name(tmp_path, monkeypatch):
         InputError, match=r"no such recipe.*'demo-adpt'.*Did you mean 'demo-adapt'\?"
     ):
         locate("demo-adpt")
-    Path("my-recipe.yaml").touch()
+    Path("my-recipe.yaml").write_text("training: {}\n")
+    Path("my-recipes.yaml").write_text("- id: no recipe\n")
     for name in ("my-recipe.yml", "my-recipe", str(tmp_path / "my-recip.yaml")):
         there = Path(name).with_name("my-recipe.yaml")
         with pytest.raises(InputError, match=rf"Did you mean '{there}'\?"):
@@ -178,8 +179,15 @@ def test_recipes_ship_and_are_found_by_name(tmp_path, monkeypatch):
     with pytest.raises(InputError) as caught:
         locate(tmp_path / "other")
     assert "Did you mean" not in str(caught.value)
-    with pytest.raises(InputError, match="a recipe is a file, and this is a folder"):
+    shown = r"a recipe is a file, and this is a folder; give a recipe of it: .*my-recipe\.yaml"
+    with pytest.raises(InputError, match=shown):
         locate(tmp_path)
+    (tmp_path / "run").mkdir()
+    with pytest.raises(InputError, match=r"this is a folder$"):
+        locate("run")
+    (tmp_path / "run" / "recipe.yaml").write_text("training: {}\n")
+    with pytest.raises(InputError, match=r"this one's is run/recipe\.yaml"):
+        locate("run")
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))

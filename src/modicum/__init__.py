@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from modicum import parallel as parallel
     from modicum import serve as serve
     from modicum import tasks as tasks
+    from modicum.comparison.comparing import compare as compare
     from modicum.notebook import TrainedRun as TrainedRun
     from modicum.notebook import train as train
     from modicum.planner import Plan as Plan
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Plan": "modicum.planner",
     "Recipe": "modicum.recipe",
+    "compare": "modicum.comparison.comparing",
     "plan": "modicum.planner",
     "TrainedRun": "modicum.notebook",
     "train": "modicum.notebook",
@@ -60,6 +62,7 @@ __all__ = [
     "adapters",
     "checkpoint",
     "comm",
+    "compare",
     "compress",
     "data",
     "linears",

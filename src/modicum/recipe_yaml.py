@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import itertools
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,12 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from modicum.core.contracts import source_reading
 from modicum.core.errors import InputError, nearest
 from modicum.core.files import read_bytes
-from modicum.recipe import SLOTS, Recipe, assign, methods_for
+from modicum.core.folder_words import holds
+from modicum.recipe import Recipe, assign
 from modicum.recipe.paths import anchored
-from modicum.recipe.slots import DEFAULTS
 
 SHIPPED = (
     Path(__file__).resolve().parent / "recipes",  # in an installed wheel
@@ -30,6 +26,7 @@ SHIPPED = (
 # values, and a file of any size is one that was given by mistake.
 LARGEST_BYTES, MOST_VALUES = 1 << 18, 100_000
 # What a recipe says behind a path.
+_LOOKED_AT = 1 << 16  # characters of a file that may be a recipe
 _MAKER = re.compile(r"\s# made by: (\S.*?)\s*$")
 
 
@@ -54,7 +51,8 @@ def locate(name: str | Path) -> Path:
         return path
     if path.is_dir():
         inner = path / "recipe.yaml"
-        hint = f" (this one's is {inner})" if inner.is_file() else ""
+        own = f" (this one's is {inner})" if inner.is_file() else ""
+        hint = own or holds(path, (".yaml", ".yml"), "recipe")
         raise InputError(f"a recipe is a file, and this is a folder{hint}", file=path)
     known = shipped()
     if path.name == str(name) and path.stem in known:
@@ -62,15 +60,23 @@ def locate(name: str | Path) -> Path:
     raise InputError(
         "no such recipe: neither a file nor one that ships with modicum",
         value=str(name),
-        allowed="a path, or " + ", ".join(known),
+        allowed="a path, which `modicum init` writes, or " + ", ".join(known),
         candidates=[*_next_to(path), *known],
     )
+
+
+def _may_be_recipe(path: Path) -> bool:
+    """Whether a file begins a section of a recipe."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        sections = {line.partition(":")[0] for line in file.read(_LOOKED_AT).splitlines()}
+    return not sections.isdisjoint(Recipe.model_fields)
 
 
 def _next_to(path: Path) -> list[str]:
     """The file next to where a recipe was looked for whose name is nearest, if one is near."""
     try:
-        names = [each.name for each in path.parent.iterdir() if each.suffix in (".yaml", ".yml")]
+        files = [each for each in path.parent.iterdir() if each.suffix in (".yaml", ".yml")]
+        names = [each.name for each in files if _may_be_recipe(each)]
     except OSError:
         return []
     # By the name alone: in a long path any two files are near each other.
@@ -345,49 +351,3 @@ def _loader() -> Any:
         "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
     )
     return Loader
-
-
-def json_schema() -> dict[str, Any]:
-    """The recipe's JSON schema, for editors: with every method of the catalog in its slot."""
-    schema = Recipe.model_json_schema()
-    for name, described in {"Recipe": schema, **schema["$defs"]}.items():
-        for field, text in _docstrings(name).items():
-            described["properties"][field]["description"] = text
-    for slot in SLOTS:
-        choices = []
-        for record in methods_for(slot).values():
-            choice = record.model.model_json_schema()
-            for field, text in record.meanings.items():
-                if field in choice["properties"]:  # of an optimizer, `lr` is the run's
-                    choice["properties"][field]["description"] = text
-            choice["properties"] = {"method": {"const": record.name}} | choice["properties"]
-            choice |= {"required": _required(slot, record.name), "title": record.name}
-            choice["description"] = record.title
-            choices.append(choice)
-        section = schema["properties"][slot]
-        needed = slot in DEFAULTS
-        schema["properties"][slot] = {
-            "anyOf": choices if needed else [*choices, {"type": "null"}],
-            "default": section["default"] if needed else None,
-            "description": section.get("description", ""),
-        }
-    return schema
-
-
-@cache
-def _docstrings(class_name: str) -> dict[str, str]:
-    """What stands below each field of a class of the recipe: read here, as pydantic takes long."""
-    found: dict[str, str] = {}
-    for file in sorted((source_reading.SOURCES / "recipe").glob("*.py")):
-        for node in source_reading.parse(file).body:
-            if isinstance(node, ast.ClassDef) and node.name == class_name:
-                for item, after in itertools.pairwise(node.body):
-                    if isinstance(item, ast.AnnAssign) and isinstance(after, ast.Expr):
-                        text = inspect.cleandoc(ast.literal_eval(after.value))
-                        found[ast.unparse(item.target)] = text
-    return found
-
-
-def _required(slot: str, name: str) -> list[str]:
-    """What a section must say to mean this method."""
-    return [] if DEFAULTS.get(slot) == name else ["method"]

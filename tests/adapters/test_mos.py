@@ -12,7 +12,7 @@ from torch import nn
 
 from modicum.adapters import LoRA, MoS
 from modicum.adapters.attached_adapter import AttachedAdapter
-from modicum.adapters.mos import pool_names
+from modicum.adapters.kinds import pool_names
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.proofs.contracts.adapters.subjects import llama, stir, tokens
 from modicum.proofs.contracts.transformers_loop import hugging_face_llama

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from modicum.adapters import LoRA, MoS, load
-from modicum.adapters.attached_adapter import Form
 from modicum.adapters.base import Adapter
+from modicum.adapters.saving import Form
 from modicum.proofs.contracts.adapters.subjects import stir
 
 MOS = MoS(rank=3, equivalent_rank=2, private_rank=1, shards=2)

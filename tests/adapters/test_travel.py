@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from modicum.adapters import DoRA, Hydra, LoRA, PiSSA, QAHiRA, RandLoRA
+from modicum.adapters import DoRA, Hydra, LoRA, PiSSA, QAHiRA, RandLoRA, SHiRA
 from modicum.adapters.base import Adapter
 from modicum.adapters.travel import Travel, travel_of
 from modicum.core.contracts.catalog import catalog
@@ -35,6 +35,7 @@ def found(adapter: Adapter, device: str = "meta", **sizes: Any) -> Travel:
         (LoRA(rank=2, targets=["2"]), "lora", (2, 2), "linear ones, and here is an embedding"),
         (DoRA(rank=2), "peft", None, "it takes no `use_dora`"),
         (RandLoRA(rank=2, pairing="rank"), "peft", None, "it takes no `RANDLORA`"),
+        (SHiRA(rank=2), "peft", None, "it takes no `SHIRA`"),
         (RandLoRA(rank=2), "merged", None, "PEFT pairs the columns"),
         (QAHiRA(tile_rows=4, tile_columns=4), "merged", None, "qa_hira is no plain LoRA here"),
         (LoRA(rank=2, also=["1.bias"]), "merged", None, "copies of single parameters"),

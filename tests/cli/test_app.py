@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 COMMANDS = (
-    "train", "plan", "data", "init", "schema", "methods", "prove", "check", "report", "watch",
-    "chat", "serve", "merge", "export", "demo", "doctor", "drill", "promises", "reproduce",
+    "train", "plan", "data", "init", "schema", "methods", "prove", "check", "compare", "report",
+    "watch", "chat", "serve", "merge", "export", "demo", "doctor", "drill", "promises", "reproduce",
     "completion", "bench", "checkpoint", "verify",
 )  # fmt: skip
 
@@ -77,6 +77,28 @@ def test_a_method_by_its_name(modicum: Any) -> None:
     assert modicum("methods", "galore", "--room", "optim").code == 2
 
 
+def test_what_may_be_tuned_of_a_method(modicum: Any) -> None:
+    shown = " ".join(modicum("methods", "shira").out.split("To tune")[1].split())
+    assert "learning_rate training.learning_rate 0.0001 to 3 log 0.003" in shown
+    assert "rank adapter.rank 1 to 128 log, integers 16" in shown
+    assert "mask adapter.mask rand, " in shown
+    assert shown.endswith("rank sets its size.")
+    assert "has no search table of its own" in modicum("methods", "nf4").out
+    assert "To tune" not in modicum("methods", "lora_limits").out  # a diagnosis
+    [one] = [each for each in json.loads(modicum("methods", "--json").out) if each["name"] == "mos"]
+    assert one["search"] == json.loads(modicum("methods", "mos", "--json").out)["search"]
+    assert (one["search"]["of"], one["search"]["size"]) == ("method", "equivalent_rank")
+    assert one["search"]["fields"]["rank"] == {
+        "path": "adapter.rank",
+        "kind": "integer",
+        "low": 2,
+        "high": 64,
+        "default": 8,
+        "log": True,
+        "step": 1,
+    }
+
+
 def test_the_schema_knows_the_methods(modicum: Any) -> None:
     schema = json.loads(modicum("schema").out)
     choices = schema["properties"]["adapter"]["anyOf"]
@@ -136,10 +158,11 @@ def test_an_out_that_is_a_file_or_holds_other_files(
 
 
 def test_a_budget_too_small_names_changes_that_fit(modicum: Any, runs: Any) -> None:
-    ended = modicum("plan", runs.recipe, "--set", "budget.memory=1MB")
+    # Of tensors: between two commands of a test its process grows, and a user's begins anew.
+    ended = modicum("plan", runs.recipe, "--set", "budget.tensors=1MB")
     assert ended.code == 3
     first, *lines = ended.err.splitlines()
-    assert "does not fit budget.memory (1 MB)" in first
+    assert "does not fit budget.tensors (1 MB)" in first
     changes = [line.removeprefix("  - ") for line in lines if line.startswith("  - --set ")]
     assert changes
     for change in changes:
@@ -175,6 +198,7 @@ def test_a_finished_run_is_left_alone(modicum: Any, runs: Any) -> None:
     assert stamps() == before
 
 
+@pytest.mark.expensive
 def test_more_steps_extend_a_run_and_a_fork_starts_another(
     modicum: Any, runs: Any, tmp_path: Path
 ) -> None:
@@ -665,6 +689,7 @@ def test_bench_machine_shows_the_record_that_plans_rest_on(modicum: Any) -> None
         assert words in plain.out
 
 
+@pytest.mark.expensive
 def test_a_budget_of_tensors_is_planned_beside_what_python_and_torch_hold(
     modicum: Any, runs: Any
 ) -> None:

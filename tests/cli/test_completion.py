@@ -62,14 +62,14 @@ def test_bash_is_answered() -> None:
 
 @pytest.mark.expensive
 def test_zsh_is_answered() -> None:
-    [line, *_] = answer("zsh", "modicum comp")
+    [line, *_] = answer("zsh", "modicum compl")
     assert line.startswith("""_arguments '*: :(("completion":"Print what lets a shell""")
     assert answer("zsh", "modicum train nothing-such") == ["_files"]
 
 
 @pytest.mark.expensive
 def test_fish_is_answered() -> None:
-    [line] = answer("fish", "modicum comp", _TYPER_COMPLETE_FISH_ACTION="get-args")
+    [line] = answer("fish", "modicum compl", _TYPER_COMPLETE_FISH_ACTION="get-args")
     assert line.startswith("completion\tPrint what lets a shell")
 
 

@@ -122,6 +122,11 @@ def test_the_file_to_evaluate_on_is_named_and_counted(
     for file in ("/chat.jsonl", f"; validation: {tmp_path}/held.jsonl"):
         assert unwrapped(f"{file}, format 'messages': 1 file, ") in said
     assert re.search(r"^validation rows +\d+ +7 documents, ", ended.out, re.MULTILINE)
+    test = ("--set", "data.test_path=held.jsonl")
+    tested = modicum("data", recipe, "--rows", "0", *both, *test).out
+    assert re.search(r"^test rows +\d+ +7 documents, ", tested, re.MULTILINE)
+    assert re.search(r"^overlap of the test +7 ", tested, re.MULTILINE)
+    assert unwrapped(f"; test: {tmp_path}/held.jsonl") in unwrapped(tested)
     alone = ("--set", "data.validation_fraction=0")
     assert "validation" not in modicum("data", recipe, "--rows", "0", *alone).out
 
@@ -185,6 +190,11 @@ def test_images_are_counted_by_class(modicum: Any, tmp_path: Path) -> None:
         ("validation", "cats"), ("validation", "dogs"),
     }  # fmt: skip
     assert "images: 12 images of 2 classes, as 32x32, 3 of them for" in " ".join(ended.out.split())
+    tested = modicum("data", file, "--set", "task.test_fraction=0.25").out
+    shown = [line.split() for line in tested.splitlines()]
+    assert ["Class", "Training", "Validation", "Test"] in shown
+    assert ["cats", "4", "2", "2"] in shown
+    assert ["all", "6", "3", "3"] in shown
     own = ("--set", f"task.validation_path={tmp_path / 'images'}", "--set")
     said = unwrapped(modicum("data", file, *own, "task.validation_fraction=0").out)
     assert said.startswith(unwrapped(f"{tmp_path}/images: 12 images of 2 classes, as 32x32;"))
@@ -221,6 +231,10 @@ def test_classes_of_texts_are_shown_and_counted(modicum: Any, tmp_path: Path) ->
     held_out = unwrapped(modicum("data", file, "--rows", "0", *one).out)
     assert unwrapped(", 10 texts of 2 classes, 2 of them for validation") in held_out
     assert "row 0: 4 tokens, animals\n[CLS] cat dog [SEP]" in said
+    three = ("--set", f"data.test_path={tmp_path / 'val.jsonl'}")
+    tested = modicum("data", file, "--rows", "0", *three).out
+    assert ["animals", "7", "1", "1"] in [line.split() for line in tested.splitlines()]
+    assert re.search(r"^overlap of the test +2 ", tested, re.MULTILINE)
     counted = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line.strip()}
     assert counted["animals"] == ["7", "1"]
     assert counted["plants"] == ["3", "1"]

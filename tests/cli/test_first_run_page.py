@@ -86,7 +86,7 @@ def small_demo(modicum: Any) -> str:
 def check_demo(shown: str, run: Path) -> None:
     """That it says what to make of its samples, with the run's own figures."""
     table, _, samples = shown.partition("\n--- ")
-    assert "loss on unseen text, after" in table
+    assert "validation loss, after" in table
     evaluations = (run / "evaluations.jsonl").read_text().splitlines()
     first, last = (json.loads(evaluations[place])["loss"] for place in (0, -1))
     text, _, said = samples.partition("writes nonsense")

@@ -55,6 +55,7 @@ def test_json_has_what_was_found(modicum: Any, runs: Any, tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.expensive
 def test_what_does_not_fit_is_written_and_ends_with_3(
     modicum: Any, runs: Any, tmp_path: Path
 ) -> None:

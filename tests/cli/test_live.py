@@ -27,7 +27,8 @@ PLAN: dict[str, Any] = {
 }  # fmt: skip
 FINISHED: dict[str, Any] = {
     "event": "finished", "status": "finished", "steps": 100, "seconds": 62.0,
-    "tokens_per_second": 7431.0, "final": {"loss": 2.5, "validation_loss": 2.75},
+    "tokens_per_second": 7431.0,
+    "final": {"loss": 2.5, "validation_loss": 2.75, "test": {"loss": 2.625}},
     "peak_bytes": {"process": 1_040_000_000, "budget": 1_200_000_000}, "error": None,
     "time": {"rows": {"compute/forward": 20.0, "compute/backward": 30.0, "data": 11.9,
                       "unexplained": 0.1}},
@@ -80,6 +81,7 @@ def run(mode: Any, stream: io.StringIO, steps: int = 100) -> str:
         hear({"event": "phase", "name": "tokenizing", "done": 0, "total": 50})
         hear(PLAN)
         hear({"event": "evaluation", "step": 0, "loss": 3.9871})
+        hear({"event": "test", "step": 100, "loss": 2.625, "rows": 9})
         for number in range(1, steps + 1):
             hear(step(number, steps))
         hear({"event": "warning", "message": "a [bold] word"})
@@ -95,16 +97,46 @@ def test_lines_say_every_tenth_and_no_control_code() -> None:
     assert re.findall(r"^step (\d+)/100", text, flags=re.MULTILINE) == [
         str(10 * tenth) for tenth in range(1, 11)
     ]
-    assert "step 10/100  loss 3.000  7.43 k tokens/s  1.04 GB of 1.2 GB  1 min 05 s left" in text
+    assert "step 10/100  training loss 3.000  7,432 tokens/s  1.04 GB of 1.2 GB  1 min 05 s" in text
     assert "training.micro_batch_size  8      largest that fits" in text
     assert "validation loss 3.9871 before training" in text
     assert "sample after step 100: f(): [2Jx" in text
     assert "warning: a [bold] word" in text
     assert "checkpoint step-00000100 saved in 0.2 s" in text
-    ended = "finished after 100 steps in 1 min 02 s; loss of the last step 2.5000"
-    assert f"{ended}; validation loss 2.7500" in text
+    ended = "finished after 100 steps in 1 min 02 s; training loss of the last step 2.5000"
+    assert f"{ended}; validation loss 2.7500; test loss 2.6250" in text
+    assert "\ntest loss 2.6250 after step 100\n" in text
     assert text.endswith("\ntime: compute 81 %, data 19 %, unexplained 0.2 %\n")
     assert not re.search(r"[^\n\x20-\x7e]", text)
+
+
+def test_a_phase_says_how_far_it_is_and_how_long_it_takes(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with listener("lines", stream) as hear:
+        for done in (12, 25):
+            clock[0] += 10
+            hear({"event": "phase", "name": "tokenizing", "done": done, "total": 50})
+        clock[0] += 10
+        counted = {"done": 3, "total": 8, "unit": "run", "about": True, "seconds_left": 70.0}
+        hear({"event": "phase", "name": "lora, seed 2"} | counted)
+    assert stream.getvalue() == (
+        "tokenizing  24 %\ntokenizing  50 %\n"
+        "run 3 of about 8  about 1 min 10 s left  lora, seed 2\n"
+    )
+
+
+def test_a_short_line_leaves_out_what_python_holds_and_not_the_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = PLAN | {"prediction": PLAN["prediction"] | {"process_base": 400_000_000}}
+    for width, shown in ((140, True), (100, False)):
+        stream = Terminal()
+        monkeypatch.setenv("COLUMNS", str(width))
+        with listener("live", stream) as hear:
+            hear(plan)
+            hear(step(100))
+        assert ("1.2 GB (400 MB Python and torch)" in stream.getvalue()) is shown
+        assert "1 min 05 s left" in stream.getvalue()
 
 
 def test_lines_come_every_five_seconds_and_later_more_rarely(clock: list[float]) -> None:

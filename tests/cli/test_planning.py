@@ -28,6 +28,22 @@ def test_why_a_field_is_what_it_is(modicum: Any, runs: Any) -> None:
     assert "training.seed" in wrong.err
 
 
+def test_why_a_run_has_so_many_steps_names_where_its_tokens_are_written(
+    modicum: Any, runs: Any
+) -> None:
+    changes = ("--set", "training.steps=null", "--set", "training.tokens=3k")
+    shown = modicum("plan", runs.recipe, *changes, "--why", "training.steps")
+    assert shown.code == 0, shown.err
+    assert "by you: training.tokens 3,000, " in shown.out
+    assert "written in --set training.tokens=3k" in shown.out
+    planned = modicum("plan", runs.recipe, *changes, "--set", "training.warmup_tokens=1k")
+    assert "training.warmup_tokens 1,000, " in planned.out
+    images = ("--set", "task={method: images}", "--set", "training.warmup_tokens=1k")
+    refused = modicum("plan", runs.recipe, *images)
+    assert refused.code == 2
+    assert "training.warmup_tokens" in refused.err
+
+
 def test_why_a_choice_is_made_by_the_room_that_the_plan_has(
     modicum: Any, runs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,14 @@ def test_report_text_has_plan_losses_and_time(modicum: Any, tmp_path: Path) -> N
     assert not (tmp_path / "demo" / "report.html").exists()
 
 
+def test_report_text_has_the_test(modicum: Any, tmp_path: Path) -> None:
+    test = {"step": 240, "loss": 2.4567, "tokens": 9, "rows": 3}
+    ended = modicum("report", run_folder(tmp_path / "demo", final={"test": test}), "--text")
+    lines = [" ".join(line.split()) for line in ended.out.splitlines()]
+    assert lines[lines.index("Metric Test") :][-1].startswith("unexplained")
+    assert "loss 2.4567" in lines
+
+
 def test_what_a_run_lacks_is_left_out(modicum: Any, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"status": "running", "steps": 0}))
     ended = modicum("report", tmp_path, "--text")

@@ -32,7 +32,16 @@ def folder(runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize(("command", "shown"), BLOCKS, ids=[command for command, _ in BLOCKS])
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        # What would make it fit is looked for with traces, which other processes make.
+        pytest.param(
+            *block, id=block[0], marks=[pytest.mark.expensive] if "--memory" in block[0] else []
+        )
+        for block in BLOCKS
+    ],
+)
 def test_a_command_of_the_page_ends_as_it_says(
     modicum: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, shown: str
 ) -> None:

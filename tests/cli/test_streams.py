@@ -65,6 +65,7 @@ def test_a_word_that_is_no_text_is_told(runs: Any, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.expensive
 def test_letters_that_a_terminal_lacks_are_spelled(tmp_path: Path) -> None:
     recipe = tmp_path / "new.yaml"
     recipe.write_text("training: {steps: ×}\n", encoding="utf-8")

@@ -219,6 +219,7 @@ def test_a_bug_says_on_which_rank_it_was(recipe: Path) -> None:
     assert last == "TypeError: 'NoneType' object is not callable"
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize(("supervised", "code"), [(False, 4), (True, -signal.SIGTERM)])
 def test_a_supervised_rank_ends_at_once_while_it_has_nothing_to_save(
     recipe: Path, supervised: bool, code: int

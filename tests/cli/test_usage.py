@@ -69,3 +69,28 @@ def test_it_says_what_is_allowed_and_what_makes_other_types(modicum: Any) -> Non
     assert "--rows: expected an integer (found: 'few')\n" in (
         modicum("data", "recipe.yaml", "--rows", "few").err
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        (("train", "demo-adapt", "--memory", "8GB"), "--set budget.memory=VALUE"),
+        (("plan", "demo-adapt", "--batch-size=4"), "--set training.batch_size=VALUE"),
+        (("train", "demo-adapt", "--data", "rows.jsonl"), "--set data.path=VALUE"),
+        (("verify", "data", "r.yaml", "--seed", "3"), "--set training.seed=VALUE"),
+    ],
+)
+def test_an_option_that_is_a_field_of_the_recipe_names_it(
+    modicum: Any, words: Words, fields: str
+) -> None:
+    ended = modicum(*words)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended
+    assert fields in ended.err
+
+
+def test_any_other_unknown_option_has_the_usage(modicum: Any) -> None:
+    for words in (("train", "demo-adapt", "--colour", "red"), ("chat", "run", "--memory", "8GB")):
+        ended = modicum(*words)
+        assert ended.code == 2
+        assert "No such option" in ended.err
+        assert "--set" not in ended.err

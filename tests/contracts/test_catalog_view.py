@@ -22,6 +22,7 @@ RECORDS = [
 def test_the_catalog_sees_what_importing_gives(record: MethodRecord) -> None:
     method = record.load()
     assert record.info == method.info
+    assert record.own_search == method.search
     assert record.class_name == method.__name__
     assert record.summary == (method.__doc__ or "").strip().split("\n")[0]
     assert list(record.fields) == list(method.model_fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ class Careless(FWSVD):
         return Ledger.of(Entry("weight", 1), Work(1))
 
 
+@pytest.mark.expensive
 def test_a_careless_compressor_is_found_wanting_and_told_why() -> None:
     results = {result.name: result for result in run_battery(Careless, cheap_only=True)}
     wanting = {name for name, result in results.items() if not result.passed}

@@ -77,3 +77,12 @@ def test_of_what_lies_in_a_run_the_run_is_named() -> None:
     (adapter / "adapter_config.json").write_text("{}")
     said = "runs/first/adapter: this is an adapter alone; give the run's folder, runs/first"
     assert str(no_run(adapter, models=True)) == said
+
+
+def test_of_a_recipe_its_own_run_is_named_before_a_newer_one() -> None:
+    Path("recipes").mkdir()
+    Path("recipes/mine.yaml").write_text("training: {}")
+    made(Path("runs/mine"), 1_000)
+    made(Path("runs/newer"), 2_000)
+    assert nearest_run(Path("recipes/mine.yaml")) == Path("runs/mine")
+    assert nearest_run(Path("recipes/other.yaml")) == Path("runs/newer")

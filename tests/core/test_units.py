@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modicum.core.units import Every, format_bytes, format_duration, parse_bytes, parse_duration
+from modicum.core.units import (
+    Every,
+    format_bytes,
+    format_duration,
+    parse_bytes,
+    parse_count,
+    parse_duration,
+)
 
 FACTORS = {
     "B": 1,
@@ -99,3 +106,22 @@ def test_an_interval_of_seconds_is_due_when_they_have_passed():
 )
 def test_formatted_durations(seconds, text):
     assert format_duration(seconds) == text
+
+
+@given(st.integers(1, 10**6), st.sampled_from(["", "k", "M", "B", "T"]), st.booleans())
+def test_counts_are_number_times_letter_in_any_case(number, letter, lower):
+    factor = 1000 ** ["", "k", "M", "B", "T"].index(letter)
+    text = f"{number:_}{letter}"
+    assert parse_count(text.lower() if lower else text) == number * factor
+    assert parse_count(number) == number
+    assert parse_count(f" {number}.5 M ") == number * 10**6 + 500_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "k", "2 kk", "2kB", "1e9", "1.5", "0.0001k", "0", "-2M", "1__0", "_1", "1_", "2,5M", "nan",
+     "2G", None, 1.5, True, 0, -1, []],
+)  # fmt: skip
+def test_counts_that_cannot_be_read_are_refused(text):
+    with pytest.raises(ValueError, match="write a number, and a letter for many"):
+        parse_count(text)

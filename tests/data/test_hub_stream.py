@@ -14,6 +14,7 @@ from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
 from modicum.data import Tokenizer, inspect, open_source
 from modicum.data.example_table import Placing
+from modicum.data.parts import Draw
 from modicum.data.row_stream import RowStream
 from modicum.data.stream_block import BlockShape
 from modicum.data.stream_reader import Place, StreamReader
@@ -70,7 +71,7 @@ def test_a_stream_of_it_resumes(
     tokenizer: Tokenizer,
 ) -> None:
     def stream() -> RowStream:
-        reader = StreamReader(open_source(shards, streaming=True), held_fraction=0.1)
+        reader = StreamReader(open_source(shards, streaming=True), draw=Draw(0.1))
         return RowStream(reader, BlockShape(Placing(LENGTH), tokenizer, 300, 8, True), Ranks())
 
     expected = batches(stream(), 0, 40)

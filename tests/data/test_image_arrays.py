@@ -12,6 +12,7 @@ import torch
 from modicum.core.errors import InputError
 from modicum.data.image_arrays import Shaping, read_arrays, write_arrays
 from modicum.data.image_files import find_images
+from modicum.data.parts import Draw
 
 Image = pytest.importorskip("PIL.Image")
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
@@ -96,7 +97,7 @@ def folder(tmp_path: Path) -> Path:
 def test_arrays_are_made_once_and_again_when_something_changed(
     folder: Path, tmp_path: Path
 ) -> None:
-    files, out = find_images(folder, fraction=0.1), tmp_path / "data"
+    files, out = find_images(folder, draw=Draw(0.1)), tmp_path / "data"
     seen: list[tuple[int, int | None]] = []
     write_arrays(files, Shaping(4, colour="grey"), out, lambda *done: seen.append(done))
     assert seen == [(256, 300), (300, 300)]

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from modicum.core.errors import InputError
-from modicum.data.image_files import LabelledFile, _split, find_images
+from modicum.data.image_files import LabelledFile, find_images
+from modicum.data.parts import Draw
 
 
 def touch(root: Path, *names: str) -> Path:
@@ -45,15 +44,15 @@ def test_numbers_are_in_the_order_of_their_values(tmp_path: Path) -> None:
 def test_validation_is_a_folder_or_a_path(tmp_path: Path) -> None:
     touch(tmp_path, "train/a/1.png", "train/b/1.png", "validation/a/2.png", "other/b/3.png")
     (tmp_path / "other").rename(tmp_path / ".other")
-    found = find_images(tmp_path, fraction=0.5)
+    found = find_images(tmp_path, draw=Draw(0.5))
     assert labels(found.validation) == [("a/2.png", "a")]
     assert len(found.train) == 2
-    found = find_images(tmp_path, tmp_path / ".other")
+    found = find_images(tmp_path, {"validation": tmp_path / ".other"})
     assert labels(found.validation) == [("b/3.png", "b")]
     touch(tmp_path, "validation/c/4.png")
     with pytest.raises(InputError, match=r"validation has no image to train on.*allowed: a, b"):
         find_images(tmp_path)
-    touch(tmp_path, "test/a/4.png")
+    touch(tmp_path, "more/a/4.png")
     with pytest.raises(InputError, match="stands next to train and validation"):
         find_images(tmp_path)
 
@@ -111,24 +110,17 @@ def test_what_is_wrong_with_a_folder_is_named(
         find_images(touch(tmp_path, "a.png") / "a.png")
 
 
-@given(st.lists(st.integers(1, 30), min_size=2, max_size=4), st.floats(0.1, 0.9), st.integers(0, 9))
-def test_a_part_of_each_class_is_held_out(counts: list[int], fraction: float, seed: int) -> None:
-    files = [
-        LabelledFile(Path(f"{label}/{n}.png"), f"{label}/{n}.png", str(label))
-        for label, count in enumerate(counts)
-        for n in range(count)
-    ]
-    expected = {
-        str(label): min(round(fraction * count), count - 1) for label, count in enumerate(counts)
-    }
-    if not any(expected.values()):
-        with pytest.raises(InputError, match="raise the fraction"):
-            _split(files, fraction, seed)
-        return
-    train, held = _split(files, fraction, seed)
-    assert sorted([*train, *held], key=files.index) == files
-    for label, count in expected.items():
-        assert sum(file.label == label for file in held) == count
-    # Another order, and more files of other classes, hold out the same.
-    more = [*files[::-1], LabelledFile(Path("x/1.png"), "x/1.png", "x")]
-    assert set(_split(more, fraction, seed)[1]) == set(held)
+def test_a_test_is_a_folder_a_path_or_a_part_of_each_class(tmp_path: Path) -> None:
+    touch(tmp_path, "train/a/1.png", "train/b/1.png", "validation/a/2.png", "test/b/2.png")
+    found = find_images(tmp_path)
+    assert labels(found.test) == [("b/2.png", "b")]
+    assert list(found.counts()) == ["train", "validation", "test"]
+    found = find_images(tmp_path, {"test": tmp_path / "validation"})
+    assert labels(found.test) == labels(found.validation) == [("a/2.png", "a")]
+    names = [f"{label}/{n}.png" for label in "ab" for n in range(10)]
+    flat = touch(tmp_path / "flat", *names)
+    one, other = (find_images(flat, draw=Draw(0.25, 0.2, seed)) for seed in (0, 1))
+    assert [len(part) for part in one.parts.values()] == [12, 4, 4]
+    assert one.test == other.test
+    assert one.validation != other.validation
+    assert list(find_images(flat).counts()) == ["train", "validation"]

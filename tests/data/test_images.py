@@ -47,8 +47,9 @@ def test_a_linear_model_does_not_tell_textures_apart_and_directions_do() -> None
 
 def test_digits_are_scikit_learns_each_pixel_a_square() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
-    train, held = digits(seed=0, held_out=297)
+    train, held, none = digits(seed=0, held_out=297)
     assert held is not None
+    assert none is None
     assert (len(train), len(held)) == (1500, 297)
     batch = train.batch([0, 1])
     assert batch.images.shape == (2, 1, 32, 32)
@@ -69,6 +70,19 @@ def test_which_digits_are_held_out_depends_on_the_seed() -> None:
     assert other is not None
     assert not torch.equal(one.batch(range(100)).labels, other.batch(range(100)).labels)
     assert digits(0, 0)[1] is None
+
+
+def test_the_digits_to_test_on_are_the_same_with_any_seed() -> None:
+    pytest.importorskip("sklearn")
+    (train, held, one), (_, _, other) = (digits(seed, 100, 50) for seed in (0, 1))
+    assert held is not None
+    assert one is not None
+    assert other is not None
+    assert (len(train), len(held), len(one)) == (DIGITS - 150, 100, 50)
+    batch = one.batch(range(50))
+    assert torch.equal(batch.images, other.batch(range(50)).images)
+    with pytest.raises(InputError, match="less than 1747"):
+        digits(0, 1747, 50)
 
 
 def test_digits_need_scikit_learn_and_leave_something(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from modicum.core.errors import InputError
 from modicum.data.labelled_texts import (
     LabelledText,
     class_names,
-    held_out,
     numbered,
     read_labelled,
 )
+from modicum.data.parts import Draw
 from modicum.data.sources import open_source
 from modicum.data.text_classes import EncodedRow, Padding, read_side
 from modicum.data.text_classes import write_rows as write_tokens
@@ -38,9 +38,10 @@ def test_classes_are_those_of_the_rows_or_those_listed() -> None:
 def test_the_same_part_of_each_class_is_held_out() -> None:
     labels = [0] * 40 + [1] * 10 + [2]
     groups = [str(place) for place in range(len(labels))]
-    held = held_out(labels, groups, 0.2, seed=3)
-    assert sorted(labels[place] for place in held) == [0] * 8 + [1] * 2
-    assert held == held_out(labels, groups, 0.2, seed=3) != held_out(labels, groups, 0.2, seed=4)
+    held = Draw(0.2, seed=3).flags_by_class(labels, groups)
+    assert [n for n, flag in zip(labels, held, strict=True) if flag] == [0] * 8 + [1] * 2
+    assert held == Draw(0.2, seed=3).flags_by_class(labels, groups)
+    assert held != Draw(0.2, seed=4).flags_by_class(labels, groups)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_a_row_without_text_or_label_is_named(
 
 def test_rows_are_padded_to_the_longest_of_a_batch(tmp_path: Path) -> None:
     rows = [EncodedRow([5, 6, 7], [0, 0, 1], 1), EncodedRow([8], [0], 0), EncodedRow([9], [0], 1)]
-    write_tokens(tmp_path / "data", rows, {2}, {})
+    write_tokens(tmp_path / "data", {"train": rows[:2], "validation": rows[2:]}, {})
     padding = Padding(3, masks=True, types=True)
     train = read_side(tmp_path / "data", "train", padding)
     assert train is not None
@@ -79,4 +80,4 @@ def test_rows_are_padded_to_the_longest_of_a_batch(tmp_path: Path) -> None:
     held = read_side(tmp_path / "data", "validation", padding)
     assert held is not None
     assert torch.equal(held.batch([0]).input_ids, torch.tensor([[9]]))
-    assert read_side(tmp_path / "data", "validation", padding) is not None
+    assert read_side(tmp_path / "data", "test", padding) is None

@@ -139,7 +139,7 @@ def test_facts_about_examples(tmp_path, tokenizer):
     held.write_text(json.dumps(lines[3]) + "\n" + json.dumps({"prompt": "d", "completion": "x"}))
     source, other = open_source(train), open_source(held)
     prepared = prepare(
-        source, tokenizer, tmp_path / "d", model_vocabulary=300, validation_source=other
+        source, tokenizer, tmp_path / "d", model_vocabulary=300, others={"validation": other}
     )
     rows, validation = PackedExamples(prepared.train, 32), PackedExamples(prepared.validation, 32)
     facts = facts_of(source, [tokenizer.eos_id], rows, validation)

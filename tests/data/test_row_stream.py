@@ -18,6 +18,7 @@ from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
 from modicum.data import IGNORED, Batch, Packed, PackedExamples, Tokenizer, open_source, prepare
 from modicum.data.example_table import Placing
+from modicum.data.parts import VALIDATION, Draw
 from modicum.data.row_stream import BrokenStream, RowStream
 from modicum.data.stream_block import BlockShape
 from modicum.data.stream_reader import StreamReader
@@ -41,12 +42,12 @@ def stream_of(
     buffer: int = 8,
     *,
     seed: int = 0,
-    held: float = 0.0,
+    draw: Draw | None = None,
     ranks: Ranks | None = None,
     **options: Any,
 ) -> RowStream:
     shuffle = buffer > 1
-    reader = StreamReader(open_source(file, **options), seed, shuffle, held)
+    reader = StreamReader(open_source(file, **options), seed, shuffle, draw or Draw())
     shape = BlockShape(Placing(LENGTH, seed=seed), tokenizer, 300, max(buffer, 2), shuffle)
     return RowStream(reader, shape, ranks or Ranks())
 
@@ -143,8 +144,8 @@ def test_files_come_in_another_order_each_epoch(tokenizer, tmp_path):
 
 
 def test_held_out_are_the_same_documents_in_every_epoch_and_none_is_trained(lines, tokenizer):
-    reader = stream_of(lines, tokenizer, held=0.3).reader
-    held = [document.text for document in reader.held_out()]
+    reader = stream_of(lines, tokenizer, draw=Draw(0.3)).reader
+    held = [document.text for document in reader.held_out(VALIDATION)]
     kept = [unmade.make().text for _, unmade in reader.trained(reader_place())]
     again = [unmade.make().text for _, unmade in reader.trained(reader_place(1))]
     assert 8 < len(held) < 30
@@ -161,11 +162,11 @@ def reader_place(epoch: int = 0) -> Any:
 
 def test_of_one_file_is_held_out_what_a_mapped_run_holds_out(lines, tokenizer, tmp_path):
     prepared = prepare(
-        open_source(lines), tokenizer, tmp_path, model_vocabulary=300, validation_fraction=0.2
+        open_source(lines), tokenizer, tmp_path, model_vocabulary=300, draw=Draw(0.2)
     )
-    reader = stream_of(lines, tokenizer, held=0.2).reader
+    reader = stream_of(lines, tokenizer, draw=Draw(0.2)).reader
     assert prepared.validation is not None
-    assert len(list(reader.held_out())) == prepared.validation.documents
+    assert len(list(reader.held_out(VALIDATION))) == prepared.validation.documents
 
 
 def test_a_limit_ends_an_epoch(lines, tokenizer):

@@ -11,7 +11,7 @@ import pytest
 
 from modicum.core.errors import InputError
 from modicum.data import Source, TokenStore, open_source, prepare
-from modicum.data.store import held_out
+from modicum.data.parts import Draw
 
 
 def rows_file(folder: Path, count: int = 30, name: str = "rows.jsonl") -> Path:
@@ -69,7 +69,7 @@ def test_the_same_preparation_is_not_done_twice(tokenizer, tmp_path):
     source, seen = rows(tmp_path), []
 
     def again(**changed):
-        options = {"model_vocabulary": 300, "validation_fraction": 0.2, "seed": 1} | changed
+        options = {"model_vocabulary": 300, "draw": Draw(0.2, seed=1)} | changed
         return prepare(
             changed.pop("source", source),
             tokenizer,
@@ -86,8 +86,10 @@ def test_the_same_preparation_is_not_done_twice(tokenizer, tmp_path):
     assert seen == []
     assert (second.train, second.validation) == (first.train, first.validation)
     for change in (
-        {"seed": 2},
-        {"validation_fraction": 0.3},
+        {"draw": Draw(0.2, seed=2)},
+        {"draw": Draw(0.3, seed=1)},
+        {"draw": Draw(0.2, test=0.1, seed=1)},
+        {"others": {"test": source}, "draw": Draw(0.2, seed=1)},
         {"model_vocabulary": 301},
         {"source": rows(tmp_path, 31, "other.jsonl")},
     ):
@@ -101,7 +103,7 @@ def test_a_cache_that_was_cut_or_altered_is_made_again(tokenizer, tmp_path):
     source, folder = rows(tmp_path), tmp_path / "cache"
 
     def again():
-        return prepare(source, tokenizer, folder, model_vocabulary=300, validation_fraction=0.2)
+        return prepare(source, tokenizer, folder, model_vocabulary=300, draw=Draw(0.2))
 
     first = again()
     whole = {file.name: file.read_bytes() for file in folder.iterdir()}
@@ -138,6 +140,7 @@ import os, sys
 from pathlib import Path
 import modicum.data.document_writer as writer
 from modicum.data import Tokenizer, open_source, prepare
+from modicum.data.parts import Draw
 here, calls = Path(sys.argv[1]), int(sys.argv[2])
 writer._BATCH_DOCUMENTS = 5
 def progress(done, total):
@@ -147,16 +150,14 @@ def progress(done, total):
         os._exit(9)
 source = open_source(here / "rows.jsonl", column="a", prompt_column="q")
 prepare(source, Tokenizer.load(here / "tokenizer"), here / "cache", model_vocabulary=300,
-        validation_fraction=0.2, progress=progress)
+        draw=Draw(0.2), progress=progress)
 """
     for calls in (1, 4):
         done = subprocess.run([sys.executable, "-c", program, str(tmp_path), str(calls)])
         assert done.returncode == 9
         assert not (tmp_path / "cache").exists()
     source = open_source(tmp_path / "rows.jsonl", column="a", prompt_column="q")
-    prepared = prepare(
-        source, tokenizer, tmp_path / "cache", model_vocabulary=300, validation_fraction=0.2
-    )
+    prepared = prepare(source, tokenizer, tmp_path / "cache", model_vocabulary=300, draw=Draw(0.2))
     assert not prepared.reused
     assert prepared.documents == 30
     assert not list(tmp_path.glob(".cache*"))
@@ -182,8 +183,7 @@ def test_validation_documents_are_drawn_by_number_and_seed(tokenizer, tmp_path):
             tokenizer,
             tmp_path / f"cache{seed}",
             model_vocabulary=300,
-            validation_fraction=0.3,
-            seed=seed,
+            draw=Draw(0.3, seed=seed),
         )
         assert prepared.validation is not None
         return contents(prepared.train), contents(prepared.validation)
@@ -197,24 +197,41 @@ def test_validation_documents_are_drawn_by_number_and_seed(tokenizer, tmp_path):
     assert sides(1)[1] != validation
 
 
-def test_the_draw_of_a_document_does_not_depend_on_how_many_there_are():
-    few, many = held_out(100, 0.1, 7), held_out(5000, 0.1, 7)
-    assert many[:100] == few
-    assert 430 < sum(many) < 570
+def test_without_a_test_a_store_is_what_it_was_before_there_were_any(tokenizer, tmp_path):
+    prepare(rows(tmp_path), tokenizer, tmp_path / "c", model_vocabulary=300, draw=Draw(0.2, seed=1))
+    manifest = json.loads((tmp_path / "c" / "manifest.json").read_text())
+    made_from = manifest["made_from"]
+    assert list(made_from) == [
+        "format", "byte_order", "source", "validation_source", "validation_draw", "tokenizer",
+        "model_vocabulary", "longest", "room",
+    ]  # fmt: skip
+    assert (made_from["format"], made_from["validation_draw"]) == (3, [0.2, 1])
+    assert list(manifest["sides"]) == ["train", "validation"]
 
 
-@pytest.mark.parametrize("documents", [2, 3, 10])
-def test_each_side_gets_at_least_one_document(documents):
-    for seed in range(20):
-        assert sum(held_out(documents, 1e-9, seed)) == 1
-        assert sum(held_out(documents, 1.0, seed)) == documents - 1
-    assert len({bytes(held_out(10, 1e-9, seed)) for seed in range(20)}) > 5
+def test_the_test_is_a_part_of_the_documents_or_data_of_its_own(tokenizer, tmp_path):
+    source, other = rows(tmp_path), rows(tmp_path, 4, "other.jsonl")
+
+    def parts(name: str, **options):
+        made = prepare(source, tokenizer, tmp_path / name, model_vocabulary=300, **options)
+        return {part: contents(store) for part, store in made.parts.items()}
+
+    everything = parts("all")["train"]
+    drawn = parts("drawn", draw=Draw(0.2, 0.3))
+    assert sorted(each for part in drawn.values() for each in part) == sorted(everything)
+    assert len(drawn["test"]) > 3
+    own = parts("own", draw=Draw(0.2, 0.3), others={"test": other})
+    assert own["test"] == everything[:4]
+    assert {**own, "test": []} == {**parts("two", draw=Draw(0.2)), "test": []}
+    held = parts("held", draw=Draw(0.2, 0.3), others={"validation": other})
+    assert held["validation"] == everything[:4]
+    assert held["test"] == drawn["test"]
 
 
 def test_one_document_cannot_be_split(tokenizer, tmp_path):
     source = rows(tmp_path, count=1)
     with pytest.raises(InputError, match=r"only one document.*validation fraction to 0"):
-        prepare(source, tokenizer, tmp_path / "c", model_vocabulary=300, validation_fraction=0.1)
+        prepare(source, tokenizer, tmp_path / "c", model_vocabulary=300, draw=Draw(0.1))
     assert prepare(source, tokenizer, tmp_path / "c", model_vocabulary=300).documents == 1
 
 
@@ -225,8 +242,8 @@ def test_a_validation_source_is_taken_whole(tokenizer, tmp_path):
         tokenizer,
         tmp_path / "cache",
         model_vocabulary=300,
-        validation_source=validation,
-        validation_fraction=0.5,
+        others={"validation": validation},
+        draw=Draw(0.5),
     )
     assert prepared.validation is not None
     alone = prepare(train, tokenizer, tmp_path / "alone", model_vocabulary=300).train

@@ -137,7 +137,7 @@ def test_run_and_plan_count_what_is_left_out(tmp_path, tokenizer):
     assert again.reused
     assert again.train.left_out == store.left_out
     planned = survey(
-        source, tokenizer, vocabulary_size=300, held_out_fraction=0.0, seed=0,
+        source, tokenizer, vocabulary_size=300,
         sequence_length=length, boundaries=True, too_long="truncate",
     )  # fmt: skip
     assert planned.exact
@@ -154,7 +154,7 @@ def test_blank_answers_are_counted_by_plan_and_run(tmp_path, tokenizer):
     assert store.train.left_out.empty == 3
     assert store.documents == 6
     planned = survey(
-        source, tokenizer, vocabulary_size=300, held_out_fraction=0.0, seed=0,
+        source, tokenizer, vocabulary_size=300,
         sequence_length=32, boundaries=True, too_long="truncate",
     )  # fmt: skip
     assert planned.left_out == store.train.left_out

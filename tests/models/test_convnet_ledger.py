@@ -72,6 +72,26 @@ def test_flops_are_those_of_pytorchs_counter(name: str, recompute: bool) -> None
     assert said.flops("backward") == backward.get_total_flops()
 
 
+def test_of_large_tensors_a_policy_makes_small_ones_and_works_on_them_still() -> None:
+    def large(rows: int, shares: Shares) -> dict[str, tuple[int, int]]:
+        said = ledger(CONFIGS["plain"], shape(False, rows), shares=shares)
+        kinds = ("activation", "workspace")
+        return {
+            kind: (
+                sum(entry.large for entry in said.entries if entry.kind == kind),
+                sum(entry.bytes for entry in said.entries if entry.kind == kind),
+            )
+            for kind in kinds
+        }
+
+    # What the first block makes: 64 KiB an image.
+    assert large(511, Shares())["workspace"][0] == 0
+    plain, less = large(512, Shares()), large(512, Shares(0.1, 0.03))
+    assert plain["workspace"][0] == plain["workspace"][1]
+    assert less["workspace"][0] == less["workspace"][1]
+    assert 0 == less["activation"][0] < plain["activation"][0] < plain["activation"][1]
+
+
 def test_weights_and_batch_are_exact() -> None:
     config = CONFIGS["norms"]
     model, batch = create(config, 0), inputs(config)

@@ -80,12 +80,14 @@ def test_curves_without_pandas_say_what_to_install(
 def test_a_run_shows_itself_and_nothing_in_it_is_html(folder: Path) -> None:
     content = {
         "status": "<b>finished", "steps": 2, "seconds": 61.0,
-        "final": {"loss": 1.0, "validation_loss": None}, "outputs": {"model": "model/"},
+        "final": {"loss": 1.0, "validation_loss": None, "test": {"loss": 1.25}},
+        "outputs": {"model": "model/"},
         "peak_bytes": {"process": 10**9},
     }  # fmt: skip
     shown = TrainedRun(content, folder)._repr_html_()
     assert "<td>&lt;b&gt;finished</td>" in shown
     assert "<td>1.0000</td>" in shown
+    assert "<td>1.2500</td>" in shown
     assert "validation loss" not in shown
     assert f"<td>{folder}/model</td>" in shown
 

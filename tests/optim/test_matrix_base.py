@@ -64,7 +64,10 @@ def test_small_updates_of_bf16_weights_are_made_in_fp32() -> None:
 
 
 def test_in_the_backward_pass_one_gradient_is_counted() -> None:
-    shapes = (TrainedParameter("weight", (16, 16), True), TrainedParameter("bias", (16,), True))
+    shapes = (
+        TrainedParameter("weight", (16, 16), "matrix"),
+        TrainedParameter("bias", (16,), "vector"),
+    )
     ledger = GaLore.value(rank=4, in_backward=True).ledger(OptimizerQuery(shapes))
     assert ledger.bytes("gradient") == 4 * 16 * 16
 

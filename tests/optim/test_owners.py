@@ -122,7 +122,7 @@ def test_by_the_same_gradients_ranks_do_what_one_process_does(
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one, other), one.shape
     width = torch.empty((), dtype=dtype).element_size()
-    shapes = tuple(TrainedParameter(f"{shape}", shape, True, width) for shape in SHAPES)
+    shapes = tuple(TrainedParameter(f"{shape}", shape, "matrix", width) for shape in SHAPES)
     value = GaLore.value(**fields)
     assert value.ledger(At(shapes)).bytes("optimizer") == alone
     said = value.ledger(At(shapes, shards=shards))

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from modicum.core.random import normal_
-from modicum.optim.projectors import Side, SVDProjector
+from modicum.optim.projectors import ProjectedSide, SVDProjector
 
-SIDES: tuple[Side, ...] = ("std", "reverse_std", "left", "right", "full")
+SIDES: tuple[ProjectedSide, ...] = ("std", "reverse_std", "left", "right", "full")
 SHAPES = ((9, 6), (6, 9), (7, 7), (3, 40))
 
 
@@ -21,7 +21,7 @@ def numbers(*shape: int, name: str = "matrix") -> Tensor:
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_matrix_of_the_rank_goes_down_and_comes_up_again(
-    shape: tuple[int, int], side: Side, method: str
+    shape: tuple[int, int], side: ProjectedSide, method: str
 ) -> None:
     projector = SVDProjector(3, side, method)
     matrix = numbers(shape[0], 3, name="one") @ numbers(3, shape[1], name="other")
@@ -47,7 +47,9 @@ def test_a_matrix_of_the_rank_goes_down_and_comes_up_again(
         ((9, 6), "full", ["left", "right"]),
     ],
 )
-def test_sides_are_the_authors(shape: tuple[int, int], side: Side, expected: list[str]) -> None:
+def test_sides_are_the_authors(
+    shape: tuple[int, int], side: ProjectedSide, expected: list[str]
+) -> None:
     assert list(SVDProjector(2, side).bases(shape)) == expected
 
 
@@ -80,7 +82,9 @@ def test_bases_in_bf16_are_orthonormal_to_their_precision() -> None:
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_turned_moment_is_that_of_the_new_basis(shape: tuple[int, int], side: Side) -> None:
+def test_a_turned_moment_is_that_of_the_new_basis(
+    shape: tuple[int, int], side: ProjectedSide
+) -> None:
     projector = SVDProjector(3, side)
     old = projector.find(numbers(*shape, name="old"), 0, 0)
     new = projector.find(numbers(*shape, name="new"), 0, 0)

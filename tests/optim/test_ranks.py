@@ -1,4 +1,4 @@
-"""GaLore on several ranks: replicas, sharded matrices with owners, and checkpoints between them."""
+"""Optimizers on several ranks: replicas, sharded matrices with owners, checkpoints between them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,24 @@ from modicum.core.machine.memory import bytes_by_kind
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.models.llama import Llama
-from modicum.optim import GaLore
+from modicum.optim import GaLore, Lion, Muon
+from modicum.parallel.zero import Zero
 from modicum.proofs.contracts.optim.subjects import loss, tokens
 
 pytestmark = pytest.mark.ranks
 SMALL: dict[str, Any] = {"rank": 2, "update_gap": 3, "weight_decay": 0.1}
+DECAYED: dict[str, Any] = {"weight_decay": 0.1}
+ZERO = "zero 2"
 # Twelve rows for the batch, which all numbers of ranks here divide.
 BATCH = 12
 
 
 class OptimizerQuery:
-    """The decoder, GaLore and a strategy, as the trainer puts them together."""
+    """The decoder, an optimizer and a strategy, as the trainer puts them together."""
 
     def __init__(self, ranks: Ranks, layout: str, **fields: Any) -> None:
-        self.ranks, self.strategy = ranks, strategy_of(ranks, layout)
+        zero = layout == ZERO
+        self.ranks, self.strategy = ranks, Zero(ranks) if zero else strategy_of(ranks, layout)
         with on_meta():
             self.model = Llama(CONFIG)
         blocks = self.model.model.layers
@@ -42,18 +46,22 @@ class OptimizerQuery:
         materialise(self.model, "cpu")
         self.model.initialise(0)
         self.strategy.start(self.model)
-        value = GaLore.value(**(SMALL | fields))
+        kind: Any = fields.pop("kind", GaLore)
+        value = kind.value(**((SMALL if kind is GaLore else DECAYED) | fields))
         groups = optimizer_groups(
-            self.model, learning_rate=1e-2, weight_decay=value.fields()["weight_decay"]
+            self.model,
+            learning_rate=1e-2,
+            weight_decay=value.fields()["weight_decay"],
+            trained=dict(self.strategy.trained(self.model)),
         )
-        self.optimizer = value.bind(groups)
-        assert isinstance(self.optimizer, GaLore)
-        if LAYOUTS[layout] == (2, 1):
+        self.optimizer: Any = value.bind(groups)
+        assert isinstance(self.optimizer, kind)
+        if LAYOUTS.get(layout) == (2, 1):
             self.optimizer.replicas = torch.distributed.group.WORLD
         self.registry = StateRegistry()
         self.registry.add_view(model_view(self.model))
         self.registry.add_view(optimizer_view(self.optimizer))
-        if self.optimizer.in_backward:
+        if self.in_backward:
             stepper = Stepper(self.optimizer)
 
             def update(parameter: nn.Parameter) -> None:
@@ -62,13 +70,17 @@ class OptimizerQuery:
 
             self.strategy.when_ready(self.model, update)
 
+    @property
+    def in_backward(self) -> bool:
+        return bool(getattr(self.optimizer, "in_backward", False))
+
     def steps(self, first: int, last: int) -> None:
         for step in range(first, last):
             mine = tokens(BATCH, seed=step).split(BATCH // self.ranks.size)[self.ranks.rank]
             self.strategy.before_backward(last=True)
             (loss(self.model, mine) / self.ranks.size).backward()
             self.strategy.after_backward()
-            if self.optimizer.in_backward:
+            if self.in_backward:
                 assert all(parameter.grad is None for parameter in self.model.parameters())
             self.strategy.update(self.optimizer)
             self.optimizer.zero_grad()
@@ -117,6 +129,27 @@ def test_updates_are_those_of_one_process(pool: Pool, layout: str) -> None:
     with on_meta():
         shapes = trained_shapes(Llama(CONFIG))
     said = GaLore.value(**SMALL).ledger(At(shapes, shards=shards)).bytes("optimizer")
+    assert said == max(kept for _, _, kept in results)
+
+
+@pytest.mark.parametrize("layout", ["ddp 2", ZERO, "fsdp 2", "fsdp 3"])
+@pytest.mark.parametrize("kind", [Muon, Lion])
+def test_full_matrices_and_elements_alike_go_where_one_process_has_them(
+    pool: Pool, kind: type, layout: str
+) -> None:
+    weights, matrices, _ = trained(Ranks(), "alone", {"kind": kind})
+    count, shards = LAYOUTS.get(layout, (2, 2))
+    results = pool.run(trained, layout, {"kind": kind}, ranks=count)
+    for found, _, _ in results:
+        for name, weight in weights.items():
+            torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-5, msg=name)
+    owned = [name for _, names, _ in results[:shards] for name in names]
+    if kind is Muon:
+        assert sorted(owned) == sorted(matrices)
+    with on_meta():
+        shapes = trained_shapes(Llama(CONFIG))
+    value = kind.value(**DECAYED)  # type: ignore[attr-defined]
+    said = value.ledger(At(shapes, shards=shards)).bytes("optimizer")
     assert said == max(kept for _, _, kept in results)
 
 

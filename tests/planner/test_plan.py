@@ -113,6 +113,21 @@ def test_bytes_of_the_process_are_what_it_holds_before_tensors_and_those_with_th
     assert optimizer == pytest.approx(8 * made.prediction.trainable, rel=1e-3)
 
 
+def test_blocks_that_run_again_leave_more_between_the_places_of_what_they_work_in(new, monkeypatch):
+    measured = MachineRecord(30_000_000, (0.02, 0.1), 0.5, kept_again=(0.4, 0.6))
+    monkeypatch.setattr("modicum.planner.planning.machine_record", lambda device: measured)
+    for recompute, (least, most) in (("none", (0.02, 0.1)), ("blocks", (0.4, 0.6))):
+        recipe = new(training={"recompute": recompute}, checkpoint={"asynchronous": False})
+        made = plan(recipe)
+        prediction, base = made.prediction, made.process_base
+        assert made.process_range == (
+            prediction.process_bytes(base, least, staged=False),
+            prediction.process_bytes(base, most),
+        )
+        middle = (least + most) / 2
+        assert made.process_bytes == prediction.process_bytes(base, middle, staged=False)
+
+
 def test_what_a_run_loads_and_keeps_is_that_of_runs_that_read_the_same(new, monkeypatch):
     measured = MachineRecord(
         30_000_000, (0.02, 0.1), 0.5, with_tokenizer_bytes=20_000_000,
@@ -237,6 +252,7 @@ def test_a_processor_that_is_slow_in_bf16_is_named(new):
     assert replace(slow, prediction=plan(new()).prediction).seconds_in_fp32 is None
 
 
+@pytest.mark.expensive
 def test_a_billion_parameters_are_planned_at_once_and_never_allocated(hollow, text):
     folder = hollow(BILLION)
     recipe = Recipe(
@@ -259,6 +275,7 @@ def test_a_billion_parameters_are_planned_at_once_and_never_allocated(hollow, te
     assert settings(caught.value.changes[0]) == {"training.precision": "bf16"}
 
 
+@pytest.mark.expensive
 def test_full_training_of_what_fits_only_with_an_adapter_is_told_so(hollow, text):
     recipe = Recipe(
         model={"path": str(hollow(BILLION))},
@@ -361,3 +378,13 @@ def test_a_policy_on_activations_leaves_no_choice_to_recompute():
     assert {choice.recompute for choice in choices(made, "cpu", 1)} == {False}
     free = Recipe(task={"method": "images"})
     assert {choice.recompute for choice in choices(free, "cpu", 1)} == {False, True}
+
+
+def test_a_plan_lists_what_the_optimizer_does_with_each_class(new):
+    made = plan(new(optimizer={"method": "muon"}))
+    rows = made.row()["optimizer"]
+    assert {row["rule"] for row in rows if row["class"] == "matrix"} == {"Muon"}
+    assert {row["rule"] for row in rows if row["class"] != "matrix"} == {"Adam at 0.2 of the rate"}
+    state = made.prediction.ledger.bytes("optimizer")
+    assert sum(row["bytes"] for row in rows) == state
+    assert "optimizer" not in plan(new()).row()

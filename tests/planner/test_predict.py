@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modicum.core.contracts.ledger import Entry, Ledger
+from modicum.core.contracts.ledger import MAPPED_FROM, Entry, Ledger
 from modicum.models.config import ModelConfig
 from modicum.planner import plan
-from modicum.planner.predict import MAPPED_FROM, Choice, Prediction, Predictor, predict
+from modicum.planner.predict import Choice, Prediction, Predictor, predict
 from modicum.recipe import Recipe
 from modicum.tasks.text import new_config
 from modicum.trainer import train
@@ -67,39 +69,52 @@ def test_a_checkpoint_at_the_end_alone_takes_no_copy_of_the_state():
 
 
 def test_of_what_comes_and_goes_the_allocator_keeps_small_blocks_and_gives_large_ones_back():
-    ledger = Ledger.of(
-        Entry("weight", 100),
-        Entry("activation", 40, ("forward", "loss")),
-        Entry("activation", 70, ("backward",)),
-        Entry("workspace", 500, ("loss",)),
-        Entry("host", 30, place="host"),
-    )
-
-    def process(largest: int, kept: float, **more: bool) -> int:
-        made = Prediction(Choice(1, 1, False), ledger, 1, 1, 0, False, largest_bytes=largest)
-        return made.process_bytes(1000, kept, **more)
+    def process(large: int, kept: float, **more: bool) -> int:
+        ledger = Ledger.of(
+            Entry("weight", 100),
+            Entry("activation", 40, ("forward", "loss")),
+            Entry("activation", 70, ("backward",)),
+            Entry("workspace", 500, ("loss",), large=large),
+            Entry("host", 30, place="host"),
+        )
+        return Prediction(Choice(1, 1, False), ledger, 1, 1, 0, False).process_bytes(
+            1000, kept, **more
+        )
 
     # In one piece each: the pages of the backward pass stay, and the logits come on top.
-    assert process(MAPPED_FROM, 0.1, staged=False) == 1000 + 100 + 70 + 7 + 500
+    assert process(500, 0.1, staged=False) == 1000 + 100 + 70 + 7 + 500
     # Otherwise all of one phase is small, and of the largest one something is kept.
-    assert process(MAPPED_FROM - 1, 0.1, staged=False) == 1000 + 100 + 540 + 54
-    assert process(MAPPED_FROM, 0.0) == process(MAPPED_FROM, 0.0, staged=False) + 30
+    assert process(0, 0.1, staged=False) == 1000 + 100 + 540 + 54
+    assert process(500, 0.0) == process(500, 0.0, staged=False) + 30
 
 
-def test_nothing_is_kept_next_to_large_activations():
-    ledger = Ledger.of(
-        Entry("weight", 100),
-        Entry("activation", 40, ("forward", "loss", "backward")),
-        Entry("workspace", 60, ("backward",)),
-    )
+def test_pages_of_small_blocks_stay_where_large_ones_hide_their_worst_moment():
+    def process(rest: int | None) -> int:
+        ledger = Ledger.of(
+            Entry("weight", 100),
+            Entry("workspace", 500, ("loss",), large=500, rest=rest),
+        )
+        return Prediction(Choice(1, 1, False), ledger, 1, 1, 0, False).process_bytes(1000, 0.5)
 
-    def process(share: float) -> int:
-        made = Prediction(Choice(1, 1, False), ledger, 1, 1, 0, False, False, MAPPED_FROM, share)
-        return made.process_bytes(1000, 0.5)
+    assert process(None) == 1000 + 100 + 500
+    assert process(80) == 1000 + 100 + 500 + 120
 
-    assert process(1.0) == 1000 + 100 + 100
-    assert process(0.5) == 1000 + 100 + 100 + 10
-    assert process(0.0) == 1000 + 100 + 150
+
+def test_a_large_tensor_is_one_that_is_mapped_on_its_own():
+    config = ModelConfig(vocabulary_size=4096, width=64, layers=2, heads=4, context=2048)
+    recipe = Recipe(model={"layers": 2, "width": 64}, data={"sequence_length": 2048})
+    for rows in (1, 2):  # logits of 32 MiB, and of more
+        ledger = predict(recipe, config, Choice(rows, 1, recompute=True)).ledger
+        large = {entry.phases: entry.large for entry in ledger.entries if entry.large}
+        logits = 4 * rows * 2048 * 4096
+        assert logits >= MAPPED_FROM
+        assert large == {
+            ("evaluation",): 2 * logits,
+            ("forward",): 2 * logits,
+            ("loss",): 3 * logits,
+        }
+    less = predict(recipe, replace(config, vocabulary_size=4095), Choice(1, 1, recompute=True))
+    assert not any(entry.large for entry in less.ledger.entries)
 
 
 @given(st.floats(0, 1), st.integers(1, 8))

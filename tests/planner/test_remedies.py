@@ -92,6 +92,7 @@ def test_every_remedy_fits_and_none_of_its_changes_is_idle(adapted, part):
     assert len(set(fields)) == len(fields)
 
 
+@pytest.mark.expensive
 def test_a_recipe_is_made_to_fit_by_the_first_remedy(adapted):
     recipe = adapted(training={"batch_size": 4}, budget={"tensors": "100MB"})
     assert made_to_fit(recipe) == (recipe, None)
@@ -105,6 +106,7 @@ def test_a_recipe_is_made_to_fit_by_the_first_remedy(adapted):
         made_to_fit(recipe.changed(budget__memory="1MB"))
 
 
+@pytest.mark.expensive
 def test_remedies_come_by_what_they_touch(adapted):
     training = {"batch_size": 8, "micro_batch_size": 8, "recompute": "none", "precision": "fp32"}
     recipe = adapted(training=training, adapter={"method": "lora"})
@@ -151,6 +153,7 @@ def test_a_search_ends(new, monkeypatch):
     assert len(tried) <= 4
 
 
+@pytest.mark.expensive
 def test_where_nothing_is_enough_that_is_said(adapted):
     with pytest.raises(DoesNotFit, match="No five changes together are enough") as caught:
         plan(adapted(budget={"memory": "1MB", "tensors": "1MB"}, training={"batch_size": 1}),

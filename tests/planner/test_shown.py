@@ -36,3 +36,9 @@ def test_on_an_accelerator_the_budget_is_of_the_tensors() -> None:
 
 def test_what_was_not_chosen_is_not_shown() -> None:
     assert plan_html(row() | {"choices": [], "epochs": None}).count("<table>") == 1
+
+
+def test_a_length_that_is_not_in_steps_says_what_it_follows_from() -> None:
+    shown = plan_html(row() | {"steps_why": "training.tokens 2,000", "warmup_steps": 3})
+    assert "<td>40</td><td>training.tokens 2,000; 1.50 epochs</td>" in shown
+    assert "<td>warm-up</td><td>3 steps</td><td></td>" in shown

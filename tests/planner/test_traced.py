@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from modicum import recipe_yaml
-from modicum.core.contracts.ledger import PHASES
+from modicum.core.contracts.ledger import MAPPED_FROM, PHASES
 from modicum.core.errors import InputError
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.ranks.layout import Layout
 from modicum.models.config import ModelConfig
 from modicum.models.traced_cache import TraceFailed, TraceRequest, answer
-from modicum.planner import plan
+from modicum.planner import plan, traced
 from modicum.planner.predict import Choice, Prediction, predict
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
@@ -67,6 +67,7 @@ def assert_alike(found: Prediction, traced: Prediction) -> None:
     assert (traced.total, traced.trainable) == (found.total, found.trainable)
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("name", ["demo-pretrain", "demo-adapt"])
 def test_plans_of_the_demos_are_the_same_by_both(name: str, recompute: bool) -> None:
@@ -75,6 +76,7 @@ def test_plans_of_the_demos_are_the_same_by_both(name: str, recompute: bool) -> 
     assert_alike(*both(recipe, new_config(shape), Choice(16, 1, recompute)))
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize(
     "choice",
     [
@@ -89,6 +91,20 @@ def test_a_plan_made_of_traces_is_the_one_made_of_arithmetic(choice: Choice) -> 
     found, traced = both(recipe, config, choice)
     assert traced.peak_bytes == pytest.approx(found.peak_bytes, rel=0.01)
     assert traced.flops == found.flops
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_large_tensors_are_the_same_by_both(recompute: bool) -> None:
+    recipe, config = small()
+    # Logits of a little more than 32 MiB, and nothing else of that size.
+    found, traced = both(recipe, config, Choice(128, 1, recompute))
+    assert MAPPED_FROM < 4 * 96 * 700 * 128
+    at = {"evaluation", "forward", "loss"}
+    for one in (found, traced):
+        assert {p for e in one.ledger.entries if e.large for p in e.phases} == at
+    mapped = [one.process_bytes(0, 0.0) - one.lasting_bytes for one in (found, traced)]
+    assert mapped[1] == pytest.approx(mapped[0], rel=0.03)
+    assert traced.small_bytes == pytest.approx(found.small_bytes, rel=0.1)
 
 
 def test_images_are_planned_by_traces_too() -> None:
@@ -108,7 +124,9 @@ def test_a_task_without_arithmetic_is_traced(asked, monkeypatch: pytest.MonkeyPa
     assert traced.peak_bytes == pytest.approx(known.peak_bytes, rel=0.01)
 
 
+@pytest.mark.expensive
 def test_a_plan_traces_once_and_says_so(new, asked, capsys: pytest.CaptureFixture[str]) -> None:
+    traced._say_once.cache_clear()  # which is said once in a process
     made = plan(new(budget={"ledger": "traced", "tensors": "1GB"}))
     row = made.row()["prediction"]
     assert row["ledger"] == "traced"

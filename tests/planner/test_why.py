@@ -27,6 +27,10 @@ def test_a_choice_is_shown_with_all_its_candidates(new, needs):
     assert not any(each["fits"] for each in before)
     assert taken[0]["fits"]
     assert taken[0]["needs_bytes"] <= tight.budget.memory
+    # What `modicum plan` says of the process, next to the budget that keeps it.
+    assert taken[0]["process_bytes"] == made.process_bytes
+    assert taken[0]["peak_bytes"] == made.prediction.peak_bytes
+    assert taken[0]["needs_bytes"] > taken[0]["process_bytes"]
     assert json.loads(json.dumps(row)) == row
 
 

@@ -109,13 +109,14 @@ def test_the_record_says_what_where_and_how(tmp_path: Path) -> None:
     assert write(null.conclude(), tmp_path).name == "lora.null.json"
 
 
-def test_progress_and_criteria_are_told() -> None:
+def test_progress_and_criteria_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     told: list[dict[str, object]] = []
     proof = prove("outer", plugins=[PLUGIN], listener=told.append)
     assert proof.verdict == "holds"
-    assert [event["event"] for event in told] == ["criterion"]
-    assert told[0]["sentence"] == "something is trained"
-    assert told[0]["passed"] is True
+    assert [event["event"] for event in told] == ["pace", "criterion"]
+    assert told[1]["sentence"] == "something is trained"
+    assert told[1]["passed"] is True
     assert prove("outer", plugins=[PLUGIN], null=True).verdict == "does not hold"
 
 

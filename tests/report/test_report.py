@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from base64 import b64encode
@@ -18,9 +19,10 @@ from hypothesis import strategies as st
 from tests.report.conftest import metrics
 
 from modicum import report
+from modicum.cli.run_text import print_run
 from modicum.core.errors import InputError
 from modicum.core.units import format_bytes
-from modicum.report import page
+from modicum.report import facts, page
 from modicum.report.folder import FILES, read
 
 MakeRun = Callable[..., Path]
@@ -185,7 +187,7 @@ def test_any_file_may_be_missing(make_run: MakeRun, missing: str) -> None:
     if missing == "run.json":
         assert "How the run ended is not known" in shown.text
         # Tokens over seconds of the metrics: 240 * 4096 / (240 * 0.55).
-        assert "7.45 k tokens/s" in shown.text
+        assert "7,446 tokens/s" in shown.text
 
 
 @pytest.mark.parametrize("alone", FILES)
@@ -274,6 +276,18 @@ def test_revisions_stand_beside_the_first_plan(make_run: MakeRun) -> None:
     assert "the first step used more than predicted training.micro_batch_size = 6" in text
 
 
+@pytest.mark.parametrize(
+    ("plans", "header"),
+    [(3, "First plan Last plan Measured"), (1, "Predicted Measured")],
+)
+def test_the_text_says_of_which_plan_a_figure_is(
+    make_run: MakeRun, plans: int, header: str
+) -> None:
+    stream = io.StringIO()
+    print_run(make_run(plans=plans), stream)
+    assert header in " ".join(stream.getvalue().split())
+
+
 def test_the_summary_is_strict_json(make_run: MakeRun) -> None:
     folder = make_run(tokens_per_second=float("nan"), seconds=float("inf"))
     result = json.loads(json.dumps(report.summary(folder), allow_nan=False))
@@ -350,3 +364,17 @@ def test_metrics_stand_next_to_each_other_with_the_best(make_run: MakeRun) -> No
     }
     assert "Best, step 40" in text
     assert "<td>tokens</td>" not in text
+    assert "Test</th>" not in text
+
+
+def test_the_test_stands_next_to_the_validation(make_run: MakeRun) -> None:
+    test = {"step": 40, "loss": 1.75, "token_accuracy": 0.625, "tokens": 9, "rows": 3}
+    folder = make_run(final={"loss": 2.0, "validation_loss": 2.5, "test": test})
+    text = page.render([read(folder)])
+    assert "Validation and test" in text
+    [cells] = re.findall(r"<td>token accuracy</td>((?:<td.*?</td>)+)", text)
+    assert re.findall(r">([\d.–]+)<", cells) == ["–", "–", "0.6250"]
+    assert "<td>rows</td>" not in text
+    result = facts.summary(folder)
+    assert result["test"] == test
+    assert result["loss"]["test"] == 1.75

@@ -165,3 +165,9 @@ def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
     if prompt == [[]]:
         return  # without a token: the model's own limits decide
     assert refused(TEXT, prompt=prompt).param == "prompt"
+
+
+def test_a_misspelled_name_comes_before_what_is_then_missing() -> None:
+    said = refused({"model": "m"}, promt="to be")
+    assert (said.param, said.code) == ("promt", "unknown_parameter")
+    assert "Did you mean 'prompt'?" in said.problem

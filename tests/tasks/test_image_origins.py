@@ -15,6 +15,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.models.convnet import load
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
+from modicum.trainer import evaluate_run
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -101,3 +102,17 @@ def test_a_damaged_image_is_named_before_step_one(folder: Path, tmp_path: Path) 
     finally:
         file.write_bytes(content)
     assert not (tmp_path / "data").exists()
+
+
+def test_own_images_have_a_test(folder: Path, tmp_path: Path) -> None:
+    asked = recipe(folder, test_fraction=0.25).changed(evaluation__test=True, training__steps=2)
+    plan = modicum.plan(asked)
+    assert plan.counts["rows"] == 32 - 8 - 6  # a quarter of what the test leaves is validation
+    assert plan.inputs.described.endswith(", 6 of them for validation, 8 for test")
+    content = modicum.train(plan, tmp_path / "run")
+    found = content["final"]["test"]
+    assert (found["rows"], found["images"]) == (8, 8)
+    assert evaluate_run(tmp_path / "run") == found
+    asked = recipe(folder, test_path=str(folder))
+    own = task_of(asked).look(asked)
+    assert own.described.endswith(f"; test: {folder}: 32 images")

@@ -77,6 +77,21 @@ def test_data_are_a_function_of_the_recipe(tmp_path: Path) -> None:
     assert all(not torch.equal(held[0], image) for image in data.train.batch(range(64)).images)
     none = task(held_out=0)
     assert none.rows(seed=0)[1] is None
+    assert data.test is None
+    assert data.identity["images"].keys() == {"data", "classes", "images", "held_out"}
+
+
+def test_another_number_to_evaluate_on_leaves_the_test_as_it_is() -> None:
+    train, held, test = task(tested=8).rows(seed=0)
+    again = task(tested=8, held_out=5).rows(seed=0)[2]
+    assert held is not None
+    assert test is not None
+    assert again is not None
+    images = test.batch(range(8)).images
+    assert torch.equal(images, again.batch(range(8)).images)
+    for other in (train, held):
+        for image in other.batch(range(len(other))).images:
+            assert not any(torch.equal(image, each) for each in images)
 
 
 def test_losses_are_sums_over_trained_labels() -> None:
@@ -107,8 +122,6 @@ def test_ledger_row_and_trial() -> None:
     less = asked.ledger(config, shape, shares=Shares(0.1, 0.03))
     assert less.bytes("activation", "loss") < plain.bytes("activation", "loss")
     assert asked.largest_bytes(config, shape) == 6 * 6 * 32 * 32 * 4
-    shares = [asked.large_share(config, shape, size) for size in (1, 100_000, 10**9)]
-    assert shares[0] == 1 > shares[1] > shares[2] == 0
     assert asked.ledger(config, shape, adapted=object()) is None  # it is traced
     batch = asked.rows(seed=0)[0].worst(3)
     trial = asked.trial(config, batch)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from classifiers import ENCODERS, add_tokenizer, base_folder, rows, theirs, writ
 from modicum.core.contracts.catalog import find
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.ranks.ranks import Ranks
+from modicum.data.sources import open_source
 from modicum.recipe import Recipe
 from modicum.serve import load_run
 from modicum.tasks import task_of
+from modicum.tasks.text_class_data import labelled_texts
 from modicum.tasks.text_classes import TextClasses
 
 
@@ -142,3 +146,39 @@ def test_a_classifier_is_not_talked_to(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["architectures"]
     with pytest.raises(InputError, match="writes text"):
         load_run(folder)
+
+
+def test_without_a_test_the_rows_are_what_they_were_before_there_were_any(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", "bert")
+    asked = recipe(base)
+    texts = labelled_texts(asked, TextClasses(**asked.fields("task")))
+    held = [place for place, flag in enumerate(texts.flags) if flag]
+    how = [
+        [open_source(asked.data.path).fingerprint()],
+        TextClasses().model_dump(mode="json"), 12, "truncate", held,
+    ]  # fmt: skip
+    expected = hashlib.sha256(json.dumps(how, sort_keys=True).encode()).hexdigest()
+    assert texts.digest == expected
+    tested = recipe(base, data={"test_fraction": 0.25})
+    assert labelled_texts(tested, TextClasses()).digest != expected
+
+
+def test_a_test_of_texts_is_a_part_of_each_class_or_data_of_its_own(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", "bert")
+
+    def prepared(name: str, **data: Any) -> tuple[str, list[list[int]]]:
+        asked = recipe(base, data=data)
+        task = task_of(asked)
+        inputs = task.look(asked)
+        made = task.prepare(asked, inputs, tmp_path / name, lambda *_: None, Ranks())
+        parts = (made.train, made.validation, made.test)
+        labels = [[] if part is None else part.labels.tolist() for part in parts]
+        return inputs.described, labels
+
+    words, labels = prepared("drawn", test_fraction=0.25)
+    assert [sorted(part) for part in labels] == [[0] * n + [1] * n for n in (6, 2, 2)]
+    assert ", 4 of them for validation, 4 for test" in words
+    other = write_rows(tmp_path / "t.jsonl", rows(6))
+    words, labels = prepared("own", test_path=str(other), validation_fraction=0.0)
+    assert [len(part) for part in labels] == [20, 0, 6]
+    assert "; test: " in words

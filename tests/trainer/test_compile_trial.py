@@ -86,6 +86,7 @@ def graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(
     ("adapter", "expected"),
@@ -117,6 +118,7 @@ def test_one_graph_a_shape_serves_all_blocks_and_computes_the_same(adapter, expe
     assert [name for name, _ in net.named_parameters()] == names
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize("recompute", [False, True])
 def test_blocks_with_several_streams_compute_the_same(recompute):
     plan = FormPlan().with_block("model.layers.0", mlp_skips=[1])
@@ -135,6 +137,7 @@ def test_blocks_with_several_streams_compute_the_same(recompute):
     assert graph_breaks() == 0
 
 
+@pytest.mark.expensive
 def test_many_shapes_are_all_compiled():
     # By default the ninth would be eager without a word.
     net = model(layers=1)
@@ -164,6 +167,7 @@ def state(net: Llama) -> list[torch.Tensor]:
     return [p.detach().clone() for p in net.parameters()] + [torch.get_rng_state()]
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize("adapter", [None, LoRA(rank=2, dropout=0.3)])
 def test_a_trial_leaves_the_model_as_it_was(adapter):
     net = model(adapter).eval()

@@ -47,6 +47,7 @@ def costly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "save", slow)
 
 
+@pytest.mark.expensive
 @pytest.mark.usefixtures("costly")
 def test_the_interval_follows_the_first_save_and_changes_nothing(
     dataset: Path, finished: Path, tmp_path: Path

@@ -135,7 +135,7 @@ def test_others_read_what_it_exports(trained: tuple[Path, dict[str, Any]]) -> No
     task = modicum.plan(modicum.Recipe(**made)).task
     inputs = task.look(modicum.Recipe(**made))
     texts = inputs.texts
-    held = [place for place in range(len(texts.rows)) if place in texts.held]
+    held = [place for place, flag in enumerate(texts.flags) if flag]
     given = [texts.rows[place].texts[0] for place in held]
     batch = tokenizer(given, padding=True, truncation=True, max_length=12, return_tensors="pt")
     batch.pop("token_type_ids", None)
@@ -206,7 +206,7 @@ def test_pairs_of_texts_are_read_as_transformers_reads_them(tmp_path: Path) -> N
     assert model.config.id2label == {0: "false", 1: "true"}
     recipe = modicum.Recipe(**made)
     texts = modicum.plan(recipe).task.look(recipe).texts
-    held = sorted(texts.held)
+    held = [place for place, flag in enumerate(texts.flags) if flag]
     given = [list(texts.rows[place].texts) for place in held]
     batch = tokenizer(
         given, padding=True, truncation=True, max_length=12, return_tensors="pt",

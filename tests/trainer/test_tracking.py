@@ -45,13 +45,15 @@ def tracked(tmp_path: Path) -> Tracked:
 def test_a_tracker_is_given_the_figures_of_steps_and_evaluations() -> None:
     heard, fake = [], Fake()
     listener = TrackedListener(heard.append, {"fake": fake})
-    for event in ({"event": "phase", "name": "building"}, STEP, EVALUATION):
+    test = {"event": "test", "step": 3, "loss": 1.5, "rows": 2}
+    for event in ({"event": "phase", "name": "building"}, STEP, EVALUATION, test):
         listener(event)
     listener.close("finished")
-    assert [event["event"] for event in heard] == ["phase", "step", "evaluation"]
+    assert [event["event"] for event in heard] == ["phase", "step", "evaluation", "test"]
     assert fake.seen == [
         (3, {"train/loss": 2.0, "train/tokens_per_second": 5.0}),
         (3, {"validation/loss": 1.0, "validation/seconds": 0.5}),
+        (3, {"test/loss": 1.5, "test/rows": 2.0}),
     ]
     assert fake.status == "finished"
 
@@ -176,7 +178,7 @@ def test_wandb_knows_a_run_that_resumes_and_is_sent_no_step_twice(tracked: Track
     assert [each["train/step"] for each in sent if "train/step" in each] == [1, 2, 3, 4]
     assert [each["validation/step"] for each in sent if "validation/step" in each] == [0, 2]
     assert [each["ended"] for each in sent if "ended" in each] == [1, 0]
-    assert axes == {"train/*": "train/step", "validation/*": "validation/step"}
+    assert axes == {f"{part}/*": f"{part}/step" for part in ("train", "validation", "test")}
     assert begun[0]["id"] == begun[1]["id"]
     assert (begun[0]["project"], begun[0]["name"]) == ("project", "name")
     assert begun[0]["config"]["training"] == {"steps": 3}

@@ -13,6 +13,7 @@ from tests.trainer.conftest import full, lora, losses, outcome, rows, run
 import modicum
 from modicum.core.errors import InputError
 from modicum.data.packed_examples import PackedExamples
+from modicum.data.parts import Draw
 from modicum.data.sampler import Sampler
 from modicum.data.sources import open_source
 from modicum.data.store import prepare
@@ -41,9 +42,7 @@ def plain_loop(model, data: PackedExamples, steps: int, rate: float) -> list[flo
 def packed(dataset: Path, folder: Path, tmp_path: Path) -> PackedExamples:
     tokenizer = Tokenizer.load(folder / "tokenizer")
     source = open_source(dataset)
-    prepared = prepare(
-        source, tokenizer, tmp_path / "d", model_vocabulary=300, validation_fraction=0.1
-    )
+    prepared = prepare(source, tokenizer, tmp_path / "d", model_vocabulary=300, draw=Draw(0.1))
     return PackedExamples(prepared.train, 32)
 
 
@@ -235,10 +234,24 @@ def test_a_run_that_diverges_stops_with_its_checkpoints_intact(
     content = json.loads((folder / "run.json").read_text())
     assert content["status"] == "failed"
     assert content["error"].startswith("training.learning_rate: training diverged")
+    assert content["failed_by"] == "TrainingDiverged"
     # Step 15's checkpoint holds the weights of step 12; the fault mended, the run goes on.
     monkeypatch.undo()
-    assert run(values, folder)["status"] == "finished"
+    resumed = run(values, folder)
+    assert (resumed["status"], resumed["error"], resumed["failed_by"]) == ("finished", None, None)
     assert losses(folder)[:12] == losses(finished)[:12]
+
+
+def test_the_order_of_rows_is_known_by_data_and_seed(dataset, finished, tmp_path):
+    def order(**changes: object) -> str:
+        values = full(dataset, training={"steps": 1, **changes})
+        found: str = run(values, tmp_path / str(changes))["inputs"]["order"]
+        return found
+
+    known = json.loads((finished / "run.json").read_text())["inputs"]["order"]
+    assert known.startswith("sha256:")
+    assert order(learning_rate=1e-4) == known
+    assert order(seed=7) != known
 
 
 def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(dataset, finished, tmp_path, monkeypatch):

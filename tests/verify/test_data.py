@@ -43,7 +43,8 @@ def folder(tmp_path: Path, clean: Path) -> Path:
 def test_clean_data_passes_and_every_limit_has_a_row(clean: Path) -> None:
     done = verified(clean)
     assert done.passed
-    limits = {*DataLimits.names()} - {"contradicting"}  # which labelled texts have
+    # Labelled texts have one, and data with a test the other.
+    limits = {*DataLimits.names()} - {"contradicting", "test_overlap"}
     assert {check["check"] for check in done.checks} == limits | {"chat_template"}
     assert {check["count"] for check in done.checks if "count" in check} == {0}
     by_name = {check["check"]: check for check in done.checks}
@@ -137,6 +138,21 @@ def labelled(folder: Path, **data: Any) -> modicum.Recipe:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["train.jsonl", "held.jsonl"])
+def test_a_document_of_the_test_that_is_trained_or_evaluated_on_is_found(
+    folder: Path, name: str
+) -> None:
+    more = {"test_path": str(folder / "test.jsonl")}
+    section = values(folder)["data"] | more
+    (folder / "test.jsonl").write_text(talks(5, first=200))
+    assert verified(folder, data=section).passed
+    [line, *_] = (folder / name).read_text().splitlines(keepends=True)
+    (folder / "test.jsonl").write_text(talks(5, first=200) + line)
+    done = verified(folder, data=section)
+    assert found(done) == {"test_overlap": "data.test_path"}
+    assert done.findings[0].found == "16.667% (1 of 6)"
+
+
 def test_labelled_texts_are_held_against_limits_of_their_own(tmp_path: Path) -> None:
     distinct = list({row["text"]: row for row in rows(60)}.values())
     write_rows(tmp_path / "texts.jsonl", distinct)
@@ -161,5 +177,7 @@ def test_labelled_texts_are_held_against_limits_of_their_own(tmp_path: Path) -> 
     assert (by_name["duplicates"]["count"], by_name["duplicates"]["of"]) == (9, trained)
     assert (by_name["empty"]["count"], by_name["contradicting"]["count"]) == (1, 1)
     assert (by_name["overlap"]["count"], by_name["overlap"]["of"]) == (3, 3)
+    tested = labelled(tmp_path, test_path=held["validation_path"], validation_fraction=0.0)
+    assert found(verify_data(tested))["test_overlap"] == "data.test_path"
     short = verify_data(labelled(tmp_path, sequence_length=4), DataLimits(duplicates=1, empty=1))
     assert found(short)["truncated"] == "data.sequence_length"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -61,10 +62,21 @@ def test_a_clean_run_passes_and_its_folder_is_left_as_it_is(
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in adapted.rglob("*")}
     said: list[str] = []
-    done = verify_resume(adapted, steps=3, say=said.append)
+    parts: list[str] = []
+    done = verify_resume(
+        adapted, steps=3, say=said.append, progress=lambda name, *_: parts.append(name)
+    )
     assert done.passed, done.findings
     assert {path: path.stat().st_mtime_ns for path in adapted.rglob("*")} == before
-    assert said[0].startswith("from a checkpoint of step 4: 8 steps, about ")
+    cost = r"from a checkpoint of step 4: 8 steps and 3 starts of \d+ s, about \d+ s in all by its"
+    assert re.match(cost, said[0]), said
+    assert [each.partition(": ")[0] for each in parts] == [
+        "1 of 3",
+        "2 of 3",
+        "3 of 3",
+        "comparing",
+    ]
+    assert all(re.search(r", about \d+ s$", each) for each in parts[:3])
     told = checks(done)
     assert told["steps"] == {"check": "steps", "begin": 4, "stop": 5, "end": 8}
     assert told["compared"]["exact"]

@@ -25,6 +25,7 @@ from modicum.core.contracts.method import (
     Probability,
 )
 from modicum.core.contracts.run_hooks import ExtraLoss, PassKind, RunHook
+from modicum.core.contracts.search import IntegerRange, SearchTable
 from modicum.core.layers.calibration import calibrate
 from modicum.core.random import normal_
 from modicum.models import ModelConfig, create
@@ -140,6 +141,7 @@ class PulledDirections(Adapter):
         reason="half the loss over the floor that random directions leave, four times LoRA's",
         tiny={"rank": 3},
     )
+    search = SearchTable({"rank": IntegerRange(1, 64, 8, log=True)}, size="rank")
     layer = PulledLayer
     needs_input = False
 

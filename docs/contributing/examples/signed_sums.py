@@ -13,6 +13,7 @@ from modicum.adapters.lora import LoRA
 from modicum.adapters.sites import Site
 from modicum.core.contracts.ledger import Work
 from modicum.core.contracts.method import Against, Info, PositiveInt
+from modicum.core.contracts.search import IntegerRange, LogRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.random import bits
 from modicum.core.ranks.sharding import whole
@@ -96,6 +97,10 @@ class SignedSums(Adapter):
         against=Against("equal", "LoRA of nearly as many parameters"),
         reason="a lower loss than MiSS; on images that nobody has seen, LoRA's errors",
         tiny={"rank": 5},
+    )
+    search = SearchTable(
+        {"learning_rate": LogRange(1e-4, 1e-1, 5e-3), "rank": IntegerRange(1, 128, 16, log=True)},
+        size="rank",
     )
     layer = SignedSumsLayer
     needs_input = False

@@ -5,6 +5,7 @@ from modicum.adapters.base import AdapterLayer as AdapterLayer
 from modicum.adapters.batch_rows import adapter_names as adapter_names
 from modicum.adapters.block_lora import BlockLoRA as BlockLoRA
 from modicum.adapters.compacter import Compacter as Compacter
+from modicum.adapters.diffora import DiffoRA as DiffoRA
 from modicum.adapters.dora import DoRA as DoRA
 from modicum.adapters.files import load as load
 from modicum.adapters.flylora import FlyLoRA as FlyLoRA
@@ -27,6 +28,7 @@ from modicum.adapters.randlora import RandLoRA as RandLoRA
 from modicum.adapters.s2ft import S2FT as S2FT
 from modicum.adapters.salt import SALT as SALT
 from modicum.adapters.shira import SHiRA as SHiRA
+from modicum.adapters.snella import SNELLA as SNELLA
 from modicum.adapters.soka import SoKA as SoKA
 from modicum.adapters.svfit import SVFit as SVFit
 from modicum.core.exports import Exports

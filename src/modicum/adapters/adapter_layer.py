@@ -108,6 +108,11 @@ class AdapterLayer(FrozenBuffers):
         """
 
     @property
+    def dropout(self) -> float:
+        """The probability with which its input is dropped now: none but in training."""
+        return self.method.dropout if self.training else 0.0
+
+    @property
     def tile(self) -> tuple[int, int] | None:
         """Rows and columns of the parts of W in each of which the change is one number."""
         return None

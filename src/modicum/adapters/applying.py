@@ -1,4 +1,4 @@
-"""The order in which the active adapters of a layer are applied."""
+"""Which adapters of a layer are applied, and in which order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from modicum.adapters.adapted_layer import AdaptedLayer
+from modicum.adapters.adapted_layer import AdaptedLayer, train_active, wearers
+from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import AdapterLayer
 from modicum.adapters.patching_layer import PatchingLayer
 from modicum.core.errors import InputError
@@ -38,6 +39,25 @@ def in_order(adapted: AdaptedLayer, names: tuple[str, ...]) -> tuple[str, ...]:
         problem = f"{reads}, of which {rewriter.method.info.name} has taken a part; detach that one"
         raise InputError(problem, value=layer.site.name)
     return (*first, *(name for name in names if name not in first))
+
+
+def apply(attached: Attachment, *, alone: bool, merged: bool) -> None:
+    """Have a model use and train an adapter; with `alone`, and no other.
+
+    Args:
+        merged: whether it is in the weights, so that layers need not compute it.
+
+    Raises:
+        InputError: as `in_order`; then nothing was changed.
+    """
+    name, orders = attached.name, []
+    for _, module in wearers(attached.model):
+        kept = () if alone else tuple(each for each in module.active if each != name)
+        own = (name,) if name in module.layers_by_adapter and not merged else ()
+        orders.append((module, in_order(module, kept + own)))
+    for module, order in orders:
+        module.active = order
+    train_active(attached.model)
 
 
 def _check_patches(layers: Mapping[str, nn.Module]) -> None:

@@ -13,25 +13,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from modicum.adapters import native_files, peft_formats
+from modicum.adapters import saving
 from modicum.adapters.adapted_layer import (
     AdaptedLayer,
     device_of,
     generated_names,
     take_off,
-    train_active,
     undone_on_failure,
     wear,
-    wearers,
     worn,
 )
 from modicum.adapters.adapter_layer import check_state
-from modicum.adapters.applying import in_order
+from modicum.adapters.applying import apply
 from modicum.adapters.attaching import (
     check_has_sizes,
     check_name,
@@ -43,23 +41,21 @@ from modicum.adapters.base import Adapter, ReadWeight, SharedFactors
 from modicum.adapters.deriving import derive
 from modicum.adapters.deriving_layer import DerivingLayer
 from modicum.adapters.first_pass import watch_first_pass
-from modicum.adapters.folding import TOLERANCE, Folding, folded
+from modicum.adapters.folding import TOLERANCE, Folding
 from modicum.adapters.merged import Merged
 from modicum.adapters.merging import merge, unmerge
 from modicum.adapters.patching_layer import INDICES, PatchingLayer
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.rewriting import check_base, differs, restore, rewrite
+from modicum.adapters.saving import Form
 from modicum.adapters.sites import left_out, shared_name
 from modicum.adapters.slices import check_apart, layer_name, open_slices
 from modicum.adapters.steps import AdapterSteps, steps_of
 from modicum.adapters.widths import check_rank_fits
 from modicum.core.errors import InputError
-from modicum.core.files import located
-from modicum.core.layers.full_model import FullModel, full_model_of
+from modicum.core.layers.full_model import FullModel
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.torch_private import leave_out_of_ddp
-
-Form = Literal["peft", "peft-rest", "modicum"]
 
 
 class AttachedAdapter(Attachment):
@@ -264,16 +260,9 @@ class AttachedAdapter(Attachment):
         if self.merged and weight not in (1.0, self.weighting):
             problem = f"the adapter is merged with {self.weighting:g}; unmerge it first"
             raise InputError(problem, field="weight", value=weight)
-        orders = []
-        for _, module in wearers(self.model):
-            kept = () if alone else tuple(name for name in module.active if name != self.name)
-            own = (self.name,) if self.name in module.layers_by_adapter else ()
-            orders.append((module, in_order(module, kept + (() if self.merged else own))))
-        for module, order in orders:
-            module.active = order
+        apply(self, alone=alone, merged=self.merged)
         for _, layer in self.everywhere():
             layer.weighting = layer.weighting if self.merged else weight
-        train_active(self.model)
 
     def deactivate(self) -> None:
         """Leave the adapter on the model, unused and untrained."""
@@ -354,9 +343,7 @@ class AttachedAdapter(Attachment):
 
     def for_full_model(self) -> FullModel | None:
         """The model that `save` writes the adapter for, where that is not the one that has it."""
-        peft = peft_formats.exact_form(self) == "peft"
-        other = peft and "for_full_model" in self.method.traits
-        return full_model_of(self.model) if other else None
+        return saving.full_model(self)
 
     def save(
         self,
@@ -394,30 +381,5 @@ class AttachedAdapter(Attachment):
             InputError: the form cannot hold the adapter exactly; folded into a LoRA it loses more
                 than `tolerance`; or it has no values yet (meta).
         """
-        if any(parameter.is_meta for parameter in self.parameters()):
-            problem = (
-                "the adapter is on the meta device, where tensors have no values; initialise it"
-            )
-            raise InputError(problem, value=self.name)
-        base_model = located(base_model)
-        folding = None
-        if rank is not None:
-            if form not in (None, "peft") or dtype is not None:
-                problem = (
-                    'folds the adapter into a LoRA of PEFT\'s; leave out dtype, with form="peft"'
-                )
-                raise InputError(problem, field="rank", value=rank)
-            form, folding = "peft", folded(self, rank, batches)
-            folding.check(tolerance)
-        form = form or peft_formats.exact_form(self)
-        if base_model is None and form == "peft" and (full := self.for_full_model()) is not None:
-            base_model = full.folder
-        if form == "modicum":
-            native_files.save(self, Path(folder), base_model=base_model, dtype=dtype, write=write)
-        elif dtype is not None:
-            problem = "PEFT's files have the adapter's own precision; leave it out, or save"
-            raise InputError(f'{problem} with form="modicum"', field="dtype", value=str(dtype))
-        else:
-            how: Any = {"rest": form == "peft-rest", "write": write, "folding": folding}
-            peft_formats.save(self, Path(folder), base_model=base_model, **how)
-        return folding
+        how: Any = {"rank": rank, "tolerance": tolerance, "batches": batches, "write": write}
+        return saving.save(self, folder, base_model=base_model, form=form, dtype=dtype, **how)

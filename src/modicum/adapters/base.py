@@ -69,6 +69,8 @@ class Adapter(Method):
     layer: ClassVar[type[AdapterLayer]]
     # Whether gradients of its factors need the layer's input, as LoRA's A does.
     needs_input: ClassVar[bool] = True
+    # Whether dropout is `dropping.dropped`, which keeps a bit a number for the backward pass.
+    drops_by_bits: ClassVar[bool] = False
     # The kind of PEFT's files that may hold it; the word of LoRA's that says it is not plain, and
     # the names there of factors that LoRA does not have.
     peft_type: ClassVar[str] = "LORA"
@@ -317,12 +319,23 @@ class Adapter(Method):
 
     def dropout_bytes(self, at: AdapterQuery) -> int:
         """What dropout keeps: what it multiplied with, and let through, where that is kept."""
-        kept = (1 + self.needs_input) * at.site.in_features
-        return kept * at.shape.positions * at.shape.compute_bytes
+        elements = at.site.in_features * at.shape.positions
+        if self.drops_by_bits and at.site.kind != "convolution":
+            return -(-elements // 8)
+        return (1 + self.needs_input) * elements * at.shape.compute_bytes
 
-    @abstractmethod
     def work(self, at: AdapterQuery) -> tuple[Work, ...]:
         """Matrix-product work beyond the frozen layer's own, forward and backward."""
+        forward, backward = self.operations(at)
+        return Work(forward), Work(backward, phase="backward")
+
+    def operations(self, at: AdapterQuery) -> tuple[int, int]:
+        """Those of matrix products beyond the frozen layer's own, forward and backward.
+
+        By default each position is multiplied with all that is trained, once; twice backward.
+        """
+        product = 2 * at.shape.positions * self.trained(at.site)
+        return product, 2 * product
 
     def with_fields(self, **fields: Any) -> Self:
         """This value with some fields changed, checked again."""

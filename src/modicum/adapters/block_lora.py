@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from modicum.adapters.base import AdapterQuery, Factor
 from modicum.adapters.channel_sums import ChannelSums
-from modicum.adapters.fused import plus_low_rank
-from modicum.adapters.lora import LoRA, LoRALayer
+from modicum.adapters.fused import in_autocast, plus_low_rank
+from modicum.adapters.lora import LoRA
+from modicum.adapters.lora_layer import LoRALayer
 from modicum.adapters.sites import Site
 from modicum.adapters.widths import check_divides, linear_only
-from modicum.core.contracts.ledger import Work
-from modicum.core.contracts.method import Info, PositiveInt, Probability
+from modicum.core.contracts.method import Against, Info, PositiveInt, Probability
+from modicum.core.contracts.search import IntegerRange, LinearRange, SearchTable
 from modicum.core.ranks.sharding import own_part, whole
 
 
@@ -36,7 +37,7 @@ class BlockLoRALayer(LoRALayer):
                 part.copy_(summing_to_zero(part, self.method.blocks, std))
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        method, dropout = self.method, self.method.dropout if self.training else 0.0
+        method, dropout = self.method, self.dropout
         if dropout and method.own_masks:
             for arm in self.B.chunk(method.blocks, 1):
                 base = partial(
@@ -117,10 +118,16 @@ class BlockLoRA(LoRA):
         "LoRA",
         traits=("adapts_base", "mergeable", "is_lora", "exact_resume", "compiles"),
         evidence="reconstructed",
-        reason="quick runs alone: "
-        "fewer numbers and operations, and on the testbed LoRA's loss to 0.003 nats; but "
-        "with few shots LoRA of half the rank, of fewer numbers still, is more accurate",
+        claim_verdict="in part",
+        against=Against("worse", "LoRA of no more numbers"),
+        reason="fewer numbers and operations, and on the testbed LoRA's loss to 0.0012 nats; but "
+        "with few shots it is 0.045 less accurate than LoRA of its rank, and LoRA of half "
+        "the rank is better",
         tiny={"rank": 2, "dropout": 0.0},
+    )
+    search = SearchTable(
+        {"rank": IntegerRange(2, 128, 8, log=True, step=2), "dropout": LinearRange(0.0, 0.5, 0.25)},
+        size="rank",
     )
     layer = BlockLoRALayer
 
@@ -182,22 +189,18 @@ class BlockLoRA(LoRA):
         made = self.summed and not (self.dropout and self.own_masks)
         return at.site.out_features * self.rank // self.blocks if made else 0
 
-    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
+    def operations(self, at: AdapterQuery) -> tuple[int, int]:
         n, m, r = at.site.in_features, at.site.out_features, self.rank
         elements = m * r + n * r // self.blocks
         if self.summed:
             elements = (m + n) * self.saved_elements(at.site)
         product = 2 * at.shape.positions * elements
-        return Work(product), Work(2 * product, phase="backward")
+        return product, 2 * product
 
 
 def sum_of_arms(b: Tensor, arms: int) -> Tensor:
     """B_1 + .. + B_N [out, r / N] of [B_1 .. B_N]; under autocast in its dtype, as it is kept."""
-    total = b.unflatten(1, (arms, -1)).sum(1)
-    kind = b.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        return total.to(torch.get_autocast_dtype(kind))
-    return total
+    return in_autocast(b.unflatten(1, (arms, -1)).sum(1))
 
 
 def summing_to_zero(drawn: Tensor, arms: int, std: float) -> Tensor:

@@ -152,11 +152,14 @@ def empty_copy(model: nn.Module, path: str, leaf: str) -> nn.Parameter:
     """Memory for a copy of a parameter: at least fp32, sharded and described as that is."""
     module = model.get_submodule(path)
     there = module.get_parameter(leaf)
-    head = output_head(model)
-    symbols = isinstance(module, nn.Embedding) or (head is not None and module is head[1])
-    known = metadata(there)
+    head, known = output_head(model), metadata(there)
+    said = known.parameter_class
+    if there.ndim > 1 and isinstance(module, nn.Embedding):
+        said = "embedding"
+    elif there.ndim > 1 and head is not None and module is head[1]:
+        said = "head"
     dtype = torch.promote_types(there.dtype, torch.float32)
     return describe_parameter(
         nn.Parameter(torch.empty_like(there.detach(), dtype=dtype)),
-        replace(known, matrix=False if symbols else known.matrix),
+        replace(known, parameter_class=said),
     )

@@ -18,7 +18,6 @@ from modicum.adapters.deriving_layer import DerivingLayer, fingerprint
 from modicum.adapters.fused import compute_dtype
 from modicum.adapters.fused_directions import operations, plus_directions
 from modicum.adapters.sites import Site
-from modicum.core.contracts.ledger import Work
 from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import whole
 
@@ -46,7 +45,7 @@ class DirectionsLayer(DerivingLayer):
         return {**made, "fingerprint": fingerprint(made["up"], made["down"])}
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        dropout = self.method.dropout if self.training else 0.0
+        dropout = self.dropout
         if self.site.kind == "convolution":
             a, b, dtype = self.down, self.up * self.shift, compute_dtype(inputs, self.shift)
             return plus_convolved(self.layer, inputs, base, a, b, dtype, dropout=dropout)
@@ -69,6 +68,7 @@ class Directions(Adapter):
     """
 
     needs_input = False
+    drops_by_bits = True
 
     def rank_at(self, site: Site) -> int:
         """k, the directions of a site.
@@ -114,19 +114,14 @@ class Directions(Adapter):
     def saved_elements(self, site: Site) -> int:
         return 0 if self.builds(site) else self.rank_at(site)
 
-    def dropout_bytes(self, at: AdapterQuery) -> int:
-        if at.site.kind == "convolution":
-            return super().dropout_bytes(at)
-        return -(-at.shape.positions * at.site.in_features // 8)
-
     def matrices_kept(self, at: AdapterQuery) -> int:
         return 0
 
-    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
+    def operations(self, at: AdapterQuery) -> tuple[int, int]:
         site, count = at.site, self.rank_at(at.site)
         built, dropped = self.builds(site), bool(self.dropout)
         shape = site.out_features, site.in_features
         forward, backward = operations(
             at.shape.positions, count, shape, built=built, dropped=dropped
         )
-        return Work(forward), Work(backward, phase="backward")
+        return forward, backward

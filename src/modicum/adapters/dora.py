@@ -15,7 +15,8 @@ from modicum.adapters.base import AdapterQuery, Factor, LayerChange
 from modicum.adapters.deriving_layer import DerivingLayer
 from modicum.adapters.dropping import dropped_with_bits
 from modicum.adapters.fused import compute_dtype, low_rank, plus_low_rank
-from modicum.adapters.lora import LoRA, LoRALayer
+from modicum.adapters.lora import LoRA
+from modicum.adapters.lora_layer import LoRALayer
 from modicum.adapters.sites import Site
 from modicum.adapters.widths import linear_only
 from modicum.core.contracts.ledger import Work
@@ -43,14 +44,14 @@ class DoRALayer(DerivingLayer, LoRALayer):
             norms = self.norms()
         # In fp32, as small changes of a number near one are lost in bf16.
         grown, bias = self.magnitude / norms - 1, self._bias()
-        if not (self.method.dropout and self.training):
+        if not self.dropout:
             outputs = plus_low_rank(inputs, base, a, b, self.scale)
             return _stretched(outputs, outputs, grown, bias)
-        given, dropout = inputs.to(compute_dtype(inputs, a)), self.method.dropout
-        seen, bits = dropped_with_bits(given, dropout)
-        update = low_rank(inputs, None, a, b, self.scale, dropout, dropped=(seen, bits))
+        seen, bits = dropped_with_bits(inputs.to(compute_dtype(inputs, a)), self.dropout)
+        update = low_rank(inputs, None, a, b, self.scale, self.dropout, dropped=(seen, bits))
         outputs = base(inputs)
-        changed = base(seen) + update
+        # A base in bf16 reads what it would have read undropped.
+        changed = base(seen.to(inputs.dtype)) + update
         return _stretched(outputs + update, changed, grown, bias).to(outputs.dtype)
 
     def _bias(self) -> Tensor | None:

@@ -12,6 +12,32 @@ from modicum.core.codecs.bit_packing import pack_bits, unpack_bits
 from modicum.core.torch_private import transforms_run
 
 
+def drop(x: Tensor, probability: float) -> tuple[Tensor, Tensor | None]:
+    """x after dropout, and the mask as `pack_bits` has it; x itself and none where none is asked.
+
+    For the forward pass of an operation of one's own: it takes no gradients.
+    """
+    if not probability:
+        return x, None
+    made, mask = torch.native_dropout(x, probability, True)
+    return made, pack_bits(mask)
+
+
+def mask_of(bits: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """The mask that `drop` packed."""
+    return None if bits is None else unpack_bits(bits, shape.numel()).view(shape)
+
+
+def through(probability: float) -> float:
+    """What dropout multiplies with that which it lets through."""
+    return 1.0 if probability == 1 else 1 / (1 - probability)
+
+
+def drop_again(x: Tensor, mask: Tensor | None, probability: float) -> Tensor:
+    """x in its own memory, as dropout with that mask lets it through; without one all of it."""
+    return x if mask is None else x.mul_(mask).mul_(through(probability))
+
+
 class _Dropped(torch.autograd.Function):
     """x after dropout, and the mask as bits."""
 
@@ -29,8 +55,7 @@ class _Dropped(torch.autograd.Function):
         (bits,) = ctx.saved_tensors
         probability, shape = ctx.about
         mask = unpack_bits(bits, shape.numel()).view(shape)
-        through = 1.0 if probability == 1 else 1 / (1 - probability)
-        return gradient * mask * through, None
+        return gradient * mask * through(probability), None
 
 
 def dropped_with_bits(x: Tensor, probability: float) -> tuple[Tensor, Tensor]:

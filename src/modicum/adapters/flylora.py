@@ -18,8 +18,15 @@ from modicum.adapters.routed import place_dtype, routed, spread
 from modicum.adapters.sites import Site
 from modicum.adapters.steps import AdapterSteps, FollowingLayer
 from modicum.adapters.widths import linear_only
-from modicum.core.contracts.ledger import Entry, Ledger, Work
-from modicum.core.contracts.method import Info, NonNegativeFloat, PositiveFloat, PositiveInt
+from modicum.core.contracts.ledger import Entry, Ledger
+from modicum.core.contracts.method import (
+    Against,
+    Info,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+)
+from modicum.core.contracts.search import IntegerRange, LogRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.random import normal_, sample
 from modicum.core.torch_private import transforms_run
@@ -40,7 +47,7 @@ class FlyLoRALayer(FollowingLayer):
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         outputs = base(inputs)
         rows = inputs.reshape(-1, inputs.shape[-1])
-        dropout = self.method.dropout if self.training else 0.0
+        dropout = self.dropout
         u = self.projected(dropped(rows, dropout) if dropout else rows)
         chosen, dtype = self.chosen(u), compute_dtype(inputs, self.B)
         if not torch.compiler.is_compiling() and transforms_run():
@@ -136,10 +143,24 @@ class FlyLoRA(Adapter):
         "parameters, and when adapters of several tasks are combined",
         traits=("adapts_base", "follows_steps", "exact_resume", "compiles"),
         evidence="verified against code",
+        claim_verdict="holds",
+        against=Against("equal", "LoRA of as many active ranks"),
+        reason="as good with a quarter of its ranks active as with all, and as LoRA of that rank; "
+        "two summed adapters lose 0.34 nats less than those of one seed, and less than "
+        "LoRA's",
         tiny={"rank": 5, "active": 3},
+    )
+    search = SearchTable(
+        {
+            "learning_rate": LogRange(1e-4, 0.5, 1e-3),
+            "rank": IntegerRange(8, 128, 32, log=True),
+            "active": IntegerRange(1, 32, 8, log=True),
+        },
+        size="rank",
     )
     layer = FlyLoRALayer
     needs_input = False
+    drops_by_bits = True
 
     rank: PositiveInt = 32
     active: PositiveInt = 8
@@ -181,9 +202,6 @@ class FlyLoRA(Adapter):
     def saved_elements(self, site: Site) -> int:
         return self.active
 
-    def dropout_bytes(self, at: AdapterQuery) -> int:
-        return -(-at.shape.positions * at.site.in_features // 8)
-
     def ledger(self, at: AdapterQuery) -> Ledger:
         places = self.active * at.shape.positions * place_dtype(self.rank).itemsize
         return super().ledger(at) + Ledger.of(Entry("activation", places, SAVED, "chosen ranks"))
@@ -191,8 +209,8 @@ class FlyLoRA(Adapter):
     def matrices_kept(self, at: AdapterQuery) -> int:
         return 0  # B is cast anew
 
-    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
+    def operations(self, at: AdapterQuery) -> tuple[int, int]:
         positions, (m, n) = at.shape.positions, (at.site.out_features, at.site.in_features)
         back = 2 * m + (n if self.input_gradient else 0)
         product = 2 * positions * self.rank
-        return Work(product * (m + n)), Work(product * back, phase="backward")
+        return product * (m + n), product * back

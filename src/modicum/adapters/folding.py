@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from modicum.adapters.adapted_layer import AdaptedLayer, worn
 from modicum.adapters.adapter_layer import COPY, AdapterLayer
 from modicum.adapters.attachment import Attachment
-from modicum.adapters.lora import LoRA, LoRALayer
+from modicum.adapters.lora import LoRA
+from modicum.adapters.lora_layer import LoRALayer
 from modicum.adapters.merging import merged_map
 from modicum.adapters.names import plain_name
 from modicum.core.errors import InputError

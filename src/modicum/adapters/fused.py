@@ -20,10 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from modicum.adapters import dropping
 from modicum.adapters.adapted_layer import AdaptedLayer
 from modicum.adapters.channel_sums import ChannelSums
-from modicum.core.codecs.bit_packing import pack_bits, unpack_bits
-from modicum.core.layers.frozen_product import FrozenProduct, frozen_product, weight_of
+from modicum.core.layers.frozen_product import (
+    NO_PRODUCT,
+    FrozenProduct,
+    frozen_product,
+    weight_of,
+)
 from modicum.core.torch_private import transforms_run
 
 # What is before A and after B: sums of channels, and sums whose transpose copies.
@@ -64,11 +69,9 @@ class _FrozenPlusLowRank(torch.autograd.Function):
         if seen is not None:
             thin = a.to(dtype) @ (seen if before is None else before.sums(seen)).T
         elif dropout:
-            made, mask = torch.native_dropout(cast, dropout, True)
+            made, bits = dropping.drop(cast, dropout)
             thin = a.to(dtype) @ (made if before is None else before.sums(made)).T
             del made
-            bits = pack_bits(mask)
-            del mask
         else:
             thin = a.to(dtype) @ (cast if sums is None else sums.to(dtype)).T
         ctx.about = scale, dropout, maps, dtype, form, columns, x.dtype
@@ -100,7 +103,7 @@ class _FrozenPlusLowRank(torch.autograd.Function):
         of_middle = middle is not None and ctx.needs_input_grad[13]
         outer = b
         b = b if middle is None else _product(b, middle, dtype)
-        mask = None if bits is None else unpack_bits(bits, ctx.rows.numel()).view(ctx.rows)
+        mask = dropping.mask_of(bits, ctx.rows)
         through = scale if mask is None or dropout == 1 else scale / (1 - dropout)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             if read is None:
@@ -257,10 +260,7 @@ def low_rank(
     alone = product is None and dropped is None
     if alone and not torch.compiler.is_compiling() and transforms_run():
         return _plain(inputs, a, b, scale, dropout, maps, middle)
-    held: tuple[Tensor, ...] = ()
-    form, bias = "", None
-    if product is not None:
-        held, form, bias = product.held, product.form, product.bias
+    frozen = product or NO_PRODUCT
     rows, dtype = inputs.reshape(-1, inputs.shape[-1]), compute_dtype(inputs, a)
     before, after = maps
     sums = None
@@ -269,12 +269,63 @@ def low_rank(
     columns, seen, bits = inputs.shape[-1], None, None
     if dropped is not None:
         seen, bits = dropped[0].detach().reshape(rows.shape).to(dtype), dropped[1]
-    about = scale, dropout, maps, dtype, form, columns
+    about = scale, dropout, maps, dtype, frozen.form, columns
     outputs: Tensor = _FrozenPlusLowRank.apply(
-        rows, a, b, sums, bias, *about, seen, bits, middle, *held
+        rows, a, b, sums, frozen.bias, *about, seen, bits, middle, *frozen.held
     )
     width = (a if b is None else b).shape[0] * (1 if after is None else after.parts)
     return outputs.view(*inputs.shape[:-1], width)
+
+
+def plus_dropped_between(
+    inputs: Tensor,
+    base: Callable[[Tensor], Tensor],
+    a: Tensor,
+    b: Tensor,
+    scale: float,
+    dropout: float,
+    shift: Tensor | None = None,
+) -> Tensor:
+    """base(inputs) + scale * dropout(inputs A^T + shift) B^T, which keeps a bit a dropped number.
+
+    Args:
+        shift: [r]; the others as in `plus_low_rank`.
+    """
+    outputs, thin = base(inputs), low_rank(inputs, None, a, None, 1.0)
+    thin = thin if shift is None else thin + shift.to(thin.dtype)
+    update = low_rank(dropping.dropped(thin, dropout), None, b, None, scale)
+    return (outputs + update).to(outputs.dtype)
+
+
+def next_to_frozen(
+    inputs: Tensor,
+    base: Callable[[Tensor], Tensor],
+    a: Tensor,
+    compute: Callable[[Tensor, FrozenProduct], Tensor],
+) -> Tensor:
+    """base(inputs) and an update: as one operation where `base` is frozen, else as their sum.
+
+    Args:
+        inputs: [..., in].
+        a: one of the tensors that the update is made of.
+        compute: of rows [n, in] and a frozen product, what that gives and the update, [n, out]; the
+            update alone of `NO_PRODUCT`.
+    """
+    product = fusible(base, inputs, a)
+    outputs = compute(inputs.reshape(-1, inputs.shape[-1]), product or NO_PRODUCT)
+    outputs = outputs.view(*inputs.shape[:-1], outputs.shape[-1])
+    if product is not None:
+        return outputs
+    frozen = base(inputs)
+    return (frozen + outputs).to(frozen.dtype)
+
+
+def in_autocast(made: Tensor) -> Tensor:
+    """A matrix made of factors, in autocast's dtype: what products keep of it is half as large."""
+    kind = made.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        return made.to(torch.get_autocast_dtype(kind))
+    return made
 
 
 def _plain(

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modicum.adapters.fused import fusible
-from modicum.core.codecs.bit_packing import pack_bits, unpack_bits
+from modicum.adapters.dropping import drop, mask_of
+from modicum.adapters.fused import compute_dtype, fusible
 from modicum.core.layers.frozen_product import weight_of
 from modicum.core.torch_private import transforms_run
 
@@ -48,12 +48,8 @@ class _AlongDirections(torch.autograd.Function):
         columns: int,
         *held: Tensor,
     ) -> Tensor:
-        cast, bits = x.to(dtype), None
-        seen = cast
-        if dropout:
-            seen, mask = torch.native_dropout(cast, dropout, True)
-            bits = pack_bits(mask)
-            del mask
+        cast = x.to(dtype)
+        seen, bits = drop(cast, dropout)
         thin = down.to(dtype) @ seen.T
         low = None if a is None else a.to(dtype) @ seen.T
         del seen
@@ -130,9 +126,8 @@ class _Built(torch.autograd.Function):
         bias = bias if bias is None else bias.to(dtype)
         if dropout:
             outputs = F.linear(cast, weight, bias)
-            seen, mask = torch.native_dropout(cast, dropout, True)
+            seen, bits = drop(cast, dropout)
             outputs.addmm_(seen, _update(d, down, up, a, b).to(dtype).T)
-            bits = pack_bits(mask)
         else:
             outputs = F.linear(cast, _update(d, down, up, a, b, weight).to(dtype), bias)
         ctx.about = dropout, dtype, form, columns
@@ -185,10 +180,8 @@ def _update(
 
 def _masked(made: Tensor, bits: Tensor | None, dropout: float) -> Tensor:
     """A tensor [n, in] as dropout lets it through, in its own memory; without bits, all of it."""
-    if bits is None:
-        return made
-    mask = unpack_bits(bits, made.numel()).view(made.shape)
-    return made.mul_(mask).div_(1.0 if dropout == 1 else 1 - dropout)
+    mask = mask_of(bits, made.shape)
+    return made if mask is None else made.mul_(mask).div_(1.0 if dropout == 1 else 1 - dropout)
 
 
 def _no_second_derivatives() -> None:
@@ -221,10 +214,7 @@ def plus_directions(
     Returns:
         [..., out], in the dtype of what `base` gives.
     """
-    kind, rows = inputs.device.type, inputs.reshape(-1, inputs.shape[-1])
-    dtype = torch.promote_types(inputs.dtype, d.dtype)
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    rows, dtype = inputs.reshape(-1, inputs.shape[-1]), compute_dtype(inputs, d)
     if not torch.compiler.is_compiling() and transforms_run():
         # A transform of `torch.func`, or forward-mode differentiation, wants plain operations.
         there, seen = base(inputs), F.dropout(inputs.to(dtype), dropout)

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from modicum.adapters import base_weights
 from modicum.adapters.base import Adapter, AdapterLayer, AdapterQuery, Factor, LayerChange
-from modicum.adapters.dropping import dropped
-from modicum.adapters.fused import low_rank, plus_low_rank
+from modicum.adapters.fused import plus_dropped_between, plus_low_rank
 from modicum.adapters.sites import Site
 from modicum.adapters.widths import check_rank, linear_only
-from modicum.core.contracts.ledger import Work
-from modicum.core.contracts.method import Info, PositiveFloat
+from modicum.core.contracts.method import Against, Info, PositiveFloat
+from modicum.core.contracts.search import IntegerRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import own_part, whole
 
@@ -53,11 +52,8 @@ class HydraLayer(AdapterLayer):
             scale, fixed = self.get_parameter("s"), 1.0
             b, up = scale * b, None if up is None else scale * up
         constant = None if up is None else fixed * up
-        if self.method.dropout and self.training:
-            outputs, thin = base(reads), low_rank(reads, None, a, None, 1.0)
-            thin = thin if down is None else thin + down.to(thin.dtype)
-            update = low_rank(dropped(thin, self.method.dropout), None, b, None, fixed)
-            outputs = (outputs + update).to(outputs.dtype)
+        if self.dropout:
+            outputs = plus_dropped_between(reads, base, a, b, fixed, self.dropout, down)
         else:
             outputs = plus_low_rank(reads, base, a, b, fixed)
             if constant is not None and down is not None:
@@ -150,11 +146,19 @@ class Hydra(Adapter):
         traits=("adapts_base", "reads_base", "mergeable", "exact_resume", "compiles"),
         traits_if=(("biases", False, "is_lora"),),
         evidence="verified against code",
-        reason="quick runs alone: "
-        "what mixes outputs is fitted with fewer numbers than LoRA's, and a sequential rank "
-        "costs 0.4 of a parallel one where a layer narrows; with few shots of new digits it is "
-        "worse than LoRA",
+        claim_verdict="in part",
+        against=Against("equal", "LoRA of as many numbers"),
+        reason="what mixes outputs is fitted with fewer numbers than LoRA's, and a sequential rank "
+        "costs 0.4 of a parallel one where a layer narrows; with one or two shots of new "
+        "digits it is 3.6 points below LoRA",
         tiny={"rank": 1, "sequential_rank": 1},
+    )
+    search = SearchTable(
+        {
+            "rank": IntegerRange(1, 64, 2, log=True),
+            "sequential_rank": IntegerRange(1, 64, 2, log=True),
+        },
+        size="rank",
     )
     layer = HydraLayer
 
@@ -204,7 +208,7 @@ class Hydra(Adapter):
         ranks = self.rank + self.sequential_rank
         return self.learn_scale * ranks * at.site.out_features
 
-    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
+    def operations(self, at: AdapterQuery) -> tuple[int, int]:
         n, m = at.site.in_features, at.site.out_features
         product = 2 * at.shape.positions * (self.rank * (n + m) + self.sequential_rank * 2 * m)
-        return Work(product), Work(2 * product, phase="backward")
+        return product, 2 * product

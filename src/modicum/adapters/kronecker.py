@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modicum.adapters.fused import compute_dtype, fusible
-from modicum.core.codecs.bit_packing import pack_bits, unpack_bits
-from modicum.core.layers.frozen_product import weight_of
+from modicum.adapters.dropping import drop, drop_again, mask_of
+from modicum.adapters.fused import compute_dtype, next_to_frozen
+from modicum.core.layers.frozen_product import NO_PRODUCT, FrozenProduct, weight_of
 from modicum.core.layers.kronecker import KroneckerShape
 from modicum.core.torch_private import transforms_run
 
@@ -151,12 +151,8 @@ class _FrozenPlusKronecker(torch.autograd.Function):
         form: str,
         *held: Tensor,
     ) -> Tensor:
-        cast, bits = x.to(dtype), None
-        seen = cast
-        if dropout:
-            seen, mask = torch.native_dropout(cast, dropout, True)
-            bits = pack_bits(mask)
-            del mask
+        cast = x.to(dtype)
+        seen, bits = drop(cast, dropout)
         a, b = outer.to(dtype), inner.to(dtype)
         ctx.about = shape, built[1], dropout, dtype, form
         ctx.save_for_backward(x, bits, outer, inner, *held)
@@ -174,11 +170,8 @@ class _FrozenPlusKronecker(torch.autograd.Function):
             raise RuntimeError("an adapter of Kronecker products has no second derivatives")
         x, bits, outer, inner, *held = ctx.saved_tensors
         shape, built, dropout, dtype, form = ctx.about
-        a, b, seen = outer.to(dtype), inner.to(dtype), x.to(dtype)
-        mask = None if bits is None else unpack_bits(bits, x.numel()).view(x.shape)
-        through = 1.0 if mask is None or dropout == 1 else 1 / (1 - dropout)
-        if mask is not None:
-            seen = (seen * mask).mul_(through)
+        a, b, mask = outer.to(dtype), inner.to(dtype), mask_of(bits, x.shape)
+        seen = drop_again(x.to(dtype, copy=mask is not None), mask, dropout)
         of_x = ctx.needs_input_grad[0]
         weight = weight_of(form, tuple(held), x.shape[-1], dtype) if of_x and held else None
         x_gradient = None
@@ -191,7 +184,7 @@ class _FrozenPlusKronecker(torch.autograd.Function):
         else:
             update, of_outer, of_inner = _gradients(seen, gradient, a, b, shape, of_inputs=of_x)
             if update is not None:
-                update = update if mask is None else update * mask * through
+                update = drop_again(update, mask, dropout)
                 x_gradient = update if weight is None else update.addmm(gradient, weight)
                 x_gradient = x_gradient.to(x.dtype)
         of_factors = of_outer.to(outer.dtype), of_inner.to(inner.dtype)
@@ -223,20 +216,16 @@ def plus_kronecker(
         frozen, seen = base(inputs), F.dropout(rows.to(dtype), dropout)
         update = kronecker_map(seen, outer.to(dtype), inner.to(dtype), shape)
         return (frozen + update.view(frozen.shape)).to(frozen.dtype)
-    product = fusible(base, inputs, outer)
-    if product is None or not folds(dropout, dtype.itemsize):
-        built = (False, False)
-    held, form, bias = (
-        ((), "", None) if product is None else (product.held, product.form, product.bias)
-    )
-    outputs: Tensor = _FrozenPlusKronecker.apply(
-        rows, outer, inner, bias, shape, built, dropout, dtype, form, *held
-    )
-    outputs = outputs.view(*inputs.shape[:-1], shape.rows)
-    if product is not None:
-        return outputs
-    frozen = base(inputs)
-    return (frozen + outputs).to(frozen.dtype)
+
+    def both(rows: Tensor, frozen: FrozenProduct) -> Tensor:
+        alone = frozen is NO_PRODUCT or not folds(dropout, dtype.itemsize)
+        about = shape, (False, False) if alone else built, dropout, dtype, frozen.form
+        made: Tensor = _FrozenPlusKronecker.apply(
+            rows, outer, inner, frozen.bias, *about, *frozen.held
+        )
+        return made
+
+    return next_to_frozen(inputs, base, outer, both)
 
 
 def folds(dropout: float, compute_bytes: int) -> bool:

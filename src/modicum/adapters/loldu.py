@@ -13,6 +13,7 @@ from modicum.adapters.directions import Directions, DirectionsLayer
 from modicum.adapters.sites import Site
 from modicum.adapters.widths import check_rank
 from modicum.core.contracts.method import Info, PositiveInt
+from modicum.core.contracts.search import IntegerRange, LogRange, SearchTable
 from modicum.core.layers.basis_cache import kept_lu
 from modicum.core.random import normal_, uniform_
 
@@ -39,8 +40,8 @@ class LoLDULayer(DirectionsLayer):
         sizes = pivots.abs() if self.method.choose == "largest" else usable.to(pivots)
         chosen = sizes.where(usable, -1.0).argsort(descending=True, stable=True)[:rank]
         # A tiny pivot that is among them has no direction, and stays in the residual.
-        usable, pivots = usable[chosen], pivots[chosen]
-        pivots = pivots.where(usable, 0.0)
+        usable = usable[chosen]
+        pivots = pivots[chosen].where(usable, 0.0)
         down = upper[chosen] / pivots.where(usable, 1.0)[:, None]
         rows = torch.zeros_like(lower)
         rows[order] = lower
@@ -51,21 +52,15 @@ class LoLDULayer(DirectionsLayer):
         return {"up": up, "down": down * usable[:, None], "z_0": z_0, "step": step[None]}
 
     def _start(self, pivots: Tensor) -> Tensor:
-        mean, name = float(pivots.mean()), f"{self.site.name}/z"
-        match self.method.start:
-            case "lu":
-                return pivots
-            case "uniform":
-                return uniform_(pivots.clone(), -abs(mean) / 2, abs(mean) / 2, seed=0, name=name)
-            case "normal":
-                std = float(pivots.std(correction=0))
-                return normal_(pivots.clone(), std=std, seed=0, name=name) + mean
-            case "constant":
-                return torch.full_like(pivots, mean)
-            case "ones":
-                return torch.ones_like(pivots)
-            case _:
-                return torch.zeros_like(pivots)
+        mean, start, name = float(pivots.mean()), self.method.start, f"{self.site.name}/z"
+        if start == "lu":
+            return pivots
+        if start == "uniform":
+            return uniform_(pivots.clone(), -abs(mean) / 2, abs(mean) / 2, seed=0, name=name)
+        if start == "normal":
+            std = float(pivots.std(correction=0))
+            return normal_(pivots.clone(), std=std, seed=0, name=name) + mean
+        return torch.full_like(pivots, {"constant": mean, "ones": 1.0, "zeros": 0.0}[start])
 
     def pivots(self) -> Tensor:
         """z [k], the trained pivots."""
@@ -142,6 +137,10 @@ class LoLDU(Directions):
         reason="quick runs alone: "
         "0.91 of what full tuning gains, with 0.38 of the numbers of a LoRA of rank 1; "
         "scales of rows or columns gain 0.89, and seeds differ by more",
+    )
+    search = SearchTable(
+        {"learning_rate": LogRange(1e-3, 1.0, 3e-2), "rank": IntegerRange(1, 4096, 64, log=True)},
+        size="rank",
     )
     layer = LoLDULayer
 

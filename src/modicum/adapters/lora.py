@@ -3,73 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Mapping
 from typing import Any, Self
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from modicum.adapters.base import Adapter, AdapterLayer, AdapterQuery, Factor
-from modicum.adapters.base_weights import at_least_fp32
-from modicum.adapters.convolutions import plus_convolved
-from modicum.adapters.fused import compute_dtype, plus_low_rank
+from modicum.adapters.base import Adapter, AdapterQuery, Factor
+from modicum.adapters.lora_layer import LoRALayer
 from modicum.adapters.sites import Site
-from modicum.core.contracts.ledger import Work
 from modicum.core.contracts.method import Against, Info, PositiveFloat, PositiveInt
-from modicum.core.ranks.sharding import whole
-
-
-class LoRALayer(AdapterLayer):
-    """y = W x + b + s B (A dropout(x)), with A [r, in], B [out, r] and s as its method has it."""
-
-    method: LoRA
-    A: Tensor
-    B: Tensor
-
-    @cached_property
-    def scale(self) -> float:
-        """s of this site."""
-        return self.method.at(self.site).scale
-
-    def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        dropout = self.method.dropout if self.training else 0.0
-        return self.plus_low_rank(base, inputs, *self.matrices(), dropout)
-
-    def matrices(self) -> tuple[Tensor, Tensor]:
-        """A and B, as a forward pass uses them."""
-        return self.A, self.B
-
-    def plus_low_rank(
-        self, base: Callable[[Tensor], Tensor], inputs: Tensor, a: Tensor, b: Tensor, dropout: float
-    ) -> Tensor:
-        """The base's output plus s B (A dropout(x))."""
-        scale = self.scale
-        if self.site.kind == "embedding":
-            outputs = base(inputs)
-            return (outputs + scale * self._rows(inputs, a, b)).to(outputs.dtype)
-        if self.site.kind == "convolution":
-            dtype, options = compute_dtype(inputs, a), {"scale": scale, "dropout": dropout}
-            return plus_convolved(self.layer, inputs, base, a, b, dtype, **options)
-        return plus_low_rank(inputs, base, a, b, scale, dropout)
-
-    def _rows(self, entries: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Rows of A^T B^T as the embedding gives its own: scaled, none for the entry of padding."""
-        layer = self.layer
-        assert isinstance(layer, nn.Embedding)
-        by_count = layer.scale_grad_by_freq
-        rows = F.embedding(entries, a.T, layer.padding_idx, scale_grad_by_freq=by_count) @ b.T
-        factor = getattr(layer, "embed_scale", None)
-        return rows if factor is None else rows * torch.as_tensor(factor).to(rows)
-
-    def delta(self) -> Tensor:
-        a, b, scale = self.as_lora()
-        return scale * (at_least_fp32(b) @ at_least_fp32(a))
-
-    def as_lora(self) -> tuple[Tensor, Tensor, float]:
-        a, b = self.matrices()
-        return whole(a), whole(b), self.scale
+from modicum.core.contracts.search import IntegerRange, SearchTable
 
 
 class LoRA(Adapter):
@@ -128,7 +69,9 @@ class LoRA(Adapter):
         against=Against("baseline"),
         tiny={"rank": 2},
     )
+    search = SearchTable({"rank": IntegerRange(1, 128, 8, log=True)}, size="rank")
     layer = LoRALayer
+    drops_by_bits = True
 
     rank: PositiveInt = 8
     alpha: PositiveFloat | None = None
@@ -162,18 +105,15 @@ class LoRA(Adapter):
         return site.kind != "embedding"  # dropped values are made anew
 
     def dropout_bytes(self, at: AdapterQuery) -> int:
-        if at.site.kind == "convolution":
-            return super().dropout_bytes(at)
-        elements = at.shape.positions * at.site.in_features
-        return -(-elements // 8) if at.site.kind == "linear" else 0
+        return 0 if at.site.kind == "embedding" else super().dropout_bytes(at)
 
     def matrices_kept(self, at: AdapterQuery) -> int:
         return 0  # factors are cast anew
 
-    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
+    def operations(self, at: AdapterQuery) -> tuple[int, int]:
         widths = at.site.out_features + (at.site.in_features if at.site.kind != "embedding" else 0)
         product = 2 * at.shape.positions * self.at(at.site).rank * widths
-        return Work(product), Work(2 * product, phase="backward")
+        return product, 2 * product
 
     @classmethod
     def from_peft(cls, config: Mapping[str, Any]) -> Self:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from modicum.adapters.base import Adapter, AdapterQuery, Factor, Generated
-from modicum.adapters.dropping import dropped
-from modicum.adapters.fused import low_rank, plus_low_rank
-from modicum.adapters.lora import LoRA, LoRALayer
+from modicum.adapters.fused import plus_dropped_between, plus_low_rank
+from modicum.adapters.lora import LoRA
+from modicum.adapters.lora_layer import LoRALayer
 from modicum.adapters.sites import Site
 from modicum.adapters.widths import check_rank, linear_only
-from modicum.core.contracts.ledger import Work
-from modicum.core.contracts.method import Info
+from modicum.core.contracts.method import Against, Info
+from modicum.core.contracts.search import IntegerRange, LogRange, SearchTable
 from modicum.core.random import normal_
 from modicum.core.torch_private import transforms_run
 
@@ -49,16 +49,13 @@ class LoRAFALayer(LoRALayer):
     correction: Tensor
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        dropout = self.method.dropout if self.training else 0.0
         scale, b = self.method.scale, self.B
         if self.method.correct:
             solved = self.method.init == "orthogonal"
             b = _corrected(b, 1 / scale**2 if solved else self.correction)
-        if not dropout:
+        if not self.dropout:
             return plus_low_rank(inputs, base, self.A, b, scale)
-        outputs, thin = base(inputs), low_rank(inputs, None, self.A, None, 1.0)
-        update = low_rank(dropped(thin, dropout), None, b, None, scale)
-        return (outputs + update).to(outputs.dtype)
+        return plus_dropped_between(inputs, base, self.A, b, scale, self.dropout)
 
     def drawn(self, seed: int) -> dict[str, Tensor]:
         found = super().drawn(seed)
@@ -134,11 +131,15 @@ class LoRAFA(LoRA):
         traits=("adapts_base", "mergeable", "is_lora", "exact_resume", "compiles"),
         traits_if=(("correct", True, "corrects_gradients"),),
         evidence="verified against code",
-        reason="quick runs alone: "
-        "saves 24 % of LoRA's saved activations, within 3 % of what frozen layers keep; "
-        "held-out losses are 0.002 nats above those of LoRA at as many trained parameters, which "
-        "is more than they spread",
+        claim_verdict="holds",
+        against=Against("worse", "LoRA of half the rank"),
+        reason="saves 24 % of LoRA's saved activations, within 3 % of what frozen layers keep, and "
+        "ends 0.001 nats above LoRA of as many trained numbers, which is more than losses spread",
         tiny={"rank": 5},
+    )
+    search = SearchTable(
+        {"learning_rate": LogRange(1e-4, 1.0, 1e-3), "rank": IntegerRange(1, 128, 8, log=True)},
+        size="rank",
     )
     layer = LoRAFALayer
     needs_input = False
@@ -195,12 +196,11 @@ class LoRAFA(LoRA):
     def dropout_bytes(self, at: AdapterQuery) -> int:
         return -(-at.shape.positions * self.rank // 8)  # of the thin values
 
-    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
+    def operations(self, at: AdapterQuery) -> tuple[int, int]:
         down, up = at.site.in_features, at.site.out_features
         products = 2 * at.shape.positions * self.rank
         correction = 2 * up * self.rank**2 * ("correction" in self.frozen(at.site))
-        backward = Work(products * (down + 2 * up) + correction, phase="backward")
-        return Work(products * (down + up)), backward
+        return products * (down + up), products * (down + 2 * up) + correction
 
 
 def _orthonormal(shape: tuple[int, int], seed: int, name: str) -> Tensor:

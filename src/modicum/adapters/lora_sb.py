@@ -11,9 +11,9 @@ from modicum.adapters.base import Factor
 from modicum.adapters.middle_factor import MiddleFactor, MiddleFactorLayer
 from modicum.adapters.preparation import Preparation, PreparationContext
 from modicum.adapters.sites import Site
+from modicum.adapters.widths import check_directions
 from modicum.core.contracts.method import Against, Info, PositiveFloat, PositiveInt, PowerIterations
-from modicum.core.errors import InputError
-from modicum.core.layers.gradient_probe import probe_gradients
+from modicum.core.contracts.search import IntegerRange, LogRange, SearchTable
 from modicum.core.layers.truncated_svd import numerical_rank, truncated_svd, with_fixed_signs
 
 
@@ -94,6 +94,14 @@ class LoRASB(MiddleFactor):
         "factors no data chose, has the same, and lets through more of a gradient",
         tiny={"rank": 5},
     )
+    search = SearchTable(
+        {
+            "learning_rate": LogRange(1e-4, 3.0, 2e-3),
+            "rank": IntegerRange(2, 256, 32, log=True),
+            "first_step": LogRange(1e-6, 1e-2, 1e-4),
+        },
+        size="rank",
+    )
     layer = LoRASBLayer
 
     rank: PositiveInt = 32
@@ -112,18 +120,7 @@ class LoRASB(MiddleFactor):
         def use(name: str, gradient: Tensor) -> Mapping[str, Tensor]:
             return self.start(gradient, seed=context.seed, name=name)
 
-        found = probe_gradients(
-            context.model,
-            context.batches,
-            context.loss,
-            use,
-            sites=context.sites,
-            limit=-(-self.examples // context.ranks.size),
-            ranks=context.ranks,
-            folder=context.scratch,
-            progress=context.progress,
-        )
-        return Preparation(tensors=found)
+        return Preparation(tensors=context.gradients(use, self.examples))
 
     def start(self, gradient: Tensor, *, seed: int, name: str) -> dict[str, Tensor]:
         """A, B and R at first, for a layer's gradient [out, in].
@@ -133,12 +130,8 @@ class LoRASB(MiddleFactor):
         """
         step = gradient.sign().mul_(-self.first_step)
         left, singular, right = truncated_svd(step, self.rank, self.niter, seed=seed, name=name)
-        if (there := numerical_rank(singular, step.shape)) < self.rank:
-            raise InputError(
-                f"above {there}, the directions that the first step of {name} has; lower it, look "
-                "at more `examples`, or exclude the layer",
-                field="rank",
-                value=self.rank,
-            )
+        there = numerical_rank(singular, step.shape)
+        which, also = f"directions that the first step of {name} has", "look at more `examples`, "
+        check_directions(self.rank, there, which, also)
         left, right = with_fixed_signs(left, right)
         return {"A": right, "B": left, "R": torch.diag(singular / self.scale)}

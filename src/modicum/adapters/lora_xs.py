@@ -10,6 +10,7 @@ from modicum.adapters.base import Factor
 from modicum.adapters.deriving_layer import DerivingLayer, mixed_fingerprint
 from modicum.adapters.middle_factor import MiddleFactor, MiddleFactorLayer
 from modicum.adapters.sites import Site
+from modicum.adapters.widths import check_directions
 from modicum.core.contracts.method import (
     Against,
     Info,
@@ -18,7 +19,7 @@ from modicum.core.contracts.method import (
     PositiveInt,
     PowerIterations,
 )
-from modicum.core.errors import InputError
+from modicum.core.contracts.search import IntegerRange, SearchTable
 from modicum.core.layers.basis_cache import kept_svd
 from modicum.core.layers.truncated_svd import numerical_rank, with_fixed_signs
 
@@ -33,13 +34,8 @@ class LoRAXSLayer(DerivingLayer, MiddleFactorLayer):
     def derive(self, weight: Tensor) -> Mapping[str, Tensor]:
         rank, niter = self.method.rank, self.method.niter
         left, singular, right = kept_svd(weight, rank, niter, seed=_SEED)
-        if (there := numerical_rank(singular, weight.shape)) < rank:
-            raise InputError(
-                f"above {there}, the rank of the weight of {self.site.name}; lower it, or exclude "
-                "the layer",
-                field="rank",
-                value=rank,
-            )
+        there = numerical_rank(singular, weight.shape)
+        check_directions(rank, there, f"rank of the weight of {self.site.name}")
         left, right = with_fixed_signs(left, right)
         down = singular[:, None] * right
         said = mixed_fingerprint(left, down) + down.norm().log()  # A has the weight's scale
@@ -98,6 +94,7 @@ class LoRAXS(MiddleFactor):
         against=Against("better", "random orthonormal factors"),
         tiny={"rank": 5, "std": 1e-6},
     )
+    search = SearchTable({"rank": IntegerRange(2, 256, 32, log=True)}, size="rank")
     layer = LoRAXSLayer
 
     rank: PositiveInt = 32

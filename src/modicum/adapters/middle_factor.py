@@ -8,10 +8,10 @@ from torch import Tensor
 
 from modicum.adapters.base import AdapterQuery, Factor
 from modicum.adapters.fused import plus_low_rank
-from modicum.adapters.lora import LoRA, LoRALayer
+from modicum.adapters.lora import LoRA
+from modicum.adapters.lora_layer import LoRALayer
 from modicum.adapters.sites import Site
 from modicum.adapters.widths import check_rank
-from modicum.core.contracts.ledger import Work
 from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import whole
 
@@ -26,8 +26,8 @@ class MiddleFactorLayer(LoRALayer):
     R: Tensor
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        dropout = self.method.dropout if self.training else 0.0
-        return plus_low_rank(inputs, base, self.A, self.B, self.scale, dropout, middle=self.R)
+        a, b = self.A, self.B
+        return plus_low_rank(inputs, base, a, b, self.scale, self.dropout, middle=self.R)
 
     def as_lora(self) -> tuple[Tensor, Tensor, float]:
         return self.A, self.B @ whole(self.R).to(self.B.dtype), self.method.scale
@@ -59,9 +59,8 @@ class MiddleFactor(LoRA):
     def saves_input(self, site: Site) -> bool:
         return False
 
-    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
+    def operations(self, at: AdapterQuery) -> tuple[int, int]:
         ins, outs, rank = at.site.in_features, at.site.out_features, self.rank
         down, up = (2 * at.shape.positions * rank * width for width in (ins, outs))
         between = 2 * outs * rank**2
-        backward = Work(down + 2 * (up + between), phase="backward")
-        return Work(down + up + between), backward
+        return down + up + between, down + 2 * (up + between)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,11 +12,15 @@ from torch import Tensor
 
 from modicum.adapters.base import Adapter, AdapterQuery, Factor
 from modicum.adapters.factors import SharedFactors
-from modicum.adapters.lora import LoRA, LoRALayer
+from modicum.adapters.fused import in_autocast
+from modicum.adapters.kinds import peers, pool_names
+from modicum.adapters.lora import LoRA
+from modicum.adapters.lora_layer import LoRALayer
 from modicum.adapters.names import plain_name
 from modicum.adapters.sites import Site
 from modicum.adapters.widths import check_divides, linear_only
 from modicum.core.contracts.method import Against, Info, PositiveFloat, PositiveInt
+from modicum.core.contracts.search import IntegerRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.random import bits
 from modicum.core.ranks.sharding import whole
@@ -50,11 +53,7 @@ class MoSLayer(LoRALayer):
 
     def matrices(self) -> tuple[Tensor, Tensor]:
         a, b = self.built(getattr(self.shared, self.pool_A), getattr(self.shared, self.pool_B))
-        kind = a.device.type
-        if kind != "meta" and torch.is_autocast_enabled(kind):  # what is kept is half as large
-            half = torch.get_autocast_dtype(kind)
-            a, b = a.to(half), b.to(half)
-        return a, b
+        return in_autocast(a), in_autocast(b)
 
     def as_lora(self) -> tuple[Tensor, Tensor, float]:
         pools = (whole(self.shared.get_parameter(name)) for name in (self.pool_A, self.pool_B))
@@ -129,6 +128,13 @@ class MoS(LoRA):
         "its choice of shards, are better still",
         tiny={"rank": 2, "shards": 1},
     )
+    search = SearchTable(
+        {
+            "equivalent_rank": IntegerRange(2, 8, 2, log=True),
+            "rank": IntegerRange(2, 64, 8, log=True),
+        },
+        size="equivalent_rank",
+    )
     layer = MoSLayer
 
     equivalent_rank: PositiveInt = 2
@@ -198,17 +204,3 @@ class MoS(LoRA):
 
     def matrices_kept(self, at: AdapterQuery) -> int:
         return self.rank * (at.site.in_features + at.site.out_features)
-
-
-@functools.lru_cache(maxsize=4096)
-def pool_names(site: Site) -> tuple[str, str]:
-    """The names of the pools that a layer takes its A and its B from: those of its kind."""
-    named = (part for part in reversed(plain_name(site.name).split(".")) if not part.isdigit())
-    kind = f"{next(named, 'layer')}_{site.out_features}x{site.in_features}"
-    return f"{kind}_A", f"{kind}_B"
-
-
-def peers(site: Site, sites: Sequence[Site]) -> list[Site]:
-    """The layers that share a pool with this one, in the model's order."""
-    own = pool_names(site)
-    return [other for other in sites if pool_names(other) == own]

@@ -125,7 +125,8 @@ def save(
     for name, (a, b, scale) in on_layers(attached, loras).items():
         a, b = as_peft(attached.model.get_submodule(name), a, b)
         a_key, b_key = _keys(sites[name])
-        tensors[a_key], tensors[b_key] = a.contiguous().cpu(), b.contiguous().cpu()
+        # Layers may share a pair, of which a file has one for each.
+        tensors[a_key], tensors[b_key] = as_kept(a), as_kept(b)
         plain = plain_name(name)
         alphas[plain], ranks[plain] = scale * a.shape[0], a.shape[0]
     model = plain_model(attached.model)
@@ -253,9 +254,16 @@ def _check_the_others(model: nn.Module, others: dict[str, Tensor], file: Path) -
 
 
 def check_choice(
-    model: nn.Module, config: Mapping[str, Any], names: Collection[str], file: Path
+    model: nn.Module,
+    config: Mapping[str, Any],
+    names: Collection[str],
+    file: Path,
+    start: str = "init_lora_weights",
 ) -> None:
     """Make sure that PEFT would use the factors of just these layers.
+
+    Args:
+        start: the key that says whether factors which the file lacks change nothing.
 
     Raises:
         InputError: the configuration leaves one of them out, or PEFT would draw random factors.
@@ -273,13 +281,13 @@ def check_choice(
             problem = f"leaves out the layer {sites[name]}, of which {WEIGHTS} has factors"
             raise InputError(problem, file=file, field=key, value=config.get(key))
     missing = sorted(n for n in among.difference(names) if chooses(meant, sites[n]))
-    if missing and config.get("init_lora_weights", True) in (None, False):
+    if missing and not config.get(start, True):
         raise InputError(
             f"the factors of the layer {sites[missing[0]]} are not in {WEIGHTS}, and would be "
             "random",
             file=file,
-            field="init_lora_weights",
-            value=config.get("init_lora_weights"),
+            field=start,
+            value=config.get(start),
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from modicum.adapters import peft_files, peft_randlora
+from modicum.adapters import peft_files, peft_randlora, peft_shira
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.folding import Folding
 from modicum.adapters.native_files import StoredAdapter, read_json
@@ -15,7 +15,7 @@ from modicum.adapters.peft_slices import has_slices
 from modicum.core.errors import InputError
 
 # By `peft_type`; all others are those of `peft_files`, or refused there.
-_OTHERS = {peft_randlora.PEFT_TYPE: peft_randlora}
+_OTHERS = {peft_randlora.PEFT_TYPE: peft_randlora, peft_shira.PEFT_TYPE: peft_shira}
 
 
 def exact_form(attached: Attachment) -> Literal["peft", "modicum"]:

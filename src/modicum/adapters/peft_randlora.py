@@ -13,30 +13,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from modicum.adapters.attachment import Attachment
-from modicum.adapters.names import plain_model, plain_name
-from modicum.adapters.native_files import StoredAdapter, read_json, read_tensors
-from modicum.adapters.peft_config import HARMLESS, check_names, is_number
+from modicum.adapters.names import plain_name
+from modicum.adapters.native_files import StoredAdapter
+from modicum.adapters.peft_config import is_number
 from modicum.adapters.peft_copies import PREFIX
-from modicum.adapters.peft_files import CONFIG, WEIGHTS, check_choice, target_modules
-from modicum.adapters.peft_task import task_fields, unreadable
+from modicum.adapters.peft_files import CONFIG, WEIGHTS, check_choice
+from modicum.adapters.peft_folders import (
+    check_config,
+    of_layers,
+    read_folder,
+    why_not_whole,
+    write_folder,
+)
 from modicum.adapters.randlora import GAMMA, LAMBDA, RandLoRA
-from modicum.adapters.sites import Site, all_sites
+from modicum.adapters.sites import Site
 from modicum.core.errors import InputError
-from modicum.core.files import publish_folder, write_json
 from modicum.core.ranks.sharding import whole
 
 PEFT_TYPE = "RANDLORA"
 _BASES = {"A": "base_model.randlora_A", "B": "base_model.randlora_B"}
-_ENDS = {LAMBDA: ".randlora_lambda", GAMMA: ".randlora_gamma"}
+_ENDS = {LAMBDA: "randlora_lambda", GAMMA: "randlora_gamma"}
 _READ = (
-    *("peft_type", "r", "randlora_alpha", "randlora_dropout", "target_modules"),
-    *("exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("randlora_alpha", "randlora_dropout", "init_weights", "projection_prng_key"),
+    *("save_projection", "sparse", "very_sparse"),
 )
-_OF_THE_START = ("projection_prng_key", "save_projection", "sparse", "very_sparse", "init_weights")
 
 
 def save(attached: Attachment, folder: Path, *, base_model: str | None, write: bool = True) -> None:
@@ -55,28 +58,19 @@ def save(attached: Attachment, folder: Path, *, base_model: str | None, write: b
         root = math.sqrt(len(layer.get_parameter(LAMBDA))) if value.scaling == "sqrt" else 1.0
         key = PREFIX + plain_name(name)
         scales = whole(layer.get_parameter(LAMBDA).detach()) / root
-        tensors[key + _ENDS[LAMBDA]] = scales.T.contiguous().cpu()
-        tensors[key + _ENDS[GAMMA]] = whole(layer.get_parameter(GAMMA).detach()).clone().cpu()
-    if not write:
-        return
-    config = {
-        "peft_type": PEFT_TYPE,
-        **task_fields(plain_model(attached.model), [plain_name(site.name) for site in sites]),
-        "base_model_name_or_path": base_model,
-        "r": value.rank,
-        "randlora_alpha": 2.0 * value.rank if value.alpha is None else value.alpha,
-        "randlora_dropout": value.dropout,
-        "target_modules": target_modules(attached),
-        "fan_in_fan_out": any(site.transposed for site in sites),
-        "bias": "none",
-        "modules_to_save": None,
-        "projection_prng_key": 0,
-        "save_projection": True,
-        "inference_mode": True,
-    }
-    with publish_folder(folder) as temporary:
-        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        write_json(temporary / CONFIG, config)
+        tensors[f"{key}.{_ENDS[LAMBDA]}"] = scales.T.contiguous().cpu()
+        tensors[f"{key}.{_ENDS[GAMMA]}"] = whole(layer.get_parameter(GAMMA).detach()).clone().cpu()
+    if write:
+        kind = {
+            "peft_type": PEFT_TYPE,
+            "r": value.rank,
+            "randlora_alpha": 2.0 * value.rank if value.alpha is None else value.alpha,
+            "randlora_dropout": value.dropout,
+            "bias": "none",
+            "projection_prng_key": 0,
+            "save_projection": True,
+        }
+        write_folder(attached, folder, tensors, base_model=base_model, **kind)
 
 
 def why_not(attached: Attachment) -> str | None:
@@ -86,38 +80,23 @@ def why_not(attached: Attachment) -> str | None:
         return f"{value.info.name} is no RandLoRA"
     if value.pairing != "rank":
         return 'PEFT pairs the columns of RandLoRA\'s bases as pairing="rank" does, this one not'
-    if attached.copied:
-        return "copies of base parameters are trained in addition"
-    names = [plain_name(name) for name in attached.sites]
-    strange = unreadable(plain_model(attached.model), names)
-    return None if strange is None else f"{strange[1]} ({strange[0]})"
+    return why_not_whole(attached)
 
 
 def read(folder: Path, model: nn.Module) -> StoredAdapter:
     """The adapter of a PEFT RandLoRA folder, for a model; errors are those of `files.load`."""
-    config, file = read_json(folder / CONFIG), folder / WEIGHTS
-    try:
-        _check(config)
-    except InputError as error:
-        raise error.located(file=folder / CONFIG) from None
-    tensors = {plain_name(key): tensor for key, tensor in read_tensors(file).items()}
-    sites = {PREFIX + plain_name(site.name): site for site in all_sites(model)}
+    config, tensors = read_folder(folder, _check)
+    file = folder / WEIGHTS
+    shared = {key for key in tensors if key.endswith((".randlora_A", ".randlora_B"))}
+    own = {key: tensor for key, tensor in tensors.items() if key not in shared}
     state, chosen = {}, dict[str, Site]()
-    for key, tensor in tensors.items():
-        owner, _, leaf = key.rpartition(".")
-        factor = next((name for name, end in _ENDS.items() if end == f".{leaf}"), None)
-        if key in _BASES.values() or leaf in ("randlora_A", "randlora_B"):
-            continue
-        if factor is None or owner not in sites:
-            problem = "the adapter is for another model, or this is no tensor of RandLoRA's"
-            raise InputError(problem, file=file, value=key.removeprefix(PREFIX))
-        if tensor.ndim != 2:
-            raise InputError("is no matrix", file=file, value=key.removeprefix(PREFIX))
-        site = sites[owner]
+    for site, found in of_layers(model, own, _ENDS, folder).values():
         chosen[site.name] = site
-        state[f"{plain_name(site.name)}.{factor}"] = tensor.T if factor == LAMBDA else tensor
-    if not chosen:
-        raise InputError("it has no factors", file=file)
+        for factor, tensor in found.items():
+            if tensor.ndim != 2:
+                name = f"{plain_name(site.name)}.{_ENDS[factor]}"
+                raise InputError("is no matrix", file=file, value=name)
+            state[f"{plain_name(site.name)}.{factor}"] = tensor.T if factor == LAMBDA else tensor
     missing = next((key for key in _BASES.values() if key not in tensors), None)
     if missing is not None:
         raise InputError(
@@ -129,7 +108,7 @@ def read(folder: Path, model: nn.Module) -> StoredAdapter:
     bases = [tensors[key] for key in _BASES.values()]
     if any(base.ndim != 3 or not base.is_floating_point() for base in bases):
         raise InputError("the bases are no numbers in three dimensions", file=file)
-    check_choice(model, {**config, "init_lora_weights": True}, tuple(chosen), folder / CONFIG)
+    check_choice(model, config, tuple(chosen), folder / CONFIG, start="init_weights")
     value = RandLoRA(
         rank=int(config["r"]),
         alpha=float(config["randlora_alpha"]),
@@ -141,11 +120,11 @@ def read(folder: Path, model: nn.Module) -> StoredAdapter:
         targets=tuple(plain_name(name) for name in chosen),
     )
     needed = value.shared_frozen(list(chosen.values()))
-    found = {
+    bases_here = {
         "A": tensors[_BASES["A"]].flatten(end_dim=-2),
         "B": tensors[_BASES["B"]].flatten(start_dim=1).T,
     }
-    for name, base in found.items():
+    for name, base in bases_here.items():
         rows, columns = needed[name].shape
         if base.shape[0] < rows or base.shape[1] < columns:
             problem = f"has bases of shape {tuple(base.shape)}, the layers need {(rows, columns)}"
@@ -176,20 +155,10 @@ def _check(config: Mapping[str, Any]) -> None:
     Raises:
         InputError: it does.
     """
-    for key, value in config.items():
-        off = value is None or value is False or value in ("", [], {})
-        if key in _READ or key in _OF_THE_START or key in HARMLESS or off:
-            continue
-        if key == "bias" and value == "none":
-            continue
-        problem = "trains more than RandLoRA does, or is not known"
-        raise InputError(problem, field=key, value=value)
-    rank, alpha = config.get("r"), config.get("randlora_alpha")
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank <= 0:
-        raise InputError("must be an integer above zero", field="r", value=rank)
+    check_config(config, name="RandLoRA", read=_READ)
+    alpha = config.get("randlora_alpha")
     if not (is_number(alpha) and alpha > 0):
         raise InputError("must be a number above zero", field="randlora_alpha", value=alpha)
     dropout = config.get("randlora_dropout", 0.0)
     if not (is_number(dropout) and 0 <= dropout < 1):
         raise InputError("must be from 0 to below 1", field="randlora_dropout", value=dropout)
-    check_names(config)

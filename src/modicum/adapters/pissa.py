@@ -10,10 +10,12 @@ from torch import Tensor
 from modicum.adapters.adapter_layer import RoundTrip
 from modicum.adapters.base import Factor
 from modicum.adapters.base_weights import at_least_fp32
-from modicum.adapters.lora import LoRA, LoRALayer
+from modicum.adapters.lora import LoRA
+from modicum.adapters.lora_layer import LoRALayer
 from modicum.adapters.sites import Site
 from modicum.adapters.widths import check_rank
 from modicum.core.contracts.method import Against, Info, PositiveInt, PowerIterations
+from modicum.core.contracts.search import IntegerRange, LogRange, SearchTable
 from modicum.core.layers.basis_cache import kept_svd
 from modicum.core.layers.truncated_svd import with_fixed_signs
 from modicum.core.ranks.sharding import whole
@@ -124,6 +126,10 @@ class PiSSA(LoRA):
         reason="three quarters of LoRA's steps to LoRA's loss, and NF4 loses 28 to 53 % less; but "
         "after all steps, at the rates that are fastest, test errors are 1.15 of LoRA's",
         tiny={"rank": 2},
+    )
+    search = SearchTable(
+        {"learning_rate": LogRange(1e-5, 1e-1, 1e-3), "rank": IntegerRange(1, 256, 8, log=True)},
+        size="rank",
     )
     layer = PiSSALayer
 

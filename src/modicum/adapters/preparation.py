@@ -22,6 +22,7 @@ from modicum.adapters.sites import Site
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, read_json, write_json
 from modicum.core.layers.calibration import Loss, undisturbed
+from modicum.core.layers.gradient_probe import UseGradient, probe_gradients
 from modicum.core.progress import CountProgress
 from modicum.core.ranks.ranks import Ranks
 
@@ -68,6 +69,24 @@ class PreparationContext:
         if self.weights is None:
             return base_weights.read(base, site)
         return base_weights.given(self.weights, site, base)
+
+    def gradients(self, use: UseGradient, examples: int) -> dict[str, dict[str, Tensor]]:
+        """What `use` makes of each site's gradient [out, in]; see `probe_gradients`.
+
+        Args:
+            examples: how many to look at, over all ranks.
+        """
+        return probe_gradients(
+            self.model,
+            self.batches,
+            self.loss,
+            use,
+            sites=self.sites,
+            limit=-(-examples // self.ranks.size),
+            ranks=self.ranks,
+            folder=self.scratch,
+            progress=self.progress,
+        )
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from torch import Tensor
 from modicum.adapters.base import Factor
 from modicum.adapters.channel_sums import ChannelSums
 from modicum.adapters.fused import plus_low_rank
-from modicum.adapters.lora import LoRA, LoRALayer
+from modicum.adapters.lora import LoRA
+from modicum.adapters.lora_layer import LoRALayer
 from modicum.adapters.sites import Site
-from modicum.core.contracts.method import Info, PositiveInt
+from modicum.core.contracts.method import Against, Info, PositiveInt
+from modicum.core.contracts.search import IntegerRange, LogRange, SearchChoice, SearchTable
 from modicum.core.ranks.sharding import whole
 
 
@@ -26,9 +28,8 @@ class QBaRALayer(LoRALayer):
         if not self.method.pools(self.site):
             return super().forward(inputs, base)
         method, sums = self.method, ChannelSums(self.method.pooling)
-        dropout = method.dropout if self.training else 0.0
         scale = method.scale / method.pooling  # a mean is a sum over its count
-        return plus_low_rank(inputs, base, self.A, self.B, scale, dropout, (sums, sums))
+        return plus_low_rank(inputs, base, self.A, self.B, scale, self.dropout, (sums, sums))
 
     def as_lora(self) -> tuple[Tensor, Tensor, float]:
         """(A, B, s / pooling) of rank pooling * r at every layer, so that one file can hold all."""
@@ -93,10 +94,19 @@ class QBaRA(LoRA):
         "and LLaMA-2",
         traits=("adapts_base", "mergeable", "is_lora", "exact_resume", "compiles"),
         evidence="verified against code",
-        reason="quick runs alone: "
-        "at equal parameters LoRA's loss on a base in two bits, half of it kept of inputs; "
-        "at rank 1 not below LoRA's in most seeds",
+        claim_verdict="in part",
+        against=Against("equal", "LoRA of as many parameters"),
+        reason="at rank 4 LoRA's loss at equal parameters and half of the inputs kept; at rank 1 "
+        "up to 0.011 nats above it, and below it in one seed of five",
         tiny={"rank": 2},
+    )
+    search = SearchTable(
+        {
+            "learning_rate": LogRange(1e-4, 0.5, 1e-3),
+            "rank": IntegerRange(1, 128, 8, log=True),
+            "pooling": SearchChoice((2, 4, 8), 2),
+        },
+        size="rank",
     )
     layer = QBaRALayer
 

@@ -14,8 +14,8 @@ from modicum.adapters.dropping import dropped
 from modicum.adapters.fused import compute_dtype, plus_low_rank
 from modicum.adapters.sites import Site
 from modicum.adapters.widths import linear_only
-from modicum.core.contracts.ledger import Work
-from modicum.core.contracts.method import Info, PositiveFloat, PositiveInt
+from modicum.core.contracts.method import Against, Info, PositiveFloat, PositiveInt
+from modicum.core.contracts.search import LogRange, SearchChoice, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.layers.form_layer import FormLayer
 from modicum.core.ranks.sharding import whole
@@ -49,7 +49,7 @@ class QAHiRALayer(AdapterLayer):
         )
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        dropout = self.method.dropout if self.training else 0.0
+        dropout = self.dropout
         rows, columns = self.tile
         if self.method.divides(self.site):
             maps = ChannelSums(columns), ChannelSums(rows)
@@ -131,9 +131,23 @@ class QAHiRA(Adapter):
         "a merge that loses nothing",
         traits=("adapts_base", "mergeable", "exact_resume", "compiles"),
         evidence="reconstructed",
+        claim_verdict="in part",
+        against=Against("better", "QA-LoRA of nearly as many parameters"),
+        reason="merging costs 1.5e-6 nat at most, where LoRA loses 0.2 at 2 bits; merged, it is "
+        "0.2 nat below LoRA there, where 0.3 was asked for; its loss above the floor is 0.47 of "
+        "QA-LoRA's",
         tiny={"tile_rows": 2, "tile_columns": 2},
     )
+    search = SearchTable(
+        {
+            "learning_rate": LogRange(1e-4, 1.0, 1e-3),
+            "tile_rows": SearchChoice((2, 4, 8, 16, 32), 8),
+            "tile_columns": SearchChoice((2, 4, 8, 16), 4),
+        },
+        size="tile_rows",
+    )
     layer = QAHiRALayer
+    drops_by_bits = True
 
     tile_rows: PositiveInt = 8
     tile_columns: PositiveInt = 4
@@ -162,12 +176,5 @@ class QAHiRA(Adapter):
     def saved_elements(self, site: Site) -> int:
         return 0 if self.divides(site) else -(-site.in_features // self.tile_columns)
 
-    def dropout_bytes(self, at: AdapterQuery) -> int:
-        return -(-at.site.in_features * at.shape.positions // 8)
-
     def matrices_kept(self, at: AdapterQuery) -> int:
         return 0 if self.divides(at.site) else super().matrices_kept(at)
-
-    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
-        product = 2 * at.shape.positions * self.trained(at.site)
-        return Work(product), Work(2 * product, phase="backward")

@@ -21,8 +21,9 @@ from modicum.adapters.thin_products import (
     plus_thin,
 )
 from modicum.adapters.widths import linear_only
-from modicum.core.contracts.ledger import Entry, Ledger, Work
-from modicum.core.contracts.method import Info, PositiveFloat, PositiveInt
+from modicum.core.contracts.ledger import Entry, Ledger
+from modicum.core.contracts.method import Against, Info, PositiveFloat, PositiveInt
+from modicum.core.contracts.search import IntegerRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.random import uniform_
 from modicum.core.ranks.sharding import own_part, whole
@@ -80,7 +81,7 @@ class RandLoRALayer(AdapterLayer):
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         positions = math.prod(inputs.shape[:-1])
-        dropout = self.method.dropout if self.training else 0.0
+        dropout = self.dropout
         return plus_thin(
             inputs,
             base,
@@ -163,9 +164,13 @@ class RandLoRA(Adapter):
         traits=("adapts_base", "mergeable", "exact_resume", "compiles"),
         traits_if=(("pairing", "rank", "in_peft"),),
         evidence="verified against code",
+        claim_verdict="holds",
+        against=Against("better", "LoRA of as many trained parameters"),
         tiny={"rank": 2},
     )
+    search = SearchTable({"rank": IntegerRange(4, 256, 32, log=True)}, size="rank")
     layer = RandLoRALayer
+    drops_by_bits = True
     peft_type = "RANDLORA"
 
     rank: PositiveInt = 32
@@ -241,9 +246,6 @@ class RandLoRA(Adapter):
     def saved_elements(self, site: Site) -> int:
         return 0 if self.saves_input(site) else self.columns(site)
 
-    def dropout_bytes(self, at: AdapterQuery) -> int:
-        return -(-at.shape.positions * at.site.in_features // 8)
-
     def matrices_kept(self, at: AdapterQuery) -> int:
         return 0  # all are made anew
 
@@ -252,10 +254,10 @@ class RandLoRA(Adapter):
         spent = Entry("workspace", 4 * made, ("forward", "backward"), "a layer's scaled bases")
         return super().shared_ledger(sites) + Ledger.of(spent)
 
-    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
+    def operations(self, at: AdapterQuery) -> tuple[int, int]:
         built = self.builds(at.site, at.shape.positions, dropout=self.dropout)
         forward, backward = self._work(at.site, at.shape.positions, built, self.dropout)
-        return Work(forward), Work(backward, phase="backward")
+        return forward, backward
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,15 @@ from modicum.adapters.fused import compute_dtype
 from modicum.adapters.fused_directions import operations, plus_directions
 from modicum.adapters.sites import Site
 from modicum.adapters.steps import AdapterSteps, FollowingLayer
-from modicum.core.contracts.ledger import Entry, Ledger, Work
-from modicum.core.contracts.method import Info, NonNegativeFloat, PositiveFloat, PositiveInt
+from modicum.core.contracts.ledger import Entry, Ledger
+from modicum.core.contracts.method import (
+    Against,
+    Info,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+)
+from modicum.core.contracts.search import IntegerRange, LinearRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.layers.basis_cache import kept_svd
 from modicum.core.layers.truncated_svd import with_fixed_signs
@@ -50,7 +57,7 @@ class SALTLayer(DirectionsLayer, FollowingLayer):
         return {**made, "fingerprint": mixed_fingerprint(made["up"], made["down"]) + size}
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        method, dropout = self.method, self.method.dropout if self.training else 0.0
+        method, dropout = self.method, self.dropout
         with torch.autocast(inputs.device.type, enabled=False):
             d, low = self.made(self.trained())
         down, up = self.down[: len(d)], self.up[:, : len(d)]
@@ -196,10 +203,15 @@ class SALT(Directions):
         ),
         traits_unless=(("penalty", 0.0, 0.01, "follows_steps"),),
         evidence="verified against code",
-        reason="quick runs alone: on turned images better than a LoRA of rank 4 at 0.54 of its "
-        "numbers and than singular values alone; along random orthonormal directions in place of "
-        "the weight's it is better still",
+        claim_verdict="in part",
+        against=Against("worse", "as many random orthonormal directions"),
+        reason="0.022 above a LoRA of rank 4 in accuracy at 0.54 of its numbers, 0.062 above "
+        "singular values alone, where 0.1 was asked for; along random orthonormal directions in "
+        "place of the weight's there are a quarter fewer test errors",
         tiny={"rank": 2},
+    )
+    search = SearchTable(
+        {"rank": IntegerRange(1, 128, 8, log=True), "top": LinearRange(0.0, 0.9, 0.5)}, size="rank"
     )
     layer = SALTLayer
     needs_input = True
@@ -295,8 +307,8 @@ class SALT(Directions):
             Entry("activation", 4 * pair, SAVED, "adapter matrices"),
         )
 
-    def work(self, at: AdapterQuery) -> tuple[Work, ...]:
+    def operations(self, at: AdapterQuery) -> tuple[int, int]:
         site, positions, dropped = at.site, at.shape.positions, bool(self.dropout)
         built = self.builds_for(site, positions, dropped=dropped)
         forward, backward = self._work(site, positions, built, dropped)
-        return Work(forward), Work(backward, phase="backward")
+        return forward, backward

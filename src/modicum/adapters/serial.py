@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modicum.adapters.adapter_layer import AdapterLayer, LayerChange
+from modicum.adapters.dropping import dropped
 
 
 class SerialLayer(AdapterLayer):
@@ -50,7 +51,8 @@ class SerialLayer(AdapterLayer):
             return self._added(read.float(), outputs.float()).to(outputs.dtype)
 
     def _added(self, read: Tensor, outputs: Tensor) -> Tensor:
-        hidden = self.down(F.dropout(read, self.method.dropout, self.training))
+        probability = self.method.dropout
+        hidden = self.down(dropped(read, probability) if self.training and probability else read)
         more = self.up(F.gelu(hidden, approximate="tanh"))
         return outputs.add(more, alpha=self.scale).to(outputs.dtype)
 

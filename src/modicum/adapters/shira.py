@@ -16,8 +16,8 @@ from modicum.adapters.patching_layer import INDICES, VALUES, Patching, PatchingL
 from modicum.adapters.preparation import Preparation, PreparationContext
 from modicum.adapters.sites import Site
 from modicum.core.contracts.method import Info, PositiveInt
+from modicum.core.contracts.search import IntegerRange, LogRange, SearchChoice, SearchTable
 from modicum.core.errors import InputError
-from modicum.core.layers.gradient_probe import probe_gradients
 from modicum.core.random import sample
 
 
@@ -53,8 +53,9 @@ class SHiRA(Patching):
         mask: which entries: `rand`, drawn without replacement, each set as likely; `magnitude`,
             the largest |W|; `gradient`, the largest |G|, with the loss's gradient G of `examples`;
             `snip`, the largest |W G|; `struct`, the diagonal and rows at equal distances, from one
-            that is drawn. It is fixed. A file has the seed of those that are drawn, and the indices
-            of others.
+            that is drawn; `stored`: those of a file of PEFT's, where a mask has no name. It is
+            fixed. Our own files have the seed of those that are drawn and the indices of others,
+            PEFT's (`SHIRA`) the indices of all.
         examples: how many to look at, for `gradient` and `snip`.
         targets, exclude: see `Adapter`; embeddings cannot be targets.
         dropout: none: W itself is changed.
@@ -90,7 +91,7 @@ class SHiRA(Patching):
         paper="Sparse High Rank Adapters, arXiv 2406.13175",
         claim="better than LoRA on commonsense reasoning at 1% of the weights changed, with less "
         "loss when adapters are fused, and switched several times faster",
-        traits=("adapts_base", "writes_base", "mergeable", "exact_resume"),
+        traits=("adapts_base", "writes_base", "mergeable", "in_peft", "exact_resume"),
         traits_if=(
             ("mask", "gradient", "prepares_from_data"),
             ("mask", "snip", "prepares_from_data"),
@@ -98,11 +99,24 @@ class SHiRA(Patching):
         evidence="verified against code",
         tiny={"rank": 2},
     )
+    search = SearchTable(
+        {
+            "learning_rate": LogRange(1e-4, 3.0, 3e-3),
+            "rank": IntegerRange(1, 128, 16, log=True),
+            "mask": SearchChoice(("rand", "magnitude", "gradient", "snip"), "rand"),
+        },
+        size="rank",
+    )
     layer = SHiRALayer
+    peft_type = "SHIRA"
 
     rank: PositiveInt = 16
-    mask: Literal["rand", "magnitude", "gradient", "snip", "struct"] = "rand"
+    mask: Literal["rand", "magnitude", "gradient", "snip", "struct", "stored"] = "rand"
     examples: PositiveInt = 64
+
+    @property
+    def from_file(self) -> bool:
+        return self.mask == "stored"
 
     @property
     def looks_at(self) -> int:
@@ -141,18 +155,7 @@ class SHiRA(Patching):
                 score = score * base_weights.read(base, sites[name]).abs()
             return {INDICES: largest(score, self.entries(sites[name]), name)}
 
-        found = probe_gradients(
-            context.model,
-            context.batches,
-            context.loss,
-            use,
-            sites=context.sites,
-            limit=-(-self.examples // context.ranks.size),
-            ranks=context.ranks,
-            folder=context.scratch,
-            progress=context.progress,
-        )
-        return Preparation(tensors=found)
+        return Preparation(tensors=context.gradients(use, self.examples))
 
 
 def largest(scores: Tensor, count: int, name: str) -> Tensor:

@@ -12,9 +12,9 @@ from modicum.adapters.base import Factor
 from modicum.adapters.directions import Directions, DirectionsLayer
 from modicum.adapters.preparation import Preparation, PreparationContext
 from modicum.adapters.sites import Site
-from modicum.adapters.widths import check_rank
+from modicum.adapters.widths import check_directions, check_rank
 from modicum.core.contracts.method import Against, Info, PositiveFloat, PositiveInt
-from modicum.core.errors import InputError
+from modicum.core.contracts.search import IntegerRange, LogRange, SearchTable
 from modicum.core.layers.basis_cache import kept_svd
 from modicum.core.layers.truncated_svd import with_fixed_signs
 from modicum.core.ranks.turns import by_turns
@@ -28,14 +28,7 @@ class SVFitLayer(DirectionsLayer):
     def directions(self, weight: Tensor) -> dict[str, Tensor]:
         rank = self.method.rank_at(self.site)
         left, singular, right = kept_svd(weight, rank)
-        there = numerical_rank(singular)
-        if there < rank:
-            raise InputError(
-                f"above {there}, the rank of the weight of {self.site.name}; lower it, or exclude "
-                "the layer",
-                field="rank",
-                value=rank,
-            )
+        check_directions(rank, numerical_rank(singular), f"rank of the weight of {self.site.name}")
         left, right = with_fixed_signs(left, right)
         return {"up": left, "down": right}
 
@@ -109,6 +102,10 @@ class SVFit(Directions):
         reason="near the known domain random orthonormal directions have as many test errors, and "
         "on images turned by a quarter a LoRA of rank 4 is better",
         tiny={"rank": 5},
+    )
+    search = SearchTable(
+        {"learning_rate": LogRange(1e-4, 1.0, 1e-3), "rank": IntegerRange(1, 1024, 16, log=True)},
+        size="rank",
     )
     layer = SVFitLayer
 

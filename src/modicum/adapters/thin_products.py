@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modicum.adapters.fused import compute_dtype, fusible
-from modicum.core.codecs.bit_packing import pack_bits, unpack_bits
-from modicum.core.layers.frozen_product import weight_of
+from modicum.adapters.dropping import drop, drop_again, mask_of
+from modicum.adapters.fused import compute_dtype, next_to_frozen
+from modicum.core.layers.frozen_product import FrozenProduct, weight_of
 from modicum.core.torch_private import transforms_run
 
 TrainedSide = Literal["down", "up"]
@@ -86,12 +86,8 @@ class _FrozenPlusThin(torch.autograd.Function):
         *tensors: Tensor,
     ) -> Tensor:
         own, held = tensors[:count], tensors[count:]
-        cast, bits = x.to(dtype), None
-        seen = cast
-        if dropout:
-            seen, mask = torch.native_dropout(cast, dropout, True)
-            bits = pack_bits(mask)
-            del mask
+        cast = x.to(dtype)
+        seen, bits = drop(cast, dropout)
         down, up = rule.matrices([tensor.to(dtype) for tensor in own])
         offset = bias if bias is None else bias.to(dtype)
         weight = weight_of(form, held, x.shape[-1], dtype) if held else None
@@ -123,11 +119,10 @@ class _FrozenPlusThin(torch.autograd.Function):
         rule, built, dropout, dtype, form, count, given, rows = ctx.about
         own, held = tensors[:count], tuple(tensors[count:])
         down, up = rule.matrices([tensor.to(dtype) for tensor in own])
-        through = 1.0 if bits is None or dropout == 1 else 1 / (1 - dropout)
-        mask = None if bits is None else unpack_bits(bits, rows.numel()).view(rows)
-        seen: Any = None if x is None else x.to(dtype)
-        if seen is not None and mask is not None:
-            seen = (seen * mask).mul_(through)
+        mask = mask_of(bits, rows)
+        seen: Any = None
+        if x is not None:
+            seen = drop_again(x.to(dtype, copy=mask is not None), mask, dropout)
         weight = weight_of(form, held, rows[-1], dtype) if held else None
         of_thin: Any = None if built else gradient @ up
         if built:
@@ -143,8 +138,7 @@ class _FrozenPlusThin(torch.autograd.Function):
                 x_gradient = gradient @ torch.addmm(weight, up, down)
             else:
                 x_gradient = gradient @ (up @ down) if built else of_thin @ down
-                if mask is not None:
-                    x_gradient = x_gradient.mul_(mask).mul_(through)
+                x_gradient = drop_again(x_gradient, mask, dropout)
                 if weight is not None:
                     x_gradient.addmm_(gradient, weight)
             x_gradient = x_gradient.to(given)
@@ -176,16 +170,10 @@ def plus_thin(
         down, up = rule.matrices([tensor.to(dtype) for tensor in tensors])
         thin = F.linear(F.dropout(inputs.to(dtype), dropout), down)
         return (frozen + F.linear(thin, up)).to(frozen.dtype)
-    product = fusible(base, inputs, tensors[0])
-    rows = inputs.reshape(-1, inputs.shape[-1])
-    held, form, bias = (
-        ((), "", None) if product is None else (product.held, product.form, product.bias)
-    )
-    outputs: Tensor = _FrozenPlusThin.apply(
-        rows, rule, built, dropout, dtype, bias, form, len(tensors), *tensors, *held
-    )
-    outputs = outputs.view(*inputs.shape[:-1], outputs.shape[-1])
-    if product is not None:
-        return outputs
-    frozen = base(inputs)
-    return (frozen + outputs).to(frozen.dtype)
+
+    def both(rows: Tensor, frozen: FrozenProduct) -> Tensor:
+        about = rule, built, dropout, dtype, frozen.bias, frozen.form, len(tensors)
+        made: Tensor = _FrozenPlusThin.apply(rows, *about, *tensors, *frozen.held)
+        return made
+
+    return next_to_frozen(inputs, base, tensors[0], both)

@@ -89,6 +89,21 @@ def linear_only(site: Site, why: str) -> None:
         raise InputError(f"{why}; leave it out with `exclude`", field="targets", value=site.name)
 
 
+def check_directions(rank: int, there: int, which: str, also: str = "") -> None:
+    """Make sure that a matrix has as many directions as are asked for.
+
+    Args:
+        there: how many it has.
+        which: matrix, in words; `also` what else a user may do, in words that follow "lower it, ".
+
+    Raises:
+        InputError: it has fewer.
+    """
+    if there < rank:
+        problem = f"above {there}, the {which}; lower it, {also}or exclude the layer"
+        raise InputError(problem, field="rank", value=rank)
+
+
 def check_rank(rank: int, site: Site, field: str = "rank") -> int:
     """The rank, if a layer's matrix can have as many directions.
 

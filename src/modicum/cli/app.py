@@ -15,6 +15,7 @@ from modicum.cli.commands.bench import bench
 from modicum.cli.commands.chat import chat
 from modicum.cli.commands.check import check
 from modicum.cli.commands.checkpoint import checkpoint
+from modicum.cli.commands.compare import compare
 from modicum.cli.commands.completion import completion
 from modicum.cli.commands.data import data
 from modicum.cli.commands.demo import demo
@@ -47,6 +48,7 @@ COMMANDS = (
     methods,
     prove,
     check,
+    compare,
     report,
     watch,
     chat,
@@ -62,7 +64,8 @@ COMMANDS = (
 )
 GROUPS = (bench, checkpoint, verify)
 # What continues a run that is there, and what is there to be ended.
-RESUMING, LISTENING = ("train", "demo"), ("chat", "serve", "watch")
+_USAGE: type[Exception] = typer.BadParameter.__mro__[1]  # of any mistake in the command line
+RESUMING, LISTENING = ("train", "demo", "compare"), ("chat", "serve", "watch")
 
 
 class Commands(TyperGroup):
@@ -72,7 +75,8 @@ class Commands(TyperGroup):
         """Run one.
 
         Raises:
-            InputError: an option or argument has a value that it does not take.
+            InputError: an option or argument has a value that it does not take, or an option is
+                a recipe's field.
             Interrupted: Ctrl-C or SIGTERM, with nothing to save or at once.
         """
         try:
@@ -83,6 +87,12 @@ class Commands(TyperGroup):
             if type(error) is not typer.BadParameter:  # an argument is missing: the usage helps
                 raise
             raise refused(error) from None
+        except _USAGE as error:
+            from modicum.cli.usage import as_field
+
+            if (told := as_field(error)) is None:
+                raise
+            raise told from None
         except KeyboardInterrupt:
             raise Interrupted(_interrupted(ctx.invoked_subcommand)) from None
 

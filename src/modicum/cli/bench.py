@@ -23,7 +23,8 @@ def show_machine(*, again: bool, as_json: bool) -> None:
         found = {"record": asdict(record), "depends_on": depends, "file": str(record_file())}
         print_json(found | {"profile": _profile(record)})
         return
-    least, most = record.kept
+    kept = [record.kept_where(recompute=again) for again in (False, True)]
+    said = [f"{least:.2f} to {most:.2f}" for least, most in kept]
     loaded = [record.of_run(reads).loaded_bytes for reads in ("tokenizer", "no text")]
     table(
         ("Measured", "", ""),
@@ -31,7 +32,8 @@ def show_machine(*, again: bool, as_json: bool) -> None:
             ("loaded", format_bytes(record.loaded_bytes), "by a run after it was planned"),
             ("", format_bytes(loaded[0]), "the same, where a tokenizer is there"),
             ("", format_bytes(loaded[1]), "the same, where no text is read"),
-            ("kept", f"{least:.2f} to {most:.2f}", "bytes next to a byte of tensors at the peak"),
+            ("kept", said[0], "bytes next to a byte of tensors at the peak"),
+            ("", said[1], "the same, where blocks run again in the backward pass"),
             ("efficiency", f"{record.efficiency:.2f}", "of a large product's rate, in a step"),
             ("in bf16", f"{record.efficiency_in(half=True):.2f}", "of the same rate, in fp32"),
             ("when", record.when, str(record_file())),

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from modicum.cli.class_tables import class_table
 from modicum.cli.plain_tables import printable
 from modicum.cli.tables import table
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.class_view import ClassRowView, class_facts, class_rows
+from modicum.data.parts import PARTS, TEST
 from modicum.recipe import Recipe
 from modicum.tasks.base import Data
 from modicum.tasks.text_class_data import LabelledTexts
 from modicum.tasks.text_classes import TextClassTask
-
-SIDES = ("train", "validation")
 
 
 def show_classes(recipe: Recipe, task: TextClassTask, *, rows: int | None, as_json: bool) -> None:
@@ -34,9 +34,9 @@ def show_classes(recipe: Recipe, task: TextClassTask, *, rows: int | None, as_js
     inputs = task.look(recipe)
     with tempfile.TemporaryDirectory(prefix="modicum-data-") as folder:
         data = task.prepare(recipe, inputs, Path(folder), lambda *_: None, Ranks())
-        sides = {side: list(class_rows(getattr(data, side))) for side in SIDES}
+        sides = {side: list(class_rows(getattr(data, side))) for side in PARTS}
     shown = _Shown(inputs.texts, inputs.tokenizer.inner, sys.stdout)
-    every = [(side, row) for side in SIDES for row in sides[side]]
+    every = [(side, row) for side in PARTS for row in sides[side]]
     for number, (side, row) in enumerate(every[:rows]):
         (shown.line if as_json else shown.row)(number, side, row)
     if not as_json:
@@ -70,12 +70,15 @@ def _print_facts(
     texts: LabelledTexts, data: Data[Any], sides: dict[str, list[ClassRowView]]
 ) -> None:
     """How many rows each class has, and what is odd about them."""
-    lines: list[Sequence[str]] = []
-    for number, name in enumerate(texts.names):
-        counts = [sum(row.label == number for row in sides[side]) for side in SIDES]
-        lines.append((name, *(f"{count:,}" for count in counts)))
-    lines.append(("all", *(f"{len(sides[side]):,}" for side in SIDES)))
-    table(("Class", "Training", "Validation"), lines, title=texts.described)
+    counts = {
+        part: {
+            name: sum(row.label == number for row in rows)
+            for number, name in enumerate(texts.names)
+        }
+        for part, rows in sides.items()
+        if rows or part != TEST
+    }
+    class_table(counts, texts.names, texts.described)
     facts = class_facts(sides)
     lengths = f"{facts.shortest:,} to {facts.longest:,} tokens, the median {facts.median:,}"
     odd: list[Sequence[str]] = [
@@ -87,4 +90,7 @@ def _print_facts(
         ("contradicting", f"{facts.contradicting:,}", "texts with several classes"),
         ("overlap", f"{facts.overlap:,}", "rows of the validation that train too"),
     ]
+    if sides[TEST]:
+        words = "rows of the test that train, or are in the validation, too"
+        odd.append(("overlap of the test", f"{facts.test_overlap:,}", words))
     table(("Data", "Count", ""), odd)

@@ -13,9 +13,11 @@ from modicum import recipe_yaml
 from modicum.cli.plain_tables import printable
 from modicum.core.errors import InputError
 from modicum.data.fitting import too_long_words
+from modicum.data.parts import HELD
 from modicum.report.numbers import percent
 
 if TYPE_CHECKING:
+    from modicum.data.fitting import PackingCounts
     from modicum.data.tokenizer import Tokenizer
     from modicum.data.view import DataFacts, RowView
     from modicum.tasks.text import TextData, TextInputs
@@ -76,8 +78,7 @@ def show(recipe: str, overrides: Sequence[str], *, rows: int | None, as_json: bo
                     _print_row(index, view, data.tokenizer, sys.stdout)
             if not as_json:
                 words = _template_words(template_origin(inputs, asked))
-                apart = asked.data.validation_path is not None
-                _print_facts(inputs, data, text_facts(inputs, data), words, apart=apart)
+                _print_facts(inputs, data, text_facts(inputs, data), words)
             if count and not as_json:
                 print(_legend(sys.stdout))
 
@@ -104,21 +105,20 @@ def _legend(stream: TextIO) -> str:
 
 
 def _print_facts(
-    inputs: TextInputs, data: TextData, facts: DataFacts, template: str | None, *, apart: bool
+    inputs: TextInputs, data: TextData, facts: DataFacts, template: str | None
 ) -> None:
     from modicum.cli.tables import source_rows, table
 
     counts = data.train.counts
     lines: list[Sequence[Any]] = [
         ("data", "", inputs.described),
-        ("documents", *_documents(data, facts, apart=apart)),
+        ("documents", *_documents(inputs, data, facts)),
         ("rows", f"{counts.rows:,}", f"{percent(counts.waste)} of them is padding"),
         ("trained tokens", f"{counts.trained:,}", ""),
     ]
-    if data.validation is not None:
-        held = data.validation.counts
-        documents = f"{held.documents:,} documents, {held.trained:,} tokens to evaluate on"
-        lines.append(("validation rows", f"{held.rows:,}", documents))
+    for part, counts in _held(data).items():
+        documents = f"{counts.documents:,} documents, {counts.trained:,} tokens to evaluate on"
+        lines.append((f"{part} rows", f"{counts.rows:,}", documents))
     lines += source_rows(data.counts)
     if words := too_long_words(data.counts):
         lines.append(("too long for a row", "", words))
@@ -130,19 +130,30 @@ def _print_facts(
         lines.append(
             ("overlap", f"{facts.overlap:,}", "documents of the validation that train too")
         )
+    if facts.test_overlap is not None:
+        words = "documents of the test that train, or are in the validation, too"
+        lines.append(("overlap of the test", f"{facts.test_overlap:,}", words))
     if facts.unended is not None:
         lines.append(("without an end", f"{facts.unended:,}", "no end of text is trained in them"))
     table(("Data", "Count", ""), lines)
 
 
-def _documents(data: TextData, facts: DataFacts, *, apart: bool) -> tuple[str, str]:
+def _held(data: TextData) -> dict[str, PackingCounts]:
+    """What packing made of each part that is held out."""
+    from modicum.data.text_rows import TextRows
+
+    return {part: rows.counts for part in HELD if isinstance(rows := getattr(data, part), TextRows)}
+
+
+def _documents(inputs: TextInputs, data: TextData, facts: DataFacts) -> tuple[str, str]:
     """How many there are, which is what `modicum init` counts, and how many of them train.
 
-    Args:
-        apart: whether the validation has files of its own, which are not counted.
+    Those of parts that have files of their own are not counted.
     """
     trained, lengths = data.train.counts.documents, _lengths(facts)
-    held = 0 if apart or data.validation is None else data.validation.counts.documents
+    held = sum(
+        counts.documents for part, counts in _held(data).items() if part not in inputs.others
+    )
     if not held:
         return f"{trained:,}", lengths
     return f"{trained + held:,}", f"{trained:,} train and {held:,} are held out; {lengths}"

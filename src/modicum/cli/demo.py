@@ -116,8 +116,8 @@ def _rows(facts: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         row("process, predicted", "peak_bytes", "process_predicted"),
         row("process, measured", "peak_bytes", "process"),
         row("tokens per second", "tokens_per_second"),
-        row("loss on unseen text, before", "loss", "initial_validation"),
-        row("loss on unseen text, after", "loss", "validation"),
+        row("validation loss, before", "loss", "initial_validation"),
+        row("validation loss, after", "loss", "validation"),
     ]
 
 
@@ -147,7 +147,8 @@ def about_samples(facts: Mapping[str, Any]) -> str:
     predicted, measured = (format_bytes(peak[key]) for key in ("predicted", "measured"))
     return (
         f"A model of {facts['parameters']['total']:,} parameters writes nonsense that looks like "
-        "code after minutes of training.\nLook at the loss on unseen text instead, "
+        "code after minutes of training.\n"
+        "Look at the validation loss (on text that it never trained on) instead, "
         f"{before} before adapting and {after} after, and at the plan:\nit predicted {predicted} "
         f"of tensors, and {measured} were measured."
     )

@@ -6,14 +6,11 @@ import json
 import tempfile
 from pathlib import Path
 
-from modicum.cli.tables import table
+from modicum.cli.class_tables import class_table
 from modicum.core.ranks.ranks import Ranks
-from modicum.data.image_files import TRAIN, VALIDATION
 from modicum.recipe import Recipe
 from modicum.tasks.image_origins import OwnImages
 from modicum.tasks.images import ImageTask
-
-_SIDES = (TRAIN, VALIDATION)
 
 
 def show_images(
@@ -31,13 +28,10 @@ def show_images(
     files = origin.files(recipe.training.seed)
     with tempfile.TemporaryDirectory(prefix="modicum-data-") as folder:
         task.prepare(recipe, inputs, Path(folder), lambda *_: None, Ranks())
-    every = [(side, file) for side in _SIDES for file in getattr(files, side)]
+    every = [(part, file) for part, own in files.parts.items() for file in own]
     if as_json:
-        for number, (side, file) in enumerate(every[:rows]):
-            row = {"row": number, "side": side, "file": file.name, "label": file.label}
+        for number, (part, file) in enumerate(every[:rows]):
+            row = {"row": number, "side": part, "file": file.name, "label": file.label}
             print(json.dumps(row))
         return
-    counts = files.counts()
-    lines = [(name, *(f"{counts[side][name]:,}" for side in _SIDES)) for name in files.names]
-    lines.append(("all", *(f"{len(getattr(files, side)):,}" for side in _SIDES)))
-    table(("Class", "Training", "Validation"), lines, title=inputs.described)
+    class_table(files.counts(), files.names, inputs.described)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.core.files import write_text
 from modicum.core.units import format_bytes, format_duration
-from modicum.recipe_yaml import json_schema, load, overridden
+from modicum.recipe.json_schema import json_schema
+from modicum.recipe_yaml import load, overridden
 
 if TYPE_CHECKING:
     from modicum.planner.starting import OpenQuestion, Start

@@ -20,6 +20,7 @@ from modicum.cli.tables import plan_tables, plan_title
 from modicum.report.numbers import finite
 from modicum.report.time_rows import in_words
 
+_LONGEST = 100  # characters of a phase's line
 Mode = Literal["auto", "live", "lines", "json", "quiet"]
 
 
@@ -97,13 +98,16 @@ class Lines(Quiet):
 
     def on_phase(self, event: EventRecord) -> None:
         """A line when the preparation comes to a phase, and every five seconds in any phase."""
-        now, name, done = time.monotonic(), event.get("name"), event.get("done")
+        now, name = time.monotonic(), event.get("name")
         if (name == self.phase or name not in SETUP) and now - self.said < 5:
             return
         self.phase, self.said = str(name), now
-        total = event.get("total")
-        count = f" {done:,}" + (f" of {total:,}" if total else "") if done else ""
-        self.say(f"{name}{count}")
+        line = "  ".join(filter(None, words.phase(event)))
+        self.say(line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}...")
+
+    def on_pace(self, event: EventRecord) -> None:
+        """One line."""
+        self.say(words.pace(event))
 
     def on_plan(self, event: EventRecord) -> None:
         """The plan as aligned text."""
@@ -135,6 +139,8 @@ class Lines(Quiet):
         """One line."""
         self.phase = None
         self.say(words.evaluation(event))
+
+    on_test = on_evaluation
 
     def on_sample(self, event: EventRecord) -> None:
         """One line with the sample's beginning."""

@@ -68,9 +68,15 @@ class LiveLine(EventListener):
         if not begun and time.monotonic() - self.drawn < _REFRESH:
             return
         share = done / total if done and total else None
-        count = f"{done:,}" + (f" of {total:,}" if total else "") if done else ""
         self.drawn = time.monotonic()
-        self.live.update(self._line([(name, "bold"), (count, "")], share), refresh=True)
+        self.live.update(
+            self._line(list(zip(words.phase(event), ("bold", ""), strict=True)), share),
+            refresh=True,
+        )
+
+    def on_pace(self, event: EventRecord) -> None:
+        """Say it above the line."""
+        self.console.print(Text(words.pace(event), "dim"))
 
     def on_plan(self, event: EventRecord) -> None:
         """The plan as a small table: what, why, cost."""
@@ -101,6 +107,8 @@ class LiveLine(EventListener):
     def on_evaluation(self, event: EventRecord) -> None:
         """Say it above the line."""
         self.console.print(Text(words.evaluation(event)))
+
+    on_test = on_evaluation
 
     def on_sample(self, event: EventRecord) -> None:
         """Its beginning, above the line."""
@@ -156,6 +164,8 @@ class LiveLine(EventListener):
 
     def _step_line(self) -> Text:
         first, *others = self.gauge.words()
+        if sum(len(text) + 2 for text in (first, *others)) > self.console.width:
+            first, *others = self.gauge.words(narrow=True)
         parts = [(first, "bold"), *((text, self._style(text)) for text in others)]
         return self._line(parts, self.gauge.share)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.units import format_bytes, format_duration
-from modicum.report.numbers import number, quantity, short
+from modicum.report.numbers import number, percent, quantity
 
 EventRecord = Mapping[str, Any]
+TRAINED = "training loss of the last step"  # what a run's final loss is
 
 
 class Gauge:
@@ -57,26 +58,77 @@ class Gauge:
         step, total = number(self.last.get("step")), number(self.last.get("steps"))
         return min(step / total, 1.0) if step is not None and total else None
 
-    def words(self) -> list[str]:
-        """Step, loss, tokens/s, memory, time left: those that are known."""
+    def words(self, *, narrow: bool = False) -> list[str]:
+        """Step, loss, tokens/s, memory, time left: those that are known.
+
+        Args:
+            narrow: leave out what of the memory Python and torch hold, for short lines.
+        """
         row = self.last
         total = number(row.get("steps"))
         words = [f"step {row.get('step')}" + (f"/{total}" if total else "")]
         if self.loss is not None:
-            words.append(f"loss {self.loss:.3f}")
+            words.append(f"training loss {self.loss:.3f}")
         if (rate := number(row.get("tokens_per_second"))) is not None:
-            words.append(f"{short(rate)} tokens/s")
+            words.append(quantity(rate, "tokens/s"))
         if (size := number(row.get("bytes"))) is not None:
             limit = f" of {format_bytes(self.budget)}" if self.budget else ""
-            own = f" ({format_bytes(self.base)} Python and torch)" if self.base else ""
+            base = None if narrow else self.base
+            own = f" ({format_bytes(base)} Python and torch)" if base else ""
             words.append(format_bytes(size) + limit + own)
         if (left := number(row.get("seconds_left"))) is not None:
             words.append(f"{format_duration(left)} left")
         return words
 
 
+def phase(event: EventRecord) -> tuple[str, str]:
+    """A phase's name, and how far it is and how long it will still take, where that is known.
+
+    A `unit` counts in its own words, which come first: names are long there. `about` says that the
+    total is an estimate.
+
+    >>> phase({"name": "tokenizing", "done": 3, "total": 8})
+    ('tokenizing', '38 %')
+    >>> phase({"name": "seed 2", "done": 3, "total": 8, "unit": "run", "about": True})
+    ('run 3 of about 8', 'seed 2')
+    """
+    name = str(event.get("name"))
+    far = "  ".join(_how_far(event))
+    return (far, name) if event.get("unit") else (name, far)
+
+
+def _how_far(event: EventRecord) -> list[str]:
+    done, total = number(event.get("done")), number(event.get("total"))
+    words = []
+    if done and (unit := event.get("unit")):
+        of = f" of {'about ' if event.get('about') else ''}{total:,}" if total else ""
+        words.append(f"{unit} {done:,}{of}")
+    elif done:
+        words.append(percent(min(done / total, 1.0)) if total else f"{done:,}")
+    if (left := number(event.get("seconds_left"))) is not None:
+        words.append(f"about {format_duration(left)} left")
+    elif (spent := number(event.get("seconds"))) is not None:
+        words.append(f"{format_duration(spent)} so far")
+    return words
+
+
+def pace(event: EventRecord) -> str:
+    """What a proof will take, in a line.
+
+    >>> pace({"name": "lora", "mode": "quick", "runs": 35, "seconds": 27, "known_by": "record"})
+    'lora: a quick proof, about 35 runs in about 27 s by record'
+    """
+    begin = f"{event.get('name')}: a {event.get('mode')} proof"
+    runs, seconds = number(event.get("runs")), number(event.get("seconds"))
+    if seconds is None:
+        least = "twenty minutes" if event.get("mode") == "full" else "a minute"
+        return f"{begin}; how long it takes is not known before its first time, most take {least}"
+    count = f"about {runs:,} run{'s' * (runs != 1)} in " if runs else ""
+    return f"{begin}, {count}about {format_duration(seconds)} by {event.get('known_by')}"
+
+
 def evaluation(event: EventRecord) -> str:
-    """An evaluation, in a line."""
+    """An evaluation, or the test, in a line."""
     loss = quantity(event.get("loss"), "nats")
     step = event.get("step")
     others = (
@@ -85,7 +137,8 @@ def evaluation(event: EventRecord) -> str:
         if isinstance(value, float) and name not in ("loss", "seconds")
     )
     when = "before training" if step == 0 else f"after step {step}"
-    return f"validation loss {loss}{''.join(others)} {when}"
+    part = "test" if event.get("event") == "test" else "validation"
+    return f"{part} loss {loss}{''.join(others)} {when}"
 
 
 def sample(event: EventRecord, width: int = 72) -> str:
@@ -121,11 +174,15 @@ def finished(event: EventRecord) -> str:
     if (seconds := number(event.get("seconds"))) is not None:
         parts[0] += f" in {quantity(seconds, 'seconds')}"
     final, peak = event.get("final") or {}, event.get("peak_bytes") or {}
-    for name, key in (("loss of the last step", "loss"), ("validation loss", "validation_loss")):
-        if (loss := number(final.get(key))) is not None:
+    for name, found in (
+        (TRAINED, final.get("loss")),
+        ("validation loss", final.get("validation_loss")),
+        ("test loss", (final.get("test") or {}).get("loss")),
+    ):
+        if (loss := number(found)) is not None:
             parts.append(f"{name} {loss:.4f}")
     if (rate := number(event.get("tokens_per_second"))) is not None:
-        parts.append(f"{short(rate)} tokens/s")
+        parts.append(quantity(rate, "tokens/s"))
     # A budget is of tensors on an accelerator, and of the process elsewhere.
     counted = "measured" if (event.get("machine") or {}).get("accelerator") else "process"
     if (used := number(peak.get(counted))) is not None:

@@ -18,7 +18,11 @@ RecipeArgument = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field; may be given again."),
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Change a field, as in budget.memory=8GB; may be repeated.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 RanksOption = Annotated[

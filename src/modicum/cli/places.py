@@ -58,7 +58,8 @@ def check_file(path: str | Path, field: str | None = None) -> Path:
     file = Path(path)
     _check_names(file, field)
     if os.path.isdir(file):
-        raise InputError("a file is needed, and this is a folder", file=file, field=field)
+        problem = "a file is needed, and this is a folder; name one in it"
+        raise InputError(problem, file=file, field=field)
     check_folder(file.parent, field)
     # It is written under a longer name, hidden and with the number of the process, and renamed.
     longest = 255 - len(f"..{2**22}.part")

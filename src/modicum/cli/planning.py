@@ -74,7 +74,9 @@ def show(shown: PlanView) -> None:
         print_why(found)
     else:
         print_plan(found)
+        print_treated(found)
         print_room(found)
+        print_advice(found)
 
 
 def _plan(asked: Asked, ranks: int, machine: Profile | None) -> Plan:
@@ -93,7 +95,8 @@ def _why(field: str, asked: Asked, ranks: int, machine: Profile | None) -> dict[
     with recipe_yaml.places(asked.recipe, asked.overrides):
         question = asked_of(recipe, ranks=ranks, machine=machine)
         made = answered(question)
-    return why(question, made, field, recipe_yaml.written(asked.recipe, asked.overrides, field))
+    source = made.derived[field].field if field in made.derived else field
+    return why(question, made, field, recipe_yaml.written(asked.recipe, asked.overrides, source))
 
 
 def _compared(
@@ -142,6 +145,17 @@ def _draw(row: Mapping[str, Any] | None, shown: PlanView) -> None:
     print(f"picture: {shown.picture}", file=sys.stderr)
 
 
+def print_treated(row: Mapping[str, Any]) -> None:
+    """Print what the optimizer does with each class of parameters, where it treats them apart."""
+    rows: list[TableRow] = [
+        (each["class"], each["parameters"], each["rule"], format_bytes(each["bytes"]))
+        for each in row.get("optimizer") or ()
+    ]
+    if rows:
+        print()
+        table(("Class", "Parameters", "Rule", "State"), rows)
+
+
 def print_room(row: Mapping[str, Any]) -> None:
     """Print what the room that is left could be spent on."""
     rows: list[TableRow] = []
@@ -153,22 +167,41 @@ def print_room(row: Mapping[str, Any]) -> None:
         table(("There is room for", "Needs", "Work of an update", "Trained"), rows)
 
 
+def print_advice(row: Mapping[str, Any]) -> None:
+    """Print which other adapter the plan's figures speak for; nothing is changed."""
+    for each in row.get("advice") or ():
+        print(f"\n{each['because']}: try {each['try']}\n  {each['words']}; see {each['see']}")
+
+
 def print_why(row: Mapping[str, Any]) -> None:
     """Print where a value is from, and the candidates of a choice."""
     shown = json.dumps(row["value"]).strip('"')
     print(f"{row['field']}: {shown}, by {row['by']}: {row['why']}")
+    candidates = row.get("candidates") or ()
+    if not candidates:
+        return
+    of_process = candidates[0]["process_bytes"] is not None
+    counted = "process_bytes" if of_process else "peak_bytes"
     rows = [
         (
             each["micro_batch_size"], each["recompute"], each["strategy"], each["asynchronous"],
-            format_bytes(each["needs_bytes"]), each["fits"], f"{each['work']:.2f}",
-            "this one" if each["chosen"] else "",
+            format_bytes(each[counted]), format_bytes(each["needs_bytes"]), each["fits"],
+            f"{each['work']:.2f}", "this one" if each["chosen"] else "",
         )
-        for each in row.get("candidates") or ()
+        for each in candidates
     ]  # fmt: skip
-    if rows:
-        headers = ("Micro-batch", "Recompute", "Strategy", "Copy", "Needs", "Fits", "Work", "")
-        print()
-        table(headers, rows)
+    what = "Process" if of_process else "Tensors"
+    headers = ("Micro-batch", "Recompute", "Strategy", "Copy", what, "Needs", "Fits", "Work", "")
+    print()
+    table(headers, rows)
+    print(f"\n{what}: what `modicum plan` says of it. {_NEEDS[of_process]}\n{_WORK}")
+
+
+_NEEDS = {
+    True: "Needs: the budget\nthat keeps it, with a copy of the state and a part to spare.",
+    False: "Needs: the\nbudget that keeps it.",
+}
+_WORK = "Work: of an update, over that of this one. Copy: of the state, while it is saved."
 
 
 def print_compared(found: Mapping[str, Any], names: tuple[str, str]) -> None:

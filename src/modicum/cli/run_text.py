@@ -9,7 +9,7 @@ from typing import TextIO
 
 from modicum.cli.tables import table
 from modicum.report.columns import StepColumns
-from modicum.report.facts import facts
+from modicum.report.facts import facts, measures
 from modicum.report.folder import read
 from modicum.report.numbers import NONE, percent, quantity
 
@@ -29,20 +29,29 @@ def print_run(folder: str | Path, stream: TextIO | None = None) -> None:
     stream.write(f"{found['name']}: {found['status']} after {steps} steps in {seconds}\n")
     for note in found["notes"]:
         stream.write(f"{note}\n")
+    again = found["plan_revisions"] > 1
+    shown = (*(("first_plan",) if again else ()), "predicted", "measured")
+    planned = ("First plan", "Last plan") if again else ("Predicted",)
     rows = [
         (
             row["what"],
-            *(quantity(row[key], row["unit"]) for key in ("predicted", "measured")),
+            *(quantity(row[key], row["unit"]) for key in shown),
             NONE if row["difference"] is None else percent(row["difference"], signed=True),
         )
         for row in found["comparison"]
     ]
-    _section(("The plan", "Predicted", "Measured", "Difference"), rows, stream)
+    _section(("The plan", *planned, "Measured", "Difference"), rows, stream)
     losses = [
         (str(step), quantity(trained, "nats"), quantity(checked, "nats"))
         for step, trained, checked in curve(run.metrics, run.evaluations)
     ]
-    _section(("Up to step", "Loss, mean", "Validation loss"), losses, stream)
+    _section(("Up to step", "Training loss, mean", "Validation loss"), losses, stream)
+    test = [
+        (row["what"], quantity(row["test"], "nats"))
+        for row in measures(run)
+        if row["test"] is not None
+    ]
+    _section(("Metric", "Test"), test, stream)
     spent = [
         (group["what"], quantity(group["seconds"], "seconds"), percent(group["share"]),
          ", ".join(f"{p['what']} {quantity(p['seconds'], 'seconds')}" for p in group["parts"]))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
+from modicum.cli.length_rows import length_rows
 from modicum.cli.plain_tables import plain
 from modicum.core.units import format_bytes, format_duration
 from modicum.data.fitting import too_long_words
@@ -40,43 +41,6 @@ def table(
         print_rich(headers, cells, right, title, stream)
     else:
         stream.write(plain(headers, cells, right, title))
-
-
-def print_methods(
-    records: Iterable[Mapping[str, Any]], as_json: bool, stream: TextIO | None = None
-) -> None:
-    """Print the catalog: all of every record as JSON, or the columns that a reader needs.
-
-    What most methods have not done is said once, after the table, with what its words mean.
-    """
-    from modicum.core.contracts.method import NOT_ON_GPU, RUN_ON_GPU
-
-    stream = stream or sys.stdout
-    listed = [dict(record) for record in records]
-    if as_json:
-        print_json(listed, stream)
-        return
-    ending = f"; {NOT_ON_GPU}"
-    not_run = [record for record in listed if str(record.get("status")).endswith(ending)]
-    for record in not_run:
-        record["status"] = record["status"].removesuffix(ending)
-    names = ("name", "room", "title", "loads_in", "status")
-    shown = [name for name in names if any(record.get(name) for record in listed)]
-    table(
-        [name.capitalize().replace("_", " ") for name in shown],
-        [[record.get(name) for name in shown] for record in listed],
-        stream=stream,
-    )
-    stream.write(f"\n{_LEGEND}\n")
-    if not_run:
-        which = "all" if len(not_run) == len(listed) else f"all that do not say `{RUN_ON_GPU}`"
-        stream.write(f"{NOT_ON_GPU}: {which}\n")
-
-
-_LEGEND = """\
-verified against code, against paper, reconstructed: how the method was checked
-claim: how far the paper's headline was found here
-better, equal, worse: against the best simple alternative at equal budget"""
 
 
 def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]]:
@@ -129,16 +93,19 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
     costs += data_rows(plan)
     if (rate := number(prediction.get("tokens_per_second"))) is not None:
         costs.append(("speed", quantity(rate, "tokens/s"), "prompts and padding among them"))
-    if (seconds := number(prediction.get("seconds"))) is not None:
-        in_fp32 = number(prediction.get("seconds_in_fp32"))
-        said = "" if in_fp32 is None else f"{format_duration(in_fp32)} with precision: fp32"
-        costs.append(("time", format_duration(seconds), said))
+    costs += _time_rows(prediction)
     costs += [(name, said, "at the price and power stated") for name, said in spent(prediction)]
     return choices, costs
 
 
-# From this on a model as a rule learns its rows by heart.
-_MANY_EPOCHS = 50
+def _time_rows(prediction: Mapping[str, Any]) -> list[TableRow]:
+    """How long the steps take; nothing where that is not known."""
+    if (seconds := number(prediction.get("seconds"))) is None:
+        return []
+    said = "of the steps; start, evaluations and saves come in addition"
+    if (in_fp32 := number(prediction.get("seconds_in_fp32"))) is not None:
+        said += f"; {format_duration(in_fp32)} with precision: fp32"
+    return [("time", format_duration(seconds), said)]
 
 
 def data_rows(plan: Mapping[str, Any]) -> list[TableRow]:
@@ -149,22 +116,20 @@ def data_rows(plan: Mapping[str, Any]) -> list[TableRow]:
     about = "" if counts.get("exact") else "about "
     if counts.get("streamed"):
         found.append(("streamed", "", "read, tokenized and packed as training asks for it"))
+    if documents is not None:
+        words = "texts or conversations to train on; what is held out is not counted here"
+        found.append(("documents", f"{about}{documents:,}", words))
     if rows is not None:
         said = []
         if documents is not None and trained is not None:
             waste = number(counts.get("waste")) or 0.0
-            said = [f"{documents:,} documents", f"{trained:,} trained tokens"]
-            said += [f"{percent(waste)} of the rows is padding"]
-        found.append(("rows", f"{about}{rows:,}", ", ".join(said)))
+            said = ["what the model reads at once", f"{about}{trained:,} trained tokens in all"]
+            said += [f"{percent(waste)} is padding"]
+        found.append(("rows", f"{about}{rows:,}", "; ".join(said)))
     found += source_rows(counts)
     if isinstance(classes := counts.get("classes"), Mapping):
         found.append(("classes", "", class_words(classes)))
-    if (steps := number(plan.get("steps"))) is not None:
-        epochs = number(plan.get("epochs"))
-        of = "" if epochs is None else f"{about}{epochs:.3g} epochs"
-        if epochs is not None and epochs >= _MANY_EPOCHS:
-            of += ": each row is read that often, so lower training.steps unless you mean it"
-        found.append(("steps", f"{steps:,}", of))
+    found += length_rows(plan, about)
     if words := too_long_words(counts):
         found.append(("too long for a row", "", about + words))
     if empty := number(counts.get("empty")):

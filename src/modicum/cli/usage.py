@@ -1,4 +1,4 @@
-"""A word of the command line that an option does not take, as one message of modicum's own."""
+"""What is wrong with a word of the command line, as one message of modicum's own."""
 
 from __future__ import annotations
 
@@ -39,6 +39,41 @@ def refused(error: Any) -> InputError:
         allowed = found.allowed and found.allowed + what
         return InputError(found.problem, field=name, value=found.value, allowed=allowed)
     return InputError(message.rstrip("."), field=name)
+
+
+def as_field(error: Any) -> InputError | None:
+    """What to say of an option that there is not, where a recipe has a field of its name.
+
+    Args:
+        error: typer's `UsageError`; None is given of any but an unknown option of a command that
+            takes `--set`.
+    """
+    name, context = getattr(error, "option_name", None), error.ctx
+    if name is None or context is None:
+        return None
+    command = context.command
+    if not any("--set" in param.opts for param in command.params):
+        return None
+    word = name.lstrip("-").replace("-", "_")
+    found = [
+        field for field in _fields() if word == field.rpartition(".")[2] or field == f"{word}.path"
+    ]
+    if not found:
+        return None
+    said = " or ".join(f"--set {field}=VALUE" for field in found)
+    problem = f"`modicum {command.name}` has no such option; a field of the recipe is set by {said}"
+    return InputError(problem, field=name)
+
+
+def _fields() -> list[str]:
+    """The fields of a recipe, dotted."""
+    from modicum.recipe import Recipe
+
+    found = ["adapter.method", "adapter.rank", "optimizer.method"]
+    for section, values in Recipe().plain().items():
+        if isinstance(values, dict):
+            found += [f"{section}.{name}" for name in values]
+    return list(dict.fromkeys(found))
 
 
 def _name(param: Any) -> str | None:

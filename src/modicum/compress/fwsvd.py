@@ -8,6 +8,7 @@ from torch import Tensor
 
 from modicum.compress.low_rank_base import LowRankCompressor
 from modicum.core.contracts.method import Against, Info, NonNegativeFloat
+from modicum.core.contracts.search import LinearRange, SearchTable
 from modicum.core.layers.calibration import Calibration
 from modicum.core.layers.layer_sites import Site
 
@@ -67,6 +68,7 @@ class FWSVD(LowRankCompressor):
         "LoRD, without gradients, is better in two cases of four",
         tiny={"share": 0.6, "examples": 16},
     )
+    search = SearchTable({"share": LinearRange(0.1, 0.9, 0.5)}, size="share")
 
     damping: NonNegativeFloat = 1.0
     fisher: Literal["examples", "tokens"] = "examples"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from modicum.compress.unit_pruner import UnitPruner
 from modicum.core.contracts.method import Info
+from modicum.core.contracts.search import LinearRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration, Loss, example_count
 from modicum.core.layers.gradient_probe import probe_gradients
@@ -65,6 +66,10 @@ class StructuredPruning(UnitPruner):
         traits=("needs_trained_base", "mergeable", "exact_resume", "compiles"),
         evidence="against paper",
         tiny={"neurons": 0.3, "groups": 0.5, "examples": 16},
+    )
+    search = SearchTable(
+        {"neurons": LinearRange(0.05, 0.8, 0.25), "groups": LinearRange(0.0, 0.5, 0.0)},
+        size="neurons",
     )
 
     score: Literal["first_order", "magnitude", "random"] = "first_order"

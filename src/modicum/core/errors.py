@@ -13,13 +13,22 @@ _MISSING = object()
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate closest in spelling to `word`, else the shortest that begins with it.
 
+    Capitals count as small letters, and hyphens as underscores.
+
     >>> nearest("rnak", ["rank", "alpha"]), nearest("r", ["rank", "rank_stabilized"])
     ('rank', 'rank')
+    >>> nearest("LoRA-XS", ["lora", "lora_xs"])
+    'lora_xs'
     """
-    word, known = str(word), list(candidates)
+    word = _folded(str(word))
+    known = {_folded(one): one for one in reversed(list(candidates))}
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.55)
     begun = sorted((one for one in known if word and one.startswith(word)), key=len)
-    return next(iter([*close, *begun]), None)
+    return next((known[one] for one in [*close, *begun]), None)
+
+
+def _folded(word: str) -> str:
+    return word.lower().replace("-", "_")
 
 
 def clipped(text: str, most: int = 300) -> str:

@@ -11,6 +11,7 @@ from modicum.core.errors import InputError
 RECORD = "run.json"  # written first, and removed last
 # Deep enough for `work/project/runs/mine`; a home folder is not searched for longer than a blink.
 _DEPTH, _MOST_FOLDERS = 3, 2000
+_RUNS = Path("runs")
 _MODEL, _ADAPTERS = "config.json", ("adapter_config.json", "modicum_adapter.json")
 
 
@@ -46,11 +47,14 @@ def is_adapter(folder: Path) -> bool:
 
 
 def nearest_run(folder: Path) -> Path | None:
-    """The run that a folder lies in, else the newest of those in it, else of those here."""
+    """The run that a path lies in, or of a recipe; else the newest in it, else of those here."""
     try:
         for above in list(folder.absolute().parents)[:2]:
             if _is_run(above):
                 return _shown(above)
+        of_recipe = _RUNS / folder.stem  # where `modicum train` puts a recipe's run
+        if folder.suffix in (".yaml", ".yml") and _is_run(of_recipe):
+            return of_recipe
         place = folder
         while not place.is_dir():
             place = place.parent

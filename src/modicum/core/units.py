@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them, both ways. Imports nothing heavy."""
+"""Sizes, counts and durations as people write them. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ _BYTES = {
     **{f"{p}B": 1000**i for i, p in enumerate("KMGT", start=1)},
     **{f"{p}iB": 1024**i for i, p in enumerate("KMGT", start=1)},
 }
+_COUNTS = {"": 1, **{letter: 1000**i for i, letter in enumerate("kmbt", start=1)}}
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES_FORMAT = "a number and a unit: 8GB (10^9 bytes), 8GiB (2^30 bytes), 512MB, 750MiB"
+COUNT_FORMAT = "a number, and a letter for many: 500_000, 500k, 2M (10^6), 1.5B (10^9), 1T (10^12)"
 DURATION_FORMAT = "a number and a unit: 30s, 10m, 2h, 1d"
 
 
@@ -38,6 +40,30 @@ def parse_bytes(text: str | int) -> int:
     if size <= 0:
         raise ValueError(f"a size must be above zero; write {BYTES_FORMAT}")
     return size
+
+
+def parse_count(text: str | int) -> int:
+    """`"500k"` is 500,000, `"1.5B"` 1.5 * 10**9; digits may be grouped, as in `"500_000"`.
+
+    Raises:
+        ValueError: it cannot be read, is no integer, or is not above zero.
+
+    >>> parse_count("1.5B")
+    1500000000
+    """
+    if isinstance(text, bool) or not isinstance(text, str | int):
+        raise ValueError(f"not a count; write {COUNT_FORMAT}")
+    if isinstance(text, int):
+        count = Fraction(text)
+    else:
+        number = r"-?[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?"
+        match = re.fullmatch(rf"\s*({number})\s*([A-Za-z]?)\s*", text)
+        if match is None or match[2].lower() not in _COUNTS:
+            raise ValueError(f"not a count; write {COUNT_FORMAT}")
+        count = Fraction(match[1].replace("_", "")) * _COUNTS[match[2].lower()]
+    if count <= 0 or count.denominator != 1:
+        raise ValueError(f"a count is an integer above zero; write {COUNT_FORMAT}")
+    return int(count)
 
 
 def format_bytes(count: float) -> str:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 from modicum.core.errors import InputError
 from modicum.data.encoding import Encoded, LeftOut, encode
+from modicum.data.parts import PARTS, TRAIN
 from modicum.data.readers import Document
 from modicum.data.tokenizer import Tokenizer
 
@@ -39,9 +40,9 @@ class DocumentWriter:
     lengths: array[int] = field(default_factory=lambda: array("q"))
     prompts: array[int] = field(default_factory=lambda: array("I"))
     trained: array[int] = field(default_factory=lambda: array("I"))
-    # Few documents are shortened, by number; blank ones have none, and are those of each source.
+    # Few documents are shortened, by number; blank ones have none, and are of their source's part.
     shortened: dict[int, Encoded] = field(default_factory=dict)
-    blank: list[int] = field(default_factory=list)
+    blank: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARTS, 0))
 
     @property
     def documents(self) -> int:
@@ -51,18 +52,20 @@ class DocumentWriter:
     def token_bytes(self) -> int:
         return 2 if self.model_vocabulary <= 1 << 16 else 4
 
-    def write(self, documents: Iterable[Document]) -> Iterator[int]:
+    def write(self, documents: Iterable[Document], part: str = TRAIN) -> Iterator[int]:
         """Tokenize and append all documents; gives the bytes done so far now and then.
+
+        Args:
+            part: what the source is read for.
 
         Raises:
             InputError: a token id that the model has no row for; an example that is too long.
         """
         batch: list[Document] = []
         size = 0
-        self.blank.append(0)
         for document in documents:
             if document.blank:
-                self.blank[-1] += 1
+                self.blank[part] += 1
                 continue
             batch.append(document)
             size += document.size
@@ -90,14 +93,17 @@ class DocumentWriter:
             self.bytes += document.size
 
     def left_out(self, flags: bytearray, examples: Mapping[str, bool]) -> dict[str, LeftOut]:
-        """What each side lacks; blank documents are of the side that their source is read for."""
-        empty = {"train": self.blank[0], "validation": sum(self.blank[1:])}
-        found = {side: LeftOut(number) for side, number in empty.items()}
-        sides = ["validation" if flag else "train" for flag in flags]
-        for side, trained in zip(sides, self.trained, strict=True):
-            found[side].empty += examples[side] and not trained
+        """What each part lacks.
+
+        Args:
+            flags: of each document, the place of its part in `PARTS`.
+            examples: whether the documents of a part are examples.
+        """
+        found = {part: LeftOut(number) for part, number in self.blank.items()}
+        for flag, trained in zip(flags, self.trained, strict=True):
+            found[PARTS[flag]].empty += examples[PARTS[flag]] and not trained
         for number, encoded in self.shortened.items():
-            found[sides[number]].shorten(encoded)
+            found[PARTS[flags[number]]].shorten(encoded)
         return found
 
     def write_index(self, path: Path, flags: bytearray, flag: int) -> dict[str, Any]:

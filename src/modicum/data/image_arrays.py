@@ -118,10 +118,11 @@ class ArrayImages(Images):
 
 @dataclass(frozen=True)
 class ImageArrays:
-    """Both sides of a folder of arrays; `digest` is of all that they were made from."""
+    """The parts of a folder of arrays; `digest` is of all that they were made from."""
 
     train: ArrayImages
     validation: ArrayImages | None
+    test: ArrayImages | None
     digest: str
 
 
@@ -133,12 +134,12 @@ def write_arrays(
     Raises:
         InputError: an image cannot be read, with its name; the disk is full.
     """
-    every = [*files.train, *files.validation]
+    every = [file for part in files.parts.values() for file in part]
     made_from = {
         "format": _FORMAT,
         "shaping": vars(shaping),
         "names": list(files.names),
-        "sides": [len(files.train), len(files.validation)],
+        "sides": [len(part) for part in files.parts.values()],
         "files": _fingerprint(every),
     }
     if _is_made_from(folder, made_from):
@@ -164,20 +165,21 @@ def read_arrays(folder: Path) -> ImageArrays:
     """The arrays that `write_arrays` has left in a folder."""
     made_from = json.loads((folder / _MANIFEST).read_bytes())["made_from"]
     shaping, names = Shaping(**made_from["shaping"]), made_from["names"]
-    train, held = made_from["sides"]
-    shape = (train + held, shaping.channels, shaping.size, shaping.size)
+    sizes = made_from["sides"]
+    shape = (sum(sizes), shaping.channels, shaping.size, shaping.size)
     count = shape[0] * shape[1] * shape[2] * shape[3]
     file = str(folder / _PIXELS)
     pixels = torch.from_file(file, shared=False, size=count, dtype=torch.uint8).view(shape)
     labels = torch.from_file(
-        str(folder / _LABELS), shared=False, size=train + held, dtype=torch.int64
+        str(folder / _LABELS), shared=False, size=sum(sizes), dtype=torch.int64
     )
-    sides = [
-        ArrayImages(pixels[part], labels[part], len(names))
-        for part in (slice(train), slice(train, None))
-    ]
+    train, validation, test, *_ = [
+        ArrayImages(*part, len(names)) if len(part[1]) else None
+        for part in zip(pixels.split(sizes), labels.split(sizes), strict=True)
+    ] + [None]
+    assert train is not None
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
-    return ImageArrays(sides[0], sides[1] if held else None, digest)
+    return ImageArrays(train, validation, test, digest)
 
 
 def _decoded(files: Sequence[LabelledFile], shaping: Shaping) -> Iterator[bytes]:

@@ -5,20 +5,20 @@ Nothing here opens an image; `image_arrays` does.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from modicum.core.errors import InputError
+from modicum.data.parts import HELD, PARTS, TEST, TRAIN, VALIDATION, Draw
 from modicum.data.row_files import rows_of
 from modicum.data.source_files import ROW_SUFFIXES
 from modicum.data.unpacking import content_name
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-TRAIN, VALIDATION = "train", "validation"
 _FILE, _LABEL = "file", "label"
+_NOTHING = Draw()
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,20 @@ class LabelledFiles:
     train: tuple[LabelledFile, ...]
     validation: tuple[LabelledFile, ...]
     names: tuple[str, ...]
+    test: tuple[LabelledFile, ...] = ()
+
+    @property
+    def parts(self) -> dict[str, tuple[LabelledFile, ...]]:
+        """The images of each part; a test is there where it has any."""
+        parts = {TRAIN: self.train, VALIDATION: self.validation}
+        return parts | ({TEST: self.test} if self.test else {})
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Of each side, how many images each class has."""
-        sides = ((TRAIN, self.train), (VALIDATION, self.validation))
+        """Of each part, how many images each class has."""
         found = {}
-        for side, files in sides:
+        for part, files in self.parts.items():
             each = Counter(file.label for file in files)
-            found[side] = {name: each[name] for name in self.names}
+            found[part] = {name: each[name] for name in self.names}
         return found
 
 
@@ -72,23 +78,24 @@ def class_words(counts: Mapping[str, int], most: int = 8) -> str:
 
 
 def find_images(
-    path: Path, validation_path: Path | None = None, *, fraction: float = 0.0, seed: int = 0
+    path: Path, others: Mapping[str, Path] | None = None, draw: Draw = _NOTHING
 ) -> LabelledFiles:
     """The images that a path names, and those that are held out.
 
-    Held out are those of `validation_path`, else of the folder `validation` next to `train`, else
-    a fraction of each class, which depends on the seed and on the files' names alone.
+    Held out are those of `others`, else of the folders `validation` and `test` next to `train`,
+    else what is drawn of each class, by the files' names.
 
     Args:
-        path: a folder with one folder a class, or with `train` and `validation` of such folders;
-            or a table with the columns file (as seen from the table) and label.
+        path: a folder with one folder a class, or with `train`, `validation` and perhaps `test` of
+            such folders; or a table with the columns file (as seen from the table) and label.
+        others: of `validation` and `test`, those that are elsewhere.
 
     Raises:
-        InputError: nothing is there, an image has no class, a class no image, or validation has a
-            class that training has not.
+        InputError: nothing is there, an image has no class, a class no image, or what is held out
+            has a class that training has not.
     """
-    sides = {side: path / side for side in (TRAIN, VALIDATION)}
-    if path.is_dir() and all(side.is_dir() for side in sides.values()):
+    sides, others = {part: path / part for part in PARTS}, dict(others or {})
+    if path.is_dir() and all(sides[part].is_dir() for part in (TRAIN, VALIDATION)):
         more = [each.name for each in _visible(path) if each.is_dir() and each.name not in sides]
         if more:
             raise InputError(
@@ -96,9 +103,9 @@ def find_images(
                 "these are classes; move it away",
                 file=path / more[0],
             )
-        if validation_path is None:
-            validation_path = sides[VALIDATION]
+        others = {part: sides[part] for part in HELD if sides[part].is_dir()} | others
         path = sides[TRAIN]
+    draw = draw.without(others)
     train = _labelled(path)
     names = _ordered({file.label for file in train})
     if len(names) < 2:
@@ -107,19 +114,23 @@ def find_images(
             file=path,
             value=names[0],
         )
-    if validation_path is None:
-        return LabelledFiles(*_split(train, fraction, seed), names)
-    held = _labelled(validation_path)
-    strange = next((file for file in held if file.label not in names), None)
-    if strange is not None:
-        raise InputError(
-            "this class of the validation has no image to train on",
-            file=strange.path,
-            value=strange.label,
-            allowed=", ".join(names),
-            candidates=names,
-        )
-    return LabelledFiles(tuple(train), tuple(held), names)
+    flags = draw.flags_by_class([file.label for file in train], [file.name for file in train])
+    found = {
+        part: tuple(file for file, flag in zip(train, flags, strict=True) if flag == place)
+        for place, part in enumerate(PARTS)
+    }
+    for part, other in others.items():
+        found[part] = tuple(_labelled(other))
+        strange = next((file for file in found[part] if file.label not in names), None)
+        if strange is not None:
+            raise InputError(
+                f"this class of the {part} has no image to train on",
+                file=strange.path,
+                value=strange.label,
+                allowed=", ".join(names),
+                candidates=names,
+            )
+    return LabelledFiles(**found, names=names)
 
 
 def _labelled(path: Path) -> list[LabelledFile]:
@@ -190,28 +201,6 @@ def _of_table(table: Path) -> Iterator[LabelledFile]:
         yield LabelledFile(file, values[_FILE], values[_LABEL])
     if not found:
         raise InputError("the table has no rows", file=table)
-
-
-def _split(
-    files: Sequence[LabelledFile], fraction: float, seed: int
-) -> tuple[tuple[LabelledFile, ...], tuple[LabelledFile, ...]]:
-    """A fraction of each class is held out; a class keeps at least one image to train on."""
-
-    def chance(file: LabelledFile) -> bytes:
-        return hashlib.sha256(f"{seed}/validation/{file.name}".encode()).digest()
-
-    held: set[LabelledFile] = set()
-    for name in {file.label for file in files}:
-        mine = sorted((file for file in files if file.label == name), key=chance)
-        held.update(mine[: min(round(fraction * len(mine)), len(mine) - 1)])
-    if fraction and not held:
-        raise InputError(
-            "no class has so many images that one is held out; raise the fraction, or set it to 0",
-            field="validation_fraction",
-            value=fraction,
-        )
-    train = tuple(file for file in files if file not in held)
-    return train, tuple(file for file in files if file in held)
 
 
 def _ordered(labels: set[str]) -> tuple[str, ...]:

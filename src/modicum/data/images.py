@@ -173,11 +173,14 @@ class Textures(Images):
         return ((drawn.view(len(numbers), -1)[:, :each] >> 8).float() + 0.5) * 2.0**-24
 
 
-def digits(seed: int, held_out: int) -> tuple[Stored, Stored | None]:
+def digits(
+    seed: int, held_out: int, tested: int = 0
+) -> tuple[Stored, Stored | None, Stored | None]:
     """scikit-learn's digits as 32x32 images of one channel, some of them held out.
 
     Args:
-        held_out: how many to evaluate on; which ones depends on the seed alone.
+        held_out: how many to evaluate on; which ones depends on the seed.
+        tested: how many are the test: the same ones with any seed.
 
     Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998 (the
     test set, as scikit-learn ships it).
@@ -193,18 +196,26 @@ def digits(seed: int, held_out: int) -> tuple[Stored, Stored | None]:
             "modicum[proofs], or use textures",
             value="digits",
         ) from None
-    if held_out >= DIGITS:
+    if held_out + tested >= DIGITS:
         raise InputError(
             "leaves no images to train on",
-            field="validation",
+            field="held_out",
             value=held_out,
-            allowed=f"less than {DIGITS}",
+            allowed=f"less than {DIGITS - tested}",
         )
     found = datasets.load_digits()
     small = torch.from_numpy(found.images).float().unsqueeze(1) / 8 - 1
     images = small.repeat_interleave(4, 2).repeat_interleave(4, 3)
     labels = torch.from_numpy(found.target).long()
+    test = torch.argsort(bits(len(labels), seed=0, name="digits to test on"), stable=True)[:tested]
     order = torch.argsort(bits(len(labels), seed=seed, name="held-out digits"), stable=True)
-    held, left = order[:held_out], order[held_out:]
-    validation = Stored(images[held], labels[held], DIGIT_CLASSES) if held_out else None
-    return Stored(images[left], labels[left], DIGIT_CLASSES), validation
+    order = order[~torch.isin(order, test)]
+
+    def stored(chosen: Tensor) -> Stored | None:
+        if not len(chosen):
+            return None
+        return Stored(images[chosen], labels[chosen], DIGIT_CLASSES)
+
+    train = stored(order[held_out:])
+    assert train is not None
+    return train, stored(order[:held_out]), stored(test)

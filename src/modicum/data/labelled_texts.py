@@ -1,9 +1,7 @@
-"""Texts with one label each, out of rows of any kind: which classes there are, what is held out."""
+"""Texts with one label each, out of rows of any kind, and which classes there are."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,22 +142,3 @@ def numbered(row: LabelledText, names: Sequence[str], *, listed: bool = False) -
         candidates=names,
         word=str(row.label),
     )
-
-
-def held_out(labels: Sequence[int], groups: Sequence[str], fraction: float, seed: int) -> set[int]:
-    """The places of rows to evaluate on: a fraction of each class, at least one row of it left.
-
-    Args:
-        labels: the class of each row.
-        groups: what each row is known by; which are held out depends on these and the seed alone.
-    """
-    held: set[int] = set()
-    for label, count in Counter(labels).items():
-        own = [place for place, each in enumerate(labels) if each == label]
-        own.sort(key=lambda place: _chance(groups[place], seed))
-        held.update(own[: min(round(fraction * count), count - 1)])
-    return held
-
-
-def _chance(name: str, seed: int) -> bytes:
-    return hashlib.sha256(f"{seed}/validation/{name}".encode()).digest()

@@ -6,8 +6,9 @@ evaluation are written once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol, Self, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 
@@ -63,3 +64,38 @@ class Rows(Protocol[B]):
 
     def shapes(self, rows: Iterable[int]) -> Sequence[B]:
         """Batches of every shape that those of so many rows can have, the worst first."""
+
+
+class RowsOnDemand(Generic[B]):
+    """Rows that are read when the first of them is asked for, since perhaps none ever is.
+
+    Args:
+        read: reads them.
+    """
+
+    def __init__(self, read: Callable[[], Rows[B]]) -> None:
+        self._read = read
+
+    @cached_property
+    def rows(self) -> Rows[B]:
+        """The rows themselves."""
+        return self._read()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def count(self, index: int) -> int:
+        """As the rows have it."""
+        return self.rows.count(index)
+
+    def batch(self, indices: Sequence[int]) -> B:
+        """As the rows have it."""
+        return self.rows.batch(indices)
+
+    def worst(self, rows: int) -> B:
+        """As the rows have it."""
+        return self.rows.worst(rows)
+
+    def shapes(self, rows: Iterable[int]) -> Sequence[B]:
+        """As the rows have it."""
+        return self.rows.shapes(rows)

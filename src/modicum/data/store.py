@@ -2,29 +2,30 @@
 
 A store folder holds `tokens.bin` (every document's ids, one after the other, each document ended
 by the end-of-text token), of examples `trained.bin` (a byte a token, 1 where it is trained), one
-index file a side (`train.bin`, `validation.bin`: of each document, as int64, its first place in
-tokens.bin, its length, how many of its tokens are prompt, and how many are trained), and
+index file a part (`train.bin`, `validation.bin`, `test.bin`: of each document, as int64, its first
+place in tokens.bin, its length, how many of its tokens are prompt, and how many are trained), and
 `manifest.json` with the digests of these files and of all that they were made from. The folder
 appears by one rename, so a death at any moment leaves the old one, or none. Imports no torch.
 """
 
 from __future__ import annotations
 
-import hashlib
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from modicum.core.errors import InputError
 from modicum.core.files import file_digest, publish_folder, write_json
 from modicum.core.progress import CountProgress
 from modicum.data.document_writer import DocumentWriter
+from modicum.data.parts import PARTS, TEST, TRAIN, VALIDATION, Draw
 from modicum.data.sources import Source
 from modicum.data.token_store import MANIFEST, TOKENS, TRAINED, Prepared, checked, described
 from modicum.data.tokenizer import Tokenizer
 
 _FORMAT = 3
+_NOTHING = Draw()
 
 
 def prepare(
@@ -33,34 +34,28 @@ def prepare(
     folder: Path,
     *,
     model_vocabulary: int,
-    validation_source: Source | None = None,
-    validation_fraction: float = 0.0,
-    seed: int = 0,
+    others: Mapping[str, Source] | None = None,
+    draw: Draw = _NOTHING,
     longest: int | None = None,
     room: int | None = None,
     progress: CountProgress | None = None,
 ) -> Prepared:
     """Tokenize all of `source` into `folder`, or find that this was done before.
 
-    Whatever `folder` held is replaced. Validation documents are those of `validation_source`, or
-    without one a fraction of the documents, each drawn by (seed, its number) alone; at least one
-    document falls on each side. `progress` is called with bytes done and in all.
+    Whatever `folder` held is replaced. `progress` is called with bytes done and in all.
 
     Args:
+        others: data of their own for `validation` and `test`.
+        draw: which documents of `source` are in these parts instead of the training.
         longest: an example of more tokens is refused.
         room: a conversation of more tokens loses its earliest turns.
 
     Raises:
-        InputError: anything that the source says; a token id that the model has no row for; an
+        InputError: anything that a source says; a token id that the model has no row for; an
             example that is too long; too few documents to hold one out; a full disk.
     """
-    drawn = validation_source is None and validation_fraction > 0
-    made_from = {
-        "format": _FORMAT,
-        "byte_order": sys.byteorder,
-        "source": source.fingerprint(),
-        "validation_source": validation_source.fingerprint() if validation_source else None,
-        "validation_draw": [validation_fraction, seed] if drawn else None,
+    sources, draw = {TRAIN: source, **(others or {})}, draw.without(others or ())
+    made_from = _made_from(sources, draw) | {
         "tokenizer": tokenizer.digest,
         "model_vocabulary": model_vocabulary,
         "longest": longest,
@@ -68,44 +63,40 @@ def prepare(
     }
     if (known := checked(folder, made_from)) is not None:
         return known
-    sources = [source, *([validation_source] if validation_source else [])]
-    total = sum(each.total_bytes for each in sources)
-    examples = {"train": not source.continuous, "validation": not sources[-1].continuous}
+    total = sum(each.total_bytes for each in sources.values())
+    examples = {part: not sources.get(part, source).continuous for part in PARTS}
     with publish_folder(folder) as temporary:
         with ExitStack() as stack:
             tokens = stack.enter_context(open(temporary / TOKENS, "wb"))
-            flags = None
-            if any(examples.values()):
-                flags = stack.enter_context(open(temporary / TRAINED, "wb"))
-            writer = DocumentWriter(tokens, flags, tokenizer, model_vocabulary, room)
-            ends = []
-            for each in sources:
+            trained = None
+            if any(not each.continuous for each in sources.values()):
+                trained = stack.enter_context(open(temporary / TRAINED, "wb"))
+            writer = DocumentWriter(tokens, trained, tokenizer, model_vocabulary, room)
+            flags = bytearray()
+            for part, each in sources.items():
                 writer.longest = None if each.continuous else longest
                 before = writer.documents
-                for done in writer.write(each.everything()):
+                for done in writer.write(each.everything(), part):
                     if progress is not None:
                         progress(min(done, total), total)
-                ends.append(writer.documents)
-                if writer.documents == before:
+                count = writer.documents - before
+                if not count:
                     next(each.documents())  # which says that there is nothing
-        if drawn:
-            validation = held_out(writer.documents, validation_fraction, seed)
-        else:
-            validation = bytearray(ends[0]) + bytearray(b"\1") * (writer.documents - ends[0])
-        left_out = writer.left_out(validation, examples)
-        sides = {"train": 0, **({"validation": 1} if any(validation) else {})}
+                flags += draw.flags(count) if part == TRAIN else bytes([PARTS.index(part)]) * count
+        left_out = writer.left_out(flags, examples)
+        held = {part: flag for flag, part in enumerate(PARTS) if part == TRAIN or flag in flags}
         manifest: dict[str, Any] = {
             "made_from": made_from,
             "bytes": writer.bytes,
             "token_bytes": writer.token_bytes,
             "begin": len(tokenizer.begin_ids),
             "sides": {
-                side: writer.write_index(temporary / f"{side}.bin", validation, flag)
-                | {"examples": examples[side], "left_out": vars(left_out[side])}
-                for side, flag in sides.items()
+                part: writer.write_index(temporary / f"{part}.bin", flags, flag)
+                | {"examples": examples[part], "left_out": vars(left_out[part])}
+                for part, flag in held.items()
             },
         }
-        names = [TOKENS, *([TRAINED] if flags else []), *(f"{side}.bin" for side in sides)]
+        names = [TOKENS, *([TRAINED] if trained else []), *(f"{part}.bin" for part in held)]
         manifest["files"] = {name: file_digest(temporary / name) for name in names}
         write_json(temporary / MANIFEST, manifest)
     if progress is not None:
@@ -113,24 +104,19 @@ def prepare(
     return described(folder, manifest, reused=False)
 
 
-def held_out(documents: int, fraction: float, seed: int) -> bytearray:
-    """A flag a document: 1 is validation. At least one each way, the likeliest when none fell."""
-    if documents < 2:
-        raise InputError(
-            "there is only one document, so none can be held out for validation; set the "
-            "validation fraction to 0, name a validation file, or give more documents",
-            field="data.validation_fraction",
-            value=fraction,
-        )
+def _made_from(sources: Mapping[str, Source], draw: Draw) -> dict[str, Any]:
+    """What decides the documents of each part; without a test, as it was before there were any."""
 
-    def chance(index: int) -> int:
-        digest = hashlib.sha256(f"{seed}/validation/{index}".encode()).digest()
-        return int.from_bytes(digest[:8], "little")
+    def fingerprint(part: str) -> str | None:
+        return sources[part].fingerprint() if part in sources else None
 
-    bar = int(fraction * 2**64)
-    flags = bytearray(chance(index) < bar for index in range(documents))
-    if not any(flags):
-        flags[min(range(documents), key=chance)] = 1
-    elif all(flags):
-        flags[max(range(documents), key=chance)] = 0
-    return flags
+    found: dict[str, Any] = {
+        "format": _FORMAT,
+        "byte_order": sys.byteorder,
+        "source": fingerprint(TRAIN),
+        "validation_source": fingerprint(VALIDATION),
+        "validation_draw": [draw.validation, draw.seed] if draw.validation else None,
+    }
+    if draw.test or TEST in sources:
+        found |= {"test_source": fingerprint(TEST), "test_draw": draw.test}
+    return found

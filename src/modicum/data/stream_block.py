@@ -26,6 +26,7 @@ from modicum.data.example_table import ExampleTable, Placing
 from modicum.data.fitting import row_room
 from modicum.data.packed_examples import PackedExamples
 from modicum.data.packing import Packed
+from modicum.data.parts import TRAIN
 from modicum.data.readers import Document, Unmade
 from modicum.data.stream_reader import Place, StreamReader
 from modicum.data.text_rows import NothingTrained, StoreRows
@@ -180,9 +181,9 @@ class RowBlock:
             # Of the first block as `Sampler` has it: data that is one block trains as if mapped.
             name = f"data order, block {part.number}" if part.number else "data order"
             order = torch.argsort(bits(count, seed=seed, name=name, step=epoch), stable=True)
-        sides = {"train": arrays.flags is not None}
-        own = part.writer.left_out(bytearray(part.writer.documents), {**sides, "validation": False})
-        left = [LeftOut(**each) for each in ranks.gather(vars(own["train"]))]
+        examples = {TRAIN: arrays.flags is not None}
+        own = part.writer.left_out(bytearray(part.writer.documents), examples)[TRAIN]
+        left = [LeftOut(**each) for each in ranks.gather(vars(own))]
         place = (part.start, part.end, part.number, part.last)
         return cls(first, rows, order, *place, LeftOut.summed(left), arrays)
 

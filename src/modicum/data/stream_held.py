@@ -1,7 +1,8 @@
-"""The rows of a stream that are evaluated: so many as are looked at, and in memory."""
+"""The rows of a stream that are evaluated: as many as are looked at, in memory."""
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Iterator
 
@@ -13,20 +14,21 @@ from modicum.data.text_rows import StoreRows
 
 
 def held_rows(
-    documents: Iterable[Document], shape: BlockShape, rows: int, *, continuous: bool
+    documents: Iterable[Document], shape: BlockShape, rows: int | None, *, continuous: bool
 ) -> StoreRows | None:
     """The first documents, as many as fill the rows; None where nothing of them is trained.
 
     Each rank reads them for itself.
 
     Args:
-        rows: as many as an evaluation looks at.
+        rows: as many as an evaluation looks at; None: all.
         continuous: whether they are running text.
 
     Raises:
         InputError: what is wrong with a document, with file and line.
     """
-    writer, size = shape.writer(continuous), rows * shape.placing.sequence_length
+    writer = shape.writer(continuous)
+    size = math.inf if rows is None else rows * shape.placing.sequence_length
 
     def first() -> Iterator[Document]:
         for document in documents:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from modicum.core.random import bits
+from modicum.data.parts import TRAIN, Draw
 from modicum.data.readers import Document, Unmade
 from modicum.data.sources import Source
 
@@ -38,15 +38,15 @@ class StreamReader:
 
     Args:
         source: where the documents are.
-        seed: of the order of files, and of what is held out.
+        seed: of the order of files.
         shuffle: whether files come in a new order each epoch; with a limit they do not.
-        held_fraction: the part of the documents that is never trained on.
+        draw: the documents that are never trained on.
     """
 
     source: Source
     seed: int = 0
     shuffle: bool = False
-    held_fraction: float = 0.0
+    draw: Draw = field(default_factory=Draw)
 
     def trained(self, place: Place) -> Iterator[tuple[Place, Unmade]]:
         """The documents to train on from a place to the end of its epoch, and the place after each.
@@ -54,25 +54,21 @@ class StreamReader:
         Raises:
             InputError: a file cannot be read as what it is, with file and line.
         """
-        return ((after, each) for after, held, each in self._all(place) if not held)
+        return ((after, each) for after, part, each in self._all(place) if part == TRAIN)
 
-    def held_out(self) -> Iterator[Document]:
-        """The documents of the data that are held out and not blank, as they are asked for.
+    def held_out(self, part: str) -> Iterator[Document]:
+        """The documents of the data that are in `part` and not blank, as they are asked for.
 
         Raises:
             InputError: as `trained`.
         """
-        held = (each.make() for _, held, each in self._all(Place()) if held)
+        held = (each.make() for _, own, each in self._all(Place()) if own == part)
         return (document for document in held if not document.blank)
 
-    def is_held(self, file: int, row: int) -> bool:
-        """Whether a document is held out: a function of the seed and of its number alone."""
-        if not self.held_fraction:
-            return False
-        # Of the first file as `store.held_out` has it, so that one file is held out alike.
-        number = f"{row}" if file == 0 else f"{file}/{row}"
-        digest = hashlib.sha256(f"{self.seed}/validation/{number}".encode()).digest()
-        return int.from_bytes(digest[:8], "little") < int(self.held_fraction * 2**64)
+    def part_of(self, file: int, row: int) -> str:
+        """The part that a document is in, by its number alone."""
+        # Of the first file as `store.prepare` has it, so that one file is held out alike.
+        return self.draw.part_of(row if file == 0 else f"{file}/{row}")
 
     def files(self, epoch: int) -> list[int]:
         """The files in the order of an epoch."""
@@ -82,7 +78,7 @@ class StreamReader:
         words = bits(count, seed=self.seed, name="order of files", step=epoch)
         return [int(number) for number in torch.argsort(words, stable=True)]
 
-    def _all(self, place: Place) -> Iterator[tuple[Place, bool, Unmade]]:
+    def _all(self, place: Place) -> Iterator[tuple[Place, str, Unmade]]:
         order, done, limit = self.files(place.epoch), place.bytes, self.source.limit_bytes
         for at in range(place.file, len(order)):
             here = place if at == place.file else Place()
@@ -91,5 +87,5 @@ class StreamReader:
                 done += unmade.size
                 if limit is not None and done > limit:
                     return
-                held = self.is_held(order[at], row)
-                yield Place(place.epoch, at, row + 1, done), held, unmade
+                part = self.part_of(order[at], row)
+                yield Place(place.epoch, at, row + 1, done), part, unmade

@@ -8,15 +8,16 @@ from itertools import compress
 
 from modicum.data.encoding import LeftOut, encode
 from modicum.data.fitting import Example, Fitting, PackingCounts, TooLong, row_room
+from modicum.data.parts import Draw
 from modicum.data.readers import Document
 from modicum.data.sources import Source
-from modicum.data.store import held_out
 from modicum.data.tokenizer import Tokenizer
 
 # So much text is looked at: a second or so. Most files of examples are smaller.
 SURVEYED_BYTES = 2_000_000
 # A tokenizer that is still to be trained is guessed by one that is trained on so much.
 TRAINED_ON_BYTES = 500_000
+_NOTHING = Draw()
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,10 @@ def survey(
     tokenizer: Tokenizer | None,
     *,
     vocabulary_size: int,
-    held_out_fraction: float,
-    seed: int,
     sequence_length: int,
     boundaries: bool,
     too_long: TooLong,
+    draw: Draw = _NOTHING,
     most_bytes: int = SURVEYED_BYTES,
 ) -> DataSurvey:
     """Count the rows of the documents that will be trained, of the first `most_bytes`.
@@ -47,7 +47,7 @@ def survey(
     Args:
         tokenizer: None where one is to be trained on the data; one of `vocabulary_size` tokens is
             trained on the first half megabyte then, which finds a little too few tokens.
-        held_out_fraction: of the documents, for validation; drawn by `seed`.
+        draw: the documents that will be held out.
 
     Raises:
         InputError: anything that the source says.
@@ -65,11 +65,11 @@ def survey(
         tokenizer = Tokenizer.train(iter(some), vocabulary_size, template=template)
     share = 1.0
     seen = sum(document.size for document in documents)
-    if held_out_fraction and complete and len(documents) > 1:
-        flags = held_out(len(documents), held_out_fraction, seed)
+    if complete and len(documents) > len(draw.drawn):
+        flags = draw.flags(len(documents))
         documents = list(compress(documents, (not flag for flag in flags)))
-    elif held_out_fraction:
-        share = 1 - held_out_fraction
+    else:
+        share = draw.trained
     if not complete:
         share *= max(1.0, source.total_bytes / max(seen, 1))
     room = row_room(sequence_length, boundaries) if too_long == "truncate" else None

@@ -164,19 +164,18 @@ class EncodedRow:
 
 
 def write_rows(
-    folder: Path, rows: Sequence[EncodedRow], held: set[int], counts: Mapping[str, Any]
+    folder: Path, rows: Mapping[str, Sequence[EncodedRow]], counts: Mapping[str, Any]
 ) -> None:
-    """Write both sides' tokens into a folder, atomically.
+    """Write the tokens of all parts into a folder, atomically.
 
     Args:
-        held: the places of the rows that are evaluated.
+        rows: of each part.
         counts: JSON to keep next to them.
     """
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
-    for side, wanted in (("train", False), ("validation", True)):
-        own = [row for place, row in enumerate(rows) if (place in held) == wanted]
+    for side, own in rows.items():
         tensors |= {
             f"{side}.ids": torch.tensor([t for row in own for t in row.ids], dtype=torch.int32),
             f"{side}.types": torch.tensor([t for row in own for t in row.types], dtype=torch.uint8),
@@ -191,14 +190,16 @@ def write_rows(
 
 
 def read_side(folder: Path, side: str, padding: Padding) -> TextClassRows | None:
-    """One side's rows, mapped and not read; None where it has none.
+    """The rows of one part, mapped and not read; None where it has none.
 
     Args:
-        side: train or validation.
+        side: the part's name.
     """
     from safetensors import safe_open
 
     with safe_open(folder / WEIGHTS, framework="pt") as file:
+        if f"{side}.ends" not in file.keys():  # noqa: SIM118 - it is no dict
+            return None
         found = [file.get_tensor(f"{side}.{name}") for name in ("ids", "types", "ends", "labels")]
     ids, types, ends, labels = found
     return TextClassRows(ids, types, ends, labels, padding) if len(labels) else None

@@ -13,18 +13,19 @@ from typing import Any
 from modicum.core.errors import InputError
 from modicum.core.files import file_digest, regular
 from modicum.data.encoding import LeftOut
+from modicum.data.parts import PARTS, TEST, TRAIN, VALIDATION
 
 TOKENS, TRAINED, MANIFEST = "tokens.bin", "trained.bin", "manifest.json"
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """One side (training or validation) of a store folder.
+    """One part of a store folder: training, validation or test.
 
     Args:
         folder: where the files are.
-        side: "train" or "validation".
-        documents, tokens: how many this side has, end tokens counted.
+        side: the part's name, as `PARTS` has it.
+        documents, tokens: how many this part has, end tokens counted.
         token_bytes: 2 or 4, the width of an id in tokens.bin.
         examples: whether each document is an example, which stays in one piece, not continuous
             text.
@@ -43,12 +44,12 @@ class TokenStore:
 
     @property
     def tokens_file(self) -> Path:
-        """Unsigned ids of `token_bytes` each, of both sides."""
+        """Unsigned ids of `token_bytes` each, of all parts."""
         return self.folder / TOKENS
 
     @property
     def trained_file(self) -> Path:
-        """A byte for each token of both sides, 1 where it is trained; where there are examples."""
+        """A byte for each token of all parts, 1 where it is trained; where there are examples."""
         return self.folder / TRAINED
 
     @property
@@ -59,14 +60,21 @@ class TokenStore:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `prepare` made: both sides, the totals over them, and whether the cache served."""
+    """What `prepare` made: the parts, the totals over them, and whether the cache served."""
 
     train: TokenStore
     validation: TokenStore | None
+    test: TokenStore | None
     documents: int
     tokens: int
     bytes: int
     reused: bool
+
+    @property
+    def parts(self) -> dict[str, TokenStore]:
+        """The parts that there are, by name, in the order of `PARTS`."""
+        found = {part: getattr(self, part) for part in PARTS}
+        return {part: store for part, store in found.items() if store is not None}
 
 
 def checked(folder: Path, made_from: dict[str, Any]) -> Prepared | None:
@@ -100,8 +108,9 @@ def described(folder: Path, manifest: dict[str, Any], reused: bool) -> Prepared:
         for name, side in manifest["sides"].items()
     }
     return Prepared(
-        sides["train"],
-        sides.get("validation"),
+        sides[TRAIN],
+        sides.get(VALIDATION),
+        sides.get(TEST),
         documents=sum(side.documents for side in sides.values()),
         tokens=sum(side.tokens for side in sides.values()),
         bytes=manifest["bytes"],

@@ -71,6 +71,7 @@ class DataFacts:
         duplicates: those that are the same as an earlier one, token by token.
         empty: left out as there is nothing to learn in them.
         overlap: documents of the validation that are trained on too; None without validation.
+        test_overlap: documents of the test that are trained or evaluated on too; None without test.
         unended: whose last trained tokens have no end-of-text token among them: a model learns
             from it not to stop. None for continuous text.
     """
@@ -81,6 +82,7 @@ class DataFacts:
     duplicates: int
     empty: int
     overlap: int | None
+    test_overlap: int | None
     unended: int | None
 
     def as_json(self) -> dict[str, Any]:
@@ -89,7 +91,11 @@ class DataFacts:
 
 
 def facts_of(
-    source: Source | SourceMix, ends: Collection[int], train: TextRows, validation: TextRows | None
+    source: Source | SourceMix,
+    ends: Collection[int],
+    train: TextRows,
+    validation: TextRows | None,
+    test: TextRows | None = None,
 ) -> DataFacts:
     """Facts about the documents behind prepared rows; reads all of them.
 
@@ -98,8 +104,9 @@ def facts_of(
     """
     index = torch.cat([indexed(part.store) for part in train.parts], 1)
     lengths = sorted(index[1].tolist())
-    own = Counter(_digests(train))
-    other = None if validation is None else sum(d in own for d in _digests(validation))
+    own = Counter(document_digests(train))
+    held = [] if validation is None else list(document_digests(validation))
+    seen = {*own, *held}
     examples = [part for part in train.parts if part.store.examples]
     untrained = sum(int((indexed(part.store)[3] == 0).sum()) for part in examples)
     return DataFacts(
@@ -108,7 +115,8 @@ def facts_of(
         lengths[-1],
         sum(own.values()) - len(own),
         untrained + sum(document.blank for document in source.everything()),
-        other,
+        None if validation is None else sum(digest in own for digest in held),
+        None if test is None else sum(digest in seen for digest in document_digests(test)),
         sum(sum(_unended(part, ends)) for part in examples) if examples else None,
     )
 
@@ -120,7 +128,8 @@ def _documents(rows: StoreRows) -> Iterator[tuple[int, Tensor]]:
         yield first, tokens[first : first + length]
 
 
-def _digests(rows: TextRows) -> Iterator[bytes]:
+def document_digests(rows: TextRows) -> Iterator[bytes]:
+    """One of each document's tokens, in order."""
     for part in rows.parts:
         for _, tokens in _documents(part):
             yield hashlib.blake2b(tokens.numpy().tobytes(), digest_size=16).digest()

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from modicum.core.contracts.method import Against, Info, PositiveInt
+from modicum.core.contracts.search import LinearRange, SearchTable
 from modicum.core.contracts.surgery import RowMap, Surgery
 from modicum.core.layers.factorize import decompose, share_rank
 from modicum.core.layers.form_layer import FormLayer, TensorShapes
@@ -153,6 +154,7 @@ class LowRank(LinearMethod):
         against=Against("better", "a narrower dense decoder"),
         tiny={"share": 0.6},
     )
+    search = SearchTable({"share": LinearRange(0.1, 0.9, 0.5)}, size="share")
     layer = LowRankLinear
 
     share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5

@@ -7,9 +7,17 @@ sees and PyTorch's own FLOP counter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from modicum.core.contracts.ledger import ALWAYS, Entry, Ledger, ModelQuery, Phase, Work
+from modicum.core.contracts.ledger import (
+    ALWAYS,
+    MAPPED_FROM,
+    Entry,
+    Ledger,
+    ModelQuery,
+    Phase,
+    Work,
+)
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.machine.kernels import convolution_bytes
 from modicum.models.convnet import ConvNetConfig
@@ -196,7 +204,7 @@ def ledger(
     images = 4 * shape.positions * config.channels * config.size**2 * shape.micro_batches
     labels = 8 * shape.positions * shape.micro_batches
     inner = max(part.passing for part in parts)
-    return Ledger.of(
+    spent = Ledger.of(
         Entry("weight", 4 * config.parameter_count(), what="model"),
         Entry("activation", values, _SAVED, CONVOLUTION_INPUTS),
         Entry("activation", total - values, _SAVED, "activations"),
@@ -208,6 +216,22 @@ def ledger(
         Entry("buffer", images + labels, ALWAYS, "images"),
         *_work(config, shape, parts, recompute),
     )
+    # What a policy makes of large tensors are small ones, and its work is on large ones still.
+    share = _large_share(parts) if shares == _PLAIN else 0.0
+    works = max(part.makes for part in parts) >= MAPPED_FROM
+
+    def sized(entry: Entry) -> Entry:
+        if entry.kind == "activation":
+            return replace(entry, large=round(share * entry.bytes))
+        return replace(entry, large=entry.bytes if works and entry.kind == "workspace" else 0)
+
+    return spent.map_entries(sized)
+
+
+def _large_share(parts: list[ConvBlockBytes]) -> float:
+    """Of what convolutions, ReLU and pooling save, a tensor each, the part in large tensors."""
+    saved = [each for part in parts for each in (part.values, part.signs, part.indices)]
+    return sum(each for each in saved if each >= MAPPED_FROM) / max(sum(saved), 1)
 
 
 def _stream(block: ConvBlockBytes) -> int:

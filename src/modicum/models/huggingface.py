@@ -71,7 +71,10 @@ def resolve(path: str | Path) -> Path:
     """
     folder = package_folder(path) if in_package(path) else Path(path)
     if folder.is_file():
-        raise InputError("a model is a folder with a config.json, and this is a file", file=folder)
+        own = (folder.parent / CONFIG).is_file()
+        hint = f"; give its folder, {folder.parent}" if own else ""
+        problem = f"a model is a folder with a config.json, and this is a file{hint}"
+        raise InputError(problem, file=folder)
     if not folder.is_dir():
         raise InputError(
             "there is no such folder; a recipe names a model of the Hugging Face hub as "

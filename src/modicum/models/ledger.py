@@ -6,7 +6,15 @@ tensors that autograd really saves, the peak that the meter sees and PyTorch's o
 
 from __future__ import annotations
 
-from modicum.core.contracts.ledger import ALWAYS, Entry, Ledger, ModelQuery, Phase, Work
+from modicum.core.contracts.ledger import (
+    ALWAYS,
+    MAPPED_FROM,
+    Entry,
+    Ledger,
+    ModelQuery,
+    Phase,
+    Work,
+)
 from modicum.models.config import ModelConfig
 from modicum.models.ledger_block import DecoderBlock
 from modicum.models.ledger_head import Head
@@ -80,13 +88,21 @@ def ledger(
     if not any(block.saved for block in blocks):  # the head's backward pass is all there is
         undoing = [head.saved + max(at_loss)]
     at_end = max([*undoing, head.embedding_work, 0])
+    # The same moments without what is as large as the logits: it is mapped on its own.
+    large = LogitSizes(logits, computed)
+    quiet = [
+        last.stream * head.flows + max(head.gradient_made, head.product.inputs),
+        head.norm_undone - head.saved,
+        _begun(last, head, again),
+    ]
+    forward = max(scoring, running - head.saved, 0)
     return Ledger.of(
         Entry("weight", weight_bytes(config, shape.weight_bytes), what="model"),
         Entry("activation", sum(kept) + head.saved, _SAVED, "activations"),
         Entry("activation", min(live, at_end), ("backward",), "activations of one block"),
-        Entry("workspace", max(scoring, passing), ("evaluation",), "logits"),
-        Entry("workspace", max(scoring, running - head.saved, 0), ("forward",), "logits"),
-        Entry("workspace", max(*at_loss, 0), ("loss",), "logits and gradients"),
+        large.entry(max(scoring, passing), "evaluation", "logits", large.scoring, passing),
+        large.entry(forward, "forward", "logits", large.scoring, running - head.saved),
+        large.entry(max(*at_loss, 0), "loss", "logits and gradients", large.undoing, max(quiet)),
         Entry("workspace", max(at_end - live, 0), ("backward",), "gradients of a block"),
         Entry(
             "workspace",
@@ -99,6 +115,29 @@ def ledger(
         Entry("buffer", _batch_bytes(shape), ALWAYS, "tokens"),
         *_work(blocks, head, recompute),
     )
+
+
+class LogitSizes:
+    """Which of the tensors that have a score for each position and token are large.
+
+    Attributes:
+        undoing: bytes of large ones when the loss is undone.
+        scoring: the same when tokens are scored.
+
+    Args:
+        logits: bytes of them in fp32.
+        computed: bytes as they are computed.
+    """
+
+    def __init__(self, logits: int, computed: int) -> None:
+        self.undoing = 3 * logits if logits >= MAPPED_FROM else 0
+        copied = computed if MAPPED_FROM <= computed < logits else 0
+        self.scoring = 2 * self.undoing // 3 + copied
+
+    def entry(self, size: int, phase: Phase, what: str, large: int, rest: int) -> Entry:
+        """Workspace of so many bytes, at most `large` in large tensors, else `rest` in others."""
+        large = min(large, size)
+        return Entry("workspace", size, (phase,), what, large=large, rest=max(rest, size - large))
 
 
 def slack(

@@ -29,7 +29,10 @@ def _why(folder: Path) -> str | None:
             "make one model of both with `modicum merge RUN --out FOLDER`"
         )
     if (folder / "run.json").is_file():
-        return "it is a run that has exported no model; let it finish with the same command"
+        return (
+            "it is a run that has exported no model; let it finish: "
+            f"`modicum train RECIPE --out {folder}`, as it began, resumes it"
+        )
     if any(folder.glob("*.gguf")):
         return (
             "it holds a GGUF file, which cannot be trained; use the safetensors that it was made of"

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.core.contracts.ledger import ALWAYS, Entry, Ledger, Phase, Work
+from modicum.core.contracts.ledger import ALWAYS, MAPPED_FROM, Entry, Ledger, Phase, Work
 from modicum.core.layers.recomputing import recomputed
 from modicum.core.layers.trace import Around, RowsGiven, trace_pass
-from modicum.core.layers.trace_moves import Release, TracedPass
+from modicum.core.layers.trace_moves import Gradient, Release, TracedPass
 from modicum.core.machine.memory import tensor_bytes
 from modicum.models.block_kinds import block_lists, shortened
-from modicum.models.traced_moves import PassMoves, PlayedPart, played
+from modicum.models.traced_moves import PassMoves, PlayedPart, large_or_small, played
 
 _GENERATOR_BYTES = 5056  # the state of torch's generator, which a recomputed block restores
 MakesBatch = Callable[[int], Any]
@@ -61,21 +61,29 @@ class TracedLedgers(ABC):
         if recompute:
             undone = {each.part.block for each in parts if each.part.during == "backward"}
             parts = [_with_state(each) if each.part.block in undone else each for each in parts]
-        trained = played(parts, accumulated=again)
-        evaluated = played(self.moves(backward=False).parts(sequences))
+        after = self.moves(backward=False).parts(sequences)
+        trained, evaluated = played(parts, accumulated=again), played(after)
         there = 0 if again else self.gradients  # among what the backward pass leaves
         backward = max(0, trained.backward - there)
         own = min(trained.block, backward)
         kept: tuple[Phase, ...] = ("forward", "loss")
-        return Ledger.of(
-            Entry("weight", self.weights, what="model"),
-            Entry("buffer", batch * micro_batches, ALWAYS, "batch"),
+        entries = [
             Entry("activation", trained.kept, kept, "activations"),
             Entry("activation", own, ("backward",), "activations of one block"),
             Entry("workspace", evaluated.forward, ("evaluation",), "a block, or what follows"),
             Entry("workspace", trained.forward - trained.kept, ("forward",), "in passing"),
             Entry("workspace", trained.loss - trained.kept, ("loss",), "losses and gradients"),
             Entry("workspace", backward - own, ("backward",), "gradients of a block"),
+        ]
+        large = _by_moment(parts, after, there, large=True, accumulated=again)
+        if any(large):
+            small = _by_moment(parts, after, there, large=False, accumulated=again)
+            sizes = zip(entries, large, small, strict=True)
+            entries = [replace(entry, large=most, rest=rest) for entry, most, rest in sizes]
+        return Ledger.of(
+            Entry("weight", self.weights, what="model"),
+            Entry("buffer", batch * micro_batches, ALWAYS, "batch"),
+            *entries,
             Work(trained.flops[0], dtype=self.dtype, phase="forward"),
             Work(trained.flops[1], dtype=self.dtype, phase="backward"),
         )
@@ -160,6 +168,36 @@ class TracedModel(TracedLedgers):
             finally:
                 undo()
                 self.model.train(before)
+
+
+def _by_moment(
+    parts: list[PlayedPart],
+    evaluated: list[PlayedPart],
+    gradients: int,
+    *,
+    large: bool,
+    accumulated: bool,
+) -> tuple[int, ...]:
+    """Of the entries for what comes and goes, the most in large tensors, or in small ones.
+
+    Args:
+        gradients: bytes of those, large and small, that other ledgers count.
+    """
+    own = large_or_small(parts, MAPPED_FROM, large=large)
+    found = played(own, accumulated=accumulated)
+    there = sum(
+        move.bytes * each.count
+        for each in own
+        for move in each.part.moves
+        if isinstance(move, Gradient)
+    )
+    backward = max(0, found.backward - min(there, gradients))
+    block = min(found.block, backward)
+    passing = played(large_or_small(evaluated, MAPPED_FROM, large=large)).forward
+    return (
+        found.kept, block, passing,
+        max(0, found.forward - found.kept), max(0, found.loss - found.kept), backward - block,
+    )  # fmt: skip
 
 
 def _running_again(model: nn.Module, blocks: list[nn.Module]) -> Callable[[], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -147,6 +147,18 @@ class PlayedPass:
     kept: int
     block: int
     flops: tuple[int, int]
+
+
+def large_or_small(parts: list[PlayedPart], size: int, *, large: bool) -> list[PlayedPart]:
+    """The parts with the moves of tensors of at least `size` bytes alone, or of smaller ones."""
+
+    def of_size(move: Move) -> bool:
+        return ((move if isinstance(move, int) else move.bytes) >= size) == large
+
+    return [
+        replace(p, part=replace(p.part, moves=[move for move in p.part.moves if of_size(move)]))
+        for p in parts
+    ]
 
 
 class PlayedRun(NamedTuple):

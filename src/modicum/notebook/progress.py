@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from modicum.cli.live import Lines
-from modicum.cli.live_words import EventRecord
+from modicum.cli.live_words import EventRecord, phase
 
 LINES = 8
 _PAUSE = 0.25  # seconds between two pictures: a browser shows no more
@@ -54,10 +54,8 @@ class NotebookProgress(Lines):
 
     def on_phase(self, event: EventRecord) -> None:
         """The line."""
-        done, total = event.get("done"), event.get("total")
-        count = f" {done:,}" + (f" of {total:,}" if total else "") if done else ""
-        self._line = f"{event.get('name')}{count}"
-        self._show(seldom=bool(done))
+        self._line = "  ".join(filter(None, phase(event)))
+        self._show(seldom=bool(event.get("done")))
 
     def on_step(self, event: EventRecord) -> None:
         """The line."""

@@ -99,6 +99,8 @@ class TrainedRun(dict[str, Any]):
         losses = (("loss", "loss"), ("validation loss", "validation_loss"))
         rows = [("status", self.get("status")), ("steps", self.get("steps"))]
         rows += [(name, f"{final[key]:.4f}") for name, key in losses if final.get(key) is not None]
+        if (test := final.get("test") or {}).get("loss") is not None:
+            rows.append(("test loss", f"{test['loss']:.4f}"))
         rows.append(("time", format_duration(self.get("seconds") or 0.0)))
         if peak.get("process") is not None:
             rows.append(("peak memory of the process", format_bytes(peak["process"])))

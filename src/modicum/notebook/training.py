@@ -18,6 +18,7 @@ from modicum.notebook.progress import NotebookProgress, notebook_display
 from modicum.notebook.trained_run import TrainedRun
 from modicum.planner import Plan
 from modicum.recipe import Recipe
+from modicum.recipe.training import LENGTHS
 
 RUNS = Path("runs")
 # What may be another when the same call resumes or extends a run.
@@ -98,7 +99,7 @@ def _check(plan: object, out: object, listener: Any, fork: object, ranks: object
 def default_folder(recipe: Recipe) -> Path:
     """The run folder of a recipe that names none: `runs/`, what is trained, a digest of the recipe.
 
-    More steps or epochs, other ranks and other trackers are no other run.
+    More steps, epochs or tokens, other ranks and other trackers are no other run.
 
     >>> default_folder(Recipe(training={"steps": 10})).parts[:1]
     ('runs',)
@@ -106,7 +107,7 @@ def default_folder(recipe: Recipe) -> Path:
     True
     """
     values = recipe.anchored().plain()
-    for length in ("steps", "epochs"):
+    for length in LENGTHS:
         values["training"].pop(length, None)
     values["checkpoint"].pop("asynchronous")
     for name in _OF_A_START:

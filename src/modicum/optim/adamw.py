@@ -8,6 +8,7 @@ from torch.optim.optimizer import ParamsT
 from modicum.core.contracts.ledger import Ledger, OptimizerQuery
 from modicum.core.contracts.method import Against, Betas, Info, NonNegativeFloat, PositiveFloat
 from modicum.core.contracts.optimizers import OptimizerMethod, Valued
+from modicum.core.contracts.search import SearchChoice, SearchTable
 from modicum.optim.ledger import elementwise
 
 
@@ -48,6 +49,7 @@ class AdamW(Valued, torch.optim.AdamW):
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )
+    search = SearchTable({"betas": SearchChoice(((0.9, 0.95), (0.9, 0.999)), (0.9, 0.95))})
 
     def __init__(
         self,

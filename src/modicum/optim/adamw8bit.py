@@ -20,6 +20,7 @@ from modicum.core.contracts.method import (
     PositiveInt,
 )
 from modicum.core.contracts.optimizers import OptimizerMethod, Valued
+from modicum.core.contracts.search import SearchChoice, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import cut_alike, is_sharded, own_part
 from modicum.optim.coded_rows import (
@@ -91,6 +92,7 @@ class AdamW8bit(Valued, torch.optim.Optimizer):
         slot="optimizer",
         tiny={"weight_decay": 0.1, "smallest": 64},
     )
+    search = SearchTable({"betas": SearchChoice(((0.9, 0.95), (0.9, 0.999)), (0.9, 0.95))})
 
     def __init__(
         self,

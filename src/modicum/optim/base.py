@@ -9,7 +9,7 @@ and the ledger.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,15 +18,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from modicum.core.contracts.ledger import Ledger, OptimizerQuery
+from modicum.core.contracts.ledger import ClassTreatment, Ledger, OptimizerQuery
 from modicum.core.contracts.optimizers import OptimizerMethod, Valued
+from modicum.core.contracts.parameters import class_by_shape
 from modicum.core.contracts.step import InBackwardStep, StandardStep, StepContext, StepProgram
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import peer_errors
 from modicum.core.ranks.sharding import own_part
-from modicum.optim.ledger import of_matrices
-from modicum.optim.owners import OwnedMatrix, Owners
-from modicum.optim.parts import OptimizerParts
+from modicum.optim.ledger import of_matrices, treatment_of
+from modicum.optim.owners import OwnedMatrix, Owners, Round
+from modicum.optim.parts import TOGETHER, OptimizerParts
 from modicum.optim.quantized import opened
 from modicum.optim.saved_dtypes import load_as_saved
 
@@ -38,8 +39,9 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
     excluded) follow the rest rule. Which are which stands in the groups: a group that holds both
     is split, and each has `matrix`. Groups of `optimizer_groups` know it from the layers; of
     `model.named_parameters()` the names are matched with `exclude`; of bare parameters all that
-    fit are matrices. Weight decay is decoupled, acts on W after the update and takes
-    lr weight_decay W off it.
+    fit are matrices. Weight decay is decoupled: it takes lr weight_decay W off W, before the update
+    unless the parts say otherwise. The rest rule may have a rate and a decay of its own, as parts
+    of the group's, so that a schedule of the group's rate is one of both.
 
     Sharded matrices (DTensors sharded along dimension 0) are updated by their owners; all ranks
     step the same parameters in the same order. Ranks with unsharded parameters all do the same; an
@@ -71,6 +73,11 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         """Gradients, state, and what a step takes in addition, of the rank that has most."""
         return of_matrices(cls.parts_of(value), at, in_backward=value.fields()["in_backward"])
 
+    @classmethod
+    def treatment(cls, value: OptimizerMethod, at: OptimizerQuery) -> tuple[ClassTreatment, ...]:
+        """Which classes it takes, what is left to the rest rule, and the state of both."""
+        return treatment_of(cls.parts_of(value), at, cls.__name__)
+
     @staticmethod
     def step_program(
         value: OptimizerMethod, context: StepContext, optimizer: MatrixOptimizer
@@ -94,11 +101,13 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups.pop()
         names = group.get("names") or group.get("param_names") or [None] * len(group["params"])
+        found = group.get("classes") or [class_by_shape(p.shape) for p in group["params"]]
         flags = [
-            self.parts.takes(name, parameter.shape, group["matrix"])
-            for name, parameter in zip(names, group["params"], strict=True)
+            # A group that says it holds no matrices holds none, whatever their shapes.
+            (group["matrix"] or kind != "matrix") and self.parts.takes(name, parameter.shape, kind)
+            for name, parameter, kind in zip(names, group["params"], found, strict=True)
         ]
-        listed = [key for key in ("params", "names", "param_names") if key in group]
+        listed = [key for key in ("params", "names", "param_names", "classes") if key in group]
         for matrix in sorted(set(flags), reverse=True):
             chosen = [index for index, flag in enumerate(flags) if flag is matrix]
             lists: dict[str, list[Any]] = {
@@ -132,14 +141,53 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
                     groups[parameter] = group
                 else:
                     self._step_rest(parameter, group)
-        for turn in self.owners.rounds(list(groups)):
-            gradient, mine, update = turn.gather(), turn.mine, None
-            if mine is not None and gradient is not None:
-                update = self._update(mine, gradient.float()).mul_(groups[mine]["lr"])
-                del gradient
-            for parameter, rows in turn.scatter(update):
-                self._apply(parameter, rows, groups[parameter])
+        self._step_matrices(groups)
         return loss
+
+    def _step_matrices(self, groups: Mapping[nn.Parameter, dict[str, Any]]) -> None:
+        for turns in self._together(list(groups)):
+            updates: dict[nn.Parameter, Tensor] = {}
+            for turn in turns:
+                gradient, mine = turn.gather(), turn.mine
+                if mine is not None and gradient is not None:
+                    updates[mine] = self._update(mine, gradient.float())
+                    del gradient
+            self._finish(updates)
+            for turn in turns:
+                update = None if turn.mine is None else updates.pop(turn.mine)
+                if update is not None and turn.mine is not None:
+                    update.mul_(groups[turn.mine]["lr"])
+                for parameter, rows in turn.scatter(update):
+                    self._apply(parameter, rows, groups[parameter])
+
+    def _together(self, matrices: list[nn.Parameter]) -> Iterator[list[Round]]:
+        """Rounds whose updates are finished together; on all ranks the same, in one order."""
+        if self.parts.finish is None:
+            yield from ([turn] for turn in self.owners.rounds(matrices))
+            return
+        turns: list[Round] = []
+        elements = 0
+        for turn in self.owners.rounds(sorted(matrices, key=lambda matrix: tuple(matrix.shape))):
+            largest = max(matrix.numel() for matrix in turn.matrices.values())
+            if turns and elements + largest > TOGETHER:
+                yield turns
+                turns, elements = [], 0
+            turns.append(turn)
+            elements += largest
+        if turns:
+            yield turns
+
+    def _finish(self, updates: Mapping[nn.Parameter, Tensor]) -> None:
+        """Map full updates in place, equal shapes at once, and scale them by their shape."""
+        by_shape: dict[tuple[int, ...], list[Tensor]] = {}
+        for update in updates.values():
+            by_shape.setdefault(tuple(update.shape), []).append(update)
+        for (rows, columns), alike in by_shape.items():
+            if self.parts.finish is not None:
+                self.parts.finish.apply_(alike)
+            if (factor := self.parts.shape_factor(rows, columns)) != 1:
+                for update in alike:
+                    update.mul_(factor)
 
     def _update(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
         """What a full matrix is to lose, without the learning rate: fp32, a tensor of its own."""
@@ -148,7 +196,7 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
             state["step"] = torch.zeros(())
         step = int(state["step"])
         since = self._since_refresh(step, place)
-        if since == 0:
+        if since == 0 and parts.projector.bases((gradient.shape[0], gradient.shape[1])):
             self._refresh(state, gradient, place, step)
         state["step"] += 1
         age = since + 1 if parts.on_refresh == "reset" else step + 1
@@ -175,16 +223,30 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         for name, moment in kept.items():
             if moment is not moments[name]:
                 moment.copy_(moments[name])
-        self._apply(parameter, direction, group, group["lr"] * factor)
+        rate, _ = self.rates(group)
+        self._apply(parameter, direction, group, rate * factor)
+
+    def rates(self, group: Mapping[str, Any]) -> tuple[float, float]:
+        """The learning rate of a group's parameters now, and the part of W that a step takes off.
+
+        Those of the rest rule are its own parts of what the group says.
+        """
+        rate, decay = group["lr"], group["weight_decay"]
+        if not group["matrix"]:
+            rate, decay = rate * self.parts.rest_rate, decay * self.parts.rest_decay
+        return rate, rate * decay
 
     def _apply(
         self, parameter: Tensor, update: Tensor, group: dict[str, Any], factor: float = 1.0
     ) -> None:
-        """Take an update (fp32) off this rank's part of a parameter, then decay it; in fp32."""
+        """Take an update (fp32) off this rank's part of a parameter, and decay it; in fp32."""
         weight = own_part(parameter)[0]
-        new = weight.float().sub_(update, alpha=factor)
-        if group["weight_decay"]:
-            new.mul_(1 - group["lr"] * group["weight_decay"])
+        new, (_, lost) = weight.float(), self.rates(group)
+        if lost and self.parts.decay == "before":
+            new.mul_(1 - lost)
+        new.sub_(update, alpha=factor)
+        if lost and self.parts.decay == "after":
+            new.mul_(1 - lost)
         if new is not weight:
             weight.copy_(new)
 

@@ -17,6 +17,7 @@ from modicum.core.contracts.method import (
     PositiveFloat,
     PositiveInt,
 )
+from modicum.core.contracts.search import LogRange, SearchTable
 from modicum.optim.layer_means import MeansRuntime, means_ledger
 from modicum.optim.transform import (
     GradientRows,
@@ -102,6 +103,13 @@ class Eva(GradientTransform):
         "small network takes 1.6 times as long, so the time is momentum's; the clip without "
         "curvature needs as many steps",
         slot="transform",
+    )
+    search = SearchTable(
+        {
+            "learning_rate": LogRange(1e-4, 1.0, 1e-2),
+            "damping": LogRange(1e-3, 1.0, 0.03),
+            "kl_clip": LogRange(1e-5, 1e-1, 1e-3),
+        }
     )
 
     damping: PositiveFloat = 0.03

@@ -15,6 +15,7 @@ from modicum.core.contracts.method import (
     PositiveInt,
     Strings,
 )
+from modicum.core.contracts.search import IntegerRange, LogRange, SearchTable
 from modicum.optim.base import MatrixOptimizer
 from modicum.optim.parts import OptimizerParts
 from modicum.optim.projectors import SVDProjector
@@ -97,6 +98,14 @@ class GaLore(MatrixOptimizer):
         slot="optimizer",
         tiny={"rank": 3, "update_gap": 2, "weight_decay": 0.1},
     )
+    search = SearchTable(
+        {
+            "learning_rate": LogRange(1e-4, 1e-1, 1e-2),
+            "rank": IntegerRange(4, 1024, 128, log=True),
+            "update_gap": IntegerRange(20, 1000, 200, log=True),
+        },
+        size="rank",
+    )
 
     def __init__(
         self,
@@ -154,4 +163,5 @@ class GaLore(MatrixOptimizer):
             stagger=value.stagger,
             bits=value.state_bits,
             exclude=value.exclude,
+            decay="after",
         )

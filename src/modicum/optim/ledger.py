@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 
 from modicum.core.contracts.ledger import (
+    ClassTreatment,
     Entry,
     Ledger,
     OptimizerQuery,
+    ParameterClass,
     Phase,
     TrainedParameter,
     Wire,
     Work,
 )
 from modicum.optim.owners import assign
-from modicum.optim.parts import COUNTER, OptimizerParts
+from modicum.optim.parts import COUNTER, TOGETHER, MatrixMap, OptimizerParts
 from modicum.optim.quantized import BLOCK, CHUNK, coded
 
 
@@ -49,7 +51,7 @@ def elementwise(at: OptimizerQuery, *, moments: int, counter: bool, what: str) -
 
 def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool) -> Ledger:
     """What an optimizer made of these parts spends; scratch memory is an upper bound on a CPU."""
-    matrices = [p for p in at.parameters if parts.takes(p.name, p.shape, p.matrix)]
+    matrices = [p for p in at.parameters if parts.takes(p.name, p.shape, p.parameter_class)]
     rest = [p for p in at.parameters if p not in matrices]
     costs = {index: parts.kept_bytes(_shape(p)) for index, p in enumerate(matrices)}
     owners = assign(costs, at.shards)
@@ -70,6 +72,8 @@ def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool)
                 4 * (elements - local) if rank == owner else parameter.element_bytes * local
             )
     scratch = [_scratch(parts, parameter, at.shards) for parameter in matrices]
+    if parts.finish is not None and scratch:
+        scratch = [max(scratch) + _finishing(parts, parts.finish, matrices, in_backward)]
     scratch += [_rest_scratch(parts, parameter, at.shards) for parameter in rest]
     phase: Phase = "backward" if in_backward else "step"
     ledger = largest_gradient(at) if in_backward else gradients(at)
@@ -81,6 +85,31 @@ def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool)
         Entry("optimizer", max(kept), what="moments and projectors"),
         Entry("workspace", max(scratch, default=0), (phase,), "of one parameter's update"),
         Work(max(work), phase="step"),
+    )
+
+
+def treatment_of(
+    parts: OptimizerParts, at: OptimizerQuery, name: str
+) -> tuple[ClassTreatment, ...]:
+    """By class and rule, how many parameters there are and the bytes of their state.
+
+    Args:
+        name: of what is done with those that it takes.
+    """
+    other = type(parts.rest).__name__
+    if parts.rest_rate != 1:
+        other += f" at {parts.rest_rate:g} of the rate"
+    moments = parts.rest_dtype.itemsize * len(parts.rest.moments)
+    found: dict[tuple[ParameterClass, str], tuple[int, int]] = {}
+    for p in at.parameters:
+        taken = parts.takes(p.name, p.shape, p.parameter_class)
+        kept = parts.kept_bytes(_shape(p)) if taken else COUNTER + moments * math.prod(p.shape)
+        key = p.parameter_class, name if taken else other
+        count, size = found.get(key, (0, 0))
+        found[key] = count + 1, size + kept
+    return tuple(
+        ClassTreatment(parameter_class, count, rule, size)
+        for (parameter_class, rule), (count, size) in found.items()
     )
 
 
@@ -97,7 +126,7 @@ def _products(parts: OptimizerParts, shape: tuple[int, int]) -> int:
         total += 2 * rows * m * n + 2 * m * rows * columns
     if "right" in bases:
         total += 2 * rows * n * columns + 2 * m * columns * n
-    return total
+    return total + (0 if parts.finish is None else parts.finish.flops(shape))
 
 
 def _scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) -> int:
@@ -116,7 +145,7 @@ def _scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) ->
     # A chunk's padded copy, its magnitudes, the scaled values, their places, codes and borders.
     codes = 6 * 4 * min(CHUNK, inside + BLOCK) if quantized else 0
     # LAPACK's gesdd: a copy of G, U, V and its scratch.
-    svd = 4 * (2 * large * small + 8 * small**2 + 96 * (large + small))
+    svd = 4 * (2 * large * small + 8 * small**2 + 96 * (large + small)) if bases else 0
     turning = 4 * (2 * inside + 4 * bases) if parts.on_refresh == "rotate" else 0
     cast = 4 * bases if parts.projector.element_bytes < 4 else 0
     moments = [
@@ -129,6 +158,19 @@ def _scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) ->
         4 * whole + (4 * (whole + 2 * padded) if shards > 1 else 0) + (4 * whole if half else 0),
     ]
     return max(moments)
+
+
+def _finishing(
+    parts: OptimizerParts, finish: MatrixMap, matrices: list[TrainedParameter], alone: bool
+) -> int:
+    """Bytes of the updates that are finished together, and of the worst shape's scratch."""
+    sizes = [math.prod(parameter.shape) for parameter in matrices]
+    together = max(sizes) if alone else min(sum(sizes), max(*sizes, TOGETHER))
+    each = max(
+        finish.scratch_elements(_shape(parameter)) / size
+        for parameter, size in zip(matrices, sizes, strict=True)
+    )
+    return 4 * math.ceil(together * (1 + each))
 
 
 def _rest_scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) -> int:

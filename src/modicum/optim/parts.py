@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
 
+from modicum.core.contracts.ledger import ParameterClass
 from modicum.core.layers.targets import named
 from modicum.optim.projectors import MatrixShape, Projector
 from modicum.optim.quantized import DTYPES, moment_bytes
 from modicum.optim.rules import UpdateRule
 
 COUNTER = 4  # bytes of the step counter that an optimizer keeps next to a parameter's moments
+# Elements of the updates that are finished together at most, unless one alone has more: enough that
+# a batch of small matrices keeps an accelerator busy, and little memory next to a model's.
+TOGETHER = 2**21
 OnRefresh = Literal["keep", "reset", "rotate"]
+
+
+class MatrixMap(Protocol):
+    """A map of full update matrices, of which several of one shape are mapped at once."""
+
+    def apply_(self, matrices: Sequence[Tensor]) -> None:
+        """Map matrices [m, n] of one shape (fp32) in place."""
+        ...
+
+    def flops(self, shape: MatrixShape) -> int:
+        """Operations of the matrix products that a matrix takes."""
+        ...
+
+    def scratch_elements(self, shape: MatrixShape) -> int:
+        """Elements of fp32 in addition to a matrix while it is mapped, at most."""
+        ...
+
+
+def _alike(rows: int, columns: int) -> float:
+    return 1.0
 
 
 @dataclass(frozen=True)
@@ -32,6 +57,12 @@ class OptimizerParts:
         stagger: whether matrices are refreshed one after the other, spread over the T steps.
         bits: of an element of the inner rule's moments, 32, 16 (bf16) or 8.
         exclude: names of parameters that are no matrices; patterns, or a name's last parts.
+        classes: of the parameters that it takes, those that fit the projector.
+        finish: a map of the full update, which all matrices of one shape go through together.
+        shape_factor: a factor on the update by the matrix's rows and columns.
+        rest_rate: the rest rule's learning rate, of the group's.
+        rest_decay: the rest rule's weight decay, of the group's.
+        decay: whether weights decay before the update, as in `torch.optim.AdamW`, or after it.
     """
 
     projector: Projector
@@ -43,16 +74,25 @@ class OptimizerParts:
     stagger: bool = False
     bits: int = 32
     exclude: tuple[str, ...] = ()
+    classes: tuple[ParameterClass, ...] = ("matrix",)
+    finish: MatrixMap | None = None
+    shape_factor: Callable[[int, int], float] = _alike
+    rest_rate: float = 1.0
+    rest_decay: float = 1.0
+    decay: Literal["before", "after"] = "before"
 
     @property
     def rest_dtype(self) -> torch.dtype:
         """What the rest rule's moments are kept in."""
         return DTYPES.get(self.bits, torch.float32)
 
-    def takes(self, name: str | None, shape: Sequence[int], matrix: bool) -> bool:
+    def takes(
+        self, name: str | None, shape: Sequence[int], parameter_class: ParameterClass
+    ) -> bool:
         """Whether a parameter is a matrix for the projector; else it gets the rest rule."""
         excluded = name is not None and named(name, self.exclude)
-        return matrix and not excluded and self.projector.fits(tuple(shape))
+        known = parameter_class in self.classes
+        return known and not excluded and self.projector.fits(tuple(shape))
 
     def kept_bytes(self, shape: MatrixShape) -> int:
         """Bytes that are kept for a matrix, exactly."""

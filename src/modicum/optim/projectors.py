@@ -15,7 +15,7 @@ from torch import Tensor
 
 from modicum.core.layers.truncated_svd import truncated_svd
 
-Side = Literal["std", "reverse_std", "left", "right", "full"]
+ProjectedSide = Literal["std", "reverse_std", "left", "right", "full"]
 MatrixShape = tuple[int, int]
 _POWER_ITERATIONS = 2
 
@@ -60,6 +60,36 @@ class Projector(Protocol):
 
 
 @dataclass(frozen=True)
+class FullSpace:
+    """No subspace: of methods that work on the full gradient of a matrix."""
+
+    element_bytes: int = 4
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return len(shape) == 2 and min(shape) > 0
+
+    def bases(self, shape: MatrixShape) -> dict[str, MatrixShape]:
+        return {}
+
+    def inner(self, shape: MatrixShape) -> MatrixShape:
+        return shape
+
+    def find(self, gradient: Tensor, step: int, place: int) -> dict[str, Tensor]:
+        return {}
+
+    def down(self, gradient: Tensor, state: Mapping[str, Any]) -> Tensor:
+        return gradient
+
+    def up(self, update: Tensor, state: Mapping[str, Any]) -> Tensor:
+        return update.clone()
+
+    def turn(
+        self, moment: Tensor, old: Mapping[str, Any], new: Mapping[str, Any], *, squared: bool
+    ) -> Tensor:
+        return moment
+
+
+@dataclass(frozen=True)
 class SVDProjector:
     """The leading singular vectors of G: V [rank, n], G V^T; or U [m, rank], U^T G; or both.
 
@@ -76,7 +106,7 @@ class SVDProjector:
     """
 
     rank: int
-    side: Side = "std"
+    side: ProjectedSide = "std"
     method: Literal["exact", "randomized"] = "exact"
     bits: Literal[32, 16] = 32
     seed: int = 0
@@ -91,7 +121,7 @@ class SVDProjector:
     def bases(self, shape: MatrixShape) -> dict[str, MatrixShape]:
         left, right = {"left": (shape[0], self.rank)}, {"right": (self.rank, shape[1])}
         tall = shape[0] >= shape[1]
-        by_side: dict[Side, dict[str, MatrixShape]] = {
+        by_side: dict[ProjectedSide, dict[str, MatrixShape]] = {
             "left": left,
             "right": right,
             "full": left | right,

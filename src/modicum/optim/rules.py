@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -41,19 +41,27 @@ class UpdateRule(Protocol):
         ...
 
 
+EpsilonPlace = Literal["before_correction", "outside_root", "inside_root"]
+
+
 @dataclass(frozen=True)
 class Adam:
-    """M <- b1 M + (1 - b1) G, V <- b2 V + (1 - b2) G^2; the direction is M / (sqrt V + epsilon).
+    """M <- b1 M + (1 - b1) G, V <- b2 V + (1 - b2) G^2; the direction is M over the root of V.
 
-    The bias of young moments is corrected in the factor, sqrt(1 - b2^t) / (1 - b1^t), so that
-    epsilon is not; as in the authors' code and in transformers. `torch.optim.AdamW` adds epsilon
-    to the corrected root.
+    Args:
+        betas: b1 and b2.
+        epsilon: keeps the root from zero.
+        epsilon_place: `before_correction` has M / (sqrt V + epsilon), and the bias of young moments
+            is corrected in the factor, sqrt(1 - b2^t) / (1 - b1^t), as at the end of section 2 and
+            in GaLore's code; `outside_root` adds epsilon to sqrt(V / (1 - b2^t)), as
+            `torch.optim.AdamW` does; `inside_root` to V / (1 - b2^t).
 
-    Source: Kingma and Ba, "Adam", arXiv 1412.6980, end of section 2.
+    Source: Kingma and Ba, "Adam", arXiv 1412.6980, algorithm 1 and the end of section 2.
     """
 
     betas: tuple[float, float]
     epsilon: float
+    epsilon_place: EpsilonPlace = "before_correction"
     moments: Mapping[str, bool] = field(
         default_factory=lambda: {"exp_avg": True, "exp_avg_sq": False}
     )
@@ -66,8 +74,14 @@ class Adam:
         mean, square = moments["exp_avg"], moments["exp_avg_sq"]
         mean.mul_(first).add_(gradient, alpha=1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        root = square.sqrt().add_(self.epsilon)
-        factor = math.sqrt(1 - second**age) / (1 - first**age)
+        young = math.sqrt(1 - second**age)
+        if self.epsilon_place == "before_correction":
+            root, factor = square.sqrt().add_(self.epsilon), young / (1 - first**age)
+        elif self.epsilon_place == "outside_root":
+            root, factor = square.sqrt().div_(young).add_(self.epsilon), 1 / (1 - first**age)
+        else:
+            root = square.div(young**2).add_(self.epsilon).sqrt_()
+            factor = 1 / (1 - first**age)
         return torch.div(mean, root, out=root), factor
 
 
@@ -83,3 +97,22 @@ class Momentum:
         self, gradient: Tensor, moments: Mapping[str, Tensor], age: int
     ) -> tuple[Tensor, float]:
         return moments["momentum_buffer"].mul_(self.mu).add_(gradient), 1.0
+
+
+@dataclass(frozen=True)
+class AveragedMomentum:
+    """M <- mu M + (1 - mu) G; the direction is M, or with Nesterov's step (1 - mu) G + mu M.
+
+    It is (1 - mu) times `Momentum`, which matters to nobody who normalizes the direction.
+    """
+
+    mu: float
+    nesterov: bool = False
+    moments: Mapping[str, bool] = field(default_factory=lambda: {"momentum_buffer": True})
+    squared: frozenset[str] = frozenset()
+
+    def direction(
+        self, gradient: Tensor, moments: Mapping[str, Tensor], age: int
+    ) -> tuple[Tensor, float]:
+        moment = moments["momentum_buffer"].lerp_(gradient, 1 - self.mu)
+        return gradient.lerp(moment, self.mu) if self.nesterov else moment, 1.0

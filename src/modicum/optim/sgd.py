@@ -16,6 +16,7 @@ from modicum.core.contracts.method import (
     Probability,
 )
 from modicum.core.contracts.optimizers import OptimizerMethod, Valued
+from modicum.core.contracts.search import LogRange, SearchChoice, SearchTable
 from modicum.optim.ledger import elementwise, local_elements
 
 
@@ -55,6 +56,12 @@ class SGD(Valued, torch.optim.SGD):
         against=Against("baseline"),
         slot="optimizer",
         tiny={"weight_decay": 0.1},
+    )
+    search = SearchTable(
+        {
+            "learning_rate": LogRange(1e-4, 1.0, 1e-2),
+            "momentum": SearchChoice((0.0, 0.9, 0.95, 0.99), 0.9),
+        }
     )
 
     def __init__(

@@ -22,7 +22,7 @@ def row_widths(trained: Sequence[TrainedParameter], ranks: int, bucket_bytes: in
     """Elements of a rank's row in each bucket of `Zero`, from the last layer to the first.
 
     >>> rows = {"a": 100, "b": 3, "c": 3}
-    >>> shapes = [TrainedParameter(name, (count, 2), True) for name, count in rows.items()]
+    >>> shapes = [TrainedParameter(name, (count, 2), "matrix") for name, count in rows.items()]
     >>> row_widths(shapes, 2, 40)
     [8, 100]
     """

@@ -44,7 +44,7 @@ class Room:
     Args:
         base: what the process holds before the first tensor: Python, torch, and all that a run
             loads.
-        kept: of a byte of tensors, what the allocator keeps next to it: the least and the most.
+        record: what was measured of the machine: what the allocator keeps, above all.
         limit: what the process may hold in all.
         most: what a larger budget could be on this machine.
         host: what there is next to an accelerator for copies of the state.
@@ -52,7 +52,7 @@ class Room:
 
     device: str
     base: int
-    kept: tuple[float, float]
+    record: MachineRecord
     limit: int
     name: str
     most: int
@@ -88,7 +88,7 @@ class Room:
             own = tensors + (base if device == "cpu" else 0)
             if recipe.budget.memory is None or own < limit:
                 limit, name = own, f"budget.tensors ({format_bytes(tensors)})"
-        return cls(device, base, record.kept, limit, name, most, host)
+        return cls(device, base, record, limit, name, most, host)
 
     def needed(self, prediction: Prediction) -> int:
         """The bytes of a prediction that count here."""
@@ -98,7 +98,7 @@ class Room:
         """The same in each phase of a step."""
         if self.device != "cpu":
             return tuple(prediction.ledger.by_phase().values())
-        expected = sum(self.kept) / 2
+        expected = sum(self.record.kept_where(recompute=prediction.choice.recompute)) / 2
         sizes = prediction.process_by_phase(self.base, expected)
         return tuple(with_headroom(size, self.base) for size in sizes)
 

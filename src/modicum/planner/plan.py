@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from modicum.core.contracts.surgery import Surgery
-from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine
 from modicum.core.machine.record import MachineRecord
@@ -22,6 +20,7 @@ from modicum.planner.choose import (
     choice_of,
 )
 from modicum.planner.cost import cost_of
+from modicum.planner.length import Derived, RunLength, derived, shown_length
 from modicum.planner.predict import Prediction, predict
 from modicum.planner.profiles import Profile
 from modicum.planner.resuming import asked_at_start, carried, same_start
@@ -49,6 +48,7 @@ class Plan:
         counts: of the data, `rows` and what else the task counts; `exact` once it is prepared.
         profile: where the machine's figures are from, if not from the machine that we are on.
         uses: what the room that is left could be spent on.
+        advice: which other adapters the prediction speaks for.
         prepared: by layer, what the adapter found out from data; empty before.
     """
 
@@ -69,6 +69,7 @@ class Plan:
     when: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     profile: Profile | None = None
     uses: tuple[Use, ...] = ()
+    advice: tuple[JsonObject, ...] = ()
     prepared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -80,8 +81,13 @@ class Plan:
         """
         if self.device != "cpu":
             return None
-        kept = self.record.expected - 1
+        kept = sum(self._kept) / 2
         return self.prediction.process_bytes(self.process_base, kept, staged=self._saves_on_the_way)
+
+    @property
+    def _kept(self) -> tuple[float, float]:
+        """What the allocator keeps next to a byte of tensors, the least and the most."""
+        return self.record.kept_where(recompute=self.prediction.choice.recompute)
 
     @property
     def _saves_on_the_way(self) -> bool:
@@ -107,7 +113,7 @@ class Plan:
         """
         if self.device != "cpu":
             return None
-        base, (least, most) = self.process_base, self.record.kept
+        base, (least, most) = self.process_base, self._kept
         process = self.prediction.process_bytes
         return process(base, least, staged=False), process(base, most)
 
@@ -121,28 +127,37 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Updates of the run: as asked for, or as many as the epochs have.
+        """Updates of the run: as asked for, or as many as the epochs or the tokens need.
 
         Raises:
             InputError: epochs are asked for, and the task does not say how many rows it has.
         """
-        training, rows = self.recipe.training, self.counts.get("rows")
-        if training.steps is not None:
-            return training.steps
-        assert training.epochs is not None
-        if rows is None:
-            raise InputError(
-                "how many rows this task has is not known; give training.steps instead",
-                field="training.epochs",
-                value=training.epochs,
-            )
-        return max(1, math.ceil(training.epochs * rows / training.batch_size))
+        return self.length.steps
+
+    @property
+    def length(self) -> RunLength:
+        """The same, with the updates in which the learning rate rises, and falls at the end.
+
+        Raises:
+            InputError: as `steps`.
+        """
+        return RunLength.of(self.recipe.training, self.tokens_per_update, self._rows)
+
+    @property
+    def derived(self) -> dict[str, Derived]:
+        """What of the length the recipe gives in other fields than in steps, and how."""
+        return derived(self.recipe.training, self.tokens_per_update, self._rows)
 
     @property
     def epochs(self) -> float | None:
         """How often the rows are gone through; None where it is not known how many there are."""
-        rows = self.counts.get("rows")
+        rows = self._rows
         return self.steps * self.recipe.training.batch_size / rows if rows else None
+
+    @property
+    def _rows(self) -> int | None:
+        rows: int | None = self.counts.get("rows")
+        return rows
 
     @property
     def tokens_per_update(self) -> int:
@@ -194,8 +209,12 @@ class Plan:
             more["machine"] = self.profile.described(self.prediction.wire_bytes)
         if self.prediction.travel is not None:
             more["adapter"] = self.prediction.travel.row()
+        if self.prediction.treated:
+            more["optimizer"] = [treated.row() for treated in self.prediction.treated]
         if self.uses:
             more["room"] = [use.row() for use in self.uses]
+        if self.advice:
+            more["advice"] = list(self.advice)
         return {
             **more,
             "revision": self.revision,
@@ -229,8 +248,7 @@ class Plan:
                 "trainable": self.prediction.trainable,
             },
             "tokens_per_update": self.tokens_per_update,
-            "steps": self.steps,
-            "epochs": self.epochs,
+            **shown_length(recipe.training, self.tokens_per_update, self._rows, self.task.unit),
             "counts": dict(self.counts),
             "device": self.device,
             "weights": self.inputs.weights,

@@ -20,6 +20,7 @@ from modicum.core.machine.rate import shared_machine
 from modicum.core.machine.record import MachineRecord, Reads, machine_record
 from modicum.core.ranks.ranks import Ranks
 from modicum.planner.adapted_otherwise import rows_of_instead
+from modicum.planner.advice import advice
 from modicum.planner.choose import (
     DEVICE,
     Room,
@@ -31,6 +32,7 @@ from modicum.planner.choose import (
 )
 from modicum.planner.earlier_adapter import started
 from modicum.planner.explained import explained
+from modicum.planner.length import check_counted_in
 from modicum.planner.plan import Plan
 from modicum.planner.precision import export_rows, settled
 from modicum.planner.predict import Prediction, Predictor
@@ -63,7 +65,8 @@ def plan(
         replay: choices of an earlier plan, which are kept instead of made anew.
         keep: of an earlier plan, the choices that are kept when the others are made anew.
         machine: plan for this one, and not for the one that we are on.
-        advise: also try what the room that is left could be spent on.
+        advise: also try what the room that is left could be spent on, and say which other adapters
+            the prediction speaks for.
 
     Raises:
         InputError: something about the model or the data is wrong, or does not go with the ranks;
@@ -85,7 +88,10 @@ def plan(
         prediction = asked.predictor(asked.recipe, asked.inputs.config, choice)
         return planned(asked, prediction, tuple(replay))
     made = answered(asked, live, keep)
-    return replace(made, uses=tuple(uses_of_room(asked, made.prediction))) if advise else made
+    if not advise:
+        return made
+    uses, given = uses_of_room(asked, made.prediction), advice(asked.recipe, made.prediction)
+    return replace(made, uses=tuple(uses), advice=tuple(given))
 
 
 def answered(asked: Question, live: Ranks | None = None, keep: Sequence[JsonObject] = ()) -> Plan:
@@ -176,6 +182,7 @@ def asked_of(
     recipe = recipe.anchored()
     layouts(recipe, count)  # what does not go with the ranks is reported before all else
     task = task_of(recipe)
+    check_counted_in(recipe, task)
     recipe, commit = pinned(recipe, live)
     inputs = task.look(recipe)
     asked, (recipe, rows) = recipe, settled(recipe, inputs.dtypes)
@@ -256,13 +263,18 @@ def _agreed(
     planned = live.alone and count > 1
     share = Share(count, live=False) if planned else Share(live.local_size)
     room = Room.of(recipe, machine, device.type, record, share)
-    free, host, flops, efficiency, half_efficiency, least = live.min(
+    seen = [record.kept_where(recompute=again) for again in (False, True)]
+    free, host, flops, efficiency, half_efficiency, least, least_again = live.min(
         room.limit - room.base, room.host - room.base, machine.flops, record.efficiency,
-        record.efficiency_in(half=True), record.kept[0],
+        record.efficiency_in(half=True), *(each[0] for each in seen),
     )  # fmt: skip
-    base, most = live.max(room.base, record.kept[1])
-    kept = (least, most)
-    room = replace(room, base=int(base), kept=kept, limit=int(base + free), host=int(base + host))
-    record = replace(record, kept=kept, efficiency=efficiency, half_efficiency=half_efficiency)
+    base, most, most_again = live.max(room.base, *(each[1] for each in seen))
+    record = replace(
+        record, kept=(least, most), kept_again=(least_again, most_again), efficiency=efficiency,
+        half_efficiency=half_efficiency,
+    )  # fmt: skip
+    room = replace(
+        room, record=record, base=int(base), limit=int(base + free), host=int(base + host)
+    )
     on_cpu = device.type == "cpu"
     return replace(machine, flops=flops / count if planned and on_cpu else flops), record, room

@@ -10,7 +10,15 @@ from typing import Any
 from modicum.adapters.base import Adapter
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.travel import Travel, travel_of
-from modicum.core.contracts.ledger import ALWAYS, PHASES, Ledger, ModelQuery, Phase
+from modicum.core.contracts.ledger import (
+    ALWAYS,
+    PHASES,
+    ClassTreatment,
+    Entry,
+    Ledger,
+    ModelQuery,
+    Phase,
+)
 from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import on_meta
@@ -20,15 +28,14 @@ from modicum.core.units import Every
 from modicum.memory.base import ActivationPolicy
 from modicum.models.traced_ledger import experts_of
 from modicum.parallel.ledger import staging
+from modicum.planner.length import steps_without_data
 from modicum.planner.sharing import Model, Structure, shared
 from modicum.planner.traced import traces
-from modicum.planner.updates import spent_in_updates
+from modicum.planner.updates import spent_in_updates, treated
 from modicum.recipe import Recipe
-from modicum.tasks import task_of
+from modicum.tasks import AnyTask, task_of
 
 ALONE = Layout()
-# The most that glibc allows as the size from which a block is mapped on its own; commands set it.
-MAPPED_FROM = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -73,11 +80,10 @@ class Prediction:
         frozen_bytes: of weights that are read once and never change.
         half: whether matrix products are in bf16.
         traced: whether the model's part is traced; if not, it is arithmetic.
-        largest_bytes: of the largest tensor of a step.
-        large_share: the part of the activations in tensors that are mapped on their own.
         travel: where the adapter can be used outside of modicum; None: there is none.
         narrow: layers that the adapter's rank is above the smaller width of, with the largest
             rank that fits them.
+        treated: what the optimizer does with each class of parameters, if not the same.
     """
 
     choice: Choice
@@ -87,10 +93,9 @@ class Prediction:
     frozen_bytes: int
     half: bool
     traced: bool = False
-    largest_bytes: int = 0
-    large_share: float = 0.0
     travel: Travel | None = None
     narrow: Mapping[str, int] = field(default_factory=dict)
+    treated: tuple[ClassTreatment, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -142,21 +147,16 @@ class Prediction:
     @property
     def small_bytes(self) -> int:
         """Bytes in tensors that come and go and are not mapped on their own, in the worst phase."""
-        sizes, lasting = self.ledger.by_phase(), self.lasting_bytes
-        return max(sizes[phase] - lasting - self._mapped_bytes(phase) for phase in PHASES)
+        return max(sum(entry.small for entry in self._passing(phase)) for phase in PHASES)
 
     def _mapped_bytes(self, phase: Phase) -> int:
-        """Bytes in tensors that are mapped on their own: large activations, and work on large ones.
+        """Bytes in tensors that come and go and are mapped on their own."""
+        return sum(min(entry.large, entry.bytes) for entry in self._passing(phase))
 
-        In the backward pass of the first block that is work on activations, if these are large.
-        """
-        if self.largest_bytes < MAPPED_FROM:
-            return 0
-        kept = round(self.large_share * self.ledger.bytes("activation", phase))
-        works = phase in ("evaluation", "forward", "loss")
-        if works or (phase == "backward" and self.large_share):
-            kept += self.ledger.bytes("workspace", phase)
-        return kept
+    def _passing(self, phase: Phase) -> list[Entry]:
+        """What is on the device in a phase, and not in all."""
+        entries = [entry for entry in self.ledger.entries if entry.place == "device"]
+        return [e for e in entries if phase in e.phases and e.phases != ALWAYS]
 
 
 def predict(
@@ -216,7 +216,7 @@ class Predictor:
         if choice.layout.ranks > 1:
             ledger = shared(model, ledger, parts, recipe)
         state = spent_in_updates(recipe, model, choice.layout)
-        if choice.asynchronous and not _saved_at_the_end_alone(recipe):
+        if choice.asynchronous and not _saved_at_the_end_alone(recipe, task):
             moments = state.bytes("optimizer")
             ledger += staging(parts.trained_parts, moments, choice.layout.replicas)
         trainable, total = model.structure.trainable, config.parameter_count()
@@ -224,14 +224,10 @@ class Predictor:
             total += trainable
         frozen = parts.frozen_bytes if recipe.adapter is not None else 0
         traced = model.traces is not None
-        largest = task.largest_bytes(config, shape)
-        # What a policy makes of large tensors are small ones.
-        plain = shares is None
-        large = task.large_share(config, shape, MAPPED_FROM) if plain else 0.0
         spent = ledger + state
         return Prediction(
-            choice, spent, total, trainable, frozen, half, traced, largest, large, structure.travel,
-            structure.narrow,
+            choice, spent, total, trainable, frozen, half, traced, structure.travel,
+            structure.narrow, treated(recipe, model),
         )  # fmt: skip
 
     def adapted_layers(self, recipe: Recipe, config: Any) -> list[str]:
@@ -271,9 +267,10 @@ def _structure(recipe: Recipe, config: Any, prepared: Mapping[str, Mapping[str, 
     return Structure(trained_shapes(model), adapter, sites, experts, travel)
 
 
-def _saved_at_the_end_alone(recipe: Recipe) -> bool:
+def _saved_at_the_end_alone(recipe: Recipe, task: AnyTask) -> bool:
     """Whether the only checkpoint is surely the last, which takes no copy of the state."""
-    every, steps = recipe.checkpoint.every, recipe.training.steps
+    update = recipe.training.batch_size * task.row(recipe).positions
+    every, steps = recipe.checkpoint.every, steps_without_data(recipe.training, update)
     if every == "auto" or steps is None or recipe.evaluation.keep_best:
         return False
     interval = Every.parse(every).steps

@@ -20,10 +20,17 @@ def plan_html(row: Mapping[str, Any]) -> str:
     counted = [("tensors", peak, f"at the peak; {limit}")]
     if process is not None:  # a budget is of the process there, and not of its tensors
         counted = [("tensors", peak, "at the peak"), ("process", format_bytes(process), limit)]
+    of = [] if row.get("steps_why") is None else [str(row["steps_why"])]
+    if epochs is not None:
+        of.append(f"{epochs:.2f} epochs")
+    warmup = []
+    if row.get("warmup_steps"):
+        warmup = [("warm-up", f"{row['warmup_steps']:,} steps", row.get("warmup_why") or "")]
     costs = [
         ("parameters", f"{trained:,}", f"trained, of {total:,}"),
         *counted,
-        ("steps", f"{row['steps']:,}", "" if epochs is None else f"{epochs:.2f} epochs"),
+        ("steps", f"{row['steps']:,}", "; ".join(of)),
+        *warmup,
         ("speed", f"{prediction['tokens_per_second']:,.0f} tokens/s", ""),
         ("time", format_duration(prediction["seconds"]), f"on {row['ranks']} × {row['device']}"),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,12 @@ from modicum.recipe import Recipe
 from modicum.tasks.traced import trace_request
 
 _WHAT = "Tracing one block of each kind in the model, which takes some seconds."
+
+
+@cache
+def _say_once() -> None:
+    """A plan that tries changes traces several models."""
+    tell(_WHAT)
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ def _stored(
         request = trace_request(recipe, config, shape, device, experts, shares, prepared)
         file = request.file
         if file not in _known:
-            _known[file] = StoredLedgers(request, say=lambda: tell(_WHAT))
+            _known[file] = StoredLedgers(request, say=_say_once)
         return _known[file]
     except TraceFailed as error:
         problem = f"the model cannot be traced: {error}"

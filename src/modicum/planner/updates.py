@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from modicum.core.contracts.ledger import Ledger, OptimizerQuery
+from modicum.core.contracts.ledger import ClassTreatment, Ledger, OptimizerQuery
+from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.errors import InputError
 from modicum.core.ranks.layout import Layout
 from modicum.optim.transform import NO_LAYERS, GradientTransform, TransformQuery
@@ -30,3 +31,11 @@ def spent_in_updates(recipe: Recipe, model: Model, layout: Layout) -> Ledger:
             raise InputError(NO_LAYERS, field="transform.method", value=transform.info.name)
         ledger += transform.ledger(at)
     return ledger
+
+
+def treated(recipe: Recipe, model: Model) -> tuple[ClassTreatment, ...]:
+    """What the optimizer does with each class of parameters; nothing, where it treats all alike."""
+    optimizer = recipe.method("optimizer")
+    if not isinstance(optimizer, OptimizerMethod):
+        return ()
+    return optimizer.treats(OptimizerQuery(model.structure.trained))

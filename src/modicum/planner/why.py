@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.planner.choose import ASYNCHRONOUS, MICRO, RECOMPUTE, STRATEGY, choices, strategy_of
+from modicum.planner.length import STEPS, WARMUP_STEPS
 from modicum.planner.plan import Plan
 from modicum.planner.question import Question
 from modicum.recipe import Recipe
@@ -20,7 +22,8 @@ def why(asked: Question, made: Plan, field: str, written: str | None = None) -> 
 
     Args:
         field: dotted, as in the recipe.
-        written: where the user wrote it; None: nowhere.
+        written: where the user wrote it, or what it is derived from (`Plan.derived`); None:
+            nowhere.
 
     Raises:
         InputError: the recipe has no such field.
@@ -41,15 +44,24 @@ def why(asked: Question, made: Plan, field: str, written: str | None = None) -> 
             if field in _CHOSEN:
                 row["candidates"] = candidates(asked, made)
             return row
+    if (source := made.derived.get(field)) is not None:
+        value = {STEPS: made.length.steps, WARMUP_STEPS: made.length.warmup}[field]
+        return row | {"by": "you", "value": value, "why": _said(source.why, written)}
     if written is not None:
         return row | {"by": "you", "why": f"written in {written}"}
     return row | {"by": "default", "why": "the recipe says nothing of it"}
 
 
+def _said(why: str, written: str | None) -> str:
+    return why if written is None else f"{why}; written in {written}"
+
+
 def candidates(asked: Question, made: Plan) -> list[JsonObject]:
     """All choices that the recipe leaves open, in the planner's order, with what each costs.
 
-    The planner takes the first that fits.
+    The planner takes the first that fits. `peak_bytes` and `process_bytes` are what a plan says of
+    them, and `needs_bytes` is the budget that they need, which for a process is more: a part of it
+    is kept to spare.
     """
     rows, taken = [], made.prediction.choice
     flops = max(made.prediction.flops, 1)
@@ -61,6 +73,8 @@ def candidates(asked: Question, made: Plan) -> list[JsonObject]:
                 "recompute": "blocks" if choice.recompute else "none",
                 "strategy": strategy_of(choice.layout),
                 "asynchronous": choice.asynchronous,
+                "peak_bytes": found.peak_bytes,
+                "process_bytes": replace(made, prediction=found).process_bytes,
                 "needs_bytes": asked.room.needed(found),
                 "fits": asked.room.holds(found),
                 "work": found.flops / flops,

@@ -36,6 +36,7 @@ from modicum.core.contracts.catalog import MethodRecord, find
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, write_json
 from modicum.core.progress import Listener
+from modicum.proofs.pace import ProofPace, known_pace, pace_event, remember_pace
 from modicum.proofs.proof import (
     Criterion,
     Figure,
@@ -66,6 +67,7 @@ class ProofRun:
         full: bool,
         fresh: bool = False,
         listener: Listener | None = None,
+        pace: ProofPace | None = None,
     ) -> None:
         self.record, self.null, self.full, self.fresh = record, null, full, fresh
         self.seeds: tuple[int, ...] = (0,)
@@ -78,6 +80,8 @@ class ProofRun:
         self._plants = null and nothing_stands(record.info)
         self._planted = False
         self._versions: dict[str, str] = {}
+        self._pace = pace
+        self._began: list[float] = []
         self._started = time.perf_counter()
 
     def contender(self, method: T, *, null: N, null_is: str, planted: T | None = None) -> T | N:
@@ -146,9 +150,33 @@ class ProofRun:
         """Note at which learning rates an arm was tried, and which was best."""
         self._sweeps[arm] = SweptRates(arm, best, tuple(tried))
 
-    def progress(self, doing: str, done: int = 0, total: int | None = None) -> None:
-        """Say what is being done, to whoever shows progress."""
-        self._listener({"event": "phase", "name": doing, "done": done, "total": total})
+    def progress(self, doing: str) -> None:
+        """Say that a run begins, a training or another part, to whoever shows progress.
+
+        How many there are and how long they take is known where the proof was made before.
+        """
+        elapsed, pace = self.seconds, self._pace
+        self._began.append(elapsed)
+        run, total, left = len(self._began), None, None
+        if pace is not None:
+            total = pace.runs if pace.runs >= run else None
+            left = pace.seconds_left(run, elapsed)
+        self._listener(
+            {
+                "event": "phase", "name": doing, "unit": "run", "done": run, "total": total,
+                "about": True, "seconds": elapsed, "seconds_left": left,
+            }
+        )  # fmt: skip
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken so far."""
+        return time.perf_counter() - self._started
+
+    @property
+    def pace(self) -> ProofPace:
+        """What it took."""
+        return ProofPace(self.seconds, len(self._began), tuple(self._began))
 
     def library(self, name: str, extra: str) -> ModuleType:
         """Import a library that the proof compares with, and note its version.
@@ -190,7 +218,7 @@ class ProofRun:
             figures=tuple(self._figures),
             criteria=tuple(self._criteria),
             seeds=self.seeds,
-            seconds=time.perf_counter() - self._started,
+            seconds=self.seconds,
             machine=this_machine(pick_device("cpu")).as_json(),
             versions=versions() | self._versions,
             when=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -244,7 +272,7 @@ def prove(
         full: the experiment of record instead of the quick one.
         fresh: train the baselines again that an earlier proof has trained.
         plugins: files in which methods of your own, and their proofs, are.
-        listener: is called with `phase` and `criterion` events as the proof runs.
+        listener: is called with a `pace` event, then with `phase` and `criterion` events.
 
     Raises:
         InputError: no method has this name, it has no proof, or the proof compares with a library
@@ -252,10 +280,16 @@ def prove(
     """
     record = find(name, plugins)
     experiment = _experiment(record)
-    run = ProofRun(record, null=null, full=full, fresh=fresh, listener=listener)
+    mode = "full" if full else "quick"
+    pace = known_pace(record.name, mode, null=null)
+    run = ProofRun(record, null=null, full=full, fresh=fresh, listener=listener, pace=pace)
+    if listener is not None:
+        listener(pace_event(record.name, mode, pace))
     with _quiet_and_single_threaded():
         experiment(run)
-    return run.conclude()
+    proof = run.conclude()
+    remember_pace(record.name, mode, null=null, pace=run.pace)
+    return proof
 
 
 def write(proof: Proof, folder: str | Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from modicum.recipe.nested import assign, differences
 from modicum.recipe.outputs import ExportSection, TrackingSection
 from modicum.recipe.recipe import Recipe
+from modicum.recipe.searched import recipe_path
 from modicum.recipe.sections import (
     BudgetSection,
     CheckpointSection,
@@ -15,9 +16,9 @@ from modicum.recipe.sections import (
     SamplesSection,
     Section,
     SourceSection,
-    TrainingSection,
 )
 from modicum.recipe.slots import SLOTS, methods_for
+from modicum.recipe.training import TrainingSection
 
 __all__ = [
     "SLOTS",
@@ -37,4 +38,5 @@ __all__ = [
     "assign",
     "differences",
     "methods_for",
+    "recipe_path",
 ]

@@ -6,7 +6,7 @@ the paths exist, does the data parse) is checked by `modicum.plan`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -29,10 +29,10 @@ from modicum.recipe.sections import (
     ParallelSection,
     SamplesSection,
     Section,
-    TrainingSection,
 )
 from modicum.recipe.slots import DEFAULTS, SLOTS, filled, find_in, spelled
 from modicum.recipe.streaming import check_streaming
+from modicum.recipe.training import TrainingSection
 
 # What the model section may say of a model that comes from a path.
 _OF_A_PATH = ("path", "trust_remote_code", "adapter")
@@ -97,8 +97,8 @@ class Recipe(Section):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            siblings = _siblings(error.errors()[0]["loc"])
-            raise describe(error, siblings, prefix="") from None
+            place = error.errors()[0]["loc"]
+            raise _with_home(describe(error, _siblings(place), prefix=""), place[-1]) from None
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
@@ -234,20 +234,6 @@ class Recipe(Section):
 
     def _check_training(self) -> None:
         training = self.training
-        if training.steps is not None and training.epochs is not None:
-            raise InputError(
-                "the length of the run is given twice; keep training.steps or training.epochs, "
-                "and set the other to null",
-                field="training.epochs",
-                value=training.epochs,
-            )
-        if training.steps is None and training.epochs is None:
-            raise InputError(
-                "says nothing of how long to train",
-                field="training.steps",
-                value=None,
-                allowed="a number of updates, or training.epochs instead",
-            )
         micro = training.micro_batch_size
         if isinstance(micro, int) and micro > training.batch_size:
             raise InputError(
@@ -264,6 +250,9 @@ class Recipe(Section):
 
     def _check_evaluation(self) -> None:
         asked, data = self.evaluation, self.data
+        if asked.test and self.task is None and not data.test_fraction and data.test_path is None:
+            problem = "needs test data: set data.test_fraction or data.test_path"
+            raise InputError(problem, field="evaluation.test", value=True)
         if not asked.keep_best and asked.patience is None:
             return
         field = "evaluation.keep_best" if asked.keep_best else "evaluation.patience"
@@ -304,6 +293,25 @@ class Recipe(Section):
         """The recipe with absolute paths; relative ones are of `folder`, or of where we work."""
         values = self.model_dump(mode="json", exclude_unset=True)
         return Recipe(**anchored(values, folder or Path.cwd()))
+
+
+def _with_home(said: InputError, name: int | str) -> InputError:
+    """The error, with the one place where a key of this name is known, where it is at another."""
+    if said.problem != "unknown key":
+        return said
+    sections = Recipe.model_fields.items()
+    homes = [f"{s}.{name}" for s, each in sections if name in _fields_of(each.annotation)]
+    homes += [str(name)] if name in Recipe.model_fields else []
+    if len(homes) != 1:
+        return said
+    return InputError(
+        said.problem, field=said.field, allowed=said.allowed, word=homes[0], candidates=homes
+    )
+
+
+def _fields_of(section: Any) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = getattr(section, "model_fields", {})
+    return found
 
 
 def _siblings(location: tuple[int | str, ...]) -> list[str]:

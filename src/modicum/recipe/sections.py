@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from modicum.core.contracts.method import PositiveFloat, PositiveInt, Probability, Seed, Strings
+from modicum.core.contracts.method import PositiveFloat, PositiveInt, Probability, Strings
 from modicum.core.errors import InputError
 from modicum.core.units import BYTES_FORMAT, DURATION_FORMAT, Every, parse_bytes
 
@@ -154,6 +154,12 @@ class DataSection(Section):
     """Data to evaluate on, read like `path`; null means a part of `path`'s documents."""
     validation_fraction: Probability = 0.05
     """That part of the documents; 0 for no evaluation."""
+    test_path: str | None = None
+    """Data to test on, read like `path`: for one look when nothing is chosen any more, as by
+    `evaluation.test`. null means a part of `path`'s documents."""
+    test_fraction: Probability = 0.0
+    """That part of the documents, the same ones with any seed; 0 for no test. The fraction of the
+    validation is then one of the documents that are left."""
     sequence_length: Annotated[int, Field(ge=2)] = 256
     """Tokens in a row. The rows of files are examples, each in one piece and several to a row of
     tokens; text files are continuous, and split wherever a row ends."""
@@ -191,58 +197,16 @@ class DataSection(Section):
         return self
 
 
-class TrainingSection(Section):
-    """How long, how fast, how much at a time."""
-
-    steps: PositiveInt | None = 1000
-    """Updates of the weights; null where `epochs` says how long."""
-    epochs: PositiveFloat | None = None
-    """How often the rows are gone through, instead of `steps`; 0.5 for half of them."""
-    learning_rate: PositiveFloat = 1e-3
-    """The peak of the schedule."""
-    batch_size: PositiveInt = 32
-    """Sequences in an update, over all ranks."""
-    micro_batch_size: PositiveInt | Auto = "auto"
-    """Sequences in a forward pass; an update accumulates as many as it takes."""
-    seed: Seed = 0
-    """Reaches initial weights, data order, dropout and samples."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: products in bfloat16, frozen weights stored in it, trained ones in fp32. auto: bf16
-    where an adapter is trained on weights that the model's files hold in bf16; else fp32."""
-    recompute: Literal["auto", "none", "blocks"] = "auto"
-    """Whether blocks forget their activations and compute them again in the backward pass."""
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """How the learning rate falls after the warm-up."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Updates over which it rises from zero; a run of fewer steps ends while it rises."""
-    final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """The learning rate at the end, as a part of its peak."""
-    clip_norm: PositiveFloat | None = 1.0
-    """The largest norm of all gradients together; null for no clipping."""
-    skip_limit: Annotated[int, Field(ge=0)] = 3
-    """Updates in a row that may be skipped for a loss or gradient that is not finite; one more
-    stops the run."""
-    compile: Literal["auto", "none", "blocks"] = "auto"
-    """Whether blocks are compiled, where that works and makes them faster; auto: tried where the
-    run is long enough to win back the time."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: CUDA where it is there."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _epochs_leave_no_default_of_steps(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("epochs") is not None:
-            return {"steps": None, **values}
-        return values
-
-
 class EvaluationSection(Section):
     """Loss on data that is not trained on; before the first step and after the last in any case."""
 
     every: Interval = 200
     """Steps, or a duration."""
-    rows: PositiveInt = 64
-    """At most so many rows of the validation data."""
+    rows: PositiveInt | Literal["all"] = 64
+    """At most so many rows of the validation data, or all."""
+    test: bool = False
+    """Whether all rows of the test data are evaluated when the run ends, with the weights that it
+    exports. Nothing else of the run depends on that."""
     metric: str = "loss"
     """What `keep_best` and `patience` go by, a metric of the task: `loss`; of text `token_accuracy`
     and `perplexity`, of images `accuracy` and `macro_f1`. The evaluation before training does not

@@ -28,9 +28,10 @@ DEFAULTS = {"optimizer": "adamw"}
 
 
 def slot_of(record: MethodRecord) -> str | None:
-    """The section that a method stands in; None where no recipe has a place for its room."""
-    own = (slot for slot, room in SLOTS.items() if room == record.room)
-    return record.info.slot or next(own, None)
+    """The section that a method stands in; None where no recipe has a place for it."""
+    if record.info.slot:
+        return record.info.slot if record.info.slot in SLOTS else None
+    return next((slot for slot, room in SLOTS.items() if room == record.room), None)
 
 
 def methods_for(slot: str, plugins: Iterable[str | Path] = ()) -> dict[str, MethodRecord]:
@@ -69,8 +70,9 @@ def find_in(
         ) from None
     if slot_of(known) == slot:
         return known
+    own = slot_of(known)
     raise InputError(
-        f"stands in the section {slot_of(known)!r}",
+        f"stands in the section {own!r}" if own else f"is a {known.info.slot}, no part of a recipe",
         field=f"{slot}.method",
         value=name,
         allowed=", ".join(methods_for(slot, plugins)),

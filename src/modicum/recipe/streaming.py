@@ -34,13 +34,21 @@ def check_streaming(recipe: Recipe) -> None:
             "training.epochs",
             recipe.training.epochs is not None,
             "how many rows a stream has is not known before all of it was read; give "
-            "training.steps instead",
+            "training.steps or training.tokens instead",
         ),
         (
             "data.sources.0.weight",
             any(each.weight is None for each in data.sources),
             "how many rows a stream has is not known, so what is streamed is mixed by weight; "
             "give each source one",
+        ),
+        (
+            "evaluation.rows",
+            recipe.evaluation.rows == "all"
+            and data.validation_path is None
+            and data.validation_fraction > 0,
+            "of a part of a stream all rows are known when all of it was read; give a number, or "
+            "data of its own in data.validation_path",
         ),
         ("compress.method", recipe.compress is not None, f"{_LOOKS}, or compress in another run"),
         ("adapter.method", _looks_first(recipe), f"{_LOOKS}, or take another adapter"),

@@ -67,6 +67,7 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "plan_revisions": len(run.plans),
         "interruptions": number(record.get("interruptions")),
         "best": section(record, "best") or None,
+        "test": section(section(record, "final"), "test") or None,
         "stopped_early": number(record.get("stopped_early")),
         "outputs": section(record, "outputs"),
         "cost": section(record, "cost") or None,
@@ -117,19 +118,19 @@ def _losses(run: FolderContents) -> dict[str, Any]:
         "initial_validation": _first(
             final.get("initial_validation_loss"), before if begins else None
         ),
+        "test": number(section(final, "test").get("loss")),
     }
 
 
 def measures(run: FolderContents) -> list[dict[str, Any]]:
-    """The metrics of the evaluations: before training, after it, and the best of the run.
+    """The metrics of the evaluations: before training, after it, the best of the run, and the test.
 
     Each class's share of right answers is a row of its own.
     """
-    checked = run.evaluations
-    if not len(checked):
-        return []
+    checked, tested = run.evaluations, StepColumns([section(section(run.run, "final"), "test")])
     best = number(section(run.run, "best").get("step"))
-    before, after = checked.row(0), checked.row(checked.steps[-1])
+    before = checked.row(0)
+    after, test = (each.row(each.steps[-1]) if len(each) else {} for each in (checked, tested))
     at_best = {} if best is None else checked.row(best)
     return [
         {
@@ -137,9 +138,10 @@ def measures(run: FolderContents) -> list[dict[str, Any]]:
             "before": before.get(name),
             "after": after.get(name),
             "best": at_best.get(name),
+            "test": test.get(name),
         }
-        for name in after
-        if name not in ("seconds", "tokens")
+        for name in {**after, **test}
+        if name not in ("seconds", "tokens", "rows")
     ]
 
 

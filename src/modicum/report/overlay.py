@@ -25,7 +25,7 @@ def overlay(runs: Sequence[FolderContents]) -> dict[str, Any]:
             {
                 "name": name,
                 "facts": result,
-                "subject": subject(run.recipe),
+                "subject": subject(run.recipe, run.run.get("directory")),
                 "peak": result["peak_bytes"][told.counted(run)],
                 "data": data_lines(result),
             }

@@ -37,6 +37,31 @@ def render(runs: Sequence[FolderContents], live: JsonObject | None = None) -> st
         live: `version` and `parts` of the files, if a server is behind the page, which the page
             then asks for what is new.
     """
+    shown: dict[str, Any] = view(runs[0]) if len(runs) == 1 else overlay(runs)
+    drawn = payload(runs) | {"live": live}
+    for of_run, name in zip(drawn["runs"], names(runs), strict=True):
+        of_run["name"] = name
+    template = "run.html.j2" if len(runs) == 1 else "runs.html.j2"
+    scripts = [_joined(names) for names in _SCRIPTS]
+    return page_of(template, shown, scripts, drawn, live=live is not None)
+
+
+def page_of(
+    template: str,
+    shown: JsonObject,
+    scripts: Sequence[str] = (),
+    drawn: JsonObject | None = None,
+    *,
+    live: bool = False,
+) -> str:
+    """A page of a template that stands in the frame of all pages.
+
+    Args:
+        shown: what the template shows.
+        scripts: that the page runs.
+        drawn: what they draw.
+        live: whether they may ask the server behind the page.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("modicum.report")
@@ -54,20 +79,14 @@ def render(runs: Sequence[FolderContents], live: JsonObject | None = None) -> st
         phase=plots.phase_title,
         spelled=spelled,
     )
-    shown: dict[str, Any] = view(runs[0]) if len(runs) == 1 else overlay(runs)
-    drawn = payload(runs) | {"live": live}
-    for of_run, name in zip(drawn["runs"], names(runs), strict=True):
-        of_run["name"] = name
-    template = environment.get_template("run.html.j2" if len(runs) == 1 else "runs.html.j2")
-    scripts = [_joined(names) for names in _SCRIPTS]
     return (
-        template.render(
+        environment.get_template(template).render(
             shown,
             style=_joined(_STYLES),
             scripts=scripts,
             licence=_asset("uPlot.LICENSE"),
-            policy=policy(scripts, live=live is not None),
-            payload=harmless_json(drawn),
+            policy=policy(scripts, live=live),
+            payload=harmless_json(drawn or {}),
         )
         + "\n"
     )
@@ -77,6 +96,7 @@ def policy(scripts: Sequence[str], *, live: bool) -> str:
     """What the page's browser may do: the Content-Security-Policy."""
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    allowed = allowed or "'none'"
     connect = "'self'" if live else "'none'"
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "

@@ -25,7 +25,7 @@ def view(run: FolderContents) -> dict[str, Any]:
     return {
         "facts": result,
         "run": run,
-        "subject": subject(run.recipe),
+        "subject": subject(run.recipe, run.run.get("directory")),
         "counted": told.counted(run),
         "loss": result["loss"],
         "peak": peak,
@@ -139,14 +139,21 @@ def source_lines(sources: Any) -> list[str]:
     return lines
 
 
-def subject(recipe: JsonObject) -> dict[str, str]:
-    """What was trained, on what, and how, as far as the recipe says."""
+def subject(recipe: JsonObject, begun_in: Any = None) -> dict[str, str]:
+    """What was trained, on what, and how, as far as the recipe says.
+
+    Args:
+        begun_in: the folder in which the run was begun; paths in it are shown as seen from there.
+    """
 
     def named(part: Any, key: str) -> str:
         if isinstance(part, str):
             return part
         value = part.get(key) if isinstance(part, dict) else None
-        return value if isinstance(value, str) else ""
+        if not isinstance(value, str):
+            return ""
+        above = f"{begun_in}/" if isinstance(begun_in, str) else ""
+        return value.removeprefix(above) or value
 
     adapter, model = section(recipe, "adapter"), section(recipe, "model")
     method, rank = named(recipe.get("adapter"), "method"), numbers.number(adapter.get("rank"))

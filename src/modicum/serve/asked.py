@@ -219,8 +219,9 @@ def _no_number(name: str) -> None:
 
 
 def _said(error: ValidationError, known: Iterable[str]) -> ApiError:
-    """The first mistake of a body, in one sentence."""
-    first = error.errors(include_url=False)[0]
+    """The first mistake of a body, in one sentence; one in spelling before what it leaves out."""
+    found = error.errors(include_url=False)
+    first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
     place = ".".join(map(str, first["loc"])) or None
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])

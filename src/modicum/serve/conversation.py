@@ -172,7 +172,8 @@ def check_run(folder: Path) -> None:
         raise no_run(folder, models=True)
     if not (folder / "adapter").is_dir():
         if (folder / "run.json").exists() and not (folder / "model").is_dir():
-            raise InputError("this run has exported no model yet; let it finish", file=folder)
+            problem = f"this run has exported no model yet; `modicum train RECIPE --out {folder}`"
+            raise InputError(f"{problem}, as it began, resumes it", file=folder)
         inner = huggingface.resolve(folder)
         _check_writes(inner)
         huggingface.read_config(inner)

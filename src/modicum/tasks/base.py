@@ -99,6 +99,7 @@ class Data(Generic[B]):
         identity: what a run that resumes must find again (JSON).
         files: what goes next to the exported weights, such as a tokenizer's files.
         counts: of what is trained; `rows`, and what else the task counts (JSON).
+        test: what is looked at once, when nothing is chosen any more; training never sees it.
     """
 
     train: Rows[B]
@@ -107,6 +108,7 @@ class Data(Generic[B]):
     identity: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
     counts: Mapping[str, Any] = field(default_factory=dict)
+    test: Rows[B] | None = None
 
 
 @dataclass(frozen=True)
@@ -231,13 +233,6 @@ class Task(ABC, Generic[M, B, I]):
         """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
         return 0
 
-    def large_share(self, config: Any, shape: ModelQuery, size: int) -> float:
-        """The part of the saved activations in tensors of at least `size` bytes.
-
-        An allocator maps these one by one, and gives them back. 0 where blocks save many tensors.
-        """
-        return 0.0
-
     def held(self, config: Any, item_bytes: int) -> Mapping[str, Tensors]:
         """Of each parameter, the tensors that represent it: how many rows, and bytes of one.
 
@@ -277,6 +272,10 @@ class Task(ABC, Generic[M, B, I]):
         Raises:
             InputError: what is wrong with the data, with file and line.
         """
+
+    def digests(self, rows: Rows[B]) -> Iterator[bytes]:
+        """One of each document or row of a part, alike where these are; none of a stream."""
+        return iter(())
 
     def config(self, inputs: I, data: Data[B]) -> Any:
         """The model's configuration, now that the data is prepared."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from modicum.core.progress import StageProgress
 from modicum.core.random import derive_seed
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
+from modicum.data.rows import Rows
 from modicum.data.text_rows import TextRows
 from modicum.data.tokenizer import Tokenizer
+from modicum.data.view import document_digests
 from modicum.models import huggingface, plan_headers, saving
 from modicum.models.config import ModelConfig
 from modicum.models.decoder_config import DecoderConfig
@@ -180,6 +182,10 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         if recipe.data.streaming:
             return text_stream.streamed(recipe, inputs, folder, progress, ranks)
         return text.prepared(recipe, inputs, folder, progress, ranks)
+
+    def digests(self, rows: Rows[Batch]) -> Iterator[bytes]:
+        """One of each document's tokens."""
+        return document_digests(rows) if isinstance(rows, TextRows) else iter(())
 
     def config(self, inputs: TextInputs, data: Data[Batch]) -> DecoderConfig:
         """The model's configuration, its special tokens those of the tokenizer where it is new."""

@@ -13,18 +13,21 @@ from modicum.core.errors import InputError
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.image_arrays import CARD, ImageArrays, Shaping, read_arrays, write_arrays
-from modicum.data.image_files import TRAIN, LabelledFiles, find_images
+from modicum.data.image_files import LabelledFiles, find_images
 from modicum.data.images import DIGIT_CLASSES, DIGITS, SIDE, Images, Textures, digits
+from modicum.data.parts import TRAIN
+from modicum.tasks.parts import draw_of, held_words, paths_of
 
 if TYPE_CHECKING:
     from modicum.tasks.images import ImageClasses
 
 
 class PreparedImages(NamedTuple):
-    """Both sides, what a run that resumes must find again, and what is exported with weights."""
+    """The parts, what a run that resumes must find again, and what is exported with weights."""
 
     train: Images
     validation: Images | None
+    test: Images | None
     identity: Mapping[str, Any]
     files: tuple[Path, ...] = ()
 
@@ -58,7 +61,7 @@ class MadeImages:
         Raises:
             InputError: one is set.
         """
-        for name in ("validation_path", "size", "fit", "colour"):
+        for name in ("validation_path", "test_path", "test_fraction", "size", "fit", "colour"):
             if getattr(self.asked, name) != type(self.asked).model_fields[name].default:
                 raise InputError(
                     f"is of your own images (data_path), and {self.title} are made with "
@@ -70,29 +73,33 @@ class MadeImages:
     def described(self, seed: int) -> str:
         """One phrase for people."""
         asked = self.asked
-        count = DIGITS if asked.data == "digits" else asked.images + asked.held_out
+        count = asked.images + asked.held_out + asked.tested
+        count = DIGITS if asked.data == "digits" else count
         return f"{count} {self.title} of {SIDE}x{SIDE} pixels"
 
     def counts(self, seed: int) -> dict[str, Any]:
         """How many are trained."""
         asked = self.asked
-        left = DIGITS - asked.held_out if asked.data == "digits" else asked.images
+        left = DIGITS - asked.held_out - asked.tested if asked.data == "digits" else asked.images
         return {"rows": max(left, 0)}
 
-    def rows(self, seed: int) -> tuple[Images, Images | None]:
-        """Both sides."""
+    def rows(self, seed: int) -> tuple[Images, Images | None, Images | None]:
+        """The parts: training, validation and test."""
         asked = self.asked
         if asked.data == "digits":
-            return digits(seed, asked.held_out)
+            return digits(seed, asked.held_out, asked.tested)
         train = Textures(asked.images, asked.classes, seed)
-        held = Textures(asked.held_out, asked.classes, seed, first=asked.images)
-        return train, held if asked.held_out else None
+        # The test comes first, so that another number of images to evaluate on leaves it as it is.
+        first = asked.images + asked.tested
+        held = Textures(asked.held_out, asked.classes, seed, first)
+        test = Textures(asked.tested, asked.classes, seed, asked.images)
+        return train, held if asked.held_out else None, test if asked.tested else None
 
     def prepared(
         self, seed: int, folder: Path, progress: StageProgress, ranks: Ranks
     ) -> PreparedImages:
         """Nothing is written: every rank makes its own."""
-        what = {"data", "classes", "images", "held_out"}
+        what = {"data", "classes", "images", "held_out", *(["tested"] if self.asked.tested else [])}
         identity = {"images": self.asked.model_dump(include=what), "seed": seed}
         return PreparedImages(*self.rows(seed), identity)
 
@@ -137,10 +144,8 @@ class OwnImages:
         """
         if seed not in self._found:
             asked = self.asked
-            held = None if asked.validation_path is None else Path(asked.validation_path)
-            self._found[seed] = find_images(
-                Path(self.title), held, fraction=asked.validation_fraction, seed=seed
-            )
+            others = {part: Path(path) for part, path in paths_of(asked).items()}
+            self._found[seed] = find_images(Path(self.title), others, draw_of(asked, seed))
         return self._found[seed]
 
     def check(self, seed: int) -> None:
@@ -153,14 +158,12 @@ class OwnImages:
 
     def described(self, seed: int) -> str:
         """One phrase for people."""
-        files, size = self.files(seed), self.size
-        count, held, other = len(files.train), len(files.validation), self.asked.validation_path
-        if other is None:
-            count, kept = count + held, f", {held:,} of them for validation" if held else ""
-        else:
-            kept = f"; validation: {other}: {held:,} images"
+        files, size, others = self.files(seed), self.size, paths_of(self.asked)
+        counts = {part: len(own) for part, own in files.parts.items()}
+        own = sum(count for part, count in counts.items() if part not in others)
         shape = f"images of {len(files.names)} classes, as {size}x{size}"
-        return f"{self.title}: {count:,} {shape}{kept}"
+        kept = held_words(counts, {part: f"{path}:" for part, path in others.items()}, "images")
+        return f"{self.title}: {own:,} {shape}{kept}"
 
     def counts(self, seed: int) -> dict[str, Any]:
         """How many are trained, and how many each class has."""
@@ -182,9 +185,9 @@ class OwnImages:
             return read_arrays(target)
 
         found = ranks.first_alone(work, lambda: progress("reading images", 0, None))
-        return PreparedImages(
-            found.train, found.validation, {"made_from": found.digest}, (folder / "data" / CARD,)
-        )
+        card = folder / "data" / CARD
+        identity = {"made_from": found.digest}
+        return PreparedImages(found.train, found.validation, found.test, identity, (card,))
 
 
 def origin_of(asked: ImageClasses) -> MadeImages | OwnImages:

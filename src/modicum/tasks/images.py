@@ -39,9 +39,13 @@ class ImageClasses(Method):
         data: `textures` are made as they are asked for; `digits` are scikit-learn's; both have
             32x32 pixels.
         data_path: your own instead, in PNG and JPEG: a folder with one folder a class, or with
-            `train` and `validation` of these; or a table with the columns file and label.
+            `train`, `validation` and perhaps `test` of these; or a table with the columns file and
+            label.
         validation_path: of your own images, those to evaluate on.
         validation_fraction: without such, this part of each class is held out.
+        test_path: of your own images, those of the test, which no choice may depend on.
+        test_fraction: without such, this part of each class, the same with any seed; the fraction
+            of the validation is then one of the rest.
         size: pixels of height and width that your own images are made to have.
         fit: how. crop: the shorter side is made to fit and the middle taken. stretch: both sides
             are made to fit. pad: the longer side is, and what is missing is black.
@@ -49,6 +53,7 @@ class ImageClasses(Method):
         classes: of textures; digits have ten.
         images: how many textures to train on; of digits, all that are not held out.
         held_out: how many textures or digits to evaluate on.
+        tested: how many textures or digits are the test.
         path: a folder of trained weights to start from, whose shape the model then has.
         widths: channels that each convolution makes.
         pool_every: after so many convolutions height and width are halved.
@@ -74,12 +79,15 @@ class ImageClasses(Method):
     data_path: str | None = None
     validation_path: str | None = None
     validation_fraction: Probability = 0.1
+    test_path: str | None = None
+    test_fraction: Probability = 0.0
     size: PositiveInt = 32
     fit: Literal["crop", "stretch", "pad"] = "crop"
     colour: Literal["rgb", "grey"] = "rgb"
     classes: Annotated[int, Field(ge=2)] = 10
     images: PositiveInt = 16384
     held_out: Annotated[int, Field(ge=0)] = 512
+    tested: Annotated[int, Field(ge=0)] = 0
     path: str | None = None
     widths: Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)] = (
         32,
@@ -120,7 +128,7 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         if not isinstance(self.origin, OwnImages):
             return ()
         found = self.origin.files(recipe.training.seed)
-        return [file.path for file in (*found.train, *found.validation)]
+        return [file.path for part in found.parts.values() for file in part]
 
     def look(self, recipe: Recipe) -> Inputs:
         """The shape of model and data; files are listed, and no image but the first is read.
@@ -183,12 +191,6 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         images = torch.zeros(shape.positions, config.channels, config.size, config.size)
         return ImageBatch(images, torch.zeros(shape.positions, dtype=torch.int64))
 
-    def large_share(self, config: ConvNetConfig, shape: ModelQuery, size: int) -> float:
-        """Of what convolutions, ReLU and pooling save, a tensor each."""
-        blocks = [ConvBlockBytes(config, shape, number) for number in range(len(config.widths))]
-        saved = [each for block in blocks for each in (block.values, block.signs, block.indices)]
-        return sum(each for each in saved if each >= size) / max(sum(saved), 1)
-
     def largest_bytes(self, config: ConvNetConfig, shape: ModelQuery) -> int:
         """Of what a convolution makes."""
         return max(
@@ -206,8 +208,8 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         assert inputs.model_folder is not None
         convnet.fill(model, inputs.model_folder, skip)
 
-    def rows(self, seed: int) -> tuple[Images, Images | None]:
-        """The made images to train on and those to evaluate on, as functions of the seed.
+    def rows(self, seed: int) -> tuple[Images, Images | None, Images | None]:
+        """The made images to train on, to evaluate on and to test on, by the seed.
 
         Raises:
             InputError: scikit-learn is asked for its digits and is not there, or all are held out.
@@ -224,7 +226,9 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
             found = self.origin.prepared(training.seed, folder, progress, ranks)
         sampler = Sampler(len(found.train), training.batch_size, training.seed)
         counts = self.origin.counts(training.seed)
-        return Data(found.train, found.validation, sampler, found.identity, found.files, counts)
+        return Data(
+            found.train, found.validation, sampler, found.identity, found.files, counts, found.test
+        )
 
     def trial(self, config: ConvNetConfig, batch: ImageBatch) -> BlockSample[ImageBatch]:
         """A classifier of the first block alone."""

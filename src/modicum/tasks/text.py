@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from modicum.core.machine.record import Reads
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
+from modicum.data.parts import TEST, TRAIN, VALIDATION
 from modicum.data.sources import Source, inspect
 from modicum.data.text_rows import TextRows
 from modicum.data.tokenizer import Tokenizer
@@ -26,6 +27,7 @@ from modicum.models.plan_headers import header_for_plan
 from modicum.recipe import Recipe
 from modicum.tasks.base import Data, Inputs
 from modicum.tasks.model_origins import model_folder
+from modicum.tasks.parts import draw_of, field_of_part
 from modicum.tasks.text_parts import (
     AnySource,
     counts_of,
@@ -46,14 +48,15 @@ _ALONE = "this model computes the documents of a row one at a time"
 class TextInputs(Inputs):
     """A recipe's model and text, looked at but not read in full.
 
-    `tokenizer` is None where one is to be trained on the data; `forms` are those in which the
-    folder holds the layers, before the recipe's.
+    `tokenizer` is None where one is to be trained on the data; `others` are the data of parts that
+    have data of their own; `forms` are those in which the folder holds the layers, before the
+    recipe's.
     """
 
     config: DecoderConfig
     tokenizer: Tokenizer | None
     source: AnySource
-    validation_source: Source | None
+    others: Mapping[str, Source]
     forms: FormPlan
 
     @property
@@ -75,8 +78,7 @@ def data_files(recipe: Recipe, inputs: TextInputs) -> list[Path]:
     """The files that the text is read from; none of a stream, which nobody reads in full."""
     if recipe.data.streaming:
         return []
-    other = inputs.validation_source
-    every = (*parts_of(inputs.source), *(() if other is None else (other,)))
+    every = (*parts_of(inputs.source), *inputs.others.values())
     return [file.path for source in every for file in source.files]
 
 
@@ -124,17 +126,17 @@ def look(recipe: Recipe) -> TextInputs:
             value=None,
         )
     forms, config = config.forms, formed(recipe, config)
-    source, validation = sources(recipe, tokenizer)
+    source, others = sources(recipe, tokenizer)
     for number, part in enumerate(parts_of(source)):
         _inspect(part, field_of(source, number))
-    if validation is not None:
-        _inspect(validation, "data.validation_path")
+    for name, other in others.items():
+        _inspect(other, field_of_part(recipe.data, name))
     apart = isinstance(config, ModelConfig) or config.packs or not recipe.data.boundaries
     told = source.describe() + ("; streamed" if recipe.data.streaming else "")
-    told += "" if validation is None else f"; validation: {validation.describe()}"
+    told += "".join(f"; {name}: {other.describe()}" for name, other in others.items())
     told += "" if apart else f"; {_ALONE}"
     return TextInputs(
-        config, folder, told, tokenizer, source, validation, forms, weights=weights, dtypes=dtypes
+        config, folder, told, tokenizer, source, others, forms, weights=weights, dtypes=dtypes
     )
 
 
@@ -233,12 +235,12 @@ def prepared(
         progress("reading data", 0, None)
 
     tokenizer = ranks.first_alone(
-        lambda: run_tokenizer(inputs, folder / "tokenizer", progress), check
+        lambda: run_tokenizer(recipe, inputs, folder / "tokenizer", progress), check
     )
     held = tokenized(
         recipe,
         inputs.source,
-        inputs.validation_source,
+        inputs.others,
         tokenizer,
         inputs.config.vocabulary_size,
         folder / "data",
@@ -246,10 +248,12 @@ def prepared(
         ranks=ranks,
         check=check,
     )
-    train, validation = rows_of(recipe, held)
+    parts = rows_of(recipe, held)
+    train = parts[TRAIN]
     return TextData(
         train=train,
-        validation=validation,
+        validation=parts.get(VALIDATION),
+        test=parts.get(TEST),
         sampler=sampler_of(recipe, inputs.source, train),
         tokenizer=tokenizer,
         identity=identity_of(inputs.source, held),
@@ -272,19 +276,29 @@ def surveyed(recipe: Recipe, inputs: TextInputs) -> dict[str, Any]:
     return survey_of(recipe, inputs.source, inputs.tokenizer, vocabulary)
 
 
-def run_tokenizer(inputs: TextInputs, kept: Path, progress: StageProgress) -> Tokenizer:
-    """The run's tokenizer: the one kept in the run folder, the model's, or one trained now."""
+def run_tokenizer(
+    recipe: Recipe, inputs: TextInputs, kept: Path, progress: StageProgress
+) -> Tokenizer:
+    """The run's tokenizer: the one kept in the run folder, the model's, or one trained now.
+
+    Of documents that are in the test it learns nothing.
+    """
     if (kept / "tokenizer.json").exists():
         return Tokenizer.load(kept)
     tokenizer, rows = inputs.tokenizer, inputs.source.rows
     template = rows.template if rows.conversations else None
     if tokenizer is None:
-        total = inputs.source.total_bytes
+        total, draw = inputs.source.total_bytes, draw_of(recipe.data, recipe.training.seed)
 
         def tell(done: int, _: int | None) -> None:
             progress("training tokenizer", min(done, total), total)
 
-        texts = (document.text for document in inputs.source.documents())
+        texts = (
+            document.text
+            for part in parts_of(inputs.source)
+            for number, document in enumerate(part.documents())
+            if draw.part_of(number) != TEST
+        )
         try:
             size = inputs.config.vocabulary_size
             tokenizer = Tokenizer.train(texts, size, tell, template=template)

@@ -1,4 +1,4 @@
-"""What a run on labelled texts reads: rows with their classes, both sides, and their tokens."""
+"""What a run on labelled texts reads: rows with their classes, of all parts, and their tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,11 @@ from modicum.data.bucket_sampler import BucketSampler
 from modicum.data.labelled_texts import (
     LabelledText,
     class_names,
-    held_out,
     numbered,
     read_labelled,
 )
 from modicum.data.pair_tokenizer import PairTokenizer
+from modicum.data.parts import PARTS, TEST, TRAIN, VALIDATION
 from modicum.data.sampler import Sampler
 from modicum.data.sources import Source, open_source
 from modicum.data.text_classes import (
@@ -35,6 +36,7 @@ from modicum.data.text_classes import (
 )
 from modicum.recipe import Recipe
 from modicum.tasks.base import Data
+from modicum.tasks.parts import draw_of, field_of_part, held_words, paths_of
 
 if TYPE_CHECKING:
     from modicum.tasks.text_classes import TextClasses
@@ -47,38 +49,39 @@ _UNREAD = (
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Rows of both sides, in the order in which they were read, and the names of their classes.
+    """Rows of all parts, in the order in which they were read, and the names of their classes.
 
     Args:
-        held: the places of those that are evaluated.
         labels: the number of each row's class.
+        flags: the part of each row, as a place in `PARTS`.
         digest: SHA-256 of all that decides the rows.
-        titles: of the training data, and of the validation data where that is of its own.
+        title: of the training data.
+        others: titles of the data of their own that other parts have.
         files: that they were read from.
     """
 
     rows: tuple[LabelledText, ...]
     labels: tuple[int, ...]
-    held: frozenset[int]
+    flags: bytes
     names: tuple[str, ...]
     digest: str
-    titles: tuple[str, ...]
+    title: str
+    others: Mapping[str, str]
     files: tuple[Path, ...] = ()
 
     @property
     def described(self) -> str:
         """One phrase for people: what was read, and how many texts are trained and evaluated."""
-        train, *other = self.titles
-        held, classes = len(self.held), f"of {len(self.names)} classes"
-        if other:
-            trained = f"{train}, {len(self.rows) - held:,} texts {classes}"
-            return f"{trained}; validation: {other[0]}, {held:,} texts"
-        kept = f", {held:,} of them for validation" if held else ""
-        return f"{train}, {len(self.rows):,} texts {classes}{kept}"
+        counts = {part: self.flags.count(flag) for flag, part in enumerate(PARTS)}
+        own = sum(count for part, count in counts.items() if part not in self.others)
+        kept = held_words(counts, {part: f"{it}," for part, it in self.others.items()}, "texts")
+        return f"{self.title}, {own:,} texts of {len(self.names)} classes{kept}"
 
     def counts(self) -> dict[str, Any]:
         """How many rows are trained, and how many of them each class has."""
-        own = Counter(label for place, label in enumerate(self.labels) if place not in self.held)
+        own = Counter(
+            label for label, flag in zip(self.labels, self.flags, strict=True) if not flag
+        )
         classes = {name: own[number] for number, name in enumerate(self.names)}
         return {"rows": sum(classes.values()), "classes": classes}
 
@@ -91,46 +94,42 @@ def labelled_texts(recipe: Recipe, asked: TextClasses) -> LabelledTexts:
     """
     data = recipe.data
     check_data(recipe)
-    train = _rows(recipe, asked, data.path, "data.path")
-    source, rows = train
+    source, rows = _rows(recipe, asked, data.path, "data.path")
     try:
         names = class_names(rows, asked.classes)
         labels = [numbered(row, names, listed=bool(asked.classes)) for row in rows]
     except InputError as error:
         raise error.located(field="task.label_column") from None
-    digests, files = [source.fingerprint()], list(source.files)
-    titles = [source.describe()]
-    if data.validation_path is None:
-        groups = [" ".join(row.texts) for row in rows]
-        held = held_out(labels, groups, data.validation_fraction, recipe.training.seed)
-        if data.validation_fraction and not held:
-            raise InputError(
-                "no class has so many rows that one is held out; raise it, or set it to 0",
-                field="data.validation_fraction",
-                value=data.validation_fraction,
-            )
-    else:
-        other, more = _rows(recipe, asked, data.validation_path, "data.validation_path")
-        digests.append(other.fingerprint())
-        files += other.files
-        titles.append(other.describe())
-        held = set(range(len(rows), len(rows) + len(more)))
+    draw = draw_of(data, recipe.training.seed)
+    try:
+        flags = draw.flags_by_class(labels, [" ".join(row.texts) for row in rows])
+    except InputError as error:
+        raise error.within("data") from None
+    sources = {TRAIN: source}
+    for part, path in paths_of(data).items():
+        sources[part], more = _rows(recipe, asked, path, field_of_part(data, part))
         try:
             labels += [numbered(row, names, listed=bool(asked.classes)) for row in more]
         except InputError as error:
-            raise error.located(field="data.validation_path") from None
-        rows = [*rows, *more]
-    how = [
-        digests,
+            raise error.located(field=field_of_part(data, part)) from None
+        rows += more
+        flags += bytes([PARTS.index(part)]) * len(more)
+    how: list[Any] = [
+        [each.fingerprint() for each in sources.values()],
         asked.model_dump(mode="json"),
         data.sequence_length,
         data.too_long,
-        sorted(held),
+        # A part that is not there is not named: without a test all is as before there were any.
+        *(
+            [n for n, flag in enumerate(flags) if flag == place]
+            for place in sorted({1, *flags} - {0})
+        ),
     ]
     digest = hashlib.sha256(json.dumps(how, sort_keys=True).encode()).hexdigest()
-    paths = tuple(file.path for file in files)
+    titles = {part: each.describe() for part, each in sources.items()}
+    paths = tuple(file.path for each in sources.values() for file in each.files)
     return LabelledTexts(
-        tuple(rows), tuple(labels), frozenset(held), names, digest, tuple(titles), paths
+        tuple(rows), tuple(labels), bytes(flags), names, digest, titles.pop(TRAIN), titles, paths
     )
 
 
@@ -217,22 +216,23 @@ def prepared(
         if not ranks.first or known.get("made_from") == made_from:
             return
         progress("tokenizing", 0, len(texts.rows))
-        rows, held, counts = _encoded(recipe, texts, tokenizer)
-        write_rows(target, rows, held, {**counts, "made_from": made_from})
+        rows, counts = _encoded(recipe, texts, tokenizer)
+        write_rows(target, rows, {**counts, "made_from": made_from})
         own.mkdir(parents=True, exist_ok=True)
         for file in tokenizer.files:
             shutil.copyfile(file, own / file.name)
 
     ranks.first_alone(work, lambda: progress("tokenizing", 0, None))
     counts = {key: n for key, n in read_json(target / COUNTS).items() if key != "made_from"}
-    train = read_side(target, "train", padding)
+    train = read_side(target, TRAIN, padding)
     if train is None:
         raise InputError("no row is left to train on", field="data.path", value=recipe.data.path)
     numbers = train.labels.bincount(minlength=len(texts.names)).tolist()
     training = recipe.training
     return Data(
         train=train,
-        validation=read_side(target, "validation", padding),
+        validation=read_side(target, VALIDATION, padding),
+        test=read_side(target, TEST, padding),
         sampler=(
             BucketSampler(train.lengths, training.batch_size, training.seed)
             if buckets
@@ -250,12 +250,12 @@ def prepared(
 
 def _encoded(
     recipe: Recipe, texts: LabelledTexts, tokenizer: PairTokenizer
-) -> tuple[list[EncodedRow], set[int], dict[str, int]]:
-    """Rows that are kept, the places of those to evaluate on, and what became of the others."""
+) -> tuple[dict[str, list[EncodedRow]], dict[str, int]]:
+    """The rows of each part that are kept, and what became of the others."""
     room, policy = recipe.data.sequence_length, recipe.data.too_long
     found = tokenizer.encode([row.texts for row in texts.rows], room)
-    kept: list[EncodedRow] = []
-    held: set[int] = set()
+    # A test is written where there is one.
+    kept: dict[str, list[EncodedRow]] = {PARTS[flag]: [] for flag in sorted({0, 1, *texts.flags})}
     counts = {"truncated": 0, "dropped": 0, "empty": 0}
     for place, (ids, types, truncated) in enumerate(found):
         if truncated and policy == "refuse":
@@ -270,7 +270,6 @@ def _encoded(
             counts["empty"] += 1
         else:
             counts["truncated"] += truncated
-            if place in texts.held:
-                held.add(len(kept))
-            kept.append(EncodedRow(ids, types, texts.labels[place]))
-    return kept, held, counts
+            own = kept[PARTS[texts.flags[place]]]
+            own.append(EncodedRow(ids, types, texts.labels[place]))
+    return kept, counts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,8 +19,10 @@ from modicum.core.machine.record import Reads
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import IGNORED
+from modicum.data.class_view import row_digests
 from modicum.data.pair_tokenizer import PairTokenizer
-from modicum.data.text_classes import Padding, TextClassBatch
+from modicum.data.rows import Rows
+from modicum.data.text_classes import Padding, TextClassBatch, TextClassRows
 from modicum.models import plan_headers, saving
 from modicum.models.huggingface import ModelHeader, fill_from, reader_of
 from modicum.models.transformers.classes import (
@@ -257,6 +259,11 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
             recipe, inputs.texts, inputs.tokenizer, padding, folder, progress, ranks,
             buckets=self.asked.length_buckets,
         )  # fmt: skip
+
+    def digests(self, rows: Rows[TextClassBatch]) -> Iterator[bytes]:
+        """One of each row's tokens."""
+        assert isinstance(rows, TextClassRows)
+        return row_digests(rows)
 
     def trial(
         self, config: TransformersConfig, batch: TextClassBatch

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from modicum.core.files import read_json
-from modicum.data.text_rows import StoreRows
+from modicum.data.text_rows import StoreRows, TextRows
 from modicum.data.token_arrays import indexed, mapped
 from modicum.data.tokenizer import Tokenizer
 from modicum.data.view import DataFacts, facts_of
@@ -21,7 +21,8 @@ TemplateOrigin = Literal["default", "model", "recipe", "same", "other"]
 def text_facts(inputs: TextInputs, data: TextData) -> DataFacts:
     """Facts about the documents behind prepared rows; reads all of them."""
     ends = ends_of(data.tokenizer, inputs.model_folder)
-    return facts_of(inputs.source, ends, data.train, data.validation)
+    assert data.test is None or isinstance(data.test, TextRows)  # what is looked at is no stream
+    return facts_of(inputs.source, ends, data.train, data.validation, data.test)
 
 
 def silent_examples(data: TextData) -> int | None:

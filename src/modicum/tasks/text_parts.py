@@ -30,6 +30,7 @@ from modicum.data.text_rows import StoreRows, TextRows
 from modicum.data.token_store import MANIFEST, Prepared, TokenStore, written
 from modicum.data.tokenizer import Tokenizer
 from modicum.recipe import Recipe
+from modicum.tasks.parts import draw_of
 
 AnySource = Source | SourceMix
 
@@ -47,7 +48,7 @@ def field_of(source: AnySource, number: int) -> str:
 def tokenized(
     recipe: Recipe,
     source: AnySource,
-    validation_source: Source | None,
+    others: Mapping[str, Source],
     tokenizer: Tokenizer,
     vocabulary: int,
     folder: Path,
@@ -58,29 +59,28 @@ def tokenized(
 ) -> list[Prepared]:
     """All text as tokens and rows in files below `folder`, which rank 0 writes; of each source.
 
+    Args:
+        others: data of their own that parts have.
+
     Raises:
         InputError: what is wrong with the data, with file and line.
     """
-    others = () if validation_source is None else (validation_source,)
-    total = sum(each.total_bytes for each in (source, *others))
-    fraction = 0.0 if others else recipe.data.validation_fraction
+    total = sum(each.total_bytes for each in (source, *others.values()))
 
     def work() -> list[str]:
         done, digests = 0, []
         for number, part in enumerate(parts_of(source)):
             # Other data to evaluate on is tokenized once, with the first source.
-            other = validation_source if number == 0 else None
+            own = others if number == 0 else {}
             place, tell = _folder(folder, source, number), _after(progress, done, total)
             try:
-                made = _prepared(
-                    recipe, part, other, fraction, tokenizer, vocabulary, place, progress=tell
-                )
+                made = _prepared(recipe, part, own, tokenizer, vocabulary, place, progress=tell)
             except InputError as error:
                 which = part.title if isinstance(source, SourceMix) else None
                 raise error.located(
                     field=field_of(source, number), file=error.file or which
                 ) from None
-            done += part.total_bytes + (other.total_bytes if other else 0)
+            done += sum(each.total_bytes for each in (part, *own.values()))
             digests.append(file_digest(made.train.folder / MANIFEST))
         return digests
 
@@ -93,8 +93,7 @@ def tokenized(
 def _prepared(
     recipe: Recipe,
     source: Source,
-    validation_source: Source | None,
-    validation_fraction: float,
+    others: Mapping[str, Source],
     tokenizer: Tokenizer,
     vocabulary: int,
     folder: Path,
@@ -109,16 +108,14 @@ def _prepared(
         tokenizer,
         folder,
         model_vocabulary=vocabulary,
-        validation_source=validation_source,
-        validation_fraction=validation_fraction,
-        seed=recipe.training.seed,
+        others=others,
+        draw=draw_of(data, recipe.training.seed),
         longest=room if data.too_long == "refuse" else None,
         room=room if data.too_long == "truncate" else None,
         progress=progress,
     )
-    for store in (made.train, made.validation):
-        if store is not None:
-            packed(recipe, store)
+    for store in made.parts.values():
+        packed(recipe, store)
     return made
 
 
@@ -148,20 +145,16 @@ def packed(recipe: Recipe, store: TokenStore, *, check: bool = True) -> StoreRow
     return PackedExamples(store, data.sequence_length, data.boundaries, table=table)
 
 
-def rows_of(recipe: Recipe, held: Sequence[Prepared]) -> tuple[TextRows, TextRows | None]:
-    """The rows of all sources, for training and for validation.
+def rows_of(recipe: Recipe, held: Sequence[Prepared]) -> dict[str, TextRows]:
+    """The rows of all sources, of each part that there is.
 
     Raises:
         InputError: nothing in a source is trained.
     """
-
-    def joined(stores: Sequence[TokenStore]) -> TextRows:
-        parts = [packed(recipe, store, check=False) for store in stores]
-        return MixedRows(parts) if len(parts) > 1 else parts[0]
-
-    validation = [each.validation for each in held if each.validation is not None]
-    train = joined([each.train for each in held])
-    return train, joined(validation) if validation else None
+    found: dict[str, list[StoreRows]] = {}
+    for part, store in (pair for each in held for pair in each.parts.items()):
+        found.setdefault(part, []).append(packed(recipe, store, check=False))
+    return {part: MixedRows(rows) if len(rows) > 1 else rows[0] for part, rows in found.items()}
 
 
 def sampler_of(recipe: Recipe, source: AnySource, train: TextRows) -> Sampler:
@@ -205,7 +198,6 @@ def surveyed(
     data, parts = recipe.data, parts_of(source)
     if any(part.hub is not None for part in parts):
         return {"streamed": True}  # nobody knows how much there is
-    drawn = 0.0 if data.validation_path is not None else data.validation_fraction
     found, left = [], SURVEYED_BYTES
     for number, part in enumerate(parts):
         most = left // (len(parts) - number)
@@ -216,11 +208,10 @@ def surveyed(
                     part,
                     tokenizer,
                     vocabulary_size=vocabulary,
-                    held_out_fraction=drawn,
-                    seed=recipe.training.seed,
                     sequence_length=data.sequence_length,
                     boundaries=data.boundaries,
                     too_long=data.too_long,
+                    draw=draw_of(data, recipe.training.seed),
                     most_bytes=most,
                 )
             )

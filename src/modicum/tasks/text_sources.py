@@ -13,12 +13,13 @@ from modicum.data.source_mix import SourceMix
 from modicum.data.sources import Source, open_source
 from modicum.data.tokenizer import Tokenizer
 from modicum.recipe import Recipe, SourceSection
+from modicum.tasks.parts import field_of_part, paths_of
 
 
 def sources(
     recipe: Recipe, tokenizer: Tokenizer | None = None
-) -> tuple[Source | SourceMix, Source | None]:
-    """The data that a recipe trains on, and what it evaluates on if that is other data.
+) -> tuple[Source | SourceMix, dict[str, Source]]:
+    """The data that a recipe trains on, and that of the other parts which have data of their own.
 
     Raises:
         InputError: there is none, or conversations are there and no template that writes them.
@@ -52,17 +53,17 @@ def sources(
             )
         return source
 
-    validation = None
-    if data.validation_path is not None:
-        validation = opened(data.validation_path, "data.validation_path")
+    others = {
+        part: opened(path, field_of_part(data, part)) for part, path in paths_of(data).items()
+    }
     parts = [
         opened(each.path, f"data.sources.{number}.path", each)
         for number, each in enumerate(data.sources)
     ]
     if not parts:
-        return opened(data.path, "data.path"), validation
+        return opened(data.path, "data.path"), others
     weights = [each.weight for each in data.sources if each.weight is not None]
-    return SourceMix(tuple(parts), tuple(weights) or None), validation
+    return SourceMix(tuple(parts), tuple(weights) or None), others
 
 
 def chat_template(recipe: Recipe, tokenizer: Tokenizer | None) -> ChatTemplate | None:

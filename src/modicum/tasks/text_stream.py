@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.progress import StageProgress
@@ -15,17 +14,20 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.data.example_table import Placing
 from modicum.data.fitting import LOOK_AHEAD
 from modicum.data.mixed_rows import MixedRows
+from modicum.data.parts import TEST, VALIDATION
 from modicum.data.readers import Document
 from modicum.data.row_stream import RowStream
+from modicum.data.rows import RowsOnDemand
 from modicum.data.source_mix import SourceMix
 from modicum.data.sources import Source
 from modicum.data.stream_block import BlockShape
 from modicum.data.stream_held import held_rows
 from modicum.data.stream_reader import StreamReader
 from modicum.data.streamed_rows import StreamedRows, StreamSampler
-from modicum.data.text_rows import TextRows
+from modicum.data.text_rows import StoreRows, TextRows
 from modicum.data.tokenizer import Tokenizer
 from modicum.recipe import Recipe
+from modicum.tasks.parts import draw_of, field_of_part
 from modicum.tasks.text import TextData, TextInputs, run_tokenizer
 from modicum.tasks.text_parts import parts_of
 
@@ -46,19 +48,23 @@ def streamed(
         progress("reading data", 0, None)
 
     kept = folder / "tokenizer"
-    tokenizer = ranks.first_alone(lambda: run_tokenizer(inputs, kept, progress), check)
+    tokenizer = ranks.first_alone(lambda: run_tokenizer(recipe, inputs, kept, progress), check)
     check()
-    shape, own = shape_of(recipe, inputs, tokenizer), inputs.validation_source is None
-    fraction = recipe.data.validation_fraction if own else 0.0
-    readers = [
-        StreamReader(part, recipe.training.seed, shape.shuffle, fraction)
-        for part in parts_of(inputs.source)
-    ]
+    shape, seed = shape_of(recipe, inputs, tokenizer), recipe.training.seed
+    draw, asked = draw_of(recipe.data, seed), recipe.evaluation
+    readers = [StreamReader(part, seed, shape.shuffle, draw) for part in parts_of(inputs.source)]
+
+    def held(part: str, most: int | None) -> TextRows:
+        return _held_rows(recipe, inputs, shape, readers, part, most)
+
+    parts = {*inputs.others, *dict(draw.drawn)}
+    most = asked.rows if isinstance(asked.rows, int) else None
     weights = inputs.source.weights if isinstance(inputs.source, SourceMix) else None
     rows = StreamedRows([RowStream(reader, shape, ranks) for reader in readers], weights)
     return TextData(
         train=rows,
-        validation=_validation(recipe, inputs, shape, readers),
+        validation=held(VALIDATION, most) if VALIDATION in parts else None,
+        test=RowsOnDemand(lambda: held(TEST, None)) if TEST in parts else None,
         sampler=StreamSampler(rows, recipe.training.batch_size),
         tokenizer=tokenizer,
         identity={"made_from": _identity(inputs, tokenizer)},
@@ -80,26 +86,29 @@ def shape_of(recipe: Recipe, inputs: TextInputs, tokenizer: Tokenizer) -> BlockS
     )
 
 
-def _validation(
-    recipe: Recipe, inputs: TextInputs, shape: BlockShape, readers: list[StreamReader]
-) -> TextRows | None:
-    """The rows that are evaluated, in memory; of several sources some of each."""
-    rows, other = recipe.evaluation.rows, inputs.validation_source
+def _held_rows(
+    recipe: Recipe,
+    inputs: TextInputs,
+    shape: BlockShape,
+    readers: list[StreamReader],
+    part: str,
+    most: int | None,
+) -> TextRows:
+    """The rows of a part that is evaluated, in memory; of several sources some of each.
+
+    Args:
+        most: so many rows of each source; None: all.
+    """
+    other, field = inputs.others.get(part), field_of_part(recipe.data, part)
     if other is not None:
-        found = [_held(other.documents(), shape, rows, other, "data.validation_path")]
-    elif recipe.data.validation_fraction:
-        found = [
-            _held(each.held_out(), shape, rows, each.source, "data.validation_fraction")
-            for each in readers
-        ]
-    else:
-        return None
+        return _held(other.documents(), shape, most, other, field)
+    found = [_held(each.held_out(part), shape, most, each.source, field) for each in readers]
     return MixedRows(found) if len(found) > 1 else found[0]
 
 
 def _held(
-    documents: Iterable[Document], shape: BlockShape, rows: int, source: Source, field: str
-) -> Any:
+    documents: Iterable[Document], shape: BlockShape, rows: int | None, source: Source, field: str
+) -> StoreRows:
     try:
         found = held_rows(documents, shape, rows, continuous=source.continuous)
     except InputError as error:
@@ -113,11 +122,9 @@ def _held(
 def _identity(inputs: TextInputs, tokenizer: Tokenizer) -> str:
     """SHA-256, in hexadecimal, of what a run that resumes must find: files' names, how they become
     tokens. What is in them is compared block by block."""
-    parts = [*parts_of(inputs.source), inputs.validation_source]
     said = [
         [part.title, [file.name for file in part.files], part.rows.identity, part.piece_bytes]
-        for part in parts
-        if part is not None
+        for part in (*parts_of(inputs.source), *inputs.others.values())
     ]
     return hashlib.sha256(json.dumps([said, tokenizer.digest]).encode()).hexdigest()
 
@@ -127,11 +134,9 @@ def first_of(recipe: Recipe, inputs: TextInputs) -> tuple[Recipe, TextInputs]:
     parts = [replace(part, limit_documents=SHOWN) for part in parts_of(inputs.source)]
     source = inputs.source
     source = replace(source, parts=tuple(parts)) if isinstance(source, SourceMix) else parts[0]
-    other = inputs.validation_source
-    if other is not None:
-        other = replace(other, limit_documents=SHOWN)
+    others = {part: replace(other, limit_documents=SHOWN) for part, other in inputs.others.items()}
     described = f"{inputs.described}: the first {SHOWN:,} documents"
-    made = replace(inputs, source=source, validation_source=other, described=described)
+    made = replace(inputs, source=source, others=others, described=described)
     values = recipe.model_dump(mode="json", exclude_unset=True)
     values["data"] = {
         key: value

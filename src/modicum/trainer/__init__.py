@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from modicum.trainer.loop import train
     from modicum.trainer.resume import continued
+    from modicum.trainer.run_metrics import evaluate_run
 
-_HOMES = {"continued": "resume", "train": "loop"}
-__all__ = ["continued", "train"]
+_HOMES = {"continued": "resume", "evaluate_run": "run_metrics", "train": "loop"}
+__all__ = ["continued", "evaluate_run", "train"]
 
 
 def __getattr__(name: str) -> object:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from modicum.core.contracts.run_hooks import RunHook
 from modicum.core.layers.saved_tensors import Shares
-from modicum.core.machine.memory import bytes_by_kind
+from modicum.core.machine.memory import bytes_by_kind, release
 from modicum.planner.choose import MEMORY
 from modicum.trainer.folder import PLAN
 from modicum.trainer.session import Session
@@ -19,7 +19,7 @@ METERED_STEPS = 2
 def start_meter(session: Session) -> None:
     """Start the meter, for a few updates, and note what persists while gradients are there."""
     session.meter.start(sum(_persisting(session).values()))
-    session.step_program.hooks.add("meter", _NotesKinds(session))
+    session.step_program.hooks.add("meter", _Metering(session))
     session.metered_until = session.step + METERED_STEPS
 
 
@@ -27,6 +27,7 @@ def stop_meter(session: Session) -> None:
     """Record the meter's peak, if it is on and an update was done."""
     if session.meter.running:
         session.record.metered(round(session.ranks.max(session.meter.stop())[0]))
+        release()  # what the meter's events leave behind between the tensors' pages
 
 
 def revise_by_shares(session: Session) -> None:
@@ -53,16 +54,25 @@ def revise_plan(session: Session, why: str) -> None:
     session.folder.append(PLAN, session.plan.row())
 
 
-class _NotesKinds(RunHook):
-    """Notes bytes by kind when gradients are there, while the meter runs."""
+class _Metering(RunHook):
+    """While the meter runs: notes bytes by kind when gradients are there, and adds events up.
+
+    A policy that works in small pieces makes hundreds of thousands of events a pass, which take
+    more than its tensors; between passes few tensors are there.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
 
+    def before_forward(self, share: float) -> None:
+        """Add up those of the pass, or of the update, before this one."""
+        self.session.meter.add_up()
+
     def before_optimizer(self, step: int) -> None:
-        """Note them."""
+        """Note bytes, and add up the events of the last pass."""
         session = self.session
         if session.meter.running:
+            session.meter.add_up()
             session.record.content["measured_by_kind"] = _persisting(session)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modicum.core.errors import InputError
+from modicum.core.ranks.ranks import Ranks
 from modicum.planner import Plan
 from modicum.recipe.sections import EvaluationSection
 from modicum.tasks import Data
@@ -62,13 +63,17 @@ def best_of(
     return Best(best.step, best.value, waited)
 
 
-def check_asked(plan: Plan, data: Data[Any]) -> None:
-    """Refuse a best checkpoint, or an early stop, that nothing could decide.
+def check_asked(plan: Plan, data: Data[Any], ranks: Ranks) -> None:
+    """Refuse a best checkpoint, or an early stop, that nothing could decide, or a test of nothing.
 
     Raises:
-        InputError: no validation data, no such metric, or one whose better values are not known.
+        InputError: no validation or test data, no such metric, or one whose better values are not
+            known; documents of the test are trained on.
     """
     asked = plan.recipe.evaluation
+    if asked.test and data.test is None:
+        raise InputError("needs test data, and there is none", field="evaluation.test", value=True)
+    _check_apart(plan, data, ranks)
     if not asked.keep_best and asked.patience is None:
         return
     field = "evaluation.keep_best" if asked.keep_best else "evaluation.patience"
@@ -88,6 +93,23 @@ def check_asked(plan: Plan, data: Data[Any]) -> None:
             field="evaluation.better",
             value="auto",
             allowed="lower, higher",
+        )
+
+
+def _check_apart(plan: Plan, data: Data[Any], ranks: Ranks) -> None:
+    path = plan.recipe.data.test_path
+    if data.test is None or path is None:  # what is drawn is in one part, unless it stands twice
+        return
+    known = 0
+    if ranks.first:
+        trained = set(plan.task.digests(data.train))
+        known = sum(digest in trained for digest in plan.task.digests(data.test))
+    if known := ranks.broadcast(known):
+        raise InputError(
+            f"{known:,} of its documents are trained on too, so it is no test; take them out of "
+            "one of the two (`modicum data` counts them)",
+            field="data.test_path",
+            value=path,
         )
 
 
@@ -127,20 +149,24 @@ def note_best(session: Session) -> None:
         session.emit("stopping", step=session.step, message=message)
 
 
-def take_best(session: Session) -> None:
+def take_best(session: Session) -> int:
     """Take up the best checkpoint's state where that is asked for: it is what is exported.
+
+    Returns:
+        The step whose weights the model has now.
 
     Raises:
         InputError: the checkpoint is damaged or gone.
     """
     best = _best(session)
     if not session.plan.recipe.evaluation.keep_best or best.step in (None, session.step):
-        return
+        return session.step
     assert best.step is not None
     program = session.step_program
     program.flush()
     session.store.read(best.step).load(session.registry)
     program.strategy.rest(session.model)
+    return best.step
 
 
 def _best(session: Session) -> Best:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -22,14 +22,14 @@ def evaluate(
     model: nn.Module,
     data: Rows[AnyBatch],
     *,
-    rows: int,
+    rows: int | Literal["all"],
     micro_batch_size: int,
     precision: str,
     ranks: Ranks,
     check: Callable[[], None],
     hooks: RunHooks | None = None,
 ) -> dict[str, Any]:
-    """The task's metrics over the first `rows` rows, in micro-batches as in training.
+    """The task's metrics over the first `rows` rows, or all, in micro-batches as in training.
 
     The ranks share the rows; `check` is called between micro-batches, on all of them alike.
     """
@@ -38,7 +38,8 @@ def evaluate(
     sums: dict[str, float] = {}
     count = 0
     context = (hooks or RunHooks()).forward_context("evaluate")
-    batches = micro_batches(data, range(min(rows, len(data))), micro_batch_size, ranks)
+    count_of_rows = len(data) if rows == "all" else min(rows, len(data))
+    batches = micro_batches(data, range(count_of_rows), micro_batch_size, ranks)
     with evaluating(model), autocast(device, precision), context:
         for batch in batches:
             check()

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, remove, write_json, write_text
+from modicum.core.folder_lock import LOCK, locked_folder
 from modicum.models.hub_models import PREFIX, commit_of
 from modicum.recipe import Recipe, differences
 from modicum.recipe.paths import anchored
+from modicum.recipe.training import LENGTHS
 from modicum.trainer.contents import (
     Types,
     check_kinds,
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 RECIPE, PLAN, RUN = "recipe.yaml", "plan.jsonl", "run.json"
 BASE = "base"  # the model that a run began with, where it made that itself
+DATA = "data"  # as it was prepared
+OFFERED = ".offered-data"  # prepared for another run; it is taken if it is what this one would make
 PREPARED = "prepared"  # what its adapter found out from data before the first update
 START = "start"  # a copy of the adapter that training starts from
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
@@ -37,7 +39,7 @@ _OUTPUTS = ("model", "adapter", "compressed")
 _FOLDERS = (
     *_OUTPUTS,
     "checkpoints",
-    "data",
+    DATA,
     "tokenizer",
     BASE,
     PREPARED,
@@ -81,27 +83,9 @@ class RunFolder:
         Raises:
             InputError: another process holds it, or it cannot be made or written.
         """
-        with ExitStack() as stack:
-            with disk_errors(self.path):
-                check_kinds(self.path, ("lock",), ())
-                try:
-                    self.path.mkdir(parents=True, exist_ok=True)
-                except (FileExistsError, NotADirectoryError):
-                    problem = "a run needs a folder, and this is a file"
-                    raise InputError(problem, file=self.path) from None
-                handle = stack.enter_context(open(self.path / "lock", "a+", encoding="utf-8"))
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                handle.seek(0)
-                holder = handle.read().strip() or "another process"
-                raise InputError(
-                    f"this run is in use by {holder}; wait for it, stop it, or give another --out",
-                    file=self.path,
-                ) from None
-            handle.truncate(0)
-            handle.write(f"process {os.getpid()}")
-            handle.flush()
+        with disk_errors(self.path):
+            check_kinds(self.path, (LOCK,), ())
+        with locked_folder(self.path, "run"):
             self._mend()
             yield
 
@@ -172,6 +156,13 @@ class RunFolder:
                 file=self.path,
             )
 
+    def take_offered(self) -> None:
+        """Take prepared data that was laid here for the run, unless it has its own."""
+        offered, own = self.path / OFFERED, self.path / DATA
+        if offered.is_dir() and not own.exists():
+            offered.rename(own)
+        remove(offered)
+
     def read_recipe(self) -> Recipe:
         """The recipe that the run was begun with (or last extended to)."""
         from modicum.recipe_yaml import parse, text_of
@@ -220,7 +211,7 @@ class RunFolder:
         write_text(self.path / RECIPE, dump(recipe))
 
     def check_same(self, recipe: Recipe) -> bool:
-        """Whether `recipe` continues this run; True when it extends it by more steps or epochs.
+        """Whether `recipe` continues this run; True when it makes this one longer.
 
         Raises:
             InputError: it is another recipe, with the differences.
@@ -229,15 +220,16 @@ class RunFolder:
         changes = _changes(old, new)
         if not changes:
             return False
-        for length in ("steps", "epochs"):
+        for length in LENGTHS:
             before, after = old["training"].get(length), new["training"][length]
             alone = len(changes) == 1 and changes[0].startswith(f"training.{length}:")
             if alone and before and after and after > before:
                 return True
         raise InputError(
-            "this run was begun with another recipe; to resume, give that one (only training.steps "
-            "or training.epochs may grow), to start a new run from its state give --out a new "
-            "folder and --fork this one. Changed: " + "; ".join(changes),
+            "this run was begun with another recipe; to resume, give that one (only "
+            "training.steps, training.epochs or training.tokens may grow), to start a new run "
+            "from its state give --out a new folder and --fork this one. Changed: "
+            + "; ".join(changes),
             file=self.path,
         )
 
@@ -315,6 +307,9 @@ class Onlooker(RunFolder):
         """Rank 0 does."""
 
     def append(self, name: str, *rows: dict[str, Any]) -> None:
+        """Rank 0 does."""
+
+    def take_offered(self) -> None:
         """Rank 0 does."""
 
     def rows(self, name: str) -> list[dict[str, Any]]:

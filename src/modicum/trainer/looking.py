@@ -1,6 +1,8 @@
-"""What is looked at while a run trains: the validation metrics, and what the model writes."""
+"""What is looked at while a run trains: metrics on what is held out, and what the model writes."""
 
 from __future__ import annotations
+
+from typing import Any, Literal
 
 from modicum.core.clock import EVALUATING, SAMPLING
 from modicum.data.rows import AnyBatch, Rows
@@ -15,10 +17,33 @@ def evaluate_now(session: Session) -> None:
     if data is None or session.step in session.evaluated:
         return
     with session.clock(EVALUATING):
-        _evaluate(session, data)
+        result = _measured(session, data, session.plan.recipe.evaluation.rows)
+    session.evaluated.add(session.step)
+    row = {"step": session.step, **result}
+    session.evaluations.append(row)
+    session.folder.append(EVALUATIONS, row)
+    session.record.evaluated(row)
+    session.emit("evaluation", **row)
 
 
-def _evaluate(session: Session, data: Rows[AnyBatch]) -> None:
+def evaluate_test(session: Session, step: int) -> None:
+    """All rows of the test into the record, where the recipe asks for that.
+
+    Args:
+        step: whose weights the model has.
+    """
+    data = session.data.test
+    if data is None or not session.plan.recipe.evaluation.test:
+        return
+    with session.clock(EVALUATING):
+        result = _measured(session, data, "all")
+    row = {"step": step, **result, "rows": len(data)}
+    session.record.tested(row)
+    session.emit("test", **row)
+
+
+def _measured(session: Session, data: Rows[AnyBatch], rows: int | Literal["all"]) -> dict[str, Any]:
+    """The metrics of the model as it is, over the first rows; the same on all ranks."""
     program, recipe = session.step_program, session.plan.recipe
     program.flush()
     with program.hooks.evaluation():
@@ -26,7 +51,7 @@ def _evaluate(session: Session, data: Rows[AnyBatch]) -> None:
             session.plan.task,
             session.model,
             data,
-            rows=recipe.evaluation.rows,
+            rows=rows,
             micro_batch_size=session.plan.prediction.choice.micro_batch_size,
             precision=recipe.training.precision,
             hooks=program.hooks,
@@ -36,13 +61,9 @@ def _evaluate(session: Session, data: Rows[AnyBatch]) -> None:
     if found := program.hooks.findings():
         result["findings"] = found
     program.strategy.rest(session.model)
-    session.evaluated.add(session.step)
     # The seconds are each rank's own; what is decided by a row must be the same on all.
-    row = session.ranks.broadcast({"step": session.step, **result})
-    session.evaluations.append(row)
-    session.folder.append(EVALUATIONS, row)
-    session.record.evaluated(row)
-    session.emit("evaluation", **row)
+    agreed: dict[str, Any] = session.ranks.broadcast(result)
+    return agreed
 
 
 def write_samples(session: Session) -> None:

@@ -28,7 +28,7 @@ from modicum.trainer.best import has_stalled, keep_if_best, note_best, take_best
 from modicum.trainer.exporting import export
 from modicum.trainer.folder import PLAN, RunFolder
 from modicum.trainer.hub_weights import with_weights
-from modicum.trainer.looking import evaluate_now, write_samples
+from modicum.trainer.looking import evaluate_now, evaluate_test, write_samples
 from modicum.trainer.rank_agreement import same_model, same_setup
 from modicum.trainer.record import RunRecord
 from modicum.trainer.save_cost import learn_save_cost
@@ -110,7 +110,9 @@ def train(
                     record.begun(ranks)
                     run(session)
                     with ranks.clock(EXPORT):
-                        take_best(session)
+                        step = take_best(session)
+                    evaluate_test(session, step)
+                    with ranks.clock(EXPORT):
                         outputs = export(session)
         except StopRequested as stop:
             record.interrupted()

@@ -89,6 +89,7 @@ class RunRecord:
             "interruptions": old.get("interruptions", 0),
             "outputs": old.get("outputs", {}),
             "error": None,
+            "failed_by": None,
         }
         return cls(folder, content, plan, clock)
 
@@ -103,7 +104,7 @@ class RunRecord:
         self._cost.begin()
         if self.content["status"] == "running" and self._left["seconds"]:
             self.content["interruptions"] += 1  # the process before this one was killed
-        self.content |= {"status": "running", "ended": None}
+        self.content |= {"status": "running", "ended": None, "error": None, "failed_by": None}
         self._write()
         try:
             yield
@@ -114,7 +115,8 @@ class RunRecord:
             raise
         except BaseException as error:
             told = error if isinstance(error, ModicumError) else f"{type(error).__name__}: {error}"
-            self.content |= {"status": "failed", "ended": _now(), "error": str(told)}
+            failed = {"error": str(told), "failed_by": type(error).__name__}
+            self.content |= {"status": "failed", "ended": _now(), **failed}
             self._write()
             raise
 
@@ -172,6 +174,11 @@ class RunRecord:
         if row["step"] == 0:
             self.content["final"]["initial_validation_loss"] = row["loss"]
         self.content["final"]["validation_loss"] = row["loss"]
+
+    def tested(self, row: dict[str, Any]) -> None:
+        """Take in what the test gave: the figures of the run's end."""
+        kept = {key: value for key, value in row.items() if key not in ("seconds", "findings")}
+        self.content["final"]["test"] = kept
 
     def metered(self, peak: int) -> None:
         """Take in the meter's peak of tensor bytes."""

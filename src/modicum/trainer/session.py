@@ -144,7 +144,7 @@ class Session:
         """Update number `step + 1`, and its row in the metrics."""
         training, start = self.plan.recipe.training, self.clock.seconds
         with self.clock(UPDATE):
-            rate = self.step_program.set_rate(factor(self.step, training, self.plan.steps))
+            rate = self.step_program.set_rate(factor(self.step, training, self.plan.length))
             outcome = self._try(update)
         self.step += 1
         with self.clock(TRACKING):

@@ -68,8 +68,9 @@ def begin(
         listener({"event": "phase", "name": name, "done": done, "total": total})
 
     with ranks.clock(PREPARING):
+        folder.take_offered()
         data = plan.task.prepare(plan.recipe, plan.inputs, folder.path, progress, ranks)
-    check_asked(plan, data)
+    check_asked(plan, data, ranks)
     release()
     plan = _counted(plan, data, folder, ranks)
     record.counted(plan)
@@ -97,7 +98,7 @@ def begin(
     origin = ranks.broadcast(record.content["forked_from"])
     found, forked = _newest(store, origin, ranks, warn)
     if forked and found is not None:
-        more_than(found.step, plan.steps, "training.epochs", plan.recipe.training.epochs)
+        more_than(found.step, plan.steps, *plan.recipe.training.length)
     torch.manual_seed(_first_seed(plan.recipe.training.seed, ranks))
     inputs = View("inputs", *same_inputs(data, plan.inputs.model_folder))
     plan = with_base_compressed(plan, data, folder.path / BASE, ranks, progress)
@@ -160,7 +161,7 @@ def _as_prepared(plan: Plan, prepared: Preparation | None, folder: RunFolder, ra
     return made
 
 
-def more_than(done: int, steps: int, field: str, asked: float | None) -> None:
+def more_than(done: int, steps: int, field: str, asked: float) -> None:
     """Refuse to fork a run that has done as many steps as are asked for.
 
     Raises:

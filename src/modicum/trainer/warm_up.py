@@ -135,7 +135,7 @@ def _rehearse(session: Session, size: int) -> None:
         run_step=run_step,
         run_evaluation=run_evaluation,
         steps=shapes,
-        evaluation=shapes[0] if data.validation is not None else None,
+        evaluation=shapes[0] if data.validation is not None or recipe.evaluation.test else None,
         accumulates=session.plan.prediction.choice.micro_batches > 1,
         ballast_bytes=spare + (0 if held else ledger.bytes("optimizer")),
         device=device,

@@ -10,10 +10,10 @@ from pathlib import Path
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.class_view import class_facts, class_rows
+from modicum.data.parts import PARTS, TEST, VALIDATION
 from modicum.recipe import Recipe
+from modicum.tasks.parts import field_of_part
 from modicum.tasks.text_classes import TextClassTask
-
-SIDES = ("train", "validation")
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ def class_counts(recipe: Recipe, task: TextClassTask, progress: StageProgress) -
     inputs = task.look(recipe)
     with tempfile.TemporaryDirectory(prefix="modicum-verify-") as folder:
         data = task.prepare(recipe, inputs, Path(folder), progress, Ranks())
-        sides = {side: list(class_rows(getattr(data, side))) for side in SIDES}
+        sides = {side: list(class_rows(getattr(data, side))) for side in PARTS}
     facts, counts = class_facts(sides), data.counts
-    trained, held = (len(sides[side]) for side in SIDES)
-    every = trained + held + counts["dropped"] + counts["empty"]
+    trained, held, tested = (len(sides[side]) for side in PARTS)
+    every = trained + held + tested + counts["dropped"] + counts["empty"]
     for name in ("truncated", "dropped"):
         yield Count(name, "data.sequence_length", counts[name], every)
     yield Count("duplicates", "data.path", facts.duplicates, trained)
@@ -52,10 +52,6 @@ def class_counts(recipe: Recipe, task: TextClassTask, progress: StageProgress) -
     yield Count("empty", "data.path", blank, len(inputs.texts.rows))
     yield Count("contradicting", "data.path", facts.contradicting, trained)
     if held:
-        yield Count("overlap", validation_place(recipe), facts.overlap, held)
-
-
-def validation_place(recipe: Recipe) -> str:
-    """The field that says what is evaluated."""
-    own = recipe.data.validation_path is not None
-    return "data.validation_path" if own else "data.validation_fraction"
+        yield Count("overlap", field_of_part(recipe.data, VALIDATION), facts.overlap, held)
+    if tested:
+        yield Count("test_overlap", field_of_part(recipe.data, TEST), facts.test_overlap, tested)

@@ -11,14 +11,17 @@ from typing import Any
 from modicum.core.errors import InputError
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
+from modicum.data.parts import TEST, VALIDATION
+from modicum.data.text_rows import TextRows
 from modicum.data.view import DataFacts
 from modicum.recipe import Recipe
 from modicum.tasks import CausalLM, task_of
+from modicum.tasks.parts import field_of_part
 from modicum.tasks.text import TextData, prepared
 from modicum.tasks.text_classes import TextClassTask
 from modicum.tasks.text_facts import silent_examples, template_origin, text_facts
 from modicum.tasks.text_stream import first_of
-from modicum.verify.class_data import Count, class_counts, validation_place
+from modicum.verify.class_data import Count, class_counts
 from modicum.verify.findings import Verification, Wanting
 
 
@@ -35,6 +38,7 @@ class DataLimits:
         silent: of examples whose answers are empty, so that their end alone is trained.
         contradicting: of labelled texts that are there with another label too.
         overlap: of the validation's documents that are trained on too.
+        test_overlap: of the test's documents that are trained on, or in the validation, too.
         unended: of examples that train no end of text: a model learns from them not to stop.
 
     Raises:
@@ -52,6 +56,7 @@ class DataLimits:
     silent: float = 0.01
     contradicting: float = 0.01
     overlap: float = 0.0
+    test_overlap: float = 0.0
     unended: float = 0.0
 
     def __post_init__(self) -> None:
@@ -123,10 +128,14 @@ def _counts(recipe: Recipe, data: TextData, facts: DataFacts) -> Iterator[Count]
     yield Count("duplicates", "data.path", facts.duplicates, every)
     # What is empty may be left out before it is counted as a document.
     yield Count("empty", "data.path", facts.empty, max(every, facts.empty))
-    if data.validation is not None:
-        assert facts.overlap is not None
-        documents = data.validation.counts.documents
-        yield Count("overlap", validation_place(recipe), facts.overlap, documents)
+    for name, part, found, rows in (
+        ("overlap", VALIDATION, facts.overlap, data.validation),
+        ("test_overlap", TEST, facts.test_overlap, data.test),
+    ):
+        if found is not None:
+            assert isinstance(rows, TextRows)
+            place = field_of_part(recipe.data, part)
+            yield Count(name, place, found, rows.counts.documents)
     silent = silent_examples(data)
     if facts.unended is not None and silent is not None:
         examples = [part.counts.documents for part in data.train.parts if part.store.examples]

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from modicum.checkpoint import Checkpoint, CheckpointStore, Damaged
+from modicum.core.clock import START, group_of
 from modicum.core.errors import InputError
 from modicum.core.progress import StageProgress
 from modicum.core.units import format_bytes, format_duration
@@ -30,6 +31,7 @@ from modicum.verify.traces import StepTrace, results
 BEFORE = 2
 # Of the state: of each of three parts two states, and two checkpoints that the trainer keeps.
 COPIES = 12
+STARTS = 3  # of a process, or of all ranks
 # How far losses and weights may be apart on another number of ranks, over themselves: sums are in
 # another order there.
 TOLERANCES = {"fp32": 1e-3, "bf16": 1e-2}
@@ -68,8 +70,9 @@ def verify_resume(
         if trial.findings:
             return Verification(trial.checks, trial.findings)
         say(trial.cost)
-        for name, part in trial.parts():
-            progress(name, 0, None)
+        parts = trial.parts()
+        for number, (name, part) in enumerate(parts, start=1):
+            progress(f"{number} of {len(parts)}: {name}", 0, None)
             part()
         progress("comparing", 0, None)
         return trial.compared()
@@ -139,27 +142,52 @@ class ResumeTrial:
     def cost(self) -> str:
         """What the parts cost, in words, by the run's own record."""
         count = (self.end - self.begin) * 2
-        seconds = [row["seconds"] for row in self.run.rows(METRICS)]
-        took = (
-            f", about {format_duration(count * median(seconds))} by its record" if seconds else ""
-        )
+        start, step = self._start_seconds, self._step_seconds
+        starts = f"{STARTS} starts" + ("" if start is None else f" of {format_duration(start)}")
+        took = ""
+        if step is not None:
+            in_all = count * step + STARTS * (start or 0.0)
+            took = f", about {format_duration(in_all)} in all by its record"
         of = f"a checkpoint of step {self.begin}" if self.begin else "the beginning"
         ranks = f" on {self.ranks} ranks" if self.ranks > 1 else ""
         if self.others != self.ranks:
             ranks = f" on {self.ranks} and then {self.others} ranks"
         disk = f"up to {format_bytes(self.disk_bytes)} of disk, " if self.disk_bytes else ""
         return (
-            f"from {of}: {count} steps{ranks}{took}, and three starts; "
+            f"from {of}: {count} steps{ranks} and {starts}{took}; "
             f"{disk}in copies, the run's folder is not touched"
         )
 
+    @property
+    def _step_seconds(self) -> float | None:
+        """What a step of the run takes, by its own record; None where it has none."""
+        seconds = [row["seconds"] for row in self.run.rows(METRICS)]
+        return median(seconds) if seconds else None
+
+    @property
+    def _start_seconds(self) -> float | None:
+        """What a start of the run took on average; None where it is not recorded."""
+        record = self.run.read_record()
+        rows = (record.get("time") or {}).get("rows") or {}
+        started = sum(seconds for name, seconds in rows.items() if group_of(name) == START)
+        return started / (1 + (record.get("interruptions") or 0)) or None
+
     def parts(self) -> list[tuple[str, Callable[[], None]]]:
         """What is done, by name."""
+        start, step = self._start_seconds, self._step_seconds
+
+        def named(words: str, steps: int) -> str:
+            """With how long it takes, where that is known."""
+            if step is None:
+                return words
+            return f"{words}, about {format_duration((start or 0.0) + steps * step)}"
+
         span = f"steps {self.begin + 1} to {self.end}"
+        before, after = self.stop - self.begin, self.end - self.stop
         return [
-            (f"without interruption, {span}", self.uninterrupted),
-            (f"stopped after step {self.stop}", self.stopped),
-            (f"restored, up to step {self.end}", self.restored),
+            (named(f"without interruption, {span}", before + after), self.uninterrupted),
+            (named(f"stopped after step {self.stop}", before), self.stopped),
+            (named(f"restored, up to step {self.end}", after), self.restored),
         ]
 
     def uninterrupted(self, name: str = "uninterrupted") -> None:

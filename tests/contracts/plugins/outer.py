@@ -11,6 +11,7 @@ from modicum.adapters.base import Adapter, AdapterLayer, AdapterQuery, Factor
 from modicum.adapters.sites import Site
 from modicum.core.contracts.ledger import Work
 from modicum.core.contracts.method import Info, PositiveFloat
+from modicum.core.contracts.search import LogRange, SearchTable
 
 
 class OuterLayer(AdapterLayer):
@@ -44,6 +45,7 @@ class Outer(Adapter):
         claim="one number a row and a column",
         traits=("adapts_base", "mergeable", "is_lora", "exact_resume", "compiles"),
     )
+    search = SearchTable({"scale": LogRange(0.1, 10.0, 2.0)})
     layer = OuterLayer
 
     scale: PositiveFloat = 2.0

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from modicum.core.contracts import catalog as home
-from modicum.core.contracts.catalog import ENTRY_POINTS, ROOMS, catalog, find, of_value, read_file
+from modicum.core.contracts.catalog import (
+    ENTRY_POINTS,
+    LONGEST_NAME,
+    ROOMS,
+    built_in,
+    catalog,
+    find,
+    of_value,
+    read_file,
+)
 from modicum.core.contracts.method import Against, Context, Info, Method
 from modicum.core.errors import InputError
 
@@ -73,9 +82,21 @@ def test_a_built_in_method_is_found_by_its_file_alone(monkeypatch):
 
     original = home.read_file
     monkeypatch.setattr(home, "read_file", read)
+    home._read_once.cache_clear()
     assert find("lora", room="adapters").name == "lora"
     assert home.built_in("base") is None  # a helper is no method
     assert home.built_in("../lora") is None
+
+
+def test_a_built_in_method_is_read_again_once_its_file_has_changed(tmp_path, monkeypatch):
+    (tmp_path / "comm").mkdir()
+    file = plugin(tmp_path / "comm", file="mine.py")
+    monkeypatch.setattr(home.source_reading, "SOURCES", tmp_path)
+    first = home.built_in("mine")
+    assert home.built_in("mine") is first
+    file.write_text(file.read_text().replace('title="', 'title="Another '))
+    again = home.built_in("mine")
+    assert again.info.title == f"Another {first.info.title}"
 
 
 @pytest.fixture
@@ -213,6 +234,17 @@ def test_unknown_methods_are_answered_with_the_nearest():
     assert find("lora", room="adapters").title.startswith("LoRA")
 
 
+@pytest.mark.parametrize("name", ["lora" * 16, "lora" * 1000, "../adapters/lora", ""])
+def test_a_name_that_no_file_can_have_is_unknown(name: str) -> None:
+    assert built_in(name) is None
+    with pytest.raises(InputError, match="unknown method in the room 'adapters'"):
+        find(name, room="adapters")
+
+
+def test_no_method_has_a_longer_name() -> None:
+    assert max(map(len, catalog())) <= LONGEST_NAME
+
+
 def test_broken_plugins_are_named_with_their_line(tmp_path):
     assert error_of("x = 1\ndef f(:\n  pass", tmp_path).startswith(
         "broken.py:2: not valid Python: "
@@ -279,6 +311,24 @@ def test_entry_points_are_found_without_importing_them(tmp_path, monkeypatch):
     (metadata / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\nmine = no_stranger.method\n")
     with pytest.raises(InputError, match=r"'mine'.*names a module that is not there"):
         catalog()
+    (metadata / "entry_points.txt").unlink()
+    metadata.rename(tmp_path / "another-1.0.dist-info")
+    assert "mine" not in catalog()
+
+
+def test_distributions_are_read_once_for_many_recipes(monkeypatch):
+    reads = []
+
+    def read(**about):
+        reads.append(about)
+        return original(**about)
+
+    original = home.importlib.metadata.entry_points
+    monkeypatch.setattr(home.importlib.metadata, "entry_points", read)
+    home._look_for_points.cache_clear()
+    for _ in range(3):
+        home.added()
+    assert len(reads) == 1
 
 
 def test_a_class_in_no_file_is_refused_in_a_recipe(monkeypatch):

@@ -8,6 +8,7 @@ from torch import nn
 from modicum.core.contracts.ledger import TrainedParameter
 from modicum.core.contracts.parameters import (
     ParameterMetadata,
+    classes,
     count,
     describe_parameter,
     matrices,
@@ -74,9 +75,31 @@ def test_matrices_are_neither_embeddings_nor_heads() -> None:
     assert matrices(model) == {"inner.weight", "table", "out.weight"}
     model.get_output_embeddings = lambda: model.out
     assert matrices(model) == {"inner.weight", "table"}
-    describe_parameter(model.table, ParameterMetadata(matrix=False))
-    describe_parameter(model.embed.weight, ParameterMetadata(matrix=True))
+    describe_parameter(model.table, ParameterMetadata(parameter_class="vector"))
+    describe_parameter(model.embed.weight, ParameterMetadata(parameter_class="matrix"))
     assert matrices(model) == {"inner.weight", "embed.weight"}
+
+
+def test_classes_follow_the_layers_a_tied_head_is_an_embedding() -> None:
+    model = Headed("lm_head")
+    model.kernel = nn.Conv1d(4, 4, 3)
+    model.stack = nn.Parameter(torch.ones(2, 3, 4))
+    expected = {
+        "table": "matrix",
+        "stack": "vector",
+        "embed.weight": "embedding",
+        "inner.weight": "matrix",
+        "inner.bias": "vector",
+        "lm_head.weight": "head",
+        "kernel.weight": "convolution",
+        "kernel.bias": "vector",
+    }
+    assert classes(model) == expected
+    tied = classes(Headed("lm_head", tied=True))
+    assert tied["embed.weight"] == "embedding"
+    assert "lm_head.weight" not in tied
+    describe_parameter(model.stack, ParameterMetadata(parameter_class="convolution"))
+    assert classes(model)["stack"] == "convolution"
 
 
 def test_groups_and_ledgers_are_told_of_matrices() -> None:
@@ -86,8 +109,11 @@ def test_groups_and_ledgers_are_told_of_matrices() -> None:
     shapes = trained_shapes(model)
     assert found == {parameter.name: parameter.matrix for parameter in shapes}
     assert {name for name, matrix in found.items() if matrix} == matrices(model)
+    each = [zip(group["names"], group["classes"], strict=True) for group in groups]
+    listed = {name: kind for pairs in each for name, kind in pairs}
+    assert listed == {parameter.name: parameter.parameter_class for parameter in shapes}
     known = {parameter.name: parameter for parameter in shapes}
-    assert known["embed.weight"] == TrainedParameter("embed.weight", (5, 4), False, 2)
+    assert known["embed.weight"] == TrainedParameter("embed.weight", (5, 4), "embedding", 2)
     assert known["embed.weight"].bytes == 40
     assert [known["embed.weight"].rows(rank, 4) for rank in range(4)] == [2, 2, 1, 0]
 

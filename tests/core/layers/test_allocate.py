@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from modicum.core.errors import InputError
 from modicum.core.layers import allocate as module
-from modicum.core.layers.allocate import GainCurve, allocate
+from modicum.core.layers.allocate import GainCurve, allocate, in_proportion
 
 
 @st.composite
@@ -108,3 +108,36 @@ def test_past_its_limit_it_says_how_far_the_best_may_be(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "_STATES", 4)
     rough = allocate(given_, 30_000)
     assert rough.value <= exact.value <= rough.at_most
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 40)), min_size=1, max_size=6),
+    st.floats(0, 1),
+)
+def test_shares_add_up_and_keep_their_caps_and_the_scores_order(
+    layers: list[tuple[int, int]], part: float
+) -> None:
+    scores = {str(name): float(score) for name, (score, _) in enumerate(layers)}
+    caps = {str(name): cap for name, (_, cap) in enumerate(layers)}
+    total = int(part * sum(caps.values()))
+    found = in_proportion(scores, total, caps)
+    assert sum(found.values()) == total
+    assert all(0 <= found[name] <= caps[name] for name in caps)
+    free = [name for name in caps if found[name] < caps[name]]
+    for one, other in product(free, free):
+        if scores[one] > scores[other]:
+            assert found[one] >= found[other] - 1
+        if scores[one] > 0 == scores[other]:
+            assert not found[other]
+
+
+def test_what_capped_layers_leave_is_handed_out_again_in_proportion() -> None:
+    caps = {"a": 10, "b": 100, "c": 100}
+    assert in_proportion({"a": 98.0, "b": 1.0, "c": 1.0}, 50, caps) == {"a": 10, "b": 20, "c": 20}
+    assert in_proportion({"a": 0.0, "b": 3.0, "c": 1.0}, 80, caps) == {"a": 0, "b": 60, "c": 20}
+    # No score says anything: each gets the same part of what it may have.
+    assert in_proportion(dict.fromkeys(caps, 0.0), 21, caps) == {"a": 1, "b": 10, "c": 10}
+    with pytest.raises(InputError, match="more than layers may have"):
+        in_proportion({"a": 1.0}, 11, caps)
+    with pytest.raises(InputError, match="no share"):
+        in_proportion({"a": float("nan")}, 1, caps)

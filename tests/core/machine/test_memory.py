@@ -46,16 +46,30 @@ def test_a_meter_can_be_started_again_and_sees_backward_passes():
         layer.zero_grad(set_to_none=True)
 
 
+def test_the_peak_is_the_same_when_events_are_added_up_on_the_way():
+    meter = TensorMeter("cpu")
+    meter.add_up()  # it is off
+    with meter:
+        first = torch.empty(1000)
+        second = torch.empty(3000)
+        meter.add_up()
+        del second
+        third = torch.empty(2500)
+        meter.add_up()
+        fourth = torch.empty(1000)
+    assert meter.peak == 4 * 4500
+    assert first.numel() + third.numel() + fourth.numel() == 4500
+
+
 def test_only_allocations_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     # An exchange records an operator, whose end gloo's threads write down. One that ended after
     # the meter had stopped wrote to freed memory, and sooner or later the process crashed.
     seen: list[str] = []
 
-    def noted(events: list[Any]) -> int:
+    def noted(self: Any, events: list[Any]) -> None:
         seen.extend(event.tag.name for event in events)
-        return 0
 
-    monkeypatch.setattr(memory, "_peak", noted)
+    monkeypatch.setattr(memory._Blocks, "follow", noted)
     with TensorMeter("cpu"), torch.profiler.record_function("an exchange"):
         nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
     assert set(seen) == {"Allocation"}

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modicum.data.parts import Draw
 from modicum.planner.starting import rules
 from modicum.planner.starting.lengths import LEAST, STEP, Lengths, row_length, text_length
 
@@ -44,6 +45,13 @@ def test_an_epoch_has_some_updates(rows: int) -> None:
 )
 def test_enough_is_held_out_and_not_more(documents: int, examples: bool, part: float) -> None:
     assert rules.held_out(documents, examples)[0] == part
+
+
+@pytest.mark.parametrize(("documents", "seed"), [(917, 0), (917, 1), (33, 4), (120_000, 2)])
+def test_as_many_are_said_to_be_held_out_as_a_run_holds_out(documents: int, seed: int) -> None:
+    part, why = rules.held_out(documents, True, seed)
+    assert why == f"{sum(Draw(part, seed=seed).flags(documents)):,} of the documents, never trained"
+    assert rules.held_out(documents, True)[1].startswith("about ")
 
 
 def test_how_often_and_how_long() -> None:

@@ -56,6 +56,16 @@ def test_a_recipe_says_why_and_reads_back_as_it_was_planned(
     assert made.plan.recipe.data == data
 
 
+def test_a_length_and_a_warm_up_in_tokens_are_not_given_twice(hollow: Hollow, rows: Path) -> None:
+    asked = {"training.tokens": "20k", "training.warmup_fraction": 0.1}
+    made = start(str(hollow(SMALL)), str(rows), method="lora", asked=asked, memory="2GB")
+    training, row = made.recipe.training, made.recipe.data.sequence_length
+    assert (training.tokens, training.steps, training.epochs) == (20_000, None, None)
+    assert (training.warmup_steps, training.warmup_fraction) == (0, 0.1)
+    assert made.plan is not None
+    assert made.plan.steps == -(-20_000 // (training.batch_size * row))
+
+
 def test_what_is_asked_for_wins(hollow: Hollow, rows: Path) -> None:
     asked = {"training.steps": 7, "data.column": "question", "training.seed": 3}
     made = start(str(hollow(SMALL)), str(rows), method="lora", asked=asked, memory="2GB")
@@ -84,6 +94,7 @@ def test_the_budget_decides_what_is_trained(
         assert made.recipe.training.learning_rate == 2e-4
 
 
+@pytest.mark.expensive
 def test_what_does_not_fit_is_made_and_says_what_would(hollow: Hollow, rows: Path) -> None:
     made = start(str(hollow(SMALL)), str(rows), asked={"budget.tensors": "100kB"})
     assert made.plan is None
@@ -125,6 +136,7 @@ def test_model_and_sources_can_be_asked_for_too(hollow: Hollow, rows: Path) -> N
     assert "model.layers" not in made.draft.settings
 
 
+@pytest.mark.expensive
 def test_many_rows_are_counted_by_the_first(
     hollow: Hollow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import gc
 import time
+import weakref
+from typing import Any
 
 import torch
 
@@ -38,3 +41,25 @@ def test_steps_are_timed_in_turns_without_what_is_around_them() -> None:
     assert [len(each.seconds) for each in times.values()] == [2, 2]
     assert times["slow"].fastest > times["quick"].median
     assert StepTimes((3.0, 1.0, 2.0)).median == 2.0
+
+
+def test_a_graph_that_nobody_has_any_more_is_freed_without_a_backward_pass() -> None:
+    weight = torch.ones(8, requires_grad=True)
+    with saved_bytes([weight]):
+        output = weight.exp()  # which saves what it gives
+    node: Any = output.grad_fn
+    known = {1, 2}
+    node.metadata["of the graph"] = known
+    freed = weakref.ref(known)
+    del output, node, known
+    gc.collect()
+    assert freed() is None
+
+
+def test_saved_bytes_of_a_sparse_tensor_are_its_indices_and_values() -> None:
+    values = torch.ones(3, requires_grad=True)
+    places = torch.tensor([[0, 1, 1], [2, 0, 1]])
+    made = torch.sparse_coo_tensor(places, values, (2, 4), check_invariants=True)
+    with saved_bytes() as saved:
+        torch.sparse.mm(made, torch.ones(4, 5, requires_grad=True))
+    assert saved.total == 3 * (2 * 8 + 4) + 4 * 4 * 5

@@ -24,8 +24,8 @@ def methods(
     as_json: JsonOption = False,
 ) -> None:
     """List every method and its honest state, or say what one takes."""
-    from modicum.cli.method_page import print_method
-    from modicum.cli.tables import print_methods
+    from modicum.cli.method_list import print_methods
+    from modicum.cli.method_page import method_json, print_method
     from modicum.core.contracts.catalog import ROOMS, catalog, find
 
     if room is not None and room not in ROOMS:
@@ -38,4 +38,4 @@ def methods(
         print_method(find(name, plugin or ()), as_json)
         return
     records = [r for r in catalog(plugin or ()).values() if room is None or r.room == room]
-    print_methods([record.as_json() for record in records], as_json)
+    print_methods([method_json(record) for record in records], as_json)

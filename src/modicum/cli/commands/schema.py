@@ -6,6 +6,6 @@ from __future__ import annotations
 def schema() -> None:
     """Print the recipe's JSON schema, for editors."""
     from modicum.cli.tables import print_json
-    from modicum.recipe_yaml import json_schema
+    from modicum.recipe.json_schema import json_schema
 
     print_json(json_schema())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ ROOMS = (
     "federated",
 )
 ENTRY_POINTS = "modicum.methods"
+LONGEST_NAME = 64  # no method's; a file system refuses to look for a file of a name much longer
 
 
 def catalog(plugins: Iterable[str | Path] = ()) -> dict[str, MethodRecord]:
@@ -74,7 +76,7 @@ def added(plugins: Iterable[str | Path] = ()) -> dict[str, MethodRecord]:
 
 def built_in(name: str) -> MethodRecord | None:
     """The record of a built-in method, whose name is that of its file; no other file is read."""
-    if name.isidentifier():
+    if name.isidentifier() and len(name) <= LONGEST_NAME:
         for room in ROOMS:
             file = source_reading.SOURCES / room / f"{name}.py"
             if file.exists():
@@ -146,13 +148,51 @@ def _built_in() -> dict[str, MethodRecord]:
 
 
 def _of_package(file: Path) -> list[MethodRecord]:
+    about = file.stat()
+    return _read_once(file, about.st_mtime_ns, about.st_size)
+
+
+# A recipe asks for its methods many times, and a plan makes many recipes.
+@functools.lru_cache(maxsize=1024)
+def _read_once(file: Path, changed: int, size: int) -> list[MethodRecord]:
+    """The methods of a file of the package, as long as it is what it was."""
     if b"Info(" not in file.read_bytes():
         return []
     return read_file(file, module=f"modicum.{file.parent.name}.{file.stem}")
 
 
+def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
+    """The entry points of the group, looked for again where what holds them has changed."""
+    points, texts = _look_for_points(tuple(_changed(place) for place in sys.path))
+    if [_text_of(point) for point in points] != texts:
+        _look_for_points.cache_clear()
+        return _entry_points()
+    return points
+
+
+@functools.lru_cache(maxsize=8)
+def _look_for_points(
+    places: tuple[tuple[str, int], ...],
+) -> tuple[tuple[importlib.metadata.EntryPoint, ...], list[str | None]]:
+    """The points, and the text that each was read from: every installed distribution is read."""
+    points = tuple(importlib.metadata.entry_points(group=ENTRY_POINTS))
+    return points, [_text_of(point) for point in points]
+
+
+def _text_of(point: importlib.metadata.EntryPoint) -> str | None:
+    return None if point.dist is None else point.dist.read_text("entry_points.txt")
+
+
+def _changed(place: str) -> tuple[str, int]:
+    """A place of distributions, and when one last came or went there; 0: it is not there."""
+    try:
+        return os.path.abspath(place), os.stat(place or os.curdir).st_mtime_ns
+    except OSError:
+        return place, 0
+
+
 def _from_entry_points() -> Iterator[MethodRecord]:
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+    for point in _entry_points():
         # Found on the disk by its distribution, the module is not imported; an editable install
         # knows its files only through the import system.
         inside = point.module.replace(".", "/") + ".py"

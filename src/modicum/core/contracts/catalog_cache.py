@@ -15,6 +15,7 @@ from typing import Any
 from modicum.core.contracts import source_reading
 from modicum.core.contracts.method import Against, Info
 from modicum.core.contracts.method_record import MethodRecord
+from modicum.core.contracts.search import SearchTable
 from modicum.core.errors import InputError
 from modicum.core.files import regular, user_cache, write_json
 
@@ -30,6 +31,7 @@ def keep(stamp: list[Any], records: list[MethodRecord]) -> None:
         asdict(record.info)
         | {"_file": str(record.file), "_class": record.class_name, "_summary": record.summary}
         | {"_defaults": _written(record.defaults), "_module": record.module}
+        | {"_search": record.own_search and record.own_search.as_json()}
         for record in records
     ]
     with suppress(InputError, OSError, RuntimeError):
@@ -56,7 +58,8 @@ def kept(stamp: list[Any]) -> list[MethodRecord] | None:
 
 
 def _from_row(row: dict[str, Any]) -> MethodRecord:
-    own = {key: row.pop(f"_{key}") for key in ("file", "class", "summary", "defaults", "module")}
+    names = ("file", "class", "summary", "defaults", "module", "search")
+    own = {key: row.pop(f"_{key}") for key in names}
     row["traits"] = tuple(row["traits"])
     row["against"] = Against(**row["against"])
     for key in ("traits_if", "traits_unless", "excludes"):
@@ -65,4 +68,5 @@ def _from_row(row: dict[str, Any]) -> MethodRecord:
     if not isinstance(defaults, dict):
         raise ValueError("no fields")
     file, module = Path(own["file"]), str(own["module"])
-    return MethodRecord(Info(**row), file, own["class"], defaults, own["summary"], module)
+    table = None if own["search"] is None else SearchTable.from_json(own["search"])
+    return MethodRecord(Info(**row), file, own["class"], defaults, own["summary"], module, table)

@@ -21,17 +21,35 @@ EntryKind = Literal[
 Phase = Literal["load", "evaluation", "forward", "loss", "backward", "step"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 ALWAYS: tuple[Phase, ...] = PHASES
+# From this size on a tensor is mapped on its own, and given back when it is free: the most that
+# glibc allows, which commands set.
+MAPPED_FROM = 32 * 2**20
+# What a trained parameter is to optimizers: see `modicum.core.contracts.parameters.classes`.
+ParameterClass = Literal["matrix", "embedding", "head", "vector", "convolution"]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """`bytes` of one kind, alive in `phases`; `what` names it for people."""
+    """`bytes` of one kind, alive in `phases`; `what` names it for people.
+
+    Args:
+        large: of the bytes, at most so many in tensors of `MAPPED_FROM` and more.
+        rest: at most so many in others, where that is another moment; None: what `large` leaves.
+    """
 
     kind: EntryKind
     bytes: int
     phases: tuple[Phase, ...] = ALWAYS
     what: str = ""
     place: Literal["device", "host", "disk"] = "device"
+    large: int = 0
+    rest: int | None = None
+
+    @property
+    def small(self) -> int:
+        """Bytes in tensors that share pages with others, at most."""
+        left = max(0, self.bytes - self.large)
+        return left if self.rest is None else max(left, self.rest)
 
     @property
     def phase(self) -> str:
@@ -190,15 +208,19 @@ class TrainedParameter:
     Args:
         name: the model's.
         shape: of the full parameter, whatever a rank holds of it.
-        matrix: whether optimizers that work on matrices take it for one: it is the weight of a
-            layer that is neither an embedding nor the output head.
+        parameter_class: what it is to optimizers that treat classes apart.
         element_bytes: bytes of an element of the parameter and of its gradient.
     """
 
     name: str
     shape: tuple[int, ...]
-    matrix: bool
+    parameter_class: ParameterClass
     element_bytes: int = 4
+
+    @property
+    def matrix(self) -> bool:
+        """Whether optimizers that work on matrices take it for one, by its class."""
+        return self.parameter_class == "matrix"
 
     @property
     def bytes(self) -> int:
@@ -208,12 +230,37 @@ class TrainedParameter:
     def rows(self, rank: int, shards: int) -> int:
         """Rows (of dimension 0) that one of so many ranks holds.
 
-        >>> [TrainedParameter("w", (5, 2), True).rows(rank, 3) for rank in range(3)]
+        >>> [TrainedParameter("w", (5, 2), "matrix").rows(rank, 3) for rank in range(3)]
         [2, 2, 1]
         """
         rows = self.shape[0] if self.shape else 1
         each = -(-rows // shards)
         return max(0, min(each, rows - rank * each))
+
+
+@dataclass(frozen=True)
+class ClassTreatment:
+    """What an optimizer does with the parameters of one class.
+
+    Args:
+        parameters: how many there are.
+        rule: by which they are updated.
+        bytes: of their state, all ranks together.
+    """
+
+    parameter_class: ParameterClass
+    parameters: int
+    rule: str
+    bytes: int
+
+    def row(self) -> dict[str, object]:
+        """The treatment as plain values."""
+        return {
+            "class": self.parameter_class,
+            "parameters": self.parameters,
+            "rule": self.rule,
+            "bytes": self.bytes,
+        }
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from typing import (
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from modicum.core.contracts.search import SearchTable
 from modicum.core.contracts.traits import TRAITS
 from modicum.core.errors import InputError
 
@@ -50,6 +51,9 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Betas = Annotated[tuple[Probability, Probability], Field(strict=False)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
+# (a, b, c) of a x + b x^3 + c x^5.
+_Coefficient = Annotated[float, Field(allow_inf_nan=False)]
+OddQuintic = Annotated[tuple[_Coefficient, _Coefficient, _Coefficient], Field(strict=False)]
 # What torch's own generators take.
 LARGEST_SEED = 2**63 - 1
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
@@ -228,6 +232,8 @@ class Method(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
 
     info: ClassVar[Info]
+    # What may be tuned of it; None: what its room says of all its methods.
+    search: ClassVar[SearchTable | None] = None
 
     def __init__(self, *unnamed: Any, **fields: Any) -> None:
         if unnamed:

@@ -18,8 +18,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from modicum.core.contracts import source_reading
 from modicum.core.contracts.method import Info, Method, describe
 from modicum.core.contracts.optimizers import value_class
+from modicum.core.contracts.search import SearchTable
+from modicum.core.contracts.search_check import RECIPE_FIELDS, check_search, field_bounds
+from modicum.core.contracts.search_defaults import room_search
+from modicum.core.contracts.search_ranges import FieldBounds
 from modicum.core.contracts.travel import LOADS_IN, TravelForm, travel_form
 from modicum.core.errors import InputError
+from modicum.core.folder_words import holds
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class MethodRecord:
         defaults: of its fields, `...` where a field has none.
         summary: the first line of its docstring.
         module: what it is imported as; None: by its path.
+        own_search: what its class, or a base, says may be tuned; None: nothing.
     """
 
     info: Info
@@ -38,6 +44,7 @@ class MethodRecord:
     defaults: Mapping[str, Any]
     summary: str = ""
     module: str | None = None
+    own_search: SearchTable | None = None
     _loaded: list[type[Method]] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -110,6 +117,24 @@ class MethodRecord:
         return self.info.traits_of({**self.defaults, **values})
 
     @property
+    def search(self) -> SearchTable:
+        """What may be tuned: what the method says, and what its room says of all its methods."""
+        room = room_search(self.info)
+        return room if self.own_search is None else self.own_search.over(room)
+
+    def bounds(self, name: str) -> FieldBounds:
+        """The least and largest value of what its search table has under a name.
+
+        Raises:
+            InputError: the table has no such name.
+        """
+        if name not in self.search.fields:
+            known = tuple(self.search.fields)
+            problem = f"the search table of {self.name} has no such name"
+            raise InputError(problem, value=name, allowed=", ".join(known), candidates=known)
+        return field_bounds(RECIPE_FIELDS.get(name) or self.fields[name][0])
+
+    @property
     def travel(self) -> TravelForm | None:
         """Where an adapter of its default fields can be used; None: it is no adapter."""
         return travel_form(self.traits({}))
@@ -133,6 +158,8 @@ class MethodRecord:
             "traits_unless": [list(each) for each in self.info.traits_unless],
             "excludes": [list(pair) for pair in self.info.excludes],
             "fields": dict(self.defaults),
+            "search": {"of": "room" if self.own_search is None else "method"}
+            | self.search.as_json(),
         }
 
 
@@ -145,6 +172,9 @@ def read_file(path: str | Path, module: str | None = None) -> list[MethodRecord]
     """
     file = Path(path)
     if not file.is_file():
+        if file.is_dir():
+            hint = holds(file, (".py",))
+            raise InputError(f"a plugin is a file, and this is a folder{hint}", file=file)
         raise InputError("no such plugin file", file=file)
     return [_record(file, node, module) for node in _classes(file)]
 
@@ -164,9 +194,42 @@ def _record(file: Path, node: ast.ClassDef, module: str | None) -> MethodRecord:
     summary = (ast.get_docstring(node) or "").strip().split("\n")[0]
     fields = source_reading.fields(file, node)
     defaults = {name: default for name, (_, default) in fields.items()}
-    record = MethodRecord(info, file, node.name, defaults, summary, module)
+    table = _search(file, node, fields)
+    record = MethodRecord(info, file, node.name, defaults, summary, module, table)
     record.__dict__["fields"] = fields  # the cached property's
     return record
+
+
+def _search(
+    file: Path, node: ast.ClassDef, fields: source_reading.DeclaredFields
+) -> SearchTable | None:
+    """The search table of a class; one that it inherits has the defaults that the class has.
+
+    Raises:
+        InputError: it is none, or it does not suit the fields; with the line.
+    """
+    found = source_reading.inherited(file, node, "search")
+    if found is None:
+        return None
+    home, said = found
+    table = source_reading.evaluate(said, source_reading.names(source_reading.parse(home)), home)
+    if table is None:
+        return None
+    if not isinstance(table, SearchTable):
+        problem = "`search` must be a SearchTable(...) of literals"
+        raise InputError(problem, file=home, line=said.lineno)
+    line = said.lineno
+    if source_reading.assigned(node, "search") is None:
+        table = table.fitted({name: default for name, (_, default) in fields.items()})
+        line = node.lineno
+    try:
+        check_search(table, fields)
+    except InputError as error:
+        name = (error.field or "").rpartition(".")[2]
+        words = (each for each in ast.walk(node) if isinstance(each, ast.Constant))
+        lines = (each.lineno for each in words if each.value == name and each.lineno >= line)
+        raise error.located(file=file, line=min(lines, default=line)) from None
+    return table
 
 
 def _import(file: Path) -> Any:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import create_model
 
 from modicum.core.contracts.method import Info, Method
+from modicum.core.contracts.search import SearchTable
 from modicum.core.errors import InputError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from modicum.core.contracts.ledger import Ledger, OptimizerQuery
+    from modicum.core.contracts.ledger import ClassTreatment, Ledger, OptimizerQuery
     from modicum.core.contracts.step import StepContext, StepProgram
 
 
@@ -58,6 +59,15 @@ class OptimizerMethod(Method):
         ledger: Ledger = spends(self, at)
         return ledger
 
+    def treats(self, at: OptimizerQuery) -> tuple[ClassTreatment, ...]:
+        """What it does with each class of parameters; nothing, where it treats all alike.
+
+        An optimizer's class may have `treatment(value, at)`.
+        """
+        treatment = getattr(self.optimizer_class, "treatment", None)
+        found: tuple[ClassTreatment, ...] = () if treatment is None else treatment(self, at)
+        return found
+
     def fields(self) -> dict[str, Any]:
         """The fields by name."""
         return {name: getattr(self, name) for name in type(self).model_fields}
@@ -73,6 +83,7 @@ class Valued:
     """
 
     info: ClassVar[Info]
+    search: ClassVar[SearchTable | None] = None
 
     @classmethod
     def value(cls, **fields: Any) -> OptimizerMethod:
@@ -116,4 +127,5 @@ def value_class(kind: type) -> type[OptimizerMethod]:
         **fields,
     )
     made.info, made.optimizer_class = kind.info, kind  # type: ignore[attr-defined]
+    made.search = getattr(kind, "search", None)
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,10 +11,18 @@ from typing import Any
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from modicum.core.contracts.ledger import TrainedParameter
+from modicum.core.contracts.ledger import ParameterClass, TrainedParameter
 from modicum.core.layers.targets import output_head
 
 _ATTRIBUTE = "_modicum_metadata"
+_CONVOLUTIONS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
 
 
 class UpdateTurn:
@@ -35,8 +43,7 @@ class ParameterMetadata:
 
     Args:
         learning_rate_multiplier, weight_decay_multiplier: on the recipe's.
-        matrix: whether optimizers that work on matrices take it for one; None: by the layer that
-            it is in, see `matrices`.
+        parameter_class: what it is to optimizers; None: by the layer that it is in, see `classes`.
         kind: what it is to its method, such as `factor`: for optimizers that treat kinds apart.
         group: parameters of another group have an optimizer's group of their own.
         holder: the one rank that keeps its state; None: all, or each its part.
@@ -45,7 +52,7 @@ class ParameterMetadata:
 
     learning_rate_multiplier: float = 1.0
     weight_decay_multiplier: float = 1.0
-    matrix: bool | None = None
+    parameter_class: ParameterClass | None = None
     kind: str = ""
     group: str = ""
     holder: int | None = None
@@ -150,37 +157,68 @@ def count(model: nn.Module) -> tuple[int, int]:
     return total, sum(parameter.numel() for _, parameter in trainable(model))
 
 
+def classes(model: nn.Module) -> dict[str, ParameterClass]:
+    """What each trained parameter is to optimizers that treat classes apart, by its name.
+
+    - embedding: a table whose rows are symbols; a head that is tied to it is one too;
+    - head: a weight of the layer that makes logits. A batch has few of the symbols of both, so
+      that their gradients have no subspace in common;
+    - convolution: kernels of a convolution;
+    - vector: fewer than two dimensions, or a table of more;
+    - matrix: all else, of two dimensions.
+
+    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Conv1d(4, 4, 3))
+    >>> sorted(set(classes(model).values()))
+    ['convolution', 'embedding', 'matrix', 'vector']
+    """
+    head = output_head(model)
+    by_layer: dict[int, ParameterClass] = {}
+    # The head first, embeddings last: of a tied weight they decide.
+    if head is not None:
+        by_layer |= _weights(head[1], "head")
+    for module in model.modules():
+        if isinstance(module, _CONVOLUTIONS):
+            by_layer |= _weights(module, "convolution")
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            by_layer |= _weights(module, "embedding")
+    found: dict[str, ParameterClass] = {}
+    for name, parameter in trainable(model):
+        said = metadata(parameter).parameter_class
+        found[name] = said or by_layer.get(id(parameter)) or class_by_shape(parameter.shape)
+    return found
+
+
+def class_by_shape(shape: Sequence[int]) -> ParameterClass:
+    """The class of a parameter of which no more than its shape is known.
+
+    >>> [class_by_shape(shape) for shape in ((3,), (3, 3), (2, 3, 3))]
+    ['vector', 'matrix', 'vector']
+    """
+    return "matrix" if len(shape) == 2 else "vector"
+
+
+def _weights(module: nn.Module, parameter_class: ParameterClass) -> dict[int, ParameterClass]:
+    """A layer's own parameters of at least two dimensions, by identity."""
+    own = module.parameters(recurse=False)
+    return {id(parameter): parameter_class for parameter in own if parameter.ndim > 1}
+
+
 def matrices(model: nn.Module) -> frozenset[str]:
     """Names of the trained parameters that optimizers which work on matrices take for ones.
-
-    These have two dimensions and belong to no embedding and not to the output head: the rows of
-    those are symbols, of which a batch has few, so that their gradients have no subspace in common.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     >>> sorted(matrices(model))
     ['1.weight']
     """
-    head = output_head(model)
-    symbols = {
-        id(parameter)
-        for module in model.modules()
-        if (head and module is head[1]) or isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        for parameter in module.parameters(recurse=False)
-    }
-    found = set()
-    for name, parameter in trainable(model):
-        said = metadata(parameter).matrix
-        by_layer = parameter.ndim == 2 and id(parameter) not in symbols
-        if by_layer if said is None else said:
-            found.add(name)
-    return frozenset(found)
+    return frozenset(name for name, found in classes(model).items() if found == "matrix")
 
 
 def trained_shapes(model: nn.Module) -> tuple[TrainedParameter, ...]:
     """What an optimizer's ledger is given of the trained parameters; the model may be on meta."""
-    chosen = matrices(model)
+    found = classes(model)
     return tuple(
-        TrainedParameter(name, tuple(parameter.shape), name in chosen, parameter.element_size())
+        TrainedParameter(name, tuple(parameter.shape), found[name], parameter.element_size())
         for name, parameter in trainable(model)
     )
 
@@ -194,30 +232,33 @@ def optimizer_groups(
 ) -> list[dict[str, object]]:
     """Parameter groups for a `torch.optim.Optimizer`, one for each kind of parameters.
 
-    Each group has `base_learning_rate`, on which a schedule multiplies, `names`, and `matrix`:
-    whether its parameters are what `matrices` says.
+    Each group has `base_learning_rate`, on which a schedule multiplies, `names`, `matrix`: whether
+    its parameters are what `matrices` says, and the `classes` of its parameters.
 
     Args:
         trained: what represents each of the model's trained parameters, by its name (masters, of
             which a rank may hold a part); None: these themselves.
     """
-    groups: dict[ParameterMetadata, dict[str, object]] = {}
-    chosen = matrices(model)
+    groups: dict[tuple[bool, ParameterMetadata], dict[str, object]] = {}
+    found = classes(model)
     for name, parameter in trainable(model):
-        known = replace(metadata(parameter), matrix=name in chosen)
+        # Classes other than matrices share a group: clipping sums norms in the order of groups.
+        known, matrix = replace(metadata(parameter), parameter_class=None), found[name] == "matrix"
         rate = learning_rate * known.learning_rate_multiplier
         group = groups.setdefault(
-            known,
+            (matrix, known),
             {
                 "params": [],
                 "names": [],
                 "lr": rate,
                 "base_learning_rate": rate,
                 "weight_decay": weight_decay * known.weight_decay_multiplier,
-                "matrix": known.matrix,
+                "matrix": matrix,
+                "classes": [],
                 "kind": known.kind,
             },
         )
         group["params"].append(parameter if trained is None else trained[name])  # type: ignore[attr-defined]
         group["names"].append(name)  # type: ignore[attr-defined]
+        group["classes"].append(found[name])  # type: ignore[attr-defined]
     return list(groups.values())

@@ -18,7 +18,10 @@ from typing import Any
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.files import read_bytes
 
-READABLE = {"typing", "pydantic", "annotated_types", "modicum.core.contracts.method"}
+READABLE = {
+    *("typing", "pydantic", "annotated_types"),
+    *("modicum.core.contracts.method", "modicum.core.contracts.search"),
+}
 SOURCES = Path(__file__).resolve().parents[2]
 # How the `__init__` of an optimizer begins; its hyper-parameters are the keywords that follow.
 OPTIMIZER = ("self", "params", "lr")
@@ -59,6 +62,14 @@ def assigned(node: ast.ClassDef, name: str) -> ast.expr | None:
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             return item.value
     return None
+
+
+def inherited(file: Path, node: ast.ClassDef, name: str) -> tuple[Path, ast.expr] | None:
+    """What a class has under a name, and the file that says it: its own, or first a base's."""
+    if (value := assigned(node, name)) is not None:
+        return file, value
+    found = (inherited(*base, name) for base in _bases(file, node, parse(file)))
+    return next((each for each in found if each is not None), None)
 
 
 def names(tree: ast.Module) -> dict[str, Any]:

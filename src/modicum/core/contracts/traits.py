@@ -28,6 +28,7 @@ TRAITS = {
     "prepares_from_data": "looks at data once before the first update",
     "for_full_model": "on a model that lost units, its files are for the one that has them all",
     "follows_steps": "counts in forward passes, draws anew with each update, or adds to the loss",
+    "reads_gradients": "reads the gradients that an update was made of",
     "pairs_passes": "runs each batch as one of twice the rows, for a loss between two passes",
     "defers_update": "applies an update later than the step that computed it",
     "frees_gradient_in_backward": "consumes a gradient as soon as it is computed",
@@ -191,6 +192,11 @@ RULES = (
         "follows_optimizer",
         "frees_gradient_in_backward",
         "it reads what an update was made of, and that is used up during the backward pass",
+    ),
+    TraitRule(
+        "reads_gradients",
+        "frees_gradient_in_backward",
+        "one reads all gradients after an update, and the other has used them up by then",
     ),
     TraitRule(
         "follows_optimizer",

@@ -3,12 +3,15 @@
 A layer's *curve* says what each amount of something (a rank, bits, neurons) is worth there and what
 it costs: parameters, bytes, FLOPs, or measured seconds as nanoseconds. Costs are integers, so that
 the total is kept to the unit. Which of the best allocations is given is fixed, on every machine.
+
+Where a layer has a score and no curve, `in_proportion` shares the total by the scores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -271,3 +274,45 @@ def _undominated(costs: Tensor, values: Tensor) -> Tensor:
     first = torch.ones(len(order), dtype=torch.bool)
     first[1:] = values[order][1:] > best[:-1]
     return order[first]
+
+
+def in_proportion(
+    scores: Mapping[str, float], total: int, caps: Mapping[str, int]
+) -> dict[str, int]:
+    """Amounts in proportion to scores, none above its cap; they add up to `total`.
+
+    What layers at their caps leave is handed out again, to the others in proportion. Where the
+    scores that are left are zero, it is shared in proportion to the caps. Of units that no share
+    gives in full the largest parts get one each, of equal parts the first.
+
+    Raises:
+        InputError: a score is negative or not finite, or the total is above the caps' sum.
+
+    >>> in_proportion({"a": 8.0, "b": 1.0, "c": 1.0}, 10, {"a": 4, "b": 9, "c": 9})
+    {'a': 4, 'b': 3, 'c': 3}
+    """
+    most = sum(caps[name] for name in scores)
+    if not 0 <= total <= most:
+        problem, allowed = "more than layers may have", f"up to {most}"
+        raise InputError(problem, field="total", value=total, allowed=allowed)
+    for name, score in scores.items():
+        if not 0 <= score < float("inf"):
+            raise InputError(f"the score of {name} is no share", field="scores", value=score)
+    given: dict[str, int] = {}
+    while open_ones := [name for name in scores if name not in given]:
+        left = total - sum(given.values())
+        known: Mapping[str, float] = scores if any(scores[name] for name in open_ones) else caps
+        # Fractions, so that shares add up to what is left.
+        weights = {name: Fraction(known[name]) for name in open_ones}
+        each = sum(weights.values()) or Fraction(1)
+        shares = {name: left * weight / each for name, weight in weights.items()}
+        capped = [name for name, share in shares.items() if share >= caps[name]]
+        if capped:
+            given |= {name: caps[name] for name in capped}
+            continue
+        parts = {name: int(share) for name, share in shares.items()}
+        more = left - sum(parts.values())
+        for name in sorted(shares, key=lambda name: parts[name] - shares[name])[:more]:
+            parts[name] += 1
+        given |= parts
+    return {name: given[name] for name in scores}

@@ -36,6 +36,10 @@ class FrozenProduct:
     out_features: int
 
 
+# For an operation that computes next to a product, where another one computes that.
+NO_PRODUCT = FrozenProduct((), None, "", 0, 0)
+
+
 def weight_of(form: str, held: tuple[Tensor, ...], columns: int, dtype: torch.dtype) -> Tensor:
     """W [out, in] in `dtype`: the tensor that is held, a view of it, or one for this use."""
     if form == DENSE:

@@ -30,8 +30,8 @@ class TensorMeter:
 
     On CUDA it is the allocator's own figure. The CPU's allocator keeps none, but reports every
     allocation and release to PyTorch's profiler; the meter adds these up. What is allocated before
-    it starts is not seen, so say what that is; and stop it after a few steps, because the events
-    are kept until then.
+    it starts is not seen, so say what that is. Events are kept, two kilobytes for each at the end:
+    add them up where few tensors are there, and stop after a few steps.
 
     >>> with TensorMeter("cpu") as meter:
     ...     kept = torch.empty(1000)
@@ -43,7 +43,7 @@ class TensorMeter:
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self.peak: int | None = None
-        self._before = 0
+        self._blocks = _Blocks()
         self.running = False
 
     def __enter__(self) -> TensorMeter:
@@ -60,13 +60,19 @@ class TensorMeter:
 
     def start(self, before: int = 0) -> None:
         """Begin, with `before` bytes of tensors there already (which CUDA knows by itself)."""
-        self._before = before
+        self._blocks = _Blocks(before)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its notices are not for our users
             begin_allocation_events()
         self.running = True
+
+    def add_up(self) -> None:
+        """Forget the events so far, but for what they come to; nothing if the meter is off."""
+        if self.running and self.device.type != "cuda":
+            self._blocks.follow(end_allocation_events())
+            begin_allocation_events()
 
     def stop(self) -> int:
         """End, and return the peak in bytes; a second call returns it again."""
@@ -75,36 +81,46 @@ class TensorMeter:
         if self.device.type == "cuda":
             self.peak = torch.cuda.max_memory_allocated(self.device)
         else:
-            self.peak = self._before + _peak(end_allocation_events())
+            self._blocks.follow(end_allocation_events())
+            self.peak = self._blocks.peak
         self.running = False
         return self.peak
 
 
-def _peak(events: list[Any]) -> int:
-    """The largest sum of the blocks allocated and not yet released, in a profiler's event tree."""
-    # The profiler's own running total continues from one use to the next within a process, with all
-    # that was released in between still in it; so the blocks are followed here.
-    # In columns of numbers: an object for each would add to the process that is measured.
-    times, places, sizes = array("q"), array("Q"), array("q")
-    pending = list(events)
-    while pending:
-        event = pending.pop()
-        pending += event.children
-        if event.tag.name == "Allocation":
-            fields = event.extra_fields
-            times.append(event.start_time_ns)
-            places.append(fields.ptr)
-            sizes.append(fields.alloc_size)
-    live: dict[int, int] = {}
-    total = peak = 0
-    for index in sorted(range(len(times)), key=times.__getitem__):
-        place, size = places[index], sizes[index]
-        total -= live.pop(place, 0)
-        if size > 0:
-            live[place] = size
-            total += size
-            peak = max(peak, total)
-    return peak
+class _Blocks:
+    """The blocks allocated and not yet released, and the largest sum of them, by events.
+
+    The profiler's own running total continues from one use to the next within a process, with all
+    that was released in between still in it; so the blocks are followed here.
+
+    Args:
+        before: bytes of what is there already.
+    """
+
+    def __init__(self, before: int = 0) -> None:
+        self.peak = self._total = before
+        self._live: dict[int, int] = {}
+
+    def follow(self, events: list[Any]) -> None:
+        """Add what an event tree of the profiler has."""
+        # In columns of numbers: an object for each would add to the process that is measured.
+        times, places, sizes = array("q"), array("Q"), array("q")
+        pending = list(events)
+        while pending:
+            event = pending.pop()
+            pending += event.children
+            if event.tag.name == "Allocation":
+                fields = event.extra_fields
+                times.append(event.start_time_ns)
+                places.append(fields.ptr)
+                sizes.append(fields.alloc_size)
+        for index in sorted(range(len(times)), key=times.__getitem__):
+            place, size = places[index], sizes[index]
+            self._total -= self._live.pop(place, 0)
+            if size > 0:
+                self._live[place] = size
+                self._total += size
+                self.peak = max(self.peak, self._total)
 
 
 def bytes_by_kind(

@@ -39,7 +39,7 @@ _PROGRAM = (
     "import runpy; sys.argv[1:] = given[1:]; "
     "runpy.run_module(given[0], run_name='__main__', alter_sys=True)"
 )
-_FORMAT = 9
+_FORMAT = 10
 Reads = Literal["new tokenizer", "tokenizer", "no text"]
 """What of text a run reads: all, to train its tokenizer on it; with one that is there; nothing."""
 # What of the environment changes what a process holds, or which kernels run.
@@ -73,6 +73,7 @@ class MachineRecord:
             loads them; models of transformers do so before the plan is made.
         kept: of a byte of tensors that come and go, at the peak, what the allocator keeps next to
             it: the least and the most that was seen. Next to tensors that stay it keeps nothing.
+        kept_again: the same where blocks run again in the backward pass; None: not measured.
         efficiency: of a large matrix product's rate, the part that a training step reaches.
         half_efficiency: the same of a step in bf16, and also of the rate of a product in fp32.
         when: the date and time.
@@ -87,12 +88,22 @@ class MachineRecord:
     with_tokenizer_bytes: int | None = None
     without_text_bytes: int | None = None
     without_text_kept: float | None = None
+    kept_again: tuple[float, float] | None = None
 
     @property
     def expected(self) -> float:
         """Bytes of the process that a byte of tensors that come and go takes, in the middle of what
         was seen."""
         return 1 + sum(self.kept) / 2
+
+    def kept_where(self, *, recompute: bool) -> tuple[float, float]:
+        """The least and the most that is kept, where blocks run again or do not.
+
+        >>> record = MachineRecord(0, (0.1, 0.2), 1.0, kept_again=(0.4, 0.5))
+        >>> record.kept_where(recompute=True), record.kept_where(recompute=False)
+        ((0.4, 0.5), (0.1, 0.2))
+        """
+        return self.kept_again if recompute and self.kept_again is not None else self.kept
 
     def efficiency_in(self, *, half: bool) -> float:
         """The part of a product's rate in fp32 that a step reaches in bf16, or in fp32.
@@ -111,14 +122,14 @@ class MachineRecord:
         >>> record.of_run("tokenizer").loaded_bytes, record.of_run("new tokenizer").loaded_bytes
         (7, 9)
         """
-        loaded, kept = self.loaded_bytes, self.kept
+        loaded, kept, again = self.loaded_bytes, self.kept, self.kept_again
         if reads == "tokenizer" and self.with_tokenizer_bytes is not None:
             loaded = self.with_tokenizer_bytes
         if reads == "no text" and self.without_text_bytes is not None:
             loaded = self.without_text_bytes
         if reads == "no text" and self.without_text_kept is not None:
-            kept = (self.without_text_kept, self.without_text_kept)
-        return replace(self, loaded_bytes=loaded, kept=kept)
+            kept, again = (self.without_text_kept, self.without_text_kept), None
+        return replace(self, loaded_bytes=loaded, kept=kept, kept_again=again)
 
     def still_loaded(self) -> int:
         """`loaded_bytes` of this process, without what it has loaded already."""
@@ -176,7 +187,10 @@ def machine_record(
     with _turn(device) as file:
         found = None if again else _read(file)
         if found is None:
-            (say or tell)("Measuring this machine, once; it takes about half a minute.")
+            (say or tell)(
+                "Measuring this machine, once; it takes about half a minute, and longer where "
+                "other programs keep it busy."
+            )
             found = _measured(device)
             _write(file, {"depends_on": json.loads(key), "record": asdict(found)})
     _known[key] = found
@@ -266,6 +280,7 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
         ValueError, KeyError, TypeError: they are none, or cannot be.
     """
     low, high = (float(each) for each in raw["kept"])
+    least, most = (float(each) for each in raw["kept_again"])
     found = MachineRecord(
         int(raw["loaded_bytes"]),
         (low, high),
@@ -276,6 +291,7 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
         int(raw["with_tokenizer_bytes"]),
         int(raw["without_text_bytes"]),
         float(raw["without_text_kept"]),
+        (least, most),
     )
     bytes_make_sense = (
         0
@@ -284,7 +300,7 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
     )
     rates = (found.efficiency, found.efficiency_in(half=True))
     images = found.of_run("no text").kept[0]
-    parts_make_sense = 0 <= low <= high < 10 and 0 <= images < 10
+    parts_make_sense = 0 <= low <= high < 10 and 0 <= least <= most < 10 and 0 <= images < 10
     if bytes_make_sense and parts_make_sense and all(0 < rate < 100 for rate in rates):
         return found
     raise ValueError(f"not of a machine: {found}")

@@ -25,11 +25,13 @@ class Lengths:
 
     Args:
         documents: of the source; an estimate unless `exact`.
+        left_out: whether some were not counted, as nothing is to be learned in them.
     """
 
     tokens: tuple[int, ...]
     documents: int
     exact: bool
+    left_out: bool = False
 
     def quantile(self, part: float) -> int:
         """The tokens that this part of the documents have at most."""
@@ -80,7 +82,7 @@ def measured(
         seen = sum(document.size for document in documents)
         about = count * max(1.0, source.total_bytes / max(seen, 1))
         count = int(float(f"{about:.2g}"))  # no more digits than it deserves
-    return Lengths(tuple(tokens), count, complete), tokenizer
+    return Lengths(tuple(tokens), count, complete, len(kept) < len(encoded)), tokenizer
 
 
 def _guessed(

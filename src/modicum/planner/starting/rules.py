@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+from modicum.data.parts import Draw
+
 Reasoned = tuple[float, str]
 
 # Full training, by parameters below: GPT-3's table 2.1 (arXiv 2005.14165) for new models; for
@@ -81,15 +83,23 @@ def evaluate_every(updates: int) -> tuple[int, str]:
     return max(1, updates // 5), "steps: about five times in all"
 
 
-def held_out(documents: int, examples: bool) -> Reasoned:
-    """The part of the documents to evaluate on."""
+def held_out(documents: int, examples: bool, seed: int | None = None) -> Reasoned:
+    """The part of the documents to evaluate on.
+
+    Args:
+        documents: how many there are.
+        examples: whether they are examples, not texts of any length.
+        seed: of the run, which decides the ones that are held out; None: where `documents` is an
+            estimate.
+    """
     least = 20 if examples else 4
     if documents < least:
         return 0.0, f"nothing is held out, as there is so little: {documents}"
-    if documents * 0.05 > 500:
-        part = float(f"{500 / documents:.1g}")
-        return part, f"about {round(part * documents):,} documents, never trained"
-    return 0.05, f"about {max(1, round(0.05 * documents))} of the documents, never trained"
+    part = float(f"{500 / documents:.1g}") if documents * 0.05 > 500 else 0.05
+    count = f"about {max(1, round(part * documents)):,}"
+    if seed is not None:
+        count = f"{sum(Draw(part, seed=seed).flags(documents)):,}"
+    return part, f"{count} of the documents, never trained"
 
 
 def checkpoint_every(seconds: float | None) -> tuple[str, str]:

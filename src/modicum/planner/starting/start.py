@@ -8,6 +8,7 @@ from typing import Any
 
 from modicum.core.contracts.catalog import built_in
 from modicum.core.errors import DoesNotFit, InputError
+from modicum.core.units import parse_count
 from modicum.data.named_templates import DEFAULT, NAMED
 from modicum.planner.plan import Plan
 from modicum.planner.planning import plan
@@ -19,8 +20,10 @@ from modicum.planner.starting.method import check_method, choose_method
 from modicum.planner.starting.recipe_text import model_words
 from modicum.planner.starting.stored import stored_dtype
 from modicum.recipe import Recipe
+from modicum.recipe.training import WARMUPS
 from modicum.tasks import task_of
 from modicum.tasks.text import TextInputs
+from modicum.tasks.text_parts import parts_of
 
 # Tokens in a row of continuous text, at most: of a new model, and of a trained one.
 _NEW_LENGTH, _TRAINED_LENGTH = 256, 1024
@@ -247,7 +250,9 @@ def _set_rows(draft: Draft, inputs: TextInputs, lengths: Lengths, new: bool) -> 
         length, why = row_length(lengths, context)
     draft.set("data.sequence_length", length, why)
     if "data.validation_path" not in draft.settings:
-        part, why = rules.held_out(lengths.documents, not inputs.source.continuous)
+        counted = lengths.exact and not lengths.left_out and len(parts_of(inputs.source)) == 1
+        seed = draft.asked.get("training.seed", Recipe().training.seed) if counted else None
+        part, why = rules.held_out(lengths.documents, not inputs.source.continuous, seed)
         draft.set("data.validation_fraction", part, why)
 
 
@@ -258,6 +263,9 @@ def _set_updates(
     rows = max(1, int(counts["rows"]))
     batch = int(draft.set("training.batch_size", *rules.batch_size(rows)))
     draft.set("training.micro_batch_size", "auto", "how many at a time: the planner's choice")
+    if "training.tokens" in draft.asked:
+        tokens = parse_count(draft.set("training.tokens", 0, ""))
+        return -(-tokens // (batch * draft.recipe().data.sequence_length))
     if inputs.source.continuous and "training.epochs" not in draft.asked:
         return int(draft.set("training.steps", *rules.steps(rows, batch)))
     if "training.steps" in draft.asked:
@@ -270,7 +278,8 @@ def _set_schedule(
 ) -> None:
     rate = rules.learning_rate(inputs.config.parameter_count(), new=new, adapter=adapter)
     draft.set("training.learning_rate", *rate)
-    draft.set("training.warmup_steps", *rules.warmup_steps(updates, new))
+    if not draft.asked.keys() & {f"training.{name}" for name in WARMUPS[1:]}:
+        draft.set("training.warmup_steps", *rules.warmup_steps(updates, new))
     data = draft.recipe().data
     if data.validation_fraction or data.validation_path is not None:
         draft.set("evaluation.every", *rules.evaluate_every(updates))

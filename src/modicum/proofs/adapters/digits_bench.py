@@ -116,7 +116,7 @@ class DigitsBench:
     @cached_property
     def base(self) -> nn.Sequential:
         """The model that knows upright digits."""
-        self.run.progress("pretraining", 0, PRETRAINING_STEPS)
+        self.run.progress("pretraining")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = self.drawn()

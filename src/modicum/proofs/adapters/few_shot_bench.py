@@ -85,7 +85,7 @@ class FewShotBench:
     @cached_property
     def base(self) -> nn.Sequential:
         """The network that knows the first digits."""
-        self.run.progress("pretraining", 0, PRETRAINING_STEPS)
+        self.run.progress("pretraining")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             layers: list[nn.Module] = []

@@ -112,11 +112,19 @@ class PermutationBench:
 
     Args:
         quick: how large a quick experiment is, for methods that need another than the usual.
+        prepared_from: batches that there are for adapters that look at data first.
     """
 
     __test__ = False  # its name is no invitation to pytest
 
-    def __init__(self, run: ProofRun, quick: PermutationSize | None = None) -> None:
+    def __init__(
+        self,
+        run: ProofRun,
+        quick: PermutationSize | None = None,
+        *,
+        prepared_from: int = PREPARED_FROM,
+    ) -> None:
+        self.prepared_from = prepared_from
         self.size = FULL if run.full else quick or QUICK
         self.seeds: tuple[int, ...] = (0, 1, 2) if run.full else (0, 1)
         run.seeds = self.seeds
@@ -129,7 +137,7 @@ class PermutationBench:
     @cached_property
     def base(self) -> Llama:
         """The decoder that knows the old permutations."""
-        self.progress("pretraining", 0, self.size.pretraining_steps)
+        self.progress("pretraining")
         model = create(self.size.model, seed=0)
         optimizer = torch.optim.AdamW(model.parameters(), lr=PRETRAINING_RATE, weight_decay=0.0)
         self.fit(model, optimizer, self.old, self.size.pretraining_steps, 0)
@@ -145,7 +153,9 @@ class PermutationBench:
         model, table, hooks = copy.deepcopy(self.base), self.new(seed), RunHooks()
         if not isinstance(contender, FullTuning):
             looked_at = _generator("prepared from", seed)
-            batches = (self.source.batch(table, looked_at, BATCH) for _ in range(PREPARED_FROM))
+            batches = (
+                self.source.batch(table, looked_at, BATCH) for _ in range(self.prepared_from)
+            )
             attached = contender.attach(
                 model, seed=seed, batches=batches, loss=self.source.loss_sum
             )

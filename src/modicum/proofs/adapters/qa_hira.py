@@ -3,7 +3,8 @@
 On the testbed in few bits (`few_bits_bench.py`): a base in tiles of 8 x 4 with zero points in fp16.
 Next to its codes QA-HiRA and LoRA learn; merged, QA-HiRA's change goes into zero points, LoRA's
 into dense layers that are rounded to the same tiles again. The best simple alternative that serves
-as few bits is QA-LoRA, on rows of 32 with as many bits a weight, at more numbers.
+as few bits is QA-LoRA, on rows of 32 with as many bits a weight, at the largest rank that sums of
+32 channels have here: 0.88 of the numbers.
 
 Reduced: the quick run has a small decoder and two seeds, where the full one has the testbed's own
 size and five; at 3 and 4 bits both have fewer seeds, at the rate that is best at two bits. The
@@ -66,12 +67,13 @@ def prove(run: ProofRun) -> None:
     run.at_least(sentence, fmean(below), 0.3, seeds=below)
     run.at_most("codes and scales that a merge changes", _changed(contender), 0, part="check")
     rows = Tiles(bits=LEAST_BITS, tile_rows=1, tile_columns=32)
-    rival = bench.best(OnBase(QALoRA(rank=4 if run.full else 2), rows), POOLED, baseline=True)
+    # At most 3: above sums of 32 of 96 channels a rank is refused.
+    rival = bench.best(OnBase(QALoRA(rank=3 if run.full else 2), rows), POOLED, baseline=True)
     for name, figure in (("loss above the floor, merged", "merged"), ("parameters", "trained")):
         label = f"{name}, over QA-LoRA"
         run.figure(label, method=mine.mean(figure), baseline=rival.mean(figure))
     each = ratios(mine.each("merged"), rival.each("merged"))
-    run.against("QA-LoRA of more parameters", "loss above the floor, merged", each)
+    run.against("QA-LoRA of nearly as many parameters", "loss above the floor, merged", each)
 
 
 def _costs(run: ProofRun, bench: FewBitsBench, arm: OnBase, rate: float) -> list[float]:

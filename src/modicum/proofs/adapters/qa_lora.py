@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modicum.adapters.base import AdapterQuery, Factor
-from modicum.adapters.lora import LoRA, LoRALayer
+from modicum.adapters.lora import LoRA
+from modicum.adapters.lora_layer import LoRALayer
 from modicum.adapters.sites import Site
 from modicum.core.contracts.ledger import Work
 from modicum.core.contracts.method import PositiveInt

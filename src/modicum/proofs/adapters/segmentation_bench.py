@@ -81,7 +81,7 @@ class SegmentationBench:
     @cached_property
     def base(self) -> nn.Sequential:
         """The model that segments ellipses."""
-        self.run.progress("pretraining on ellipses", 0, PRETRAINING_STEPS)
+        self.run.progress("pretraining on ellipses")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = network()

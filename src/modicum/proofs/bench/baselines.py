@@ -6,20 +6,13 @@ So a figure from here is the one that training again would give.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from modicum.core.known_outcomes import described, known_outcome
+from modicum.core.known_outcomes import sources_digest as sources
 
-import modicum
-from modicum.core.errors import InputError
-from modicum.core.files import read_json, user_cache, write_json
-from modicum.core.machine.record import depends_on
+__all__ = ["described", "sources", "trained_once"]
 
 T = TypeVar("T")
 
@@ -36,41 +29,4 @@ def trained_once(
         train: makes it where it is not known.
         fresh: make it in any case.
     """
-    from modicum.core.machine import versions
-
-    key = {
-        "kind": kind.__qualname__,
-        "recipe": {name: described(value) for name, value in recipe.items()},
-        "sources": sources(),
-        "versions": versions(),
-        "machine": depends_on(),
-    }
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    file = user_cache("baselines") / f"{digest[:32]}.json"
-    adapter = TypeAdapter(kind)
-    with suppress(InputError, ValidationError, KeyError, TypeError):
-        if not fresh:
-            return adapter.validate_python(read_json(file)["outcome"]), True
-    outcome = train()
-    with suppress(OSError, InputError):  # trained again next time, then
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {"key": key, "outcome": adapter.dump_python(outcome, mode="json")})
-    return outcome, False
-
-
-def described(value: object) -> str:
-    """A value by its class and its `repr`, which for a method has its fields alone.
-
-    >>> described(3)
-    'int 3'
-    """
-    return f"{type(value).__qualname__} {value!r}"
-
-
-@cache
-def sources() -> str:
-    """A digest of modicum's own files."""
-    root, digest = Path(modicum.__file__).parent, hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")
-    return digest.hexdigest()
+    return known_outcome(kind, recipe, train, folder="baselines", sources=sources(), fresh=fresh)

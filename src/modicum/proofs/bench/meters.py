@@ -42,15 +42,24 @@ def saved_bytes(apart: Iterable[Tensor] = ()) -> Iterator[SavedBytes]:
     known, found, kept = {storage_address(tensor) for tensor in apart}, SavedBytes(), []
 
     def keep(tensor: Tensor) -> Tensor:
-        address = storage_address(tensor)
-        if address not in known:
-            found.storages[address] = tensor.untyped_storage().nbytes()
-            kept.append(tensor)  # or another storage would come to its address
-        return tensor
+        for part in _dense_parts(tensor):
+            address = storage_address(part)
+            if address not in known:
+                found.storages[address] = part.untyped_storage().nbytes()
+                kept.append(part)  # or another storage would come to its address
+        return tensor.detach()  # an output that its own graph holds would never be freed
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         yield found
     kept.clear()
+
+
+def _dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """What has the numbers of a tensor: itself, or of a sparse one copies of its two parts."""
+    if tensor.layout is not torch.sparse_coo:
+        return (tensor,)
+    sparse = tensor.detach().coalesce()
+    return sparse.indices(), sparse.values()
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class Sweep(Generic[A, T]):
         """What an arm comes to at one rate from one seed."""
         key = (arm, rate, seed)
         if key not in self._known:
-            self.run.progress(f"{name}, learning rate {rate:g}, seed {seed}")
+            self.run.progress(f"learning rate {rate:g}, seed {seed}: {name}")
             self._known[key] = self._made(arm, rate, seed, baseline)
         return self._known[key]
 

@@ -228,7 +228,7 @@ class RecoveryBench:
         for index, task in enumerate(self.tasks):
             if (value, index) not in self._known:
                 name = "the dense model" if value is None else value.info.name
-                self.run.progress(f"{task.name}: {name}", index, len(self.tasks))
+                self.run.progress(f"{task.name}: {name}")
                 self._known[value, index] = _recover(task, value)
         return [self._known[value, index] for index in range(len(self.tasks))]
 

@@ -99,7 +99,7 @@ class _Bench:
     def _losses(self, value: StructuredPruning | None, place: int) -> tuple[float, float]:
         if (value, place) not in self._known:
             task, name = self.tasks[place], "dense" if value is None else value.score
-            self.run.progress(f"code: {name}", place, len(self.tasks))
+            self.run.progress(f"code: {name}")
             model = copy.deepcopy(task.model)
             if value is not None:
                 batches = [task.train_batch(f"calibration {number}") for number in range(16)]

@@ -30,6 +30,8 @@ BATTERIES = {
     "memory": "modicum.proofs.contracts.memory",
     "optim": "modicum.proofs.contracts.optim",
 }
+# What enters the checks of all rooms.
+COMMON = "modicum.proofs.contracts.search_tables"
 
 _CHECKS: dict[str, list[Check]] = {room: [] for room in BATTERIES}
 
@@ -126,7 +128,8 @@ def checks(room: str, *, slot: str = "", cheap_only: bool = False) -> list[Check
         raise InputError(
             "this room has no battery of checks yet", value=room, allowed=", ".join(BATTERIES)
         )
-    importlib.import_module(BATTERIES[room])
+    for package in (BATTERIES[room], COMMON):
+        importlib.import_module(package)
     ours = [entry for entry in _CHECKS[room] if entry.slot == slot]
     return [entry for entry in ours if not (cheap_only and entry.expensive)]
 

@@ -29,7 +29,7 @@ def prove(run: ProofRun) -> None:
     )
     mine, outputs, rounded = [], [], []
     for seed in run.seeds:
-        run.progress("holding weights", seed, len(run.seeds))
+        run.progress("holding weights")
         weight = (normal_weight(seed) / COLUMNS**0.5).half().float()
         inputs, held = normal_weight(seed + 1000)[:64], held_as(weight)
         mine.append(lost(held, weight))

@@ -36,7 +36,7 @@ def prove(run: ProofRun) -> None:
     )
     mine, full, rows, plain = [], [], [], []
     for seed in run.seeds:
-        run.progress("rounding weights", seed, len(run.seeds))
+        run.progress("rounding weights")
         weight, normal = normal_weight(seed, outliers=True), normal_weight(seed)
         mine.append(lost(rounded(weight), weight))
         full.append(lost(even_steps(weight, BITS, ROWS * COLUMNS), weight))

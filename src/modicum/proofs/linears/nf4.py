@@ -36,7 +36,7 @@ def prove(run: ProofRun) -> None:
     )
     mine, even, clipped, outputs = [], [], [], []
     for seed in run.seeds:
-        run.progress("rounding weights", seed, len(run.seeds))
+        run.progress("rounding weights")
         weight, inputs = normal_weight(seed), normal_weight(seed + 1000)[:64]
         held, steps = rounded(weight), even_steps(weight, BITS)
         mine.append(lost(held, weight))

@@ -35,7 +35,7 @@ def prove(run: ProofRun) -> None:
     mine, theirs, half, codes, errors = [], [], [], 0, []
     round_trip = linear_form("tiles").round_trip
     for seed in run.seeds:
-        run.progress("merging", seed, len(run.seeds))
+        run.progress("merging")
         weight, change = normal_weight(seed), _change(seed)
         own = []
         for bits in BITS:

@@ -109,8 +109,8 @@ class TextureBench:
     def mean(self, policy: ActivationPolicy, name: str) -> ArmOutcome:
         """What the policy comes to on average over the seeds."""
         outcomes = []
-        for done, seed in enumerate(self.size.seeds):
-            self.run.progress(f"training: {name}", done, len(self.size.seeds))
+        for seed in self.size.seeds:
+            self.run.progress(f"training: {name}")
             outcomes.append(self.outcome(policy, seed))
         return ArmOutcome.mean(outcomes)
 
@@ -175,7 +175,7 @@ class TextureBench:
         size, classes = self.size, self.size.config.classes
         if size.data == "digits":
             self.run.library("sklearn", "proofs")
-            train, some = digits(seed, size.held_out)
+            train, some, _ = digits(seed, size.held_out)
             assert some is not None
             return train, some
         held = Textures(size.held_out, classes, seed, first=_HELD_OUT)

@@ -29,7 +29,7 @@ STEP_FIGURES = (
 )
 
 # What figures are named after.
-GROUPS = ("train", "validation")
+GROUPS = ("train", "validation", "test")
 # What each needs, as it is imported; its extra has the tracker's name.
 _PACKAGES = {
     "tensorboard": "torch.utils.tensorboard",
@@ -85,8 +85,10 @@ class TrackedListener:
         self.listener(event)
         if event["event"] == "step":
             named = {f"train/{name}": event.get(name) for name in STEP_FIGURES}
-        elif event["event"] == "evaluation":
-            named = {f"validation/{k}": v for k, v in event.items() if k not in ("event", "step")}
+        elif (
+            group := {"evaluation": "validation", "test": "test"}.get(event["event"])
+        ) is not None:
+            named = {f"{group}/{k}": v for k, v in event.items() if k not in ("event", "step")}
         else:
             return
         figures = {

@@ -106,7 +106,7 @@ def check_copies_resume_to_the_bit(subject: AdapterSubject) -> None:
 
     def start(seed: int = 0, kept: Mapping[str, Tensor] | None = None) -> SmallTraining:
         model: Llama = llama("meta").bfloat16()
-        adapter = attached(subject, model, seed=seed, also=NORMS)
+        adapter = attached(subject, model, seed=seed, prepared_seed=0, also=NORMS)
         kinds = {value.dtype for value in _copies(adapter).values()}
         assert kinds == {torch.float32}, f"copies of bf16 norms are {kinds}"
         model.to_empty(device="cpu").initialise(0)

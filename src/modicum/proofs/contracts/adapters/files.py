@@ -105,7 +105,7 @@ def check_resumes_to_the_bit(subject: AdapterSubject) -> None:
 
     def start(seed: int = 0, kept: Mapping[str, Tensor] | None = None) -> SmallTraining:
         model: Llama = llama("meta")
-        adapter = attached(subject, model, seed=seed)
+        adapter = attached(subject, model, seed=seed, prepared_seed=0)
         model.to_empty(device="cpu").initialise(0)
         adapter.initialise(kept=kept)
         return SmallTraining(model, _loss)

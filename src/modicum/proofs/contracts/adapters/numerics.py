@@ -23,7 +23,7 @@ from modicum.proofs.contracts.adapters.subjects import (
 
 @adapters_check()
 def check_bf16_base(subject: AdapterSubject) -> None:
-    """On a bf16 base factors stay fp32, outputs are bf16 and near the fp32 model's.
+    """On a bf16 base factors stay fp32, outputs are bf16 and near the fp32 model's; dropout works.
 
     Of one that prepares from data, where it has prepared from the same.
     """
@@ -41,6 +41,10 @@ def check_bf16_base(subject: AdapterSubject) -> None:
     gradients = _gradients(half, adapter, ids)
     assert all(value.dtype == torch.float32 for value in gradients), "a gradient is not fp32"
     assert all(bool(value.isfinite().all()) for value in gradients), "a gradient is not finite"
+    if dropped(subject, 0.5):
+        some = llama().bfloat16()
+        stir(attached(subject, some, prepared_on=llama().bfloat16().float(), dropout=0.5))
+        assert some.train()(ids).dtype == torch.bfloat16, "with dropout outputs are not bf16"
 
 
 @adapters_check()

@@ -200,5 +200,5 @@ def _updates(model: Llama, steps: AdapterSteps, adapter: AttachedAdapter, count:
     for _ in range(count):
         model(tokens(4)).square().mean().backward()
         optimizer.step()
-        optimizer.zero_grad()
         steps.update()
+        optimizer.zero_grad()

@@ -43,6 +43,7 @@ def attached(
     seed: int = 0,
     weights: ReadWeight | None = None,
     prepared_on: nn.Module | None = None,
+    prepared_seed: int | None = None,
     **fields: Any,
 ) -> AttachedAdapter:
     """The small value on a model, prepared from a few batches that fit it where it asks for data.
@@ -51,13 +52,15 @@ def attached(
 
     Args:
         prepared_on: the model that it looks at; None: the one that it comes to.
+        prepared_seed: of what it finds out, which a run that resumes keeps; None: `seed`.
     """
     value = small(subject, **fields)
     prepared = None
     if "prepares_from_data" in value.traits:
         full = prepared_on or (llama() if any(p.is_meta for p in model.parameters()) else model)
         context = PreparationContext(full, tuple(value.sites(full)), _batches(full), _loss)
-        prepared = prepared_by(value.prepare, replace(context, seed=seed))
+        found_with = seed if prepared_seed is None else prepared_seed
+        prepared = prepared_by(value.prepare, replace(context, seed=found_with))
     return value.attach(model, name=name, seed=seed, weights=weights, prepared=prepared)
 
 

@@ -3,10 +3,11 @@
 from modicum.proofs.contracts.optim import (
     ledger,
     programs,
+    protocols,
     state,
     training,
     transforms,
     updates,
 )
 
-__all__ = ["ledger", "programs", "state", "training", "transforms", "updates"]
+__all__ = ["ledger", "programs", "protocols", "state", "training", "transforms", "updates"]

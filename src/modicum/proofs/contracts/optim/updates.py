@@ -129,7 +129,10 @@ def check_missing_gradients(subject: OptimizerSubject) -> None:
 
 @optimizers_check()
 def check_weight_decay(subject: OptimizerSubject) -> None:
-    """With no gradient but zeros, matrices shrink by lr x decay; vectors stay, by metadata."""
+    """With no gradient but zeros, matrices shrink by lr x decay; vectors stay, by metadata.
+
+    An optimizer that has rates of its own for some of its groups says them.
+    """
     if "weight_decay" not in small(subject).fields():
         raise NotApplicable("the method has no weight decay")
     model, decay = llama(), 0.3
@@ -138,8 +141,10 @@ def check_weight_decay(subject: OptimizerSubject) -> None:
     for value in model.parameters():
         value.grad = torch.zeros_like(value)
     optimizer.step()
+    said = getattr(optimizer, "rates", lambda group: (RATE, RATE * decay))
+    lost = {id(p): said(group)[1] for group in optimizer.param_groups for p in group["params"]}
     for name, value in trainable(model):
-        factor = 1 - RATE * decay if value.ndim == 2 else 1.0
+        factor = 1 - lost[id(value)] if value.ndim == 2 else 1.0
         torch.testing.assert_close(value, before[name] * factor, rtol=1e-6, atol=0, msg=name)
 
 

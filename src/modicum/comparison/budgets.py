@@ -1,0 +1,173 @@
+"""What all sides of a comparison may spend alike: tokens, seconds, or bytes of a kind.
+
+A budget becomes settings of each side's recipe before anything is tuned. Of tokens and seconds it
+decides the length of the runs. Of bytes it decides the size of each method: the field that its
+search table calls its size is raised until the forecast reaches the budget; a side without such a
+field stays as it is and stands next to the others as reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from modicum.core.errors import DoesNotFit, InputError
+from modicum.core.units import format_bytes, parse_bytes, parse_count
+
+if TYPE_CHECKING:
+    from modicum.planner import Plan
+    from modicum.recipe import Recipe
+
+BudgetKind = Literal["tokens", "seconds", "state", "peak", "trained"]
+KINDS: tuple[str, ...] = get_args(BudgetKind)
+_FORMAT = "tokens=500k, seconds=300, state=8MB, peak=2GB or trained=100kB"
+# Of the seconds, what is left for evaluations and for steps that take longer than the median.
+_SLACK = 0.95
+
+
+@dataclass(frozen=True)
+class SharedBudget:
+    """What each run of each side may spend.
+
+    >>> SharedBudget.parse("tokens=500k"), SharedBudget.parse("state=8MB").said
+    (SharedBudget(kind='tokens', amount=500000), 'state 8 MB')
+    """
+
+    kind: BudgetKind
+    amount: float
+
+    @classmethod
+    def parse(cls, text: str) -> SharedBudget:
+        """The budget that `--budget` states.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        kind, separator, amount = text.partition("=")
+        if kind not in KINDS or not separator:
+            raise InputError("is no budget", field="--budget", value=text, allowed=_FORMAT,
+                             candidates=KINDS, word=kind)  # fmt: skip
+        readers: Mapping[str, Callable[[str], float]] = {"tokens": parse_count, "seconds": float}
+        try:
+            value = readers.get(kind, parse_bytes)(amount)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise InputError("is no amount", field="--budget", value=text, allowed=_FORMAT)
+        return cls(kind, value)  # type: ignore[arg-type]
+
+    @property
+    def said(self) -> str:
+        """For people."""
+        if self.kind == "tokens":
+            return f"{self.amount:,.0f} tokens"
+        if self.kind == "seconds":
+            return f"{self.amount:g} seconds"
+        return f"{self.kind} {format_bytes(self.amount)}"
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether it decides sizes, and not the length of runs."""
+        return self.kind not in ("tokens", "seconds")
+
+
+def spent_of(plan: Plan, kind: str) -> int:
+    """Bytes that a plan foresees of a budget's kind.
+
+    Args:
+        kind: `state`, what the optimizer keeps between updates; `peak`, all tensors at the most;
+            `trained`, the trained weights.
+    """
+    prediction = plan.prediction
+    if kind == "peak":
+        return prediction.peak_bytes
+    if kind == "trained":
+        return 4 * prediction.trainable
+    entries = prediction.ledger.entries
+    return sum(entry.bytes for entry in entries if entry.kind == "optimizer")
+
+
+@dataclass(frozen=True)
+class Sized:
+    """How large a side was made to reach a budget in bytes.
+
+    Args:
+        settings: of its recipe; none where it has no field for it.
+        bytes: that the forecast says then.
+        reference: whether it has no size, and stands next to the others as it is.
+    """
+
+    settings: Mapping[str, Any]
+    bytes: int
+    reference: bool = False
+
+
+def sized(
+    recipe: Recipe,
+    budget: SharedBudget,
+    field: str | None,
+    sizes: Sequence[Any],
+    plan: Callable[[Recipe], Plan],
+) -> Sized:
+    """The largest size whose forecast keeps the budget.
+
+    Args:
+        field: the recipe's path of the size; None: the side has none.
+        sizes: that may be tried, ascending in bytes.
+        plan: of a recipe, whether it fits into memory or not.
+
+    Raises:
+        DoesNotFit: the smallest size is above the budget already.
+    """
+    if field is None:
+        return Sized({}, spent_of(plan(recipe), budget.kind), reference=True)
+    known: dict[int, int] = {}
+
+    def spent(place: int) -> int:
+        if place not in known:
+            try:
+                known[place] = spent_of(plan(set_in(recipe, {field: sizes[place]})), budget.kind)
+            except InputError:  # no such size for these layers, such as a rank above their width
+                known[place] = 1 << 62
+        return known[place]
+
+    low, high = 0, len(sizes) - 1
+    if spent(0) > budget.amount:
+        least = f"{field} {sizes[0]}, takes {format_bytes(spent(0))}"
+        raise DoesNotFit(f"its smallest size, {least}, and the budget is {budget.said}: raise it")
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if spent(middle) <= budget.amount else (low, middle - 1)
+    return Sized({field: sizes[low]}, spent(low))
+
+
+def steps_for(budget: SharedBudget, seconds: Sequence[Sequence[float]], least: int) -> int:
+    """How many updates a budget of seconds is enough for.
+
+    Args:
+        seconds: of single updates, a list for each time that they were measured.
+        least: below so many the comparison makes no sense.
+
+    Raises:
+        InputError: it is not enough for these.
+
+    >>> steps_for(SharedBudget("seconds", 10), [[0.5, 0.5], [0.5]], 4)
+    19
+    """
+    step = median(value for times in seconds for value in times)
+    steps = int(_SLACK * budget.amount / step)
+    if steps < least:
+        raise InputError(
+            f"an update takes {step:.2g} s, so this is enough for {steps} updates, and the "
+            f"warm-up alone needs {least}",
+            field="--budget",
+            value=f"seconds={budget.amount:g}",
+        )
+    return steps
+
+
+def set_in(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    """The recipe with settings by their paths."""
+    return recipe.changed(**{path.replace(".", "__"): value for path, value in settings.items()})

@@ -1,0 +1,328 @@
+"""`modicum.compare`: recipes or methods, a budget that is the same for all, and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from modicum import recipe_yaml
+from modicum.comparison.budgets import SharedBudget, set_in, sized, spent_of, steps_for
+from modicum.comparison.comparison import Comparison
+from modicum.comparison.ray_executor import RayExecutor
+from modicum.comparison.run_trials import RECIPE, RunTrials, recipe_digest
+from modicum.comparison.sides import RecipeSide, planned, sides_of
+from modicum.comparison.space import Side
+from modicum.comparison.spaces import size_of, space_of
+from modicum.comparison.step_times import kept_step_seconds
+from modicum.comparison.study import Study
+from modicum.comparison.tuning import SearchSampler
+from modicum.core.errors import DoesNotFit, InputError
+from modicum.core.files import write_text
+from modicum.core.machine import versions
+from modicum.core.progress import Listener
+from modicum.planner.planning import plan_anyway
+from modicum.trainer.rank_agreement import code
+
+_SMALLER = 64  # sizes that are tried below one that layers do not take
+_NO_LENGTH = {"training.steps": None, "training.epochs": None}
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a comparison will do, before it does it.
+
+    Args:
+        sides: with their plans, or why they do not take part.
+        budget: None: each recipe's own length.
+        trials, seeds: runs of each side that tune, and that judge.
+        fixed: of each side, what the budget has settled.
+        references: sides that have no size, next to a budget in bytes.
+    """
+
+    sides: tuple[RecipeSide, ...]
+    budget: SharedBudget | None
+    trials: int
+    seeds: int
+    fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    references: tuple[str, ...] = ()
+
+    @property
+    def taking_part(self) -> list[RecipeSide]:
+        """The sides that are not refused."""
+        return [side for side in self.sides if side.refused is None]
+
+    def row(self) -> dict[str, Any]:
+        """What `--dry-run` shows: runs, hours and bytes by forecast, and who is refused."""
+        sides: list[dict[str, Any]] = []
+        for side in self.sides:
+            if side.plan is None:
+                sides.append({"side": side.name, "refused": side.refused})
+                continue
+            runs = self.trials + self.seeds
+            spent = {kind: spent_of(side.plan, kind) for kind in ("peak", "state", "trained")}
+            sides.append(
+                {"side": side.name, "refused": None, "runs": runs, "steps": side.plan.steps,
+                 "seconds": runs * side.plan.seconds, "bytes": spent,
+                 "fixed": dict(self.fixed.get(side.name, {})),
+                 "reference": side.name in self.references}
+            )  # fmt: skip
+        known = [row for row in sides if row["refused"] is None]
+        return {
+            "budget": None if self.budget is None else self.budget.said,
+            "sides": sides,
+            "runs": sum(row["runs"] for row in known),
+            "hours": sum(row["seconds"] for row in known) / 3600,
+        }
+
+
+def settled(
+    recipes: Sequence[str],
+    *,
+    vary: str | None = None,
+    budget: str | None = None,
+    overrides: Sequence[str] = (),
+    trials: int = 12,
+    seeds: int = 5,
+    ranks: int = 1,
+    folder: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Settled:
+    """Plan every side, and make the budget settings of each.
+
+    Args:
+        folder: of the comparison, which keeps how long updates took; None: it is not begun.
+
+    Raises:
+        InputError: fewer than two sides, or something in a recipe, the sides or the budget is
+            wrong.
+        DoesNotFit: fewer than two sides fit.
+    """
+    limit = None if budget is None else SharedBudget.parse(budget)
+    sides, fixed, references = [], {}, []
+    for side in sides_of(recipes, vary, overrides):
+        tell(f"planning {side.name}")
+        side, size = _small_enough(planned(side, ranks), ranks)
+        own, side, reference = _within(side, limit, ranks)
+        own = {**size, **own}
+        sides.append(side)
+        fixed[side.name] = own
+        references += [side.name] if reference else []
+    if limit is not None and limit.kind == "seconds":
+        sides, fixed = _timed(sides, limit, folder, tell)
+    found = Settled(tuple(sides), limit, trials, seeds, fixed, tuple(references))
+    if len(found.taking_part) < 2:
+        told = "; ".join(f"{side.name}: {side.refused}" for side in sides if side.refused)
+        problem = f"fewer than two sides can take part. {told}"
+        if all(side.fits for side in sides):
+            raise InputError(problem)
+        raise DoesNotFit(problem)
+    return found
+
+
+def _small_enough(side: RecipeSide, ranks: int) -> tuple[RecipeSide, dict[str, Any]]:
+    """A side with a rank above what its layers take, at the largest that they do."""
+    path = side.refused_field or ""
+    section, _, field = path.partition(".")
+    if side.recipe is None or section != side.section:
+        return side, {}
+    record = side.recipe.methods()[section]
+    stated = {**record.defaults, **side.recipe.fields(section)}.get(field)
+    if not isinstance(stated, int) or isinstance(stated, bool) or stated < 2:
+        return side, {}
+    for rank in range(stated - 1, max(0, stated - _SMALLER), -1):
+        own = {path: rank}
+        made = _settled(replace(side, refused=None, refused_field=None), own, ranks)
+        if made.refused is None:
+            return made, own
+    return side, {}
+
+
+def _within(
+    side: RecipeSide, limit: SharedBudget | None, ranks: int
+) -> tuple[dict[str, Any], RecipeSide, bool]:
+    """What a budget settles of a side, the side with its plan, and whether it has no size."""
+    if side.plan is None or side.recipe is None or limit is None or limit.kind == "seconds":
+        return {}, side, False
+    reference = False
+    if limit.kind == "tokens":
+        own: dict[str, Any] = {**_NO_LENGTH, "training.tokens": round(limit.amount)}
+    else:
+        path, values = size_of(side)
+        try:
+            found = sized(
+                side.recipe, limit, path, values, lambda each: plan_anyway(each, ranks=ranks)[0]
+            )
+        except DoesNotFit as error:
+            return {}, replace(side, plan=None, refused=str(error), fits=False), False
+        own, reference = dict(found.settings), found.reference
+    return own, _settled(side, own, ranks), reference
+
+
+def _settled(side: RecipeSide, own: Mapping[str, Any], ranks: int = 1) -> RecipeSide:
+    """The side with settings in its recipe, and its plan."""
+    assert side.recipe is not None
+    try:
+        return planned(replace(side, recipe=set_in(side.recipe, own)), ranks)
+    except InputError as error:
+        return replace(side, plan=None, refused=str(error))
+
+
+def _timed(
+    sides: Sequence[RecipeSide],
+    limit: SharedBudget,
+    folder: Path | None,
+    tell: Callable[[str], None],
+) -> tuple[list[RecipeSide], dict[str, dict[str, Any]]]:
+    """As many updates for each side as the seconds are enough for, by updates that are timed."""
+    recipes = {side.name: side.recipe for side in sides if side.plan is not None and side.recipe}
+    seconds = kept_step_seconds(folder, recipes, tell)
+    timed, fixed = [], {}
+    for side in sides:
+        own: dict[str, Any] = {}
+        if side.recipe is not None and side.name in seconds:
+            least = 1 + side.recipe.training.warmup_steps
+            steps = steps_for(limit, seconds[side.name], least)
+            own = {**_NO_LENGTH, "training.tokens": None, "training.steps": steps}
+            side = _settled(side, own)
+        timed.append(side)
+        fixed[side.name] = own
+    return timed, fixed
+
+
+def compare(
+    recipes: str | Sequence[str],
+    out: str | Path,
+    *,
+    vary: str | None = None,
+    budget: str | None = None,
+    overrides: Sequence[str] = (),
+    trials: int = 12,
+    seeds: int = 5,
+    sampler: SearchSampler = "tpe",
+    tune: Sequence[str] = (),
+    baseline: str | None = None,
+    parallel: int = 1,
+    ranks: int = 1,
+    on: Literal["ray"] | None = None,
+    progress: Listener = lambda event: None,
+) -> Comparison:
+    """Which of several methods or recipes is better on their data, by how much, at the same cost.
+
+    Every side is tuned with as many trials, its settings are frozen, and fresh seeds judge it.
+    Whatever is stopped or killed, the same call resumes, and ends with the same table.
+
+    Args:
+        recipes: of the sides; or one, and `vary`.
+        out: the folder of the comparison.
+        vary: `SECTION=METHOD,METHOD,...`: the one recipe with each of these methods.
+        budget: that every run keeps: `tokens=500k`, `seconds=300`, `state=8MB`, `peak=2GB` or
+            `trained=100kB`; None: what each recipe says.
+        overrides: settings of all sides, `training.batch_size=8`.
+        trials: of tuning on each side; may grow.
+        seeds: that judge; may grow. One gives no interval.
+        sampler: which settings are tried.
+        tune: fields to tune, by their names in the search tables; empty: the first of each.
+        baseline: the side that others are compared with; None: the best one.
+        parallel: runs at once, which share the cores; one where seconds are the budget.
+        ranks: of each run.
+        on: `ray`: trials run on a cluster of Ray, all machines of which see the folder.
+        progress: is called with events.
+
+    Raises:
+        InputError: recipes, sides, budget or folder are wrong; each with one message.
+        DoesNotFit: fewer than two sides fit into memory or into the budget.
+        Interrupted: it was stopped; the same call resumes.
+
+    >>> import modicum
+    >>> found = modicum.compare("demo-adapt", "compare/adapters", vary="adapter=lora,pissa",
+    ...     budget="tokens=100k", trials=3, seeds=3)                           # doctest: +SKIP
+    >>> found.winner                                                           # doctest: +SKIP
+    'lora'
+    """
+    named = [recipes] if isinstance(recipes, str) else list(recipes)
+
+    def tell(text: str) -> None:
+        progress({"event": "phase", "name": text})
+
+    asked = settled(
+        named, vary=vary, budget=budget, overrides=overrides, trials=trials, seeds=seeds,
+        ranks=ranks, folder=Path(out), tell=tell,
+    )  # fmt: skip
+    return run_settled(
+        asked, out, sampler=sampler, tune=tune, baseline=baseline, parallel=parallel, ranks=ranks,
+        on=on, progress=progress,
+    )  # fmt: skip
+
+
+def run_settled(
+    asked: Settled,
+    out: str | Path,
+    *,
+    sampler: SearchSampler = "tpe",
+    tune: Sequence[str] = (),
+    baseline: str | None = None,
+    parallel: int = 1,
+    ranks: int = 1,
+    on: Literal["ray"] | None = None,
+    progress: Listener = lambda event: None,
+) -> Comparison:
+    """Tune and judge sides that are settled; what is left of it, where the folder has some.
+
+    Raises:
+        InputError, Interrupted: as `compare`.
+    """
+    shared = parallel > 1 or on is not None
+    if shared and asked.budget is not None and asked.budget.kind == "seconds":
+        problem = "runs that share the cores are slower, and seconds are the budget; one at a time"
+        raise InputError(problem, field="--parallel", value=parallel, allowed="1")
+    folder, recipes, sides = Path(out), {}, []
+    for side in asked.sides:
+        if side.refused is not None or side.recipe is None:
+            sides.append(Side(side.name, refusal=side.refused or "it has no recipe"))
+            continue
+        recipes[side.name] = side.recipe.anchored()
+        space = space_of(side, asked.trials, tuple(tune))
+        sides.append(Side(side.name, space, {RECIPE: recipe_digest(recipes[side.name])}))
+    first = next(iter(recipes.values()))
+    data = first.data
+    trial = RunTrials(
+        folder, recipes, parallel, ranks,
+        tested=data.test_path is not None or data.test_fraction > 0,
+    )  # fmt: skip
+    given = {
+        "recipes": {name: recipe.plain() for name, recipe in recipes.items()},
+        "budget": None if asked.budget is None else asked.budget.said,
+        "references": list(asked.references),
+        "ranks": ranks,
+        "made_by": {**versions(), "code": code(), "threads": trial.threads},
+    }
+    with ExitStack() as stack:
+        executor = stack.enter_context(RayExecutor()) if on == "ray" else None
+        study = Study(
+            folder, sides, trial, trials=asked.trials, seeds=asked.seeds, sampler=sampler,
+            seed=first.training.seed, baseline=baseline, parallel=parallel, executor=executor,
+            given=given,
+        )  # fmt: skip
+        found = study.run(progress)
+    trial.data.remove()
+    _write_best(found, trial, folder)
+    return found
+
+
+def best_side(found: Comparison) -> str | None:
+    """The side that is shown to be better, else the one of the least mean; None where none has."""
+    means = {one.side: one.mean for one in found.judgement.standings if one.mean is not None}
+    return found.winner or min(means, key=lambda side: means[side], default=None)
+
+
+def _write_best(found: Comparison, trial: RunTrials, folder: Path) -> None:
+    """`best.yaml`: the recipe of the best side with its settings, ready to run."""
+    side = best_side(found)
+    if side is None:
+        return
+    frozen = found.side(side).frozen
+    assert frozen is not None
+    write_text(folder / "best.yaml", recipe_yaml.dump(trial.settled(side, frozen)))

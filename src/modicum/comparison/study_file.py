@@ -1,0 +1,61 @@
+"""`study.json`: what a folder's study is of, and the settings that were frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modicum.comparison.identity import as_json, grown, refuse_other
+from modicum.core.errors import InputError
+from modicum.core.files import read_json, write_json
+
+STUDY, FORMAT = "study.json", 1
+_NEEDED = {"format", "identity", "trials", "seeds", "frozen", "frozen_before"}
+
+
+class StudyFile:
+    """The record of a study in its folder; each write is atomic."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / STUDY
+
+    def begin(self, identity: Mapping[str, Any], lengths: Mapping[str, int]) -> None:
+        """Begin a study, or take over the one that is there.
+
+        Args:
+            lengths: of trials and seeds, which may grow.
+
+        Raises:
+            InputError: what is there is another study, a longer one, or none.
+        """
+        there: dict[str, Any] = {"format": FORMAT, "frozen": None, "frozen_before": []}
+        if self.path.exists():
+            there = self._read()
+            refuse_other(there["identity"], identity, self.path)
+            for name, here in lengths.items():
+                grown(name, there[name], here, self.path)
+        write_json(self.path, {**there, "identity": dict(identity), **lengths})
+
+    def freeze(self, settings: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Write down each side's settings; the other ones that were frozen earlier, which stay.
+
+        Raises:
+            InputError: the file was removed, or cannot be written.
+        """
+        there = self._read()
+        frozen = {"trials": there["trials"], "settings": as_json(settings)}
+        earlier: list[dict[str, Any]] = there["frozen_before"]
+        if there["frozen"] is not None and there["frozen"]["settings"] != frozen["settings"]:
+            earlier = [*earlier, there["frozen"]]
+        write_json(self.path, there | {"frozen": frozen, "frozen_before": earlier})
+        return earlier
+
+    def _read(self) -> dict[str, Any]:
+        found = read_json(self.path)
+        if not isinstance(found, dict) or not set(found) >= _NEEDED or found["format"] != FORMAT:
+            raise InputError(
+                "this is no comparison's record; remove it, and the trials next to it are kept",
+                file=self.path,
+            )
+        return found

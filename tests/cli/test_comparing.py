@@ -1,0 +1,71 @@
+"""What `modicum compare` prints while it runs and afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.formula_trials import Bowl, sides
+
+from modicum.cli.comparing import CompareLines, show_comparison, words_of
+from modicum.comparison import Comparison, Outcome, Study
+from modicum.comparison.comparing import Settled
+
+ASKED = Settled((), None, 6, 5)
+
+
+@pytest.fixture
+def found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Comparison:
+    """A study whose every event was shown."""
+    study = Study(tmp_path, sides("a", "b"), Bowl(), trials=6, sampler="grid")
+    comparison = study.run(CompareLines())
+    said = capsys.readouterr().err
+    lines = [line for line in said.splitlines() if line.startswith(("tune ", "judge "))]
+    assert len(lines) == len(comparison.trials)
+    assert all(": loss " in line for line in lines)
+    assert any("/6  " in line for line in lines)
+    assert any("seed 1:" in line for line in lines)
+    return comparison
+
+
+def test_a_line_a_trial_and_a_table_of_eighty_columns(
+    found: Comparison, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_comparison(found, ASKED, tmp_path)
+    out = capsys.readouterr().out
+    for standing in found.judgement.standings:
+        assert f"{standing.mean:.4f}" in out
+    assert max(map(len, out.splitlines())) <= 80
+    words = "is better than every other side" if found.winner else "No side is shown to be better"
+    assert words in out
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "begun", "known": 3},
+        {"event": "damaged", "file": "x.json"},
+        {"event": "widened", "side": "a", "parameter": "training.rate", "low": 1e-4, "high": 1.0,
+         "trials": 9},
+        {"event": "trial", "side": "a", "settings": {"optimizer.rank": 3, "recipe": "0"}, "seed": 0,
+         "part": "tune", "number": 0, "of": 6, "known": False,
+         "outcome": Outcome("crashed", message="was killed by signal 9").to_json()},
+        {"event": "trial", "side": "a", "settings": {}, "seed": 2, "part": "judge", "ratio": 0.5,
+         "known": False, "outcome": Outcome("diverged").to_json()},
+        {"event": "frozen", "settings": {}},
+    ],
+)  # fmt: skip
+def test_every_event_is_a_line_or_none(
+    event: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    CompareLines()(event)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (event["event"] != "frozen")
+    assert all("recipe" not in line for line in lines)
+    CompareLines(silent=True)(event)
+    assert capsys.readouterr().err == ""
+
+
+def test_settings_in_words() -> None:
+    assert words_of({"a.rate": 0.00123456, "b.kind": "x", "recipe": "f"}) == "rate 0.001235, kind x"

@@ -1,0 +1,106 @@
+"""Budgets: what is read, how large a side becomes, how many updates fit into seconds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modicum.comparison.budgets import SharedBudget, Sized, set_in, sized, spent_of, steps_for
+from modicum.core.contracts.ledger import Entry, Ledger
+from modicum.core.errors import DoesNotFit, InputError
+from modicum.recipe import Recipe
+
+BASE = Recipe(model={"path": "base"}, adapter={"method": "lora", "rank": 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "amount"),
+    [
+        ("tokens=500k", "tokens", 500_000),
+        ("tokens=2M", "tokens", 2_000_000),
+        ("seconds=2.5", "seconds", 2.5),
+        ("state=8MB", "state", 8_000_000),
+        ("peak=2GiB", "peak", 2**31),
+        ("trained=100kB", "trained", 100_000),
+    ],
+)
+def test_a_budget_is_read(text: str, kind: str, amount: float) -> None:
+    assert SharedBudget.parse(text) == SharedBudget(kind, amount)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "tokens", "tokens=", "token=5k", "tokens=-3", "seconds=0", "seconds=nan", "state=8 cats",
+     "seconds=inf", "peak=0"],
+)  # fmt: skip
+def test_what_is_no_budget_is_refused(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        SharedBudget.parse(text)
+    assert caught.value.field == "--budget"
+
+
+def plan_of(recipe: Recipe) -> Any:
+    """A plan whose bytes are 1,000 for each of the adapter's rank; of no adapter 5,000."""
+    rank = 5 if recipe.adapter is None else recipe.adapter["rank"]
+    if rank > 64:
+        raise InputError("above the width", field="adapter.rank", value=rank)
+    ledger = Ledger.of(Entry("optimizer", 1000 * rank), Entry("weight", 7))
+    return SimpleNamespace(
+        prediction=SimpleNamespace(ledger=ledger, peak_bytes=1000 * rank + 7, trainable=250 * rank)
+    )
+
+
+@pytest.mark.parametrize("kind", ["state", "peak", "trained"])
+def test_bytes_are_those_of_the_forecast(kind: str) -> None:
+    expected = {"state": 1000, "peak": 1007, "trained": 1000}
+    assert spent_of(plan_of(BASE), kind) == expected[kind]
+
+
+@given(amount=st.integers(1000, 200_000), most=st.integers(1, 200))
+def test_the_largest_size_within_the_budget_is_taken(amount: int, most: int) -> None:
+    budget = SharedBudget("state", amount)
+    found = sized(BASE, budget, "adapter.rank", range(1, most + 1), plan_of)
+    rank = found.settings["adapter.rank"]
+    assert found.bytes == 1000 * rank <= amount
+    assert rank == min(most, 64, amount // 1000)
+
+
+def test_a_budget_below_the_smallest_size_does_not_fit() -> None:
+    with pytest.raises(DoesNotFit, match=r"adapter\.rank 1, takes 1 kB, and .* is state 999 B"):
+        sized(BASE, SharedBudget("state", 999), "adapter.rank", [1, 2], plan_of)
+
+
+def test_a_side_without_a_size_is_a_reference() -> None:
+    full = Recipe()
+    found = sized(full, SharedBudget("state", 10), None, (), plan_of)
+    assert found == Sized({}, 5000, reference=True)
+
+
+@given(
+    st.floats(0.01, 1e4), st.lists(st.lists(st.floats(1e-4, 1.0), min_size=1), min_size=1)
+)  # fmt: skip
+def test_steps_keep_the_seconds(seconds: float, times: list[list[float]]) -> None:
+    values = sorted(value for each in times for value in each)
+    budget = SharedBudget("seconds", seconds)
+    try:
+        steps = steps_for(budget, times, 1)
+    except InputError:
+        assert 0.95 * seconds < values[-1]
+        return
+    assert steps * values[0] <= 0.95 * seconds * 1.0001
+    assert (steps + 1) * values[-1] > 0.95 * seconds * 0.9999
+
+
+def test_seconds_too_few_for_the_warm_up_are_refused() -> None:
+    with pytest.raises(InputError, match="enough for 9 updates, and the warm-up alone needs 20"):
+        steps_for(SharedBudget("seconds", 1.0), [[0.1]], 20)
+
+
+def test_settings_are_put_in_by_their_paths() -> None:
+    made = set_in(BASE, {"training.learning_rate": 0.5, "adapter.rank": 3})
+    assert made.training.learning_rate == 0.5
+    assert made.adapter == {"method": "lora", "rank": 3}

@@ -1,0 +1,66 @@
+"""A plan says which other adapter its figures speak for, and changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from modicum.core.contracts.catalog import catalog
+from modicum.models.config import ModelConfig
+from modicum.planner import plan
+from modicum.planner.advice import ANSWERS
+from modicum.recipe import Recipe
+from modicum.recipe.slots import methods_for
+
+BROAD = ModelConfig(
+    vocabulary_size=300, width=256, layers=2, heads=4, mlp_width=704, tied_embeddings=True
+)
+
+
+@pytest.fixture(name="adapted")
+def _adapted(hollow, text):
+    folder = str(hollow(BROAD))
+
+    def make(adapter: str = "lora", *, rows: int, **sections) -> Recipe:
+        return Recipe(
+            model={"path": folder},
+            data={"path": str(text), "sequence_length": 16 * rows},
+            adapter={"method": adapter},
+            training={"batch_size": rows, "micro_batch_size": rows, "recompute": "none"},
+            **sections,
+        )
+
+    return make
+
+
+def tried(recipe: Recipe) -> list[str]:
+    return [each["try"] for each in plan(recipe, advise=True).row().get("advice", ())]
+
+
+def test_many_activations_speak_for_one_that_keeps_no_inputs(adapted):
+    assert tried(adapted(rows=16)) == ["adapter: lora_fa"]
+    assert tried(adapted("lora_fa", rows=16)) == []
+
+
+def test_a_large_base_speaks_for_fewer_bits_or_a_pruned_one(adapted):
+    assert tried(adapted(rows=1)) == ["linear: nf4, or adapter: loram"]
+
+
+def test_merging_into_few_bits_speaks_for_tiles(adapted):
+    recipe = adapted(rows=1, linear={"method": "nf4"})
+    assert "linear: tiles and adapter: qa_hira" in tried(recipe)
+    assert "linear: tiles and adapter: qa_hira" not in tried(adapted(rows=1))
+
+
+def test_advice_is_of_who_asks_and_changes_nothing(adapted):
+    recipe = adapted(rows=16)
+    asked, made = plan(recipe, advise=True), plan(recipe)
+    assert "advice" not in made.row()
+    assert asked.recipe == made.recipe
+    assert asked.prediction == made.prediction
+
+
+def test_what_is_advised_is_there():
+    assert {name for answer in ANSWERS for name in answer.methods} <= set(methods_for("adapter"))
+    for answer in ANSWERS:
+        parts = [part.split(": ")[1] for part in answer.take.replace(", or", " and").split(" and ")]
+        assert set(answer.methods) <= set(parts) <= set(catalog())
