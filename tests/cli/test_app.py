@@ -420,6 +420,21 @@ def test_ctrl_c_while_a_chat_loads_is_one_sentence(runs: Any, after: float) -> N
     assert process.returncode in (4, -signal.SIGINT)
 
 
+def test_ctrl_c_after_a_command_is_the_program_s_that_called_it(
+    modicum: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        modicum("methods")
+        monkeypatch.setattr("modicum.cli.main.os._exit", left.append)
+        with pytest.raises(KeyboardInterrupt):  # from a module's own lines, not `__main__`'s
+            exec("raise_signal(2)", {"__name__": "notebook", "raise_signal": signal.raise_signal})
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not left
+
+
 @pytest.mark.parametrize("command", [("chat", "--prompt", "x"), ("report",), ("watch",)])
 def test_a_folder_that_holds_no_run(modicum: Any, tmp_path: Path, command: Any) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):

@@ -42,15 +42,16 @@ def on_interrupt(number: int, frame: FrameType | None) -> None:
     Nothing is there to save then, and parts of torch that are in C++ would swallow an exception, or
     end the process with a message of their own.
     """
-    above = frame
+    loads, above = False, frame
     # What stands above `run` loads nothing of ours: another program may have called it.
     while above is not None and above.f_code is not run.__code__:
         name = above.f_globals.get("__name__")
-        if above.f_code.co_name == "<module>" and name != "__main__":
-            here = _place()
-            os.write(2, f"modicum: {here.name}{': ' * bool(here.name)}interrupted\n".encode())
-            os._exit(Interrupted.exit_code)
+        loads = loads or (above.f_code.co_name == "<module>" and name != "__main__")
         above = above.f_back
+    if loads and above is not None:  # else the command has ended, in a program that goes on
+        here = _place()
+        os.write(2, f"modicum: {here.name}{': ' * bool(here.name)}interrupted\n".encode())
+        os._exit(Interrupted.exit_code)
     signal.default_int_handler(number, frame)
 
 
