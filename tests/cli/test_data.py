@@ -199,6 +199,7 @@ def test_images_are_counted_by_class(modicum: Any, tmp_path: Path) -> None:
     said = unwrapped(modicum("data", file, *own, "task.validation_fraction=0").out)
     assert said.startswith(unwrapped(f"{tmp_path}/images: 12 images of 2 classes, as 32x32;"))
     assert unwrapped(f"; validation: {tmp_path}/images: 12 images") in said
+    assert unwrapped("overlap of the validation 12 images that train too") in said
     planned = json.loads(modicum("plan", file, "--json").out)
     assert planned["counts"]["classes"] == {"cats": 6, "dogs": 3}
     assert "cats 6, dogs 3" in modicum("plan", file).out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,17 @@ def test_own_images_have_a_test(folder: Path, tmp_path: Path) -> None:
     asked = recipe(folder, test_path=str(folder))
     own = task_of(asked).look(asked)
     assert own.described.endswith(f"; test: {folder}: 32 images")
+
+
+def test_a_test_that_is_trained_on_is_refused(folder: Path, tmp_path: Path) -> None:
+    for label in ("dark", "light"):
+        (tmp_path / "test" / label).mkdir(parents=True)
+    shutil.copy(folder / "dark" / "3.png", tmp_path / "test" / "dark")
+    Image.new("L", (9, 7), 100).save(tmp_path / "test" / "light" / "new.png")
+    asked = recipe(folder, test_path=str(tmp_path / "test"), validation_fraction=0.0)
+    asked = asked.changed(evaluation__keep_best=False, training__steps=1)
+    with pytest.raises(InputError, match=r"1 of its images are trained on too, so it is") as error:
+        modicum.train(modicum.plan(asked), tmp_path / "run")
+    assert error.value.field == "task.test_path"
+    Image.new("L", (9, 7), 101).save(tmp_path / "test" / "dark" / "3.png")
+    assert modicum.train(modicum.plan(asked), tmp_path / "run")["status"] == "finished"

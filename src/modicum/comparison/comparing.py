@@ -287,11 +287,9 @@ def run_settled(
         space = space_of(side, asked.trials, tuple(tune))
         sides.append(Side(side.name, space, {RECIPE: recipe_digest(recipes[side.name])}))
     first = next(iter(recipes.values()))
-    data = first.data
-    trial = RunTrials(
-        folder, recipes, parallel, ranks,
-        tested=data.test_path is not None or data.test_fraction > 0,
-    )  # fmt: skip
+    task = next(side.plan.task for side in asked.sides if side.name in recipes and side.plan)
+    tested = task.has_test(first)
+    trial = RunTrials(folder, recipes, parallel, ranks, tested=tested)
     given = {
         "recipes": {name: recipe.plain() for name, recipe in recipes.items()},
         "budget": None if asked.budget is None else asked.budget.said,

@@ -30,6 +30,7 @@ from modicum.data.rows import AnyBatch, Rows
 from modicum.data.sampler import Sampler
 from modicum.recipe import Recipe
 from modicum.tasks.metrics import BETTER
+from modicum.tasks.parts import HoldsOut
 
 # Of each tensor that represents a parameter, how many rows it has and the bytes of one.
 Tensors = tuple[tuple[int, int], ...]
@@ -130,6 +131,7 @@ class Task(ABC, Generic[M, B, I]):
         unit: what losses are counted in, as a plural for people (`tokens`, `images`).
         metrics: what `measures` gives as numbers; the first is `loss`. A recipe names one of them
             in `evaluation.metric`.
+        examples: what parts of the data are made of, as a plural for people.
         better: of metrics, whether `lower` or `higher` values are better.
         called: methods of the model, other than `forward`, that are called from outside.
         rounds: whether it exports in other dtypes than float32.
@@ -138,6 +140,7 @@ class Task(ABC, Generic[M, B, I]):
     name: str
     unit: str
     metrics: tuple[str, ...] = ("loss",)
+    examples: str = "documents"
     better: Mapping[str, Literal["lower", "higher"]] = BETTER
     called: tuple[str, ...] = ()
     rounds: bool = False
@@ -272,6 +275,15 @@ class Task(ABC, Generic[M, B, I]):
         Raises:
             InputError: what is wrong with the data, with file and line.
         """
+
+    def held_out(self, recipe: Recipe) -> tuple[str, HoldsOut]:
+        """The recipe's section that says what is held out: its name, and itself."""
+        return "data", recipe.data
+
+    def has_test(self, recipe: Recipe) -> bool:
+        """Whether some of the data is held out for a test."""
+        asked = self.held_out(recipe)[1]
+        return asked.test_path is not None or asked.test_fraction > 0
 
     def digests(self, rows: Rows[B]) -> Iterator[bytes]:
         """One of each document or row of a part, alike where these are; none of a stream."""

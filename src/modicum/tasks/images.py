@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +22,7 @@ from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import IGNORED
 from modicum.data.images import ImageBatch, Images
+from modicum.data.rows import Rows
 from modicum.data.sampler import Sampler
 from modicum.models import convnet
 from modicum.models.convnet import ConvNet, ConvNetConfig
@@ -30,6 +32,9 @@ from modicum.recipe import Recipe
 from modicum.tasks.base import BlockSample, Data, Inputs, Task
 from modicum.tasks.image_origins import MadeImages, OwnImages, origin_of, within_task
 from modicum.tasks.metrics import class_metrics, class_sums, right_answers
+from modicum.tasks.parts import HoldsOut
+
+_DIGESTED = 64  # images at a time
 
 
 class ImageClasses(Method):
@@ -109,7 +114,7 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
     """Cross-entropy of an image's class, in nats, and the share of right answers."""
 
     name = "images"
-    unit = "images"
+    unit = examples = "images"
     metrics = ("loss", "accuracy", "macro_f1")
 
     def __init__(self, asked: ImageClasses) -> None:
@@ -196,6 +201,21 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
         return max(
             ConvBlockBytes(config, shape, number).makes for number in range(len(config.widths))
         )
+
+    def held_out(self, recipe: Recipe) -> tuple[str, HoldsOut]:
+        """The task's own fields."""
+        return "task", self.asked
+
+    def has_test(self, recipe: Recipe) -> bool:
+        """Whether images are held out for a test, your own ones or made ones."""
+        return super().has_test(recipe) or self.asked.tested > 0
+
+    def digests(self, rows: Rows[ImageBatch]) -> Iterator[bytes]:
+        """One of each image's pixels, as the model sees them."""
+        for first in range(0, len(rows), _DIGESTED):
+            some = range(first, min(first + _DIGESTED, len(rows)))
+            for image in rows.batch(some).images:
+                yield hashlib.blake2b(image.numpy().tobytes(), digest_size=16).digest()
 
     # Building
 

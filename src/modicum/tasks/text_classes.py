@@ -123,7 +123,7 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
     """Cross-entropy of a text's class, in nats, and the share of right answers."""
 
     name = "text_classes"
-    unit = "texts"
+    unit = examples = "texts"
     rounds = True
     metrics = ("loss", "accuracy", "macro_f1")
 

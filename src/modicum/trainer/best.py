@@ -97,7 +97,8 @@ def check_asked(plan: Plan, data: Data[Any], ranks: Ranks) -> None:
 
 
 def _check_apart(plan: Plan, data: Data[Any], ranks: Ranks) -> None:
-    path = plan.recipe.data.test_path
+    section, asked = plan.task.held_out(plan.recipe)
+    path = asked.test_path
     if data.test is None or path is None:  # what is drawn is in one part, unless it stands twice
         return
     known = 0
@@ -106,9 +107,9 @@ def _check_apart(plan: Plan, data: Data[Any], ranks: Ranks) -> None:
         known = sum(digest in trained for digest in plan.task.digests(data.test))
     if known := ranks.broadcast(known):
         raise InputError(
-            f"{known:,} of its documents are trained on too, so it is no test; take them out of "
-            "one of the two (`modicum data` counts them)",
-            field="data.test_path",
+            f"{known:,} of its {plan.task.examples} are trained on too, so it is no test; take "
+            "them out of one of the two (`modicum data` counts them)",
+            field=f"{section}.test_path",
             value=path,
         )
 
