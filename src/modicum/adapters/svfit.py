@@ -16,7 +16,7 @@ from modicum.adapters.widths import check_directions, check_rank
 from modicum.core.contracts.method import Against, Info, PositiveFloat, PositiveInt
 from modicum.core.contracts.search import IntegerRange, LogRange, SearchTable
 from modicum.core.layers.basis_cache import kept_svd
-from modicum.core.layers.truncated_svd import with_fixed_signs
+from modicum.core.layers.truncated_svd import numerical_rank, with_fixed_signs
 from modicum.core.ranks.turns import by_turns
 
 
@@ -28,7 +28,9 @@ class SVFitLayer(DirectionsLayer):
     def directions(self, weight: Tensor) -> dict[str, Tensor]:
         rank = self.method.rank_at(self.site)
         left, singular, right = kept_svd(weight, rank)
-        check_directions(rank, numerical_rank(singular), f"rank of the weight of {self.site.name}")
+        check_directions(
+            rank, numerical_rank(singular, weight.shape), f"rank of the weight of {self.site.name}"
+        )
         left, right = with_fixed_signs(left, right)
         return {"up": left, "down": right}
 
@@ -134,17 +136,14 @@ class SVFit(Directions):
             context.ranks,
             read=lambda name, mine: context.weight(sites[name]) if mine else None,
         )
-        ranks = {name: {"rank": self._rank_of(made["values"])} for name, made in values}
+        ranks = {
+            name: {"rank": self._rank_of(made["values"], sites[name])} for name, made in values
+        }
         return Preparation(ranks)
 
-    def _rank_of(self, singular: Tensor) -> int:
+    def _rank_of(self, singular: Tensor, site: Site) -> int:
         """The fewest singular values [k] whose squares sum to `energy` of all."""
-        most = numerical_rank(singular)
+        most = numerical_rank(singular, (site.out_features, site.in_features))
         energy = singular.double().square().cumsum(0)
         enough = int((energy < self.energy * energy[-1]).sum()) + 1
         return max(1, min(enough, most))
-
-
-def numerical_rank(singular: Tensor) -> int:
-    """How many singular values [k], falling, are no rounding error of the largest."""
-    return int((singular > 8 * torch.finfo(singular.dtype).eps * singular[0]).sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,8 @@ def prove(
 
     if save is not None:
         check_folder(save, "--save")
+    elif full:
+        print("the result is printed alone; --save FOLDER keeps it", file=sys.stderr)
     with listener("quiet" if as_json else "auto") as tell:
         proof = proofs.prove(
             name, null=null, full=full, fresh=fresh, plugins=plugin or (), listener=tell
