@@ -12,13 +12,10 @@ from modicum.core.random import normal_
 from modicum.optim.quantized import (
     BLOCK,
     CHUNK,
-    SMALLEST,
     dequantize,
     dynamic_map,
     lookup,
-    moment_bytes,
     nearest,
-    opened,
     quantize_,
     scales,
 )
@@ -81,37 +78,6 @@ def test_chunks_are_no_seams() -> None:
         assert torch.equal(scale[start // BLOCK : start // BLOCK + 1], largest)
     found = dequantize(codes, scale, signed=True)
     assert (found - values).abs().max() <= 0.5 * 0.9 / 64 * values.abs().max()
-
-
-@pytest.mark.parametrize(
-    ("elements", "bits", "expected"),
-    [
-        (SMALLEST, 32, 4 * SMALLEST),
-        (SMALLEST - 1, 8, 4 * (SMALLEST - 1)),
-        (SMALLEST, 8, SMALLEST + 4 * SMALLEST // BLOCK),
-        (SMALLEST + 1, 8, SMALLEST + 1 + 4 * (SMALLEST // BLOCK + 1)),
-    ],
-)
-def test_bytes_are_those_of_the_tensors(elements: int, bits: int, expected: int) -> None:
-    state: dict[str, Tensor] = {}
-    with opened(state, {"m": True}, torch.Size([elements]), torch.device("cpu"), bits) as found:
-        found["m"].fill_(2.0)
-    assert moment_bytes(elements, bits) == expected
-    assert sum(tensor.nbytes for tensor in state.values()) == expected
-    assert len(state) == (2 if expected < 4 * elements else 1)
-
-
-def test_fp32_moments_are_changed_in_place() -> None:
-    state: dict[str, Tensor] = {}
-    shape = torch.Size([3, 2])
-    with opened(state, {"m": True, "v": False}, shape, torch.device("cpu"), 8) as found:
-        found["m"].fill_(1.0)
-    first = state["m"]
-    with opened(state, {"m": True, "v": False}, shape, torch.device("cpu"), 8) as found:
-        found["m"].add_(1.0)
-    assert state["m"] is first
-    assert torch.equal(first, torch.full(shape, 2.0))
-    assert torch.equal(state["v"], torch.zeros(shape))
 
 
 @pytest.mark.parametrize("signed", [True, False])

@@ -18,7 +18,7 @@ def stepped(place: EpsilonPlace, epsilon: float) -> float:
     optimizer = torch.optim.AdamW(
         [theirs], lr=rate, betas=(0.8, 0.98), eps=epsilon, weight_decay=decay
     )
-    moments = {name: torch.zeros(13, 7) for name in rule.moments}
+    moments = {name: torch.zeros(kept.shape) for name, kept in rule.state((13, 7)).items()}
     for step in range(20):
         theirs.grad = numbers(13, 7, name=f"{step}") * 1e-3
         direction, factor = rule.direction(theirs.grad, moments, step + 1)

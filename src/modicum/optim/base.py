@@ -25,10 +25,10 @@ from modicum.core.contracts.step import InBackwardStep, StandardStep, StepContex
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import peer_errors
 from modicum.core.ranks.sharding import own_part
+from modicum.optim.kept import KeptTensor, opened
 from modicum.optim.ledger import of_matrices, treatment_of
 from modicum.optim.owners import OwnedMatrix, Owners, Round
 from modicum.optim.parts import TOGETHER, OptimizerParts
-from modicum.optim.quantized import opened
 from modicum.optim.saved_dtypes import load_as_saved
 
 
@@ -201,23 +201,24 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         state["step"] += 1
         age = since + 1 if parts.on_refresh == "reset" else step + 1
         inside = parts.projector.down(gradient, state)
-        with self._moments(state, inside.shape, inside.device) as moments:
+        with self._moments(state, gradient) as moments:
             direction, factor = parts.inner.direction(inside, moments, age)
         return parts.projector.up(direction, state).mul_(factor * parts.scale)
 
     def _step_rest(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         """The rest rule, on this rank's part of a parameter."""
         state, rule = self.state[parameter], self.parts.rest
+        names = rule.state(tuple(parameter.shape))
         if "step" not in state:
             state["step"] = torch.zeros(())
-            for name in rule.moments:
+            for name in names:
                 state[name] = torch.zeros_like(parameter, dtype=self.parts.rest_dtype)
-        for name in rule.moments:  # of a state that was saved by other fields
+        for name in names:  # of a state that was saved by other fields
             state[name] = state[name].to(self.parts.rest_dtype)
         state["step"] += 1
         assert parameter.grad is not None
         gradient = own_part(parameter.grad)[0].float()
-        kept = {name: own_part(state[name])[0] for name in rule.moments}
+        kept = {name: own_part(state[name])[0] for name in names}
         moments = {name: moment.float() for name, moment in kept.items()}
         direction, factor = rule.direction(gradient, moments, int(state["step"]))
         for name, moment in kept.items():
@@ -277,21 +278,23 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         old = {name: state[name] for name in bases if name in state}
         state.update(bases)
         if old and parts.on_refresh == "reset":
-            for name in parts.inner.moments:
+            for name in self._inside(gradient):
                 del state[name]
                 state.pop(f"{name}_scale", None)
         elif old and parts.on_refresh == "rotate":
-            rows, columns = gradient.shape
-            inside = torch.Size(parts.projector.inner((rows, columns)))
-            with self._moments(state, inside, gradient.device) as moments:
+            squared = {name: kept.squared for name, kept in self._inside(gradient).items()}
+            with self._moments(state, gradient) as moments:
                 for name, moment in moments.items():
-                    squared = name in parts.inner.squared
-                    moment.copy_(parts.projector.turn(moment, old, bases, squared=squared))
+                    moment.copy_(parts.projector.turn(moment, old, bases, squared=squared[name]))
+
+    def _inside(self, gradient: Tensor) -> Mapping[str, KeptTensor]:
+        rows, columns = gradient.shape
+        return self.parts.inside((rows, columns))
 
     def _moments(
-        self, state: dict[str, Any], shape: torch.Size, device: torch.device
+        self, state: dict[str, Any], gradient: Tensor
     ) -> AbstractContextManager[dict[str, Tensor]]:
-        return opened(state, self.parts.inner.moments, shape, device, self.parts.bits)
+        return opened(state, self._inside(gradient), gradient.device, self.parts.bits)
 
     # State
 

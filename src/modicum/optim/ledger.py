@@ -17,7 +17,7 @@ from modicum.core.contracts.ledger import (
 )
 from modicum.optim.owners import assign
 from modicum.optim.parts import COUNTER, TOGETHER, MatrixMap, OptimizerParts
-from modicum.optim.quantized import BLOCK, CHUNK, coded
+from modicum.optim.quantized import BLOCK, CHUNK
 
 
 def local_elements(parameter: TrainedParameter, rank: int, shards: int) -> int:
@@ -55,12 +55,9 @@ def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool)
     rest = [p for p in at.parameters if p not in matrices]
     costs = {index: parts.kept_bytes(_shape(p)) for index, p in enumerate(matrices)}
     owners = assign(costs, at.shards)
-    moments = parts.rest_dtype.itemsize * len(parts.rest.moments)
     kept, work, wire = [0] * at.shards, [0] * at.shards, [0] * at.shards
     for rank in range(at.shards):
-        kept[rank] = sum(
-            COUNTER + moments * local_elements(parameter, rank, at.shards) for parameter in rest
-        )
+        kept[rank] = sum(parts.rest_bytes(_local(p, rank, at.shards)) for p in rest)
     for index, parameter in enumerate(matrices):
         owner, elements = owners[index], math.prod(parameter.shape)
         kept[owner] += costs[index]
@@ -99,11 +96,10 @@ def treatment_of(
     other = type(parts.rest).__name__
     if parts.rest_rate != 1:
         other += f" at {parts.rest_rate:g} of the rate"
-    moments = parts.rest_dtype.itemsize * len(parts.rest.moments)
     found: dict[tuple[ParameterClass, str], tuple[int, int]] = {}
     for p in at.parameters:
         taken = parts.takes(p.name, p.shape, p.parameter_class)
-        kept = parts.kept_bytes(_shape(p)) if taken else COUNTER + moments * math.prod(p.shape)
+        kept = parts.kept_bytes(_shape(p)) if taken else parts.rest_bytes(p.shape)
         key = p.parameter_class, name if taken else other
         count, size = found.get(key, (0, 0))
         found[key] = count + 1, size + kept
@@ -111,6 +107,11 @@ def treatment_of(
         ClassTreatment(parameter_class, count, rule, size)
         for (parameter_class, rule), (count, size) in found.items()
     )
+
+
+def _local(parameter: TrainedParameter, rank: int, shards: int) -> tuple[int, ...]:
+    """The shape of what a rank holds of a parameter."""
+    return (parameter.rows(rank, shards), *parameter.shape[1:])
 
 
 def _shape(parameter: TrainedParameter) -> tuple[int, int]:
@@ -139,11 +140,11 @@ def _scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) ->
     padded = shards * parameter.rows(0, shards) * shape[1]
     gathered = whole * parameter.element_bytes if shards > 1 else 0
     gradient = gathered + (4 * whole if half else 0)
-    quantized = coded(inside, parts.bits)
-    copied = quantized or parts.bits == 16
-    opened = 4 * len(parts.inner.moments) * inside if copied else 0
+    kept = parts.inside(shape).values()
+    opened = sum(one.copied(parts.bits) for one in kept)
+    coded = [one.elements for one in kept if one.coded(parts.bits)]
     # A chunk's padded copy, its magnitudes, the scaled values, their places, codes and borders.
-    codes = 6 * 4 * min(CHUNK, inside + BLOCK) if quantized else 0
+    codes = 6 * 4 * min(CHUNK, max(coded) + BLOCK) if coded else 0
     # LAPACK's gesdd: a copy of G, U, V and its scratch.
     svd = 4 * (2 * large * small + 8 * small**2 + 96 * (large + small)) if bases else 0
     turning = 4 * (2 * inside + 4 * bases) if parts.on_refresh == "rotate" else 0
@@ -175,6 +176,6 @@ def _finishing(
 
 def _rest_scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) -> int:
     """A direction, and copies in fp32 of what is in bf16: gradient and parameter, moments."""
-    held = local_elements(parameter, 0, shards)
-    moments = len(parts.rest.moments) if parts.rest_dtype.itemsize < 4 else 0
-    return 4 * held * ((3 if parameter.element_bytes < 4 else 1) + moments)
+    held, shape = local_elements(parameter, 0, shards), _local(parameter, 0, shards)
+    opened = sum(one.copied(parts.rest_bits) for one in parts.rest.state(shape).values())
+    return 4 * held * (3 if parameter.element_bytes < 4 else 1) + opened

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from modicum.core.contracts.ledger import ParameterClass
 from modicum.core.layers.targets import named
+from modicum.optim.kept import DTYPES, KeptTensor
 from modicum.optim.projectors import MatrixShape, Projector
-from modicum.optim.quantized import DTYPES, moment_bytes
 from modicum.optim.rules import UpdateRule
 
 COUNTER = 4  # bytes of the step counter that an optimizer keeps next to a parameter's moments
@@ -82,9 +82,14 @@ class OptimizerParts:
     decay: Literal["before", "after"] = "before"
 
     @property
+    def rest_bits(self) -> int:
+        """Bits of an element of the rest rule's moments."""
+        return 16 if self.bits == 16 else 32
+
+    @property
     def rest_dtype(self) -> torch.dtype:
         """What the rest rule's moments are kept in."""
-        return DTYPES.get(self.bits, torch.float32)
+        return DTYPES[self.rest_bits]
 
     def takes(
         self, name: str | None, shape: Sequence[int], parameter_class: ParameterClass
@@ -94,9 +99,17 @@ class OptimizerParts:
         known = parameter_class in self.classes
         return known and not excluded and self.projector.fits(tuple(shape))
 
+    def inside(self, shape: MatrixShape) -> Mapping[str, KeptTensor]:
+        """What the inner rule keeps for a matrix of this shape."""
+        return self.inner.state(self.projector.inner(shape))
+
     def kept_bytes(self, shape: MatrixShape) -> int:
         """Bytes that are kept for a matrix, exactly."""
-        rows, columns = self.projector.inner(shape)
-        moments = len(self.inner.moments) * moment_bytes(rows * columns, self.bits)
+        moments = sum(kept.nbytes(self.bits) for kept in self.inside(shape).values())
         bases = sum(a * b for a, b in self.projector.bases(shape).values())
         return COUNTER + self.projector.element_bytes * bases + moments
+
+    def rest_bytes(self, shape: Sequence[int]) -> int:
+        """Bytes that are kept for a parameter of the rest rule, or a rank's part of it."""
+        kept = self.rest.state(tuple(shape)).values()
+        return COUNTER + sum(one.nbytes(self.rest_bits) for one in kept)

@@ -1,8 +1,8 @@
-"""Moments of an optimizer in 8 bits, blocks of 256 with a scale each on a dynamic map; or in bf16.
+"""Moments of an optimizer in 8 bits, blocks of 256 with a scale each on a dynamic map.
 
 The codes and scales are plain tensors in `optimizer.state`, `NAME` and `NAME_scale`, so they are
-saved and loaded like any other. A moment of fewer than 4096 elements stays fp32: it takes little,
-and is often that of a layer which needs its precision.
+saved and loaded like any other (see `modicum.optim.kept`). A moment of fewer than 4096 elements
+stays fp32: it takes little, and is often that of a layer which needs its precision.
 
 Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861, sections
 2 and 3; the map is that of bitsandbytes, as are the block of 256 and the smallest size.
@@ -11,9 +11,6 @@ Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +19,6 @@ BLOCK, SMALLEST = 256, 4096
 # Elements that are looked up at a time, which bounds the scratch memory.
 CHUNK = 4096 * BLOCK
 _EXPONENTS = 7
-# What moments are kept in that are no codes, by the bits that are asked for.
-DTYPES = {32: torch.float32, 16: torch.bfloat16}
 
 
 @functools.cache
@@ -114,62 +109,3 @@ def dequantize(codes: Tensor, scale: Tensor, *, signed: bool) -> Tensor:
         found *= scale[start // BLOCK : start // BLOCK + len(found), None]
         out[start : start + CHUNK] = found.view(-1)[: part.numel()]
     return result
-
-
-def coded(elements: int, bits: int) -> bool:
-    """Whether a moment of so many elements is kept as codes."""
-    return bits == 8 and elements >= SMALLEST
-
-
-def moment_bytes(elements: int, bits: int) -> int:
-    """Bytes that a moment of so many elements takes."""
-    if not coded(elements, bits):
-        return elements * DTYPES.get(bits, torch.float32).itemsize
-    return elements + 4 * scales(elements)
-
-
-@contextmanager
-def opened(
-    state: dict[str, Any],
-    moments: Mapping[str, bool],
-    shape: torch.Size,
-    device: torch.device,
-    bits: int,
-) -> Iterator[dict[str, Tensor]]:
-    """The moments in `state` as fp32 tensors that may be changed in place, zeros where new.
-
-    Args:
-        moments: their names, and whether they have a sign.
-        bits: 32; 16 for bf16, to which they are rounded at the end; or 8 for those that are large
-            enough, which are quantized again at the end.
-
-    >>> state = {}
-    >>> for _ in range(2):
-    ...     with opened(state, {"m": True}, torch.Size([64, 64]), torch.device("cpu"), 8) as found:
-    ...         _ = found["m"].add_(1.0)
-    >>> state["m"].dtype, dequantize(state["m"], state["m_scale"], signed=True)[0, 0].item()
-    (torch.uint8, 2.0)
-    """
-    elements = shape.numel()
-    codes, dtype = coded(elements, bits), DTYPES.get(bits, torch.float32)
-    found: dict[str, Tensor] = {}
-    for name, signed in moments.items():
-        if name not in state:
-            found[name] = torch.zeros(shape, device=device)
-        elif not codes:
-            found[name] = state[name].float()
-        else:
-            found[name] = dequantize(state[name], state[f"{name}_scale"], signed=signed)
-    yield found
-    for name, signed in moments.items():
-        if not codes:
-            kept = state.get(name)
-            if kept is not None and kept.dtype == dtype != torch.float32:
-                kept.copy_(found.pop(name))
-            else:
-                state[name] = found.pop(name).to(dtype)
-            continue
-        if name not in state:
-            state[name] = torch.empty(shape, dtype=torch.uint8, device=device)
-            state[f"{name}_scale"] = torch.empty(scales(elements), device=device)
-        quantize_(state[name], state[f"{name}_scale"], found.pop(name), signed=signed)

@@ -1,38 +1,36 @@
 """Rules: from a gradient and the moments of those before it to a direction.
 
 A rule works on fp32 tensors of one shape, whatever that is of: a full parameter, a rank's part of
-it, or a gradient in a subspace. It keeps no state of its own.
+it, or a gradient in a subspace. It says by that shape what it keeps, and keeps nothing itself.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from modicum.optim.kept import KeptTensor
+
 
 class UpdateRule(Protocol):
-    """What an optimizer asks of a rule.
+    """What an optimizer asks of a rule."""
 
-    Attributes:
-        moments: the names of its moments, and whether they have a sign.
-        squared: those of them that are means of squares.
-    """
+    def state(self, shape: tuple[int, ...]) -> Mapping[str, KeptTensor]:
+        """What it keeps for a gradient of this shape, by names."""
+        ...
 
-    @property
-    def moments(self) -> Mapping[str, bool]: ...
-    @property
-    def squared(self) -> frozenset[str]: ...
     def direction(
         self, gradient: Tensor, moments: Mapping[str, Tensor], age: int
     ) -> tuple[Tensor, float]:
-        """Change the moments in place; W goes by -(learning rate) x factor x direction.
+        """Change what is kept in place; W goes by -(learning rate) x factor x direction.
 
         Args:
+            moments: the tensors that `state` names.
             age: how many gradients the moments have seen, this one included.
 
         Returns:
@@ -62,10 +60,9 @@ class Adam:
     betas: tuple[float, float]
     epsilon: float
     epsilon_place: EpsilonPlace = "before_correction"
-    moments: Mapping[str, bool] = field(
-        default_factory=lambda: {"exp_avg": True, "exp_avg_sq": False}
-    )
-    squared: frozenset[str] = frozenset({"exp_avg_sq"})
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, KeptTensor]:
+        return {"exp_avg": KeptTensor(shape), "exp_avg_sq": KeptTensor(shape, squared=True)}
 
     def direction(
         self, gradient: Tensor, moments: Mapping[str, Tensor], age: int
@@ -90,8 +87,9 @@ class Momentum:
     """M <- mu M + G, and M is the direction."""
 
     mu: float
-    moments: Mapping[str, bool] = field(default_factory=lambda: {"momentum_buffer": True})
-    squared: frozenset[str] = frozenset()
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, KeptTensor]:
+        return {"momentum_buffer": KeptTensor(shape)}
 
     def direction(
         self, gradient: Tensor, moments: Mapping[str, Tensor], age: int
@@ -108,8 +106,9 @@ class AveragedMomentum:
 
     mu: float
     nesterov: bool = False
-    moments: Mapping[str, bool] = field(default_factory=lambda: {"momentum_buffer": True})
-    squared: frozenset[str] = frozenset()
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, KeptTensor]:
+        return {"momentum_buffer": KeptTensor(shape)}
 
     def direction(
         self, gradient: Tensor, moments: Mapping[str, Tensor], age: int
