@@ -15,6 +15,7 @@ EXPORTS = Exports(
         "LinearForm": "modicum.core.layers.linear_forms",
         "LinearMethod": "base",
         "LowRankLinear": "low_rank",
+        "MonarchLinear": "monarch",
         "NF4Linear": "nf4",
         "TileLinear": "tiles",
         "full_weight": "modicum.core.layers.linear_forms",

@@ -17,6 +17,8 @@ from modicum.linears.int8 import Int8Linear as Int8Linear
 from modicum.linears.low_rank import LowRank as LowRank
 from modicum.linears.low_rank import LowRankLinear as LowRankLinear
 from modicum.linears.low_rank import rank_surgery as rank_surgery
+from modicum.linears.monarch import Monarch as Monarch
+from modicum.linears.monarch import MonarchLinear as MonarchLinear
 from modicum.linears.nf4 import NF4 as NF4
 from modicum.linears.nf4 import NF4Linear as NF4Linear
 from modicum.linears.tiles import TileLinear as TileLinear

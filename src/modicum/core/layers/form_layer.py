@@ -92,6 +92,14 @@ class FormLayer(nn.Module):
         """Elements a position that are kept between a layer's products."""
         return 0
 
+    @classmethod
+    def final(cls, in_features: int, out_features: int, **arguments: Any) -> int:
+        """Elements of the tensors whose products come after all that is kept, for recomputation.
+
+        Here those of the last tensor.
+        """
+        return math.prod(list(cls.shapes(in_features, out_features, **arguments).values())[-1])
+
     def arguments(self) -> dict[str, Any]:
         """Those that make another layer like this one."""
         return {}

@@ -27,6 +27,10 @@ def _dense_shapes(in_features: int, out_features: int) -> TensorShapes:
     return {"weight": (out_features, in_features)}
 
 
+def _all_elements(in_features: int, out_features: int) -> int:
+    return in_features * out_features
+
+
 def _nothing(in_features: int, out_features: int, item_bytes: int = 0) -> int:
     return 0
 
@@ -67,6 +71,8 @@ class LinearForm:
             for as long as its product is computed; products have `item_bytes` an element.
         between: `between(in_features, out_features)`, the elements a position that are kept between
             a layer's products for the backward pass.
+        final: `final(in_features, out_features)`, elements of the tensors whose products come after
+            all that is kept, so that a block that is recomputed leaves them out.
         arguments: of a layer, those that make another one like it.
     """
 
@@ -83,6 +89,7 @@ class LinearForm:
     stored: Callable[..., StoredRows | None] = _as_shaped
     workspace: Callable[..., int] = _nothing
     between: Callable[..., int] = _nothing
+    final: Callable[..., int] = _all_elements
     arguments: Callable[[Any], Mapping[str, Any]] = _no_arguments
 
     @classmethod
@@ -102,6 +109,7 @@ class LinearForm:
             stored=kind.stored,
             workspace=kind.workspace,
             between=kind.between,
+            final=kind.final,
             arguments=kind.arguments,
         )
 
