@@ -12,6 +12,7 @@ EXPORTS = Exports(
         "FormPlan": "modicum.core.layers.form_plan",
         "FormedModel": "modicum.core.layers.formed_model",
         "Int8Linear": "int8",
+        "LOSTLinear": "lost",
         "LinearForm": "modicum.core.layers.linear_forms",
         "LinearMethod": "base",
         "LowRankLinear": "low_rank",

@@ -44,7 +44,7 @@ class MonarchLinear(FormLayer):
 
     @classmethod
     def shapes(
-        cls, in_features: int, out_features: int, blocks: int = 4, rank: int | None = None
+        cls, in_features: int, out_features: int, blocks: int = 4, rank: int | None = None, **_: Any
     ) -> TensorShapes:
         """Of both factors; without a rank they have 2 / `blocks` of a square weight's elements."""
         ins, outs = -(-in_features // blocks), -(-out_features // blocks)
@@ -53,7 +53,7 @@ class MonarchLinear(FormLayer):
 
     @classmethod
     def between(
-        cls, in_features: int, out_features: int, blocks: int = 4, rank: int | None = None
+        cls, in_features: int, out_features: int, blocks: int = 4, rank: int | None = None, **_: Any
     ) -> int:
         """The sums of all groups; and the inputs with their padding, where there is any."""
         sums, ins = cls.shapes(in_features, out_features, blocks, rank)["first"]
