@@ -128,7 +128,7 @@ class FormedModel:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The layers' tensors by name, such as `name.up`, and their biases."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for name in self.layers:
             layer = self.model.get_submodule(name)
             own = *layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)

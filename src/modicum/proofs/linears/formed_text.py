@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from modicum.core.layers.form_plan import FormPlan, LayerForm
+from modicum.core.layers.form_plan import DENSE_FORM, FormPlan, LayerForm
 from modicum.core.layers.linear_forms import linear_form
 from modicum.core.layers.meta import on_meta
 from modicum.linears.base import LinearMethod
 from modicum.models import ModelConfig
 from modicum.models.llama import Llama
 from modicum.optim import AdamW
-from modicum.proofs.optim.text_bench import Plain, Text, TextResult, TextSize
+from modicum.proofs.optim.text_bench import Plain, Text, TextArm, TextResult, TextSize
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,24 @@ class FormedSize(TextSize):
     @property
     def elements(self) -> dict[str, int]:
         """How many elements each projection that has a form has in it, by the layer's name."""
+        found = {}
+        for name, (rows, columns) in self._formed().items():
+            form = self.model.forms.of(name)
+            found[name] = linear_form(form.name).elements(columns, rows, **form.arguments)
+        return found
+
+    @property
+    def dense_elements(self) -> dict[str, int]:
+        """How many the dense weights of these projections have."""
+        return {name: rows * columns for name, (rows, columns) in self._formed().items()}
+
+    def _formed(self) -> dict[str, tuple[int, int]]:
+        """Outputs and inputs of the projections that have a form."""
         config, found = self.model, {}
         for layer, prefix in enumerate(config.block_prefixes()):
             for name, (rows, columns, _) in config.projections(layer).items():
-                form = config.forms.of(prefix + name)
-                if form.name != "dense":
-                    made = linear_form(form.name)
-                    found[prefix + name] = made.elements(columns, rows, **form.arguments)
+                if config.forms.of(prefix + name) != DENSE_FORM:
+                    found[prefix + name] = rows, columns
         return found
 
     def taking(self, form: LinearMethod) -> FormedSize:
@@ -49,12 +60,26 @@ class FormedSize(TextSize):
 
     def low_rank(self) -> FormedSize:
         """The same with low-rank factors of at least as many elements, layer by layer."""
-        forms = {}
-        for name, elements in self.elements.items():
-            _, _, layer, part = name.split(".", 3)
-            rows, columns, _ = self.model.projections(int(layer))[part]
-            forms[name] = LayerForm("low_rank", {"rank": -(-elements // (rows + columns))})
+        elements, forms = self.elements, {}
+        for name, sides in self._formed().items():
+            forms[name] = LayerForm("low_rank", {"rank": -(-elements[name] // sum(sides))})
         return replace(self, forms=FormPlan().with_forms(forms))
+
+
+@dataclass(frozen=True)
+class FormedArm:
+    """A decoder, and how it is trained.
+
+    Args:
+        how: None: every weight by AdamW.
+    """
+
+    size: FormedSize
+    how: TextArm | None = None
+
+    def trained(self, rate: float, seed: int) -> TextResult:
+        """What it comes to."""
+        return Text(self.size, seed).train(self.how or Plain(AdamW.value()), rate)
 
 
 def trained(size: FormedSize, rate: float, seed: int) -> TextResult:
