@@ -21,6 +21,7 @@ PLUGIN = Path(__file__).parents[1] / "contracts" / "plugins" / "block_diagonal.p
 FORMS: dict[str, dict[str, Any]] = {
     "block_diagonal": {"method": "block_diagonal", "blocks": 2, "exclude": ["o_proj"]},
     "low_rank": {"method": "low_rank", "share": 0.6},
+    "monarch": {"method": "monarch", "blocks": 2},
 }
 
 

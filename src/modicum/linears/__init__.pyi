@@ -14,9 +14,13 @@ from modicum.linears.fp16 import FP16 as FP16
 from modicum.linears.fp16 import FP16Linear as FP16Linear
 from modicum.linears.int8 import Int8 as Int8
 from modicum.linears.int8 import Int8Linear as Int8Linear
+from modicum.linears.lost import LOST as LOST
+from modicum.linears.lost import LOSTLinear as LOSTLinear
 from modicum.linears.low_rank import LowRank as LowRank
 from modicum.linears.low_rank import LowRankLinear as LowRankLinear
 from modicum.linears.low_rank import rank_surgery as rank_surgery
+from modicum.linears.monarch import Monarch as Monarch
+from modicum.linears.monarch import MonarchLinear as MonarchLinear
 from modicum.linears.nf4 import NF4 as NF4
 from modicum.linears.nf4 import NF4Linear as NF4Linear
 from modicum.linears.tiles import TileLinear as TileLinear

@@ -264,6 +264,15 @@ class ModelConfig:
             shapes["lm_head.weight"] = (self.vocabulary_size, self.width)
         return shapes
 
+    def index_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The name and shape of every tensor of integers, as files hold them next to parameters."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for layer, block in enumerate(self.block_prefixes()):
+            for suffix, (rows, columns, _) in self.projections(layer).items():
+                for leaf, shape in _indices(self.forms.of(block + suffix), columns, rows).items():
+                    shapes[f"{block}{suffix}.{leaf}"] = shape
+        return shapes
+
     def parameter_count(self) -> int:
         """How many numbers the model learns; tied embeddings count once."""
         return sum(math.prod(shape) for shape in self.parameter_shapes().values())
@@ -275,6 +284,14 @@ def _shapes(form: LayerForm, columns: int, rows: int) -> Mapping[str, tuple[int,
     from modicum.core.layers.linear_forms import linear_form  # which imports torch
 
     return linear_form(form.name).shapes(columns, rows, **form.arguments)
+
+
+def _indices(form: LayerForm, columns: int, rows: int) -> Mapping[str, tuple[int, ...]]:
+    if form == DENSE_FORM:
+        return {}
+    from modicum.core.layers.linear_forms import linear_form  # which imports torch
+
+    return linear_form(form.name).indices(columns, rows, **form.arguments)
 
 
 @functools.cache

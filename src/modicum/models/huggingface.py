@@ -131,7 +131,8 @@ def _placed(
 ) -> dict[str, TensorEntry | ConvertedTensor]:
     """The built-in decoder's tensors, by the names that they have in files too."""
     tensors: dict[str, TensorEntry | ConvertedTensor] = {}
-    for name, shape in config.parameter_shapes().items():
+    indices = config.index_shapes()
+    for name, shape in {**config.parameter_shapes(), **indices}.items():
         entry = found.pop(name, None)
         if entry is None:
             raise InputError(
@@ -141,7 +142,7 @@ def _placed(
                 candidates=found,
                 word=name,
             )
-        check_stored(name, entry, shape)
+        check_stored(name, entry, shape, integers=name in indices)
         tensors[name] = entry
     for name, entry in found.items():
         # Old files keep the rotary tables, and some repeat the tied output layer.
@@ -207,6 +208,10 @@ def load(
         else:
             for leaf, tensor in own.items():
                 setattr(module, leaf, torch.nn.Parameter(tensor))
+            for leaf, buffer in module.named_buffers(recurse=False):
+                if f"{path}.{leaf}" in header.tensors:
+                    stored = _read_rows(header, f"{path}.{leaf}")
+                    setattr(module, leaf, stored.to(device, buffer.dtype, copy=True))
     model.config = replace(header.config, forms=plan)
     note_full_model(model, FullModel.read(header.folder))
     return model

@@ -196,9 +196,10 @@ class DecoderBlock(BlockFlows):
         """FLOPs of running it again: down to the last thing that was kept, down_proj's input."""
         # An adapter of its own keeps something when the product is made.
         adapted = not self.trained and self.learns("mlp.down_proj")
+        form, asked = self.forms["mlp.down_proj"]
         last = 0 if adapted else self.linears["mlp.down_proj"]
-        if self.trained and (between := self.between["mlp.down_proj"]):
-            last = between * self.config.width  # what is kept last lies between the two factors
+        if self.trained:  # what is kept last may lie between two factors
+            last = form.final(**asked)
         return self.forward - 2 * self.shape.positions * last
 
     @property

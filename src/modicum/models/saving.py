@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.files import publish_folder, write_json
-from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
+from modicum.core.layers.form_plan import DENSE_FORM
 from modicum.models.block_checks import with_common_width
 from modicum.models.config import ModelConfig
 from modicum.models.huggingface import CONFIG
@@ -40,7 +40,8 @@ def save(
     """Write `model` to `folder` as transformers reads it atomically.
 
     A folder that is already there is replaced. Linear forms are written as the dense weights
-    that they represent, quantized ones in the embedding's dtype; tied embeddings once.
+    that they represent, quantized ones in the embedding's dtype; tied embeddings once. Those that
+    no dense weight represents are written as they are, in a folder that modicum alone reads.
 
     Args:
         files: more files to stand in the folder, such as tokenizer.json.
@@ -86,10 +87,10 @@ def stored(
     Args:
         dense: as of `save`.
     """
-    from modicum.core.layers.linear_forms import forms_of
+    from modicum.core.layers.linear_forms import forms_of, undense
     from modicum.models.llama import Llama
 
-    found = FormPlan() if dense else forms_of(model)
+    found = undense(forms_of(model)) if dense else forms_of(model)
     if not isinstance(model, Llama):
         from modicum.models.transformers.saving import groups
 
@@ -98,12 +99,14 @@ def stored(
     forms = model.config.forms.dense().with_forms(found.layers)
     config = with_common_width(replace(model.config, forms=forms))
     item = next(model.parameters()).dtype.itemsize
+    indices = config.index_shapes()
 
     def group(name: str, shape: tuple[int, ...]) -> TensorGroup:
         make = lambda: {name: _tensor(model, config, name)}  # noqa: E731
-        return TensorGroup({name: shape}, item, make)
+        return TensorGroup({name: shape}, 4 if name in indices else item, make)
 
-    return config.to_hf(), [group(*each) for each in config.parameter_shapes().items()]
+    shapes = {**config.parameter_shapes(), **indices}
+    return config.to_hf(), [group(*each) for each in shapes.items()]
 
 
 def _write_weights(groups: Iterable[TensorGroup], folder: Path, shard_bytes: int) -> None:
@@ -140,4 +143,4 @@ def _tensor(model: Llama, config: ModelConfig, name: str) -> torch.Tensor:
         return dense_weight(module, next(model.parameters()).dtype)
     from modicum.core.ranks.sharding import whole
 
-    return whole(module.get_parameter(leaf).detach())
+    return whole(getattr(module, leaf).detach())

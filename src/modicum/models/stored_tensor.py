@@ -8,6 +8,7 @@ from typing import Protocol
 from modicum.core.errors import InputError
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_INTEGERS = ("I32", "I64")
 
 
 class StoredTensor(Protocol):
@@ -21,8 +22,13 @@ class StoredTensor(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-def check_stored(name: str, entry: StoredTensor, shape: tuple[int, ...]) -> None:
+def check_stored(
+    name: str, entry: StoredTensor, shape: tuple[int, ...], *, integers: bool = False
+) -> None:
     """Refuse a tensor of another shape, or of a type that is not read.
+
+    Args:
+        integers: whether it holds integers, and not weights.
 
     Raises:
         InputError: with the file and the tensor's name.
@@ -33,11 +39,12 @@ def check_stored(name: str, entry: StoredTensor, shape: tuple[int, ...]) -> None
             file=entry.file,
             field=name,
         )
-    if entry.dtype not in _FLOATS:
+    allowed = _INTEGERS if integers else _FLOATS
+    if entry.dtype not in allowed:
         raise InputError(
             "weights of this type are not supported",
             file=entry.file,
             field=name,
             value=entry.dtype,
-            allowed=", ".join(_FLOATS),
+            allowed=", ".join(allowed),
         )

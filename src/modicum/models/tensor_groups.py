@@ -43,6 +43,8 @@ class TensorGroup:
 
 
 def _rounded(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
     made = tensor.to(dtype)
     if tensor.isfinite().all() and not made.isfinite().all():
         raise InputError(

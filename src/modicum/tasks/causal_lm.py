@@ -15,7 +15,7 @@ from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.contracts.surgery import Surgery
 from modicum.core.errors import InputError
 from modicum.core.layers.form_plan import LayerForm
-from modicum.core.layers.linear_forms import forms_of
+from modicum.core.layers.linear_forms import forms_of, undense
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.progress import StageProgress
 from modicum.core.random import derive_seed
@@ -273,7 +273,7 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         write: bool = True,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Write a Hugging Face folder; of other forms the dense weights."""
+        """Write a Hugging Face folder; of other forms the dense weights, where there are any."""
         saving.save(model, folder, files=data.files, write=write, dtype=dtype)
 
     def export_small(
@@ -285,8 +285,8 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         write: bool = True,
         dtype: torch.dtype | None = None,
     ) -> bool:
-        """Write a folder of the model as it is, if it has layers of another form that train."""
-        small = bool(forms_of(model).layers)
+        """Write a folder of the model as it is, if `export` writes layers of it in another form."""
+        small = forms_of(model) != undense(forms_of(model))
         if small:
             saving.save(model, folder, files=data.files, write=write, dense=False, dtype=dtype)
         return small

@@ -48,6 +48,7 @@ TRAITS = {
     "changes_shapes": "changes shapes of weights between two updates",
     "keeps_own_shapes": "keeps state of parameters in other shapes than they have",
     "holds_trained_forms": "holds weights in another form than as a matrix, and trains them",
+    "has_no_dense_weight": "its layers compute what no dense weight does",
     "needs_global_norm_first": "needs the norm of all gradients before the first update",
     "varies_length": "rows are as long as the longest of their batch",
     "exact_resume": "an interrupted run continues to the bit",
@@ -224,6 +225,12 @@ RULES = (
         "needs_trained_base",
         "holds_trained_forms",
         "it begins with dense weights; leave the section linear out",
+    ),
+    TraitRule(
+        "has_no_dense_weight",
+        "adapts_base",
+        "an adapter adds to a dense weight, and these layers have none; set linear.activation to "
+        "identity, or leave one of them out",
     ),
     TraitRule(
         "has_convolutions",

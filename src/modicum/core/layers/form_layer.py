@@ -22,18 +22,23 @@ class FormLayer(nn.Module):
     """y = x W^T + b, where W [out, in] is held in another form than as a matrix.
 
     A form says which tensors it has (`shapes`), how it computes (`forward`), which weight that is
-    (`to_dense`), and how a weight comes into it (`fitted`). Its arguments are keywords of
-    `__init__`, `shapes`, `workspace` and `between`, and `arguments` gives them back. Without more,
-    the base makes its tensors, trained and with a row for what `dim` 0 counts, and draws them.
+    (`to_dense`) or why there is none (`why_not_dense`), and how a weight comes into it (`fitted`).
+    Its arguments are keywords of `__init__` and of all that is said by shape, and `arguments` gives
+    them back. Without more, the base makes its tensors, trained and with a row for what `dim` 0
+    counts, and draws them.
 
     Attributes:
         trains: whether its tensors take gradients.
         exact: whether `write` and `to_dense` give back any weight, to the layer's dtype.
+        begins_dense: whether a new layer is made of the weight that a dense one would begin with.
+        projects: whether a layer that is made of the weight of another represents it too.
         bias: [out], or None.
     """
 
     trains: ClassVar[bool] = True
     exact: ClassVar[bool] = False
+    begins_dense: ClassVar[bool] = False
+    projects: ClassVar[bool] = True
     in_features: int
     out_features: int
     bias: nn.Parameter | None
@@ -52,6 +57,9 @@ class FormLayer(nn.Module):
         for name, shape in self.shapes(in_features, out_features, **arguments).items():
             empty = torch.empty(shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
+        for name, shape in self.indices(in_features, out_features, **arguments).items():
+            zeros = torch.zeros(shape, dtype=torch.int32, device=device)
+            self.register_buffer(name, zeros)
         offset = torch.empty(out_features, device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if offset is None else nn.Parameter(offset))
 
@@ -74,6 +82,19 @@ class FormLayer(nn.Module):
         raise NotImplementedError(f"{cls.__name__} does not say what shapes its tensors have")
 
     @classmethod
+    def indices(cls, in_features: int, out_features: int, **arguments: Any) -> TensorShapes:
+        """Of buffers of integers, int32, that files and checkpoints hold too, by name.
+
+        `fitted` gives them. They are not trained, and every rank holds all of them.
+        """
+        return {}
+
+    @classmethod
+    def why_not_dense(cls, **arguments: Any) -> str | None:
+        """Why no dense weight computes what a layer with these arguments does; None: one does."""
+        return None
+
+    @classmethod
     def stored(
         cls, in_features: int, out_features: int, item_bytes: int, **arguments: Any
     ) -> StoredRows | None:
@@ -92,6 +113,14 @@ class FormLayer(nn.Module):
         """Elements a position that are kept between a layer's products."""
         return 0
 
+    @classmethod
+    def final(cls, in_features: int, out_features: int, **arguments: Any) -> int:
+        """Elements of the tensors whose products come after all that is kept, for recomputation.
+
+        Here those of the last tensor.
+        """
+        return math.prod(list(cls.shapes(in_features, out_features, **arguments).values())[-1])
+
     def arguments(self) -> dict[str, Any]:
         """Those that make another layer like this one."""
         return {}
@@ -104,14 +133,22 @@ class FormLayer(nn.Module):
         """
         outs, ins = weight.shape
         layer = cls(ins, outs, False, weight.device, weight.dtype, **arguments)
-        with torch.no_grad():
-            for name, value in layer.fitted(weight).items():
-                layer.get_parameter(name).copy_(value)
+        layer.fit(weight)
         layer.register_parameter("bias", None if bias is None else nn.Parameter(bias))
         return layer
 
+    @torch.no_grad()
+    def fit(self, weight: Tensor) -> None:
+        """Put what a weight [out, in] becomes into the layer; of a sharded one, this rank's rows.
+
+        Every rank gives the full weight.
+        """
+        for name, value in self.fitted(weight).items():
+            part, before = own_part(getattr(self, name))
+            part.copy_(value[before : before + part.shape[0]])
+
     def fitted(self, weight: Tensor) -> Mapping[str, Tensor]:
-        """The tensors of this layer that represent `weight` best."""
+        """The tensors of this layer that represent `weight` [out, in] best, by name."""
         raise NotImplementedError(f"{type(self).__name__} is made of no dense weight")
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -154,8 +191,17 @@ class FormLayer(nn.Module):
     def initialise(self, *, std: float, seed: int, name: str) -> None:
         """Draw all tensors but the bias, so that W is on average as large as with entries of `std`.
 
-        A function of seed, the layer's name and the place in the tensor, whoever holds it.
+        A function of seed, the layer's name and the place in the tensor, whoever holds it. A form
+        that `begins_dense` is made of the weight that a dense layer of that name would be given,
+        of which there is one at a time.
         """
+        if self.begins_dense:
+            like = next(self.parameters(recurse=False))
+            weight = torch.empty(
+                self.out_features, self.in_features, dtype=like.dtype, device=like.device
+            )
+            self.fit(normal_(weight, seed=seed, name=f"{name}.weight", std=std))
+            return
         dense = self.in_features * self.out_features
         own = {n: p for n, p in self.named_parameters(recurse=False) if n != "bias"}
         each = std * math.sqrt(dense / sum(p.numel() for p in own.values()))

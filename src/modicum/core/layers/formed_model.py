@@ -13,7 +13,12 @@ from modicum.core.errors import InputError
 from modicum.core.layers.dense_layers import all_layers, untied
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.layer_sites import Site
-from modicum.core.layers.linear_forms import full_weight, linear_form, make_linear
+from modicum.core.layers.linear_forms import (
+    full_weight,
+    linear_form,
+    make_linear,
+    why_not_dense,
+)
 from modicum.core.layers.meta import materialise
 from modicum.core.ranks.sharding import whole
 
@@ -100,7 +105,13 @@ class FormedModel:
         """Put dense layers back with the weights that the forms represent; biases stay as they are.
 
         For files that know dense layers alone. Weights that are sharded over ranks are gathered.
+
+        Raises:
+            InputError: no dense weight computes what some layer does; nothing was changed.
         """
+        for name in self.layers:
+            if (why := why_not_dense(self.model.get_submodule(name))) is not None:
+                raise InputError(f"this layer has no dense weight: {why}", value=name)
         for name, layer in self.layers.items():
             form = self.model.get_submodule(name)
             weight = whole(full_weight(form))
@@ -117,11 +128,12 @@ class FormedModel:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The layers' tensors by name, such as `name.up`, and their biases."""
-        return {
-            f"{name}.{key}": parameter.detach()
-            for name in self.layers
-            for key, parameter in self.model.get_submodule(name).named_parameters(recurse=False)
-        }
+        found: dict[str, Tensor] = {}
+        for name in self.layers:
+            layer = self.model.get_submodule(name)
+            own = *layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)
+            found |= {f"{name}.{key}": tensor.detach() for key, tensor in own}
+        return found
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Put numbers back into a model that was wrapped.

@@ -27,6 +27,18 @@ def _dense_shapes(in_features: int, out_features: int) -> TensorShapes:
     return {"weight": (out_features, in_features)}
 
 
+def _all_elements(in_features: int, out_features: int) -> int:
+    return in_features * out_features
+
+
+def _no_indices(in_features: int, out_features: int) -> TensorShapes:
+    return {}
+
+
+def _is_dense() -> None:
+    return None
+
+
 def _nothing(in_features: int, out_features: int, item_bytes: int = 0) -> int:
     return 0
 
@@ -50,7 +62,8 @@ class LinearForm:
         make: `make(in_features, out_features, bias, device=, dtype=)`, an uninitialised layer.
         from_dense: `from_dense(weight, bias)`, the layer that represents a given weight and bias.
         to_dense: the full weight [out_features, in_features] that a layer represents; of a layer
-            that is sharded over ranks a DTensor, sharded alike.
+            that is sharded over ranks a DTensor, sharded alike. Where `why_not_dense` gives a
+            reason, it is not asked.
         kind: the class of its layers.
         write: `write(layer, weight)` puts another dense weight into a layer, in place; of a layer
             that is sharded over ranks each rank gives its own rows. None: the form cannot.
@@ -61,12 +74,17 @@ class LinearForm:
         trains: whether the weight takes gradients. One that does not learns through adapters only.
         shapes: `shapes(in_features, out_features)`, of the tensors that a file holds of the
             weight, by their names: those of the layer where it trains, else the dense weight.
+        indices: `indices(in_features, out_features)`, of buffers of integers, int32, by name.
+        why_not_dense: `why_not_dense()`, why no dense weight computes what a layer with these
+            arguments does, in a sentence without a full stop; None: one does.
         stored: `stored(in_features, out_features, item_bytes)`, for each tensor how many rows it
             has and the bytes of one, where those are not what `shapes` says; else None.
         workspace: `workspace(in_features, out_features, item_bytes)`, the bytes that a layer takes
             for as long as its product is computed; products have `item_bytes` an element.
         between: `between(in_features, out_features)`, the elements a position that are kept between
             a layer's products for the backward pass.
+        final: `final(in_features, out_features)`, elements of the tensors whose products come after
+            all that is kept, so that a block that is recomputed leaves them out.
         arguments: of a layer, those that make another one like it.
     """
 
@@ -80,9 +98,12 @@ class LinearForm:
     shift: Callable[[Any, Tensor], Mapping[str, Tensor] | None] | None = None
     trains: bool = True
     shapes: Callable[..., TensorShapes] = _dense_shapes
+    indices: Callable[..., TensorShapes] = _no_indices
+    why_not_dense: Callable[..., str | None] = _is_dense
     stored: Callable[..., StoredRows | None] = _as_shaped
     workspace: Callable[..., int] = _nothing
     between: Callable[..., int] = _nothing
+    final: Callable[..., int] = _all_elements
     arguments: Callable[[Any], Mapping[str, Any]] = _no_arguments
 
     @classmethod
@@ -99,9 +120,12 @@ class LinearForm:
             shift=None if kind.shift is FormLayer.shift else kind.shift,
             trains=kind.trains,
             shapes=kind.shapes,
+            indices=kind.indices,
+            why_not_dense=kind.why_not_dense,
             stored=kind.stored,
             workspace=kind.workspace,
             between=kind.between,
+            final=kind.final,
             arguments=kind.arguments,
         )
 
@@ -131,14 +155,20 @@ class LinearForm:
         item_bytes: int = 4,
         **arguments: Any,
     ) -> int:
-        """Bytes of a layer's parameters, those that are no codes with `item_bytes` an element.
+        """Bytes of a layer's tensors, those that are no codes with `item_bytes` an element.
 
         >>> DENSE.weight_bytes(6, 4, bias=True)
         112
         """
         tensors = self.rows(in_features, out_features, item_bytes, **arguments)
         held = sum(rows * each for rows, each in tensors)
+        held += self.index_bytes(in_features, out_features, **arguments)
         return held + bias * out_features * item_bytes
+
+    def index_bytes(self, in_features: int, out_features: int, **arguments: Any) -> int:
+        """Bytes of a layer's buffers of integers."""
+        shapes = self.indices(in_features, out_features, **arguments).values()
+        return sum(4 * math.prod(shape) for shape in shapes)
 
     @torch.no_grad()
     def round_trip(self, weight: Tensor, **arguments: Any) -> Tensor:
@@ -234,12 +264,20 @@ def full_weight(module: nn.Module) -> Tensor:
     """The dense weight [out_features, in_features] that a linear layer represents.
 
     Raises:
-        InputError: the module is no linear layer.
+        InputError: the module is no linear layer, or no dense weight computes what it does.
     """
     form = form_of(module)
     if form is None:
         raise InputError("no linear form is known for this layer", value=type(module).__name__)
+    if (why := why_not_dense(module)) is not None:
+        raise InputError(f"this layer has no dense weight: {why}", value=form.name)
     return form.to_dense(module)
+
+
+def why_not_dense(module: nn.Module) -> str | None:
+    """Why no dense weight computes what a linear layer does; None: one does, or it is no layer."""
+    form = form_of(module)
+    return None if form is None else form.why_not_dense(**form.arguments(module))
 
 
 def write_weight(module: nn.Module, weight: Tensor) -> None:
@@ -278,6 +316,16 @@ def forms_of(model: nn.Module) -> FormPlan:
     return FormPlan(layers=found)
 
 
+def undense(plan: FormPlan) -> FormPlan:
+    """Of a plan the layers that no dense weight represents."""
+    kept = {
+        name: form
+        for name, form in plan.layers.items()
+        if linear_form(form.name).why_not_dense(**form.arguments) is not None
+    }
+    return FormPlan(layers=kept)
+
+
 @torch.no_grad()
 def fit_weight(module: nn.Module, weight: Tensor) -> None:
     """Put into a layer what its form makes of a dense weight [out_features, in_features].
@@ -290,6 +338,9 @@ def fit_weight(module: nn.Module, weight: Tensor) -> None:
     form = form_of(module)
     if form is None:
         raise InputError("no linear form is known for this layer", value=type(module).__name__)
+    if isinstance(module, FormLayer) and module.trains:
+        module.fit(weight)
+        return
     made = dict(form.from_dense(weight, None, **form.arguments(module)).named_parameters())
     for name, parameter in module.named_parameters(recurse=False):
         if name in made:

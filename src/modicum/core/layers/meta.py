@@ -11,6 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from modicum.core.contracts.parameters import keeping_metadata
+from modicum.core.layers.form_layer import FormLayer
 from modicum.core.ranks.sharding import is_sharded
 
 
@@ -72,6 +73,9 @@ def _materialise(module: nn.Module, device: torch.device | str) -> None:
         for name, parameter in part.named_parameters(recurse=False):
             empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
             setattr(part, name, nn.Parameter(empty, requires_grad=parameter.requires_grad))
+        if isinstance(part, FormLayer):
+            for name, buffer in part.named_buffers(recurse=False):
+                setattr(part, name, torch.zeros_like(buffer, device=device))
 
 
 class _Unfilled(TorchFunctionMode):

@@ -111,6 +111,11 @@ class TransformersModel(nn.Module):
                     layer = cast(nn.Linear, module)
                     drawn = torch.randn(layer.out_features, layer.in_features)
                     write_weight(module, 0.02 * drawn.to(next(module.parameters()).device))
+                elif isinstance(module, FormLayer) and module.begins_dense:
+                    like = next(module.parameters(recurse=False))
+                    dense = nn.Linear(module.in_features, module.out_features, bias=False)
+                    begin_module(self, dense)
+                    module.fit(dense.weight.to(like.device, like.dtype))
                 elif isinstance(module, FormLayer):
                     module.initialise(std=0.02, seed=seed, name=name)
                 else:

@@ -176,7 +176,8 @@ def _checked(
     kept |= {name: made[name] for name in buffers if name in made}
     for name in [*first.values(), *buffers]:
         if name in kept:
-            check_stored(name, kept[name], tuple(wanted[name].shape))
+            integers = not wanted[name].is_floating_point()
+            check_stored(name, kept[name], tuple(wanted[name].shape), integers=integers)
         elif heads is not None and heads.begins(name):
             continue
         elif name not in buffers or not may_be_missing(model, name):

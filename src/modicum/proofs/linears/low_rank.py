@@ -10,39 +10,15 @@ is half of those of a decoder, and both factors are trained, where the paper fix
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from modicum.core.layers.meta import on_meta
 from modicum.linears.low_rank import LowRank
-from modicum.models import ModelConfig
-from modicum.models.llama import Llama
-from modicum.optim import AdamW
 from modicum.proofs.base import ProofRun, ratios
 from modicum.proofs.bench.sweep import Sweep, Swept
-from modicum.proofs.optim.text_bench import Plain, Text, TextResult, TextSize
+from modicum.proofs.linears.formed_text import FormedSize, trained
+from modicum.proofs.optim.text_bench import TextResult
 
 RATES = (2e-3, 4e-3, 8e-3)
-
-
-@dataclass(frozen=True)
-class FormedSize(TextSize):
-    """The experiment with a decoder whose projections take factors, or stay dense.
-
-    Args:
-        form: that gives them factors; None for none.
-    """
-
-    form: LowRank | None = None
-
-    @property
-    def model(self) -> ModelConfig:
-        """The decoder over characters."""
-        config = super().model
-        if self.form is None:
-            return config
-        with on_meta():
-            return replace(config, forms=self.form.plan(Llama(config)))
-
 
 QUICK = FormedSize(width=64, layers=2, mlp_width=172, tokens=64, rows=8, steps=450)
 FULL = FormedSize(width=128, layers=2, mlp_width=344, tokens=64, rows=8, steps=1000)
@@ -61,7 +37,7 @@ def prove(run: ProofRun) -> None:
         null_is="factors of rank 1 in their place",
         planted=LowRank(share=0.55),
     )
-    factored = replace(dense, form=form)
+    factored = dense.taking(form)
     sweep: Sweep[FormedSize, TextResult] = Sweep(run, trained, lambda outcome: outcome.loss)
 
     def best(name: str, size: FormedSize) -> Swept[TextResult]:
@@ -89,8 +65,3 @@ def prove(run: ProofRun) -> None:
     )
     over = ratios(mine.each("loss"), rival.each("loss"))
     run.against("a narrower dense decoder", "held-out loss at as many parameters", over)
-
-
-def trained(size: FormedSize, rate: float, seed: int) -> TextResult:
-    """What a decoder of this size comes to."""
-    return Text(size, seed).train(Plain(AdamW.value()), rate)

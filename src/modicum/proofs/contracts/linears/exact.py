@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modicum.core.errors import InputError
 from modicum.core.layers.form_layer import FormLayer
-from modicum.core.layers.linear_forms import DENSE, form_of, full_weight, write_weight
+from modicum.core.layers.linear_forms import (
+    DENSE,
+    form_of,
+    full_weight,
+    why_not_dense,
+    write_weight,
+)
+from modicum.core.random import normal_
 from modicum.proofs.contracts.base import NotApplicable
 from modicum.proofs.contracts.linears.subjects import (
     LinearSubject,
     assert_close,
+    assert_same,
+    dense_check,
     form_of_value,
     layers,
     linears_check,
@@ -20,7 +32,7 @@ from modicum.proofs.contracts.linears.subjects import (
 )
 
 
-@linears_check()
+@dense_check()
 def check_it_is_the_linear_map_of_its_weight(subject: LinearSubject) -> None:
     """In float64 a layer computes x W^T + b with the W that it says it represents."""
     for layer, weight, _ in layers(small(subject), torch.float64):
@@ -33,13 +45,13 @@ def check_it_is_the_linear_map_of_its_weight(subject: LinearSubject) -> None:
             assert_close(layer(x), F.linear(x, dense, bias), 1e-6, f"inputs {[*x.shape]}")
 
 
-@linears_check()
+@dense_check()
 def check_what_it_represents_it_keeps(subject: LinearSubject) -> None:
     """A layer made of the weight that another represents represents it too, to 1e-5."""
     form = form_of_value(small(subject))
     for layer, weight, arguments in layers(small(subject)):
-        assert form_of(layer) is form, "the form does not know its layers"
-        assert dict(form.arguments(layer)) == arguments, "a layer tells other arguments"
+        if isinstance(layer, FormLayer) and not layer.projects:
+            raise NotApplicable("what the form makes of a weight is another one each time")
         held = full_weight(layer).detach()
         again = form.round_trip(held, **arguments)
         scale = held.norm().item() or 1.0
@@ -50,6 +62,49 @@ def check_what_it_represents_it_keeps(subject: LinearSubject) -> None:
 
 
 @linears_check()
+def check_it_knows_its_layers(subject: LinearSubject) -> None:
+    """A layer is known as one of its form, and gives the arguments that it was made with."""
+    form = form_of_value(small(subject))
+    for layer, _, arguments in layers(small(subject)):
+        assert form_of(layer) is form, "the form does not know its layers"
+        assert dict(form.arguments(layer)) == arguments, "a layer tells other arguments"
+
+
+@linears_check(needs=("has_no_dense_weight",))
+def check_it_says_why_it_has_no_dense_weight(subject: LinearSubject) -> None:
+    """It is no linear map, and whoever asks for its dense weight is given the reason."""
+    for layer, weight, _ in layers(small(subject), torch.float64):
+        assert why_not_dense(layer), "it says that no dense weight does, and not why"
+        x = numbers(3, weight.shape[1], dtype=torch.float64)
+        zero = layer(torch.zeros_like(x))
+        gap = (layer(2 * x) - zero) - 2 * (layer(x) - zero)
+        assert gap.norm() > 1e-6 * layer(x).norm(), "it is a linear map"
+        said = ""
+        try:
+            full_weight(layer)
+        except InputError as error:
+            said = str(error)
+        assert str(why_not_dense(layer)) in said, "asked for its dense weight it gives no reason"
+
+
+@linears_check(needs=("has_no_dense_weight",))
+def check_gradients_of_all_tensors(subject: LinearSubject) -> None:
+    """In float64 inputs and trained tensors get the gradients that differences give."""
+    for layer, weight, _ in layers(small(subject), torch.float64):
+        x = numbers(3, weight.shape[1], dtype=torch.float64).requires_grad_()
+        names, own = zip(*layer.named_parameters(), strict=True)
+
+        def output(
+            inputs: Tensor, *values: Tensor, layer: nn.Module = layer, names: Any = names
+        ) -> Tensor:
+            named = dict(zip(names, values, strict=True))
+            found: Tensor = torch.func.functional_call(layer, named, (inputs,))
+            return found
+
+        assert torch.autograd.gradcheck(output, (x, *own), fast_mode=True)
+
+
+@dense_check()
 def check_written_is_made(subject: LinearSubject) -> None:
     """Writing a weight into a layer gives the bits of a layer that is made of it."""
     form = form_of_value(small(subject))
@@ -62,7 +117,7 @@ def check_written_is_made(subject: LinearSubject) -> None:
         assert torch.equal(full_weight(layer), full_weight(made)), "written, it is another"
 
 
-@linears_check()
+@dense_check()
 def check_takes_shifts_of_its_tiles(subject: LinearSubject) -> None:
     """A change that is one number in each tile is taken, to 1 %, and any other is not.
 
@@ -90,7 +145,7 @@ def check_takes_shifts_of_its_tiles(subject: LinearSubject) -> None:
         assert_close(full_weight(layer), before + change, 1e-2, "shifted, it is another")
 
 
-@linears_check()
+@dense_check()
 def check_gradients_of_inputs(subject: LinearSubject) -> None:
     """In float64 inputs and bias get the gradients of the dense layer."""
     for layer, weight, _ in layers(small(subject), torch.float64):
@@ -105,7 +160,7 @@ def check_gradients_of_inputs(subject: LinearSubject) -> None:
             assert_close(found[1], out.sum(0), 1e-9, "the bias's gradient")
 
 
-@linears_check()
+@dense_check()
 def check_gradients_of_the_weight(subject: LinearSubject) -> None:
     """In float64 its tensors get the gradients that they get through the dense weight, or none."""
     form = form_of_value(small(subject))
@@ -145,28 +200,41 @@ def check_no_chance(subject: LinearSubject) -> None:
     state = torch.get_rng_state()
     pairs = zip(layers(small(subject)), layers(small(subject)), strict=True)
     for (one, _, _), (other, _, _) in pairs:
-        assert torch.equal(full_weight(one), full_weight(other)), "two are different"
+        assert_same(one.state_dict(), other.state_dict(), "two are different")
     assert torch.equal(torch.get_rng_state(), state), "making a layer draws from torch's generator"
 
 
 @linears_check()
 def check_drawn_anew(subject: LinearSubject) -> None:
-    """New layers' weights are as large as dense ones on average, a function of seed and name."""
+    """New layers' weights are as large as dense ones on average, a function of seed and name.
+
+    Those of a form that begins with the dense layer's own weight are what that becomes.
+    """
     value = small(subject)
     form = form_of_value(value)
     arguments = value.arguments(192, 160)
     if form is DENSE or not form.trains or arguments is None:
         raise NotApplicable("its new layers are made of dense weights")
 
-    def drawn(seed: int, name: str) -> Tensor:
+    def drawn(seed: int, name: str) -> FormLayer:
         layer: nn.Module = form.make(192, 160, False, **arguments)
         assert isinstance(layer, FormLayer)
         with torch.no_grad():
             layer.initialise(std=0.5, seed=seed, name=name)
-        return full_weight(layer).detach()
+        return layer
 
-    size = drawn(0, "a").square().mean().sqrt().item()
-    assert 0.42 < size < 0.58, f"entries that should be 0.5 on average are {size:.3f}"
-    assert torch.equal(drawn(0, "a"), drawn(0, "a")), "drawn twice, it is another"
+    begun = drawn(0, "a")
+    if begun.begins_dense:
+        weight = normal_(torch.empty(160, 192), seed=0, name="a.weight", std=0.5)
+        made = form.from_dense(weight, None, **arguments)
+        assert_same(begun.state_dict(), made.state_dict(), "it is not made of the dense weight")
+    else:
+        size = full_weight(begun).detach().square().mean().sqrt().item()
+        assert 0.42 < size < 0.58, f"entries that should be 0.5 on average are {size:.3f}"
+    own = begun.state_dict()
+    assert_same(own, drawn(0, "a").state_dict(), "drawn twice, it is another")
     for seed, name in ((1, "a"), (0, "b")):
-        assert not torch.equal(drawn(0, "a"), drawn(seed, name)), "seed or name have no part in it"
+        other = drawn(seed, name).state_dict()
+        assert not all(torch.equal(own[key], other[key]) for key in own), (
+            "seed or name have no part in it"
+        )

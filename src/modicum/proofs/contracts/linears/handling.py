@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from modicum.core.errors import InputError
+from modicum.core.layers.form_layer import FormLayer
 from modicum.core.layers.form_plan import FormPlan
-from modicum.core.layers.linear_forms import DENSE, form_of, full_weight, linear_form
+from modicum.core.layers.formed_model import FormedModel
+from modicum.core.layers.linear_forms import DENSE, form_of, full_weight, linear_form, undense
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.models import ModelConfig, huggingface, saving
 from modicum.models.decoders import config_of
@@ -21,6 +23,7 @@ from modicum.proofs.contracts.base import NotApplicable
 from modicum.proofs.contracts.linears.subjects import (
     LinearSubject,
     assert_close,
+    assert_same,
     decoder,
     decoder_config,
     form_of_value,
@@ -88,20 +91,28 @@ def check_state_dict(subject: LinearSubject) -> None:
 
 @linears_check()
 def check_put_in_and_taken_out(subject: LinearSubject) -> None:
-    """Converted, a model holds what its weights become; merged, it is dense and the same."""
+    """Converted, a model holds what its weights become; merged, it is dense and the same.
+
+    Where no dense weight represents a layer, merging is refused, and nothing is changed.
+    """
     value, model, x = small(subject), odd_model(), numbers(6, 7)
     before = {name: full_weight(m).detach().clone() for name, m in _linears(model).items()}
     handle = value.convert(model)
     for name, form in handle.plan.layers.items():
-        made = linear_form(form.name).round_trip(before[name], **form.arguments)
-        layer = model.get_submodule(name)
-        assert torch.equal(full_weight(layer), made), f"{name} holds something else"
+        made = linear_form(form.name).from_dense(before[name], None, **form.arguments)
+        own = model.get_submodule(name).state_dict()
+        made.register_parameter("bias", model.get_submodule(name)._parameters["bias"])
+        assert_same(own, made.state_dict(), f"{name} holds something else")
     converted = model(x)
     twin = value.wrap(odd_model())
     for tensor in twin.state_dict().values():
         tensor.zero_()
     twin.load_state_dict(handle.state_dict())
     assert torch.equal(twin.model(x), converted), "the same tensors give other outputs"
+    if "has_no_dense_weight" in value.traits:
+        assert _refuses_to_merge(handle), "merging is not refused"
+        assert torch.equal(model(x), converted), "refusing to merge changes the model"
+        return
     handle.merge()
     assert all(type(module) is nn.Linear for module in _linears(model).values())
     assert len(_linears(model)) == len(before), "merging loses layers"
@@ -110,11 +121,15 @@ def check_put_in_and_taken_out(subject: LinearSubject) -> None:
 
 @linears_check(proves="export")
 def check_files(subject: LinearSubject) -> None:
-    """A decoder's files hold dense weights that compute the same, or its own tensors to the bit."""
+    """A decoder's files hold dense weights that compute the same, or its own tensors to the bit.
+
+    Where no dense weight represents a layer, both folders hold its own tensors.
+    """
     model, ids = decoder(small(subject)), tokens()
     with tempfile.TemporaryDirectory() as folder:
         dense = huggingface.load(saving.save(model, f"{folder}/dense"))
-        assert config_of(dense).forms.plain, "the dense folder is of other forms"
+        kept = undense(model.config.forms)
+        assert config_of(dense).forms == kept, "the dense folder is of other forms"
         assert_close(dense(ids), model(ids), 1e-4, "the dense folder computes something else")
         if not form_of_value(small(subject)).trains:
             return
@@ -125,8 +140,24 @@ def check_files(subject: LinearSubject) -> None:
         with on_meta():
             filled = Llama(model.config)
         materialise(filled, "cpu")
+        huggingface.fill(filled, small_folder)
+        assert torch.equal(filled(ids), model(ids)), "filled from the small folder it is another"
+        if not kept.layers and not all(map(_projects, _linears(model).values())):
+            return
         huggingface.fill(filled, f"{folder}/dense")
         assert_close(filled(ids), model(ids), 1e-4, "filled from dense weights it is another")
+
+
+def _projects(layer: nn.Module) -> bool:
+    return not isinstance(layer, FormLayer) or layer.projects
+
+
+def _refuses_to_merge(handle: FormedModel) -> bool:
+    try:
+        handle.merge()
+    except InputError as error:
+        return "no dense weight" in str(error)
+    return False
 
 
 def _linears(model: nn.Module) -> dict[str, nn.Module]:

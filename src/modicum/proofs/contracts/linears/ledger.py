@@ -33,7 +33,7 @@ def check_bytes_of_a_layer(subject: LinearSubject) -> None:
         for layer, weight, arguments in layers(small(subject), dtype):
             outs, ins = weight.shape
             bias = layer._parameters["bias"] is not None
-            real = sum(tensor.nbytes for tensor in layer.parameters())
+            real = sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers()))
             said = form.weight_bytes(ins, outs, bias, dtype.itemsize, **arguments)
             assert said == real, f"{[outs, ins]}, {dtype}: it says {said} bytes, there are {real}"
 
@@ -60,7 +60,7 @@ def check_bytes_of_a_decoder(subject: LinearSubject) -> None:
     # Frozen weights alone are what an adapter works on; here it keeps nothing.
     adapted = AdapterActivations() if frozen_linears(model) else None
     said = ledger(config, SHAPE, adapted=adapted).bytes("weight")
-    real = tensor_bytes(list(model.parameters()))
+    real = tensor_bytes([*model.parameters(), *model.buffers()])
     assert said == real, f"the ledger says {said} bytes of weights, there are {real}"
     assert held(config, 4).keys() == config.parameter_shapes().keys()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,8 @@ from modicum.proofs.contracts.compress.subjects import next_token as next_token
 LinearSubject = type[LinearMethod] | LinearMethod
 
 linears_check = partial(check, "linears")
+# For checks that ask which dense weight a layer is.
+dense_check = partial(check, "linears", unless=("has_no_dense_weight",))
 # Inputs, outputs, bias: odd ones, more and fewer outputs than inputs, and several groups of codes.
 SIZES = ((7, 5, True), (5, 13, False), (129, 33, True), (64, 96, False))
 
@@ -35,6 +37,12 @@ def small(subject: LinearSubject, **fields: Any) -> LinearMethod:
     if isinstance(subject, LinearMethod):
         return type(subject)(**(subject.model_dump() | fields))
     return subject.tiny(**fields)
+
+
+def assert_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], why: str) -> None:
+    """Two layers' tensors are the same to the bit."""
+    assert one.keys() == other.keys(), why
+    assert all(torch.equal(one[name], other[name]) for name in one), why
 
 
 def form_of_value(value: LinearMethod) -> LinearForm:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from modicum.adapters.lora import LoRA
-from modicum.core.layers.linear_forms import full_weight
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
@@ -109,7 +108,7 @@ def sharded(ranks: Ranks, value: LinearMethod) -> RankFinding:
     materialise(model, "cpu")
     model.initialise(0)
     strategy.start(model)
-    begun = {name: _sum(whole(full_weight(layer).detach())) for name, layer in _formed(model)}
+    begun = _sums(model)
     optimizer = _optimizer(model)
     losses = []
     for step in range(3):
@@ -127,7 +126,7 @@ def sharded(ranks: Ranks, value: LinearMethod) -> RankFinding:
 
 def _alone(value: LinearMethod) -> dict[str, Any]:
     model = decoder(value)
-    begun = {name: _sum(full_weight(layer).detach()) for name, layer in _formed(model)}
+    begun = _sums(model)
     optimizer = _optimizer(model)
     losses = []
     for step in range(3):
@@ -139,18 +138,19 @@ def _alone(value: LinearMethod) -> dict[str, Any]:
     return {"begun": begun, "losses": losses}
 
 
-def _formed(model: Llama) -> list[tuple[str, nn.Module]]:
-    return [(n, model.get_submodule(n)) for n in model.config.forms.layers]
-
-
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
     trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
     return torch.optim.AdamW(trained, lr=1e-2)
 
 
-def _sum(weight: Tensor) -> list[float]:
-    """Numbers that tell one weight from another."""
-    return [weight.double().sum().item(), weight.double().square().sum().item()]
+def _sums(model: Llama) -> dict[str, list[float]]:
+    """Numbers that distinguish the tensors of its layers in forms from others."""
+    found = {}
+    for layer in model.config.forms.layers:
+        for name, tensor in model.get_submodule(layer).state_dict().items():
+            full = whole(tensor.detach()).double()
+            found[f"{layer}.{name}"] = [full.sum().item(), full.square().sum().item()]
+    return found
 
 
 def _loss(model: nn.Module, step: int) -> Tensor:
