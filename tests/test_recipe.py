@@ -105,7 +105,16 @@ MISTAKES = [
     ),
     ("training: 5\n", ":1: training: expected a section with keys (found: 5)"),
     ("training: [a]\n", ":1: training: expected a section with keys (found: ['a'])"),
-    ("adapter: lora\n", ":1: adapter: expected a section with keys (found: 'lora')"),
+    (
+        "adapter: lora\n",
+        ":1: adapter: expected a section with keys (found: 'lora'); allowed: adapter: "
+        "{method: lora}",
+    ),
+    (
+        "model: my/model\n",
+        ":1: model: expected a section with keys (found: 'my/model'); allowed: model: "
+        "{path: my/model}",
+    ),
     ("data:\n  boundaries: yes\n", ":2: data.boundaries: expected true or false (found: 'yes')"),
     ("data:\n  include: '*.py'\n", ":2: data.include: expected a list (found: '*.py')"),
     ("data:\n  include:\n  - a\n  - 3\n", ":4: data.include.1: expected text (found: 3)"),
@@ -184,7 +193,7 @@ MISTAKES = [
         "adapter:\n  method: 3\n",
         f":2: adapter.method: expected a method's name; allowed: {ADAPTERS}",
     ),
-    ("plugins:\n- mine.py\n", ":2: plugins.0: there is no such plugin file (found: 'mine.py')"),
+    ("plugins:\n- mine.py\n", ":2: plugins.0: there is no such file of methods (found: 'mine.py')"),
     # methods that do not combine
     (
         "adapter:\n  method: lora\n",

@@ -120,8 +120,9 @@ def test_a_layer_of_a_decoder_layer_and_of_a_subclass_that_changes_nothing_is_ta
 
 def test_stacked_matrices_are_listed() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4))
-    with pytest.warns(UserWarning, match=r"\*\.weight_ih_l0"):
+    with pytest.warns(UserWarning, match=r"\*\.weight_ih_l0") as caught:
         adapter = LoRA(rank=1).attach(model)
+    assert caught[0].filename == __file__
     assert adapter.left_out == dict.fromkeys(
         ("1.weight_ih_l0", "1.weight_hh_l0"), "a matrix that is no linear layer"
     )

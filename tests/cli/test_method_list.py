@@ -52,7 +52,7 @@ def test_a_line_has_how_it_was_checked_and_both_parts_of_its_verdict() -> None:
         for i, loads in zip(infos, (None, "peft, vLLM"), strict=True)
     ]  # fmt: skip
     lines = [re.split("  +", line) for line in text(records).splitlines()]
-    assert lines[0] == ["optim (2)", "Checked", "Claim", "Rival", "What it is"]
+    assert lines[0] == ["optim (2)", "Checked", "Claim", "Against", "What it is"]
     assert lines[1] == ["a_b", "paper", "–", "–", "one thing"]
     assert lines[2] == ["c", "code", "in part", "worse", "Another: thing"]
     assert ["not yet run on GPU: all but c"] in lines

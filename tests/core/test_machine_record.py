@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from modicum.core.errors import ModicumError
+from modicum.core.errors import Interrupted, ModicumError
 from modicum.core.machine import record
+from modicum.core.machine.probe_line import PARTS
 from modicum.core.machine.record import MachineRecord, ProbeFailed, machine_record, remembered
+from modicum.trainer import probe
 
 # It measures nothing, and counts how often it was asked.
 PROBE = """
@@ -184,6 +188,7 @@ def test_an_accelerator_has_a_record_of_its_own_by_its_name(folder, monkeypatch)
 ASK = """
 import sys
 from modicum.core.machine import record
+from modicum.core.machine.probe_line import PARTS
 record.PROBE = "fake_probe"
 print(record.machine_record().when)
 """
@@ -265,6 +270,57 @@ def test_a_probe_that_does_not_end_is_stopped(folder, monkeypatch):
     monkeypatch.setattr(record, "LIMIT_SECONDS", 0.2)
     with pytest.raises(ProbeFailed, match=r"took over 0\.2 s"):
         machine_record(say=quiet)
+
+
+def test_a_probe_that_is_ended_from_outside_is_one_sentence(folder, monkeypatch):
+    (folder / "fake_probe.py").write_text("import os; os.kill(os.getpid(), 15)")
+    with pytest.raises(ProbeFailed, match=r"was ended by SIGTERM, from outside; the same command"):
+        machine_record(say=quiet)
+
+
+def test_a_part_of_the_probe_that_is_stopped_stops_the_probe(tmp_path, monkeypatch):
+    def stopped(_: Path) -> dict[str, float]:
+        raise Interrupted("stopped by SIGTERM")
+
+    if (child := os.fork()) == 0:
+        probe._alone(tmp_path / "part", stopped)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGTERM
+
+
+def test_a_probe_that_measures_part_after_part_is_not_stopped(folder, monkeypatch):
+    part = "time.sleep(0.2); print(1, file=sys.stderr, flush=True)"
+    busy = f"import sys, time\nfor _ in range(8): {part}"
+    (folder / "fake_probe.py").write_text(f"{busy}\n{PROBE}")
+    monkeypatch.setattr(record, "LIMIT_SECONDS", 1.4)  # less than all of them take
+    assert machine_record(say=quiet).loaded_bytes == 7_000_000
+
+
+def test_on_a_terminal_a_line_says_how_far_the_measuring_is(folder, monkeypatch, capsys):
+    slow = "import sys, time\nprint('a\\nb', file=sys.stderr, flush=True); time.sleep(1.2)"
+    (folder / "fake_probe.py").write_text(f"{slow}\n{PROBE}")
+    machine_record(say=quiet)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    machine_record(again=True, say=quiet)
+    shown = capsys.readouterr().err
+    assert re.search(r"\r\x1b\[K  \d+ s, 2 of 11 parts measured", shown)
+    assert shown.endswith("\r\x1b[K")
+
+
+def test_the_probe_has_as_many_parts_as_the_line_says(tmp_path, monkeypatch):
+    figures = dict.fromkeys(("compiler", "grown", "tensors", "efficiency"), 1.0) | {"width": 64}
+    names: list[str] = []
+
+    def alone(out: Path, _: object) -> dict[str, float]:
+        names.append(out.name)
+        return figures | {"small": float(len(names))}
+
+    monkeypatch.setattr(probe, "_alone", alone)
+    probe._figures(tmp_path, "cpu")
+    assert len(names) == len(set(names)) == PARTS
 
 
 def test_a_record_that_is_assumed_is_not_measured(folder):

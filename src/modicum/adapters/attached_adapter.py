@@ -134,7 +134,7 @@ class AttachedAdapter(Attachment):
             leave_out_of_ddp(model, generated_names(model, name))
         watch_first_pass(model)
         if self.left_out:
-            warnings.warn(what_is_left_out(self.left_out), stacklevel=4)
+            warnings.warn(what_is_left_out(self.left_out), stacklevel=3)
 
     @property
     def instead(self) -> dict[str, str]:

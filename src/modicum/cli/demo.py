@@ -12,6 +12,7 @@ from typing import Any
 
 from modicum.cli.tables import table
 from modicum.core.errors import ModicumError
+from modicum.core.machine.child_process import signal_name
 from modicum.core.units import format_bytes, format_duration
 from modicum.report.numbers import quantity
 
@@ -40,7 +41,10 @@ def run_demo(runs: Path, progress: str) -> None:
             command += ["--set", f"model.path={runs / PARTS[0][0]}"]
         code = _finish(command)
         if code:
-            failure = DemoFailed(f"{name} ended with exit code {code}")
+            ended = (
+                f"ended with exit code {code}" if code > 0 else f"was ended by {signal_name(-code)}"
+            )
+            failure = DemoFailed(f"{name} {ended}; the same command goes on where it stopped")
             failure.exit_code = code if code > 0 else 1  # type: ignore[misc]
             raise failure
     show_results(runs)

@@ -16,14 +16,14 @@ from modicum.core.contracts.method import NOT_ON_GPU, RUN_ON_GPU
 _NONE = "–"  # where nothing was checked, or nothing is shown
 _CHECKED = {"verified against code": "code", "against paper": "paper", "reconstructed": _NONE}
 _CLAIM = {"not shown here": _NONE, "does not hold": "no", "holds": "holds", "in part": "in part"}
-_HEADERS = ("Checked", "Claim", "Rival", "Loads in", "What it is")
+_HEADERS = ("Checked", "Claim", "Against", "Loads in", "What it is")
 # A title's column is no narrower than this: else titles stand below, at the full width.
 _TITLE = 30
 _WIDE = 100  # columns from which on there is room to say where an adapter loads
 _LEGEND = (
     "checked: against the authors' code, or the paper; –: reconstructed",
     "claim: how far the paper's headline was found here; –: not shown here",
-    "rival: how it stands against the best simple alternative at equal budget; –: not shown here",
+    "against: how it stands against the best simple alternative at equal budget; –: not shown here",
     "`modicum methods NAME` says why, where a method loads, and what it takes",
 )
 

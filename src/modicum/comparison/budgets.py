@@ -47,7 +47,7 @@ class SharedBudget:
         """
         kind, separator, amount = text.partition("=")
         if kind not in KINDS or not separator:
-            raise InputError("is no budget", field="--budget", value=text, allowed=_FORMAT,
+            raise InputError("not a budget", field="--budget", value=text, allowed=_FORMAT,
                              candidates=KINDS, word=kind)  # fmt: skip
         readers: Mapping[str, Callable[[str], float]] = {"tokens": parse_count, "seconds": float}
         try:
@@ -55,7 +55,7 @@ class SharedBudget:
         except ValueError:
             value = 0.0
         if not 0 < value < float("inf"):
-            raise InputError("is no amount", field="--budget", value=text, allowed=_FORMAT)
+            raise InputError("not an amount", field="--budget", value=text, allowed=_FORMAT)
         return cls(kind, value)  # type: ignore[arg-type]
 
     @property

@@ -6,6 +6,7 @@ the paths exist, does the data parse) is checked by `modicum.plan`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -13,7 +14,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError, model_validator
 
 from modicum.core.contracts.catalog import MethodRecord, added
-from modicum.core.contracts.method import Method, Strings, describe
+from modicum.core.contracts.method import NO_SECTION, Method, Strings, describe
 from modicum.core.contracts.traits import TraitHolder, clashes
 from modicum.core.errors import InputError
 from modicum.recipe.cost import CostSection
@@ -105,7 +106,7 @@ class Recipe(Section):
         # These raise InputError, which pydantic passes through as it is.
         for index, plugin in enumerate(self.plugins):
             if not Path(plugin).is_file():
-                problem = "there is no such plugin file"
+                problem = "there is no such file of methods"
                 raise InputError(problem, field=f"plugins.{index}", value=plugin)
         try:
             added(self.plugins)
@@ -296,7 +297,14 @@ class Recipe(Section):
 
 
 def _with_home(said: InputError, name: int | str) -> InputError:
-    """The error, with the one place where a key of this name is known, where it is at another."""
+    """The error, with the one place where a key of this name is known, where it is at another.
+
+    Of a word in the place of a section, with the section that was meant.
+    """
+    key = "method" if name in SLOTS else {"model": "path", "data": "path"}.get(str(name))
+    if said.problem == NO_SECTION and key and re.fullmatch(r"[\w./-]{1,80}", str(said.value)):
+        meant = f"{name}: {{{key}: {said.value}}}"
+        return InputError(said.problem, field=said.field, value=said.value, allowed=meant)
     if said.problem != "unknown key":
         return said
     sections = Recipe.model_fields.items()

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from typing import Any
 import torch
 
 from modicum.core.contracts.ledger import MAPPED_FROM
+from modicum.core.errors import Interrupted
 from modicum.core.files import write_json
 from modicum.core.machine import this_machine
 from modicum.core.machine.memory import forget_peak, peak_resident_bytes, resident_bytes
@@ -158,16 +161,28 @@ def _alone(out: Path, work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         try:
             write_json(out.with_suffix(".json"), work(out))
             code = 0
+        except Interrupted:
+            _end_by(signal.SIGTERM)
         finally:
             if code:
                 traceback.print_exc()
             sys.stderr.flush()
             os._exit(code)
-    if status := os.waitpid(child, 0)[1]:
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        _end_by(os.WTERMSIG(status))
+    if status:
         raise ChildProcessError(f"the run {out.name} ended with status {status}")
     figures: dict[str, Any] = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))
     print(f"{out.name}: {figures}", file=sys.stderr)
     return figures
+
+
+def _end_by(number: int) -> None:
+    """End as a signal ends a process, which whoever started this one sees."""
+    with suppress(OSError):  # SIGKILL's way cannot be set
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _run(out: Path, recipe: Recipe) -> dict[str, Any]:

@@ -272,7 +272,7 @@ def test_broken_plugins_are_named_with_their_line(tmp_path):
     (tmp_path / "broken.py").write_bytes(b"x = \0")
     with pytest.raises(InputError, match="not valid Python"):
         catalog([tmp_path / "broken.py"])
-    with pytest.raises(InputError, match=r"none\.py: no such plugin file"):
+    with pytest.raises(InputError, match=r"none\.py: no such file of methods"):
         catalog([tmp_path / "none.py"])
 
 

@@ -344,6 +344,7 @@ def _path(error: ErrorDetails) -> list[int | str]:
 
 
 _BRANCHES = {"int", "float", "str", "bool", "tuple", "constrained"}
+NO_SECTION = "expected a section with keys"
 _PROBLEMS = {
     "int_type": "expected an integer",
     "int_parsing": "expected an integer",
@@ -354,8 +355,8 @@ _PROBLEMS = {
     "bool_type": "expected true or false",
     "string_type": "expected text",
     "tuple_type": "expected a list",
-    "model_type": "expected a section with keys",
-    "dict_type": "expected a section with keys",
+    "model_type": NO_SECTION,
+    "dict_type": NO_SECTION,
     "greater_than_equal": "too small",
     "greater_than": "too small",
     "less_than_equal": "too large",

@@ -174,8 +174,10 @@ def read_file(path: str | Path, module: str | None = None) -> list[MethodRecord]
     if not file.is_file():
         if file.is_dir():
             hint = holds(file, (".py",))
-            raise InputError(f"a plugin is a file, and this is a folder{hint}", file=file)
-        raise InputError("no such plugin file", file=file)
+            raise InputError(
+                f"methods of your own are in a file, and this is a folder{hint}", file=file
+            )
+        raise InputError("no such file of methods", file=file)
     return [_record(file, node, module) for node in _classes(file)]
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 from modicum.core.errors import ModicumError
+from modicum.core.machine.probe_line import Waiting
 
 LIMIT_SECONDS = 600
 _RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -20,6 +24,7 @@ _PATHS = (
     "sys.path += [path for path in paths if path not in sys.path]; "
 )
 _LINES = 5  # of what it printed last, in a message
+_PAUSE = 0.5  # seconds between two looks at it
 
 
 class ChildFailed(ModicumError):
@@ -33,6 +38,7 @@ def answer_of(
     work: str,
     limit_seconds: float = LIMIT_SECONDS,
     environment: Mapping[str, str] | None = None,
+    waiting: Waiting | None = None,
 ) -> Any:
     """What a process of its own prints as its last line, read as JSON.
 
@@ -42,8 +48,10 @@ def answer_of(
         program: statements of Python, for which `given` is there and `json` and `sys` are imported.
         given: plain values.
         work: what it does, as errors call it: `tracing the model`.
-        limit_seconds: after which it is ended.
+        limit_seconds: without a line on its standard error, after which it is ended.
         environment: variables that are other ones than here.
+        waiting: hears twice a second how many seconds it has run, and how many lines are on its
+            standard error.
 
     Raises:
         ChildFailed: it could not be started, took too long, ended badly or answered no JSON, with
@@ -53,22 +61,73 @@ def answer_of(
     3
     """
     own = {name: value for name, value in os.environ.items() if name not in _RANK}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _PATHS + program, json.dumps([sys.path, given])],
-            env=own | dict(environment or {}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=limit_seconds,
-        )
-    except subprocess.TimeoutExpired:
-        raise ChildFailed(f"{work} took over {limit_seconds} s") from None
-    except OSError as error:
-        raise ChildFailed(f"no process could be started for {work}: {error}") from None
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PATHS + program, json.dumps([sys.path, given])],
+                env=own | dict(environment or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        except OSError as error:
+            raise ChildFailed(f"no process could be started for {work}: {error}") from None
+        with process:
+            try:
+                output = _output(process, errors, work, limit_seconds, waiting)
+            except BaseException:
+                process.kill()
+                raise
+        said = _said(errors)
     with suppress(ValueError, IndexError):
-        if done.returncode == 0:
-            return json.loads(done.stdout.splitlines()[-1])
-    last = "\n".join((done.stderr or done.stdout).splitlines()[-_LINES:])
+        if process.returncode == 0:
+            return json.loads(output.splitlines()[-1])
+    if process.returncode < 0:
+        raise ChildFailed(f"{work} was ended by {signal_name(-process.returncode)}, from outside")
+    last = "\n".join((said or output).splitlines()[-_LINES:])
     raise ChildFailed(f"{work} failed:\n{last}")
+
+
+def signal_name(number: int) -> str:
+    """A signal as people call it.
+
+    >>> signal_name(15), signal_name(4000)
+    ('SIGTERM', 'signal 4000')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _output(
+    process: subprocess.Popen[str],
+    errors: IO[bytes],
+    work: str,
+    limit_seconds: float,
+    waiting: Waiting | None,
+) -> str:
+    """What a process prints until it ends.
+
+    Raises:
+        ChildFailed: it has said nothing on its standard error for longer than it may.
+    """
+    begun = heard = time.monotonic()
+    lines = 0
+    while True:
+        try:
+            return process.communicate(timeout=min(_PAUSE, limit_seconds))[0]
+        except subprocess.TimeoutExpired:
+            now, before, lines = time.monotonic(), lines, _said(errors).count("\n")
+            heard = now if lines > before else heard
+            if now - heard > limit_seconds:
+                raise ChildFailed(f"{work} took over {limit_seconds} s for a part of it") from None
+            if waiting is not None:
+                waiting(now - begun, lines)
+
+
+def _said(errors: IO[bytes]) -> str:
+    """All that is in a file, which another process may go on writing."""
+    length = os.fstat(errors.fileno()).st_size
+    return os.pread(errors.fileno(), length, 0).decode("utf-8", "replace")

@@ -30,6 +30,7 @@ import torch
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.files import regular, user_cache, write_json
 from modicum.core.machine.child_process import LIMIT_SECONDS, ChildFailed, answer_of
+from modicum.core.machine.probe_line import probe_line
 from modicum.core.torch_private import compiler_is_loaded
 
 # Runs in a process of its own: it trains, and what trains stands far above this file.
@@ -314,17 +315,20 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 def _measured(device: str) -> MachineRecord:
     try:
         # The threads of this process are the run's, whatever the environment says.
-        found = answer_of(
-            _PROGRAM,
-            [PROBE, device],
-            work=PROBE,
-            limit_seconds=LIMIT_SECONDS,
-            environment={"OMP_NUM_THREADS": str(torch.get_num_threads())},
-        )
+        with probe_line(device) as waiting:
+            found = answer_of(
+                _PROGRAM,
+                [PROBE, device],
+                work=PROBE,
+                limit_seconds=LIMIT_SECONDS,
+                environment={"OMP_NUM_THREADS": str(torch.get_num_threads())},
+                waiting=waiting,
+            )
         when = datetime.now(UTC).isoformat(timespec="seconds")
         return _record(found | {"when": when})
     except ChildFailed as error:
-        raise ProbeFailed(f"this machine could not be measured: {error}") from None
+        again = "; the same command tries again" if "from outside" in str(error) else ""
+        raise ProbeFailed(f"this machine could not be measured: {error}{again}") from None
     except (ValueError, KeyError, TypeError):
         raise ProbeFailed(f"this machine could not be measured: {PROBE} said {found}") from None
 
