@@ -8,6 +8,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.models.config import ModelConfig
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded
+from modicum.parallel.zero import Zero
 
 # Widths that no number of ranks divides. One key head gives a matrix k of two rows, so that with
 # three ranks or four some hold none of it.
@@ -27,7 +28,9 @@ LAYOUTS = {
 
 
 def strategy_of(ranks: Ranks, layout: str) -> Strategy:
-    """How these ranks share gradients and weights in the layout of that name."""
+    """How these ranks share gradients and weights in the layout of that name, or in `zero 2`."""
+    if layout == "zero 2":
+        return Zero(ranks)
     count, shard = LAYOUTS[layout]
     assert count == ranks.size
     if count == 1:

@@ -235,6 +235,9 @@ def test_a_pair_runs(
     [
         (["galore, in_backward: True"], {"training": {"clip_norm": 1.0}}, "norm is never known"),
         (["eva", "lora"], {}, "an adapter freezes the weights that it works on"),
+        (["mkor", "lora"], {}, "an adapter freezes the weights that it works on"),
+        (["mkor"], {"training": {"compile": "blocks"}}, "which compiled blocks do not show"),
+        (["mkor", "galore, in_backward: True"], {}, "the other needs them all together first"),
         (["dear", "eva"], {}, "weights are updated in the next forward pass"),
         (["dear", "galore, in_backward: True"], {}, "weights are updated in the next forward"),
         (["comet"], {"task": None}, "this model has none"),

@@ -23,7 +23,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.models.llama import Llama
 from modicum.optim import SGD, Eva, TransformContext
-from modicum.optim.eva import EvaRuntime
+from modicum.optim.transform import GradientTransform
 
 pytestmark = pytest.mark.ranks
 BATCH, STEPS = 8, 3
@@ -41,6 +41,8 @@ def rows(step: int) -> tuple[Tensor, Tensor, Tensor]:
 class Training:
     """The decoder, Eva, momentum and a strategy, as the trainer puts them together."""
 
+    method: type[GradientTransform] = Eva
+
     def __init__(self, ranks: Ranks, layout: str, recompute: bool, **fields: Any) -> None:
         self.ranks, self.strategy = ranks, strategy_of(ranks, layout)
         with on_meta():
@@ -51,9 +53,9 @@ class Training:
         self.model.initialise(0)
         self.strategy.start(self.model)
         trained = dict(self.strategy.trained(self.model))
-        groups = optimizer_groups(self.model, learning_rate=0.1, weight_decay=0.0)
+        groups = optimizer_groups(self.model, learning_rate=0.1, weight_decay=0.0, trained=trained)
         self.optimizer = SGD(groups, momentum=0.9)
-        self.eva: EvaRuntime = Eva(**fields).bind(
+        self.eva: Any = self.method(**fields).bind(
             TransformContext(
                 self.model,
                 parameters=trained,
@@ -83,11 +85,15 @@ class Training:
                     loss = F.cross_entropy(logits, wanted.flatten(), reduction="sum") / tokens
                     loss.backward()
             self.strategy.after_backward()
-            self.eva.apply()
+            self.eva.apply(loss=self.loss_of(step))
             parameters = [p for _, p in self.strategy.trained(self.model)]
             self.norms.append(float(whole(self.strategy.norm(parameters))))
             self.strategy.update(self.optimizer)
             self.optimizer.zero_grad(set_to_none=True)
+
+    def loss_of(self, step: int) -> float | None:
+        """What a method that follows losses is shown."""
+        return None
 
     def outcome(self) -> dict[str, Any]:
         self.strategy.flush()

@@ -102,6 +102,7 @@ def test_what_is_not_finite_is_skipped_and_leaves_no_trace(where):
     assert members == [
         "before_update",
         *["enter", "leave"] * len(batch().split(3)),
+        "update_loss",
         "after_backward",
     ]
     assert step.optimizer.state == {}
@@ -139,6 +140,9 @@ class Notes(RunHook):
         finally:  # a recomputed pass is left as soon as it has what is needed
             self.calls.append(("leave", kind))
 
+    def update_loss(self, loss):
+        self.calls.append(("update_loss", loss))
+
     def after_backward(self):
         self.calls.append(("after_backward",))
 
@@ -153,10 +157,11 @@ class Notes(RunHook):
 def test_hooks_are_called_in_order_and_gradients_are_there_to_the_end():
     step, calls = program(model()), []
     step.hooks.add("notes", Notes(calls))
-    update(step, batch().split(3))
+    outcome = update(step, batch().split(3))
     assert calls == [
         ("before_update", 7),
         *[("enter", "train"), ("leave", "train")] * len(batch().split(3)),
+        ("update_loss", outcome.loss),
         ("after_backward",),
         ("before_optimizer", 7),
         ("after_optimizer", 7, True),

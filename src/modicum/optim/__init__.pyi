@@ -8,6 +8,7 @@ from modicum.optim.eva import Eva as Eva
 from modicum.optim.fair_optim import FairOptim as FairOptim
 from modicum.optim.galore import GaLore as GaLore
 from modicum.optim.lion import Lion as Lion
+from modicum.optim.mkor import MKOR as MKOR
 from modicum.optim.muon import Muon as Muon
 from modicum.optim.sgd import SGD as SGD
 from modicum.optim.transform import GradientTransform as GradientTransform

@@ -7,27 +7,27 @@ them over ranks, and the running average is one operation.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from modicum.core.clock import WIRE
 from modicum.core.contracts.ledger import Entry, Ledger, Phase, Wire, Work
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.optim.capture import Capture, CapturedLayer
-from modicum.optim.layer_sums import Sums
-from modicum.optim.transform import GradientRows, TransformContext, TransformQuery, TransformRuntime
+from modicum.optim.curvature import CurvatureRuntime
+from modicum.optim.layer_vectors import LayerVectors
+from modicum.optim.transform import GradientRows, TransformContext, TransformQuery
 
 _KEPT: tuple[Phase, ...] = ("forward", "loss", "backward")
 
 
-class RunningMeans:
+class RunningMeans(LayerVectors):
     """The sums of the update at hand, and the running averages of the means of all before it.
 
     The 1 in a layer's slice is 0 until the layer was seen: the first mean is taken as it is. In an
@@ -46,42 +46,20 @@ class RunningMeans:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.layers = layers
-        self.sizes = [at.in_features + 1 + gradients * at.out_features for at in layers]
-        self.averages = torch.zeros(sum(self.sizes), dtype=dtype, device=device)
-        self.sums = torch.zeros_like(self.averages)
-        parts = list(zip(layers, self.split(self.averages), strict=True))
-        widths = [at.in_features + (at.bias is not None) for at in layers]
-        self.vectors = [
-            (part[:width], part[at.in_features + 1 :])
-            for (at, part), width in zip(parts, widths, strict=True)
-        ]
+        super().__init__(layers, gradients, dtype, device)
+        self.averages = torch.zeros_like(self.sums)
+        self.vectors = self.pairs(self.averages)
         """Views of each layer's averages a, which ends in the 1 where it has a bias, and g."""
-        ends = [sum(self.sizes[:number]) for number in range(len(layers))]
-        ones = [end + at.in_features for end, at in zip(ends, layers, strict=True)]
-        self._ones = torch.tensor(ones, device=device)
-        self._repeats = torch.tensor(self.sizes, device=device)
         cuts = [
             [len(a), int(at.bias is None), len(g)]
             for at, (a, g) in zip(layers, self.vectors, strict=True)
         ]
         self._cuts = torch.tensor(cuts, device=device).flatten()
 
-    def accumulators(self, samples: int | None = None) -> list[tuple[nn.Module, Sums]]:
-        """For each module what sums it up; tied modules share a slice."""
-        parts = zip(self.layers, self.split(self.sums), strict=True)
-        return [
-            (module, Sums(module, p, samples)) for layer, p in parts for module in layer.modules
-        ]
-
-    def split(self, flat: Tensor) -> tuple[Tensor, ...]:
-        """The slices of the layers, which are views."""
-        return flat.split(self.sizes)
-
     @property
     def seen(self) -> Tensor:
         """Of each layer, whether it was ever seen: bool [layers], on the device."""
-        return self.averages[self._ones] > 0
+        return self.averages[self.ones] > 0
 
     def squares(self) -> tuple[Tensor, Tensor]:
         """a^T a and g^T g of each layer: [layers] each."""
@@ -102,20 +80,15 @@ class RunningMeans:
         Args:
             gradient_scale: g is multiplied with it.
         """
-        counts = self.sums[self._ones]
-        fresh = self.sums / self._each(counts.clamp(min=1))
+        counts = self.sums[self.ones]
+        fresh = self.sums / self.repeated(counts.clamp(min=1))
         if gradient_scale != 1.0:
             for layer, part in zip(self.layers, self.split(fresh), strict=True):
                 part[layer.in_features + 1 :] *= gradient_scale
         finite = fresh.isfinite().all()
         weight = torch.where(self.seen, decay, 1.0) * ((counts > 0) & finite)
         fresh = torch.where(finite, fresh, self.averages)
-        self.averages.copy_(torch.lerp(self.averages, fresh, self._each(weight)))
-
-    def _each(self, of_layers: Tensor) -> Tensor:
-        """A number a layer, repeated over its slice."""
-        size = len(self.averages)  # said, since asking the device for it would wait
-        return of_layers.to(self.averages).repeat_interleave(self._repeats, output_size=size)
+        self.averages.copy_(torch.lerp(self.averages, fresh, self.repeated(weight)))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages by the weight's name: `.input_mean` [in + 1], `.output_gradient_mean`."""
@@ -146,7 +119,7 @@ class RunningMeans:
             mean.copy_(state[name])
 
 
-class MeansRuntime(TransformRuntime):
+class MeansRuntime(CurvatureRuntime):
     """A transform that works with the running means of each layer. Subclasses give `transform`.
 
     Args:
@@ -170,30 +143,33 @@ class MeansRuntime(TransformRuntime):
         every: int,
         samples: int | None,
     ) -> None:
-        super().__init__(context, exclude)
+        super().__init__(context, exclude, every=every)
         if not hooked:
             self.layers = [replace(layer, bias=None) for layer in self.layers]
-        self.hooked, self.decay, self.every, self.updates = hooked, decay, every, 0
-        self.means = RunningMeans(self.layers, gradients, self.dtype, self.device)
-        self.capture = Capture(self.means.accumulators(samples) if hooked else ())
+        self.hooked, self.decay, self._gradients, self._samples = hooked, decay, gradients, samples
+        self.open()
 
-    @torch.no_grad()
-    def apply(self, loss_scale: float = 1.0) -> None:
-        """Take up the update's means and transform; see `TransformRuntime`."""
-        if self.capture.wanted and self.hooked:
+    def open(self) -> None:
+        """Take memory for the averages, and put hooks on the layers."""
+        self.means = RunningMeans(self.layers, self._gradients, self.dtype, self.device)
+        self.capture = Capture(self.means.accumulators(self._samples) if self.hooked else ())
+
+    def take_up(self, gradient_scale: float) -> None:
+        """Average the update's means into what there is."""
+        if self.hooked:
             self.means.exchange(self.context.ranks)
-            shares = self.context.ranks.size if self.context.reduction == "mean" else 1
-            self.means.average(self.decay, 1 / (loss_scale * shares))
-        elif self.capture.wanted:
+            self.means.average(self.decay, gradient_scale)
+        else:
             self._look_at_gradients()
             self.means.average(self.decay)
-        self.transform()
-        self.means.sums.zero_()
-        self._begin(self.updates + 1)
 
-    @abstractmethod
-    def transform(self) -> None:
-        """Replace the gradients that are there by others."""
+    def forget(self) -> None:
+        """Begin new sums."""
+        self.means.sums.zero_()
+
+    def release(self) -> None:
+        """Give the averages' memory back."""
+        del self.means
 
     def _look_at_gradients(self) -> None:
         parts = self.means.split(self.means.sums)
@@ -207,19 +183,13 @@ class MeansRuntime(TransformRuntime):
         self.each(look)
         self.sum_over_shards(self.means.sums)
 
-    def _begin(self, update: int) -> None:
-        """Begin with the update that so many have gone before."""
-        self.updates = update
-        self.capture.wanted = update % self.every == 0
+    def kept(self) -> dict[str, Any]:
+        """The averages."""
+        return dict(self.means.state_dict())
 
-    def state_dict(self) -> dict[str, Any]:
-        """The averages, and how many updates there were."""
-        return {"updates": self.updates, **self.means.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put a state back; see `TransformRuntime`."""
-        self.means.load_state_dict({key: v for key, v in state.items() if key != "updates"})
-        self._begin(int(state["updates"]))
+    def put_back(self, state: Mapping[str, Any]) -> None:
+        """Put averages back."""
+        self.means.load_state_dict({name: state[name] for name in state if name != "updates"})
 
 
 def means_ledger(at: TransformQuery, *, gradients: bool, hooked: bool) -> Ledger:

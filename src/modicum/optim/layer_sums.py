@@ -16,12 +16,17 @@ from modicum.core.torch_private import padding_of
 
 @dataclass(frozen=True)
 class Positions:
-    """What `Sums` remembers of an input: its sum, how many positions, and which of them."""
+    """What `Sums` remembers of an input: its sum, how many positions, and which of them.
+
+    Args:
+        places: of a sample; 1 but for convolutions.
+    """
 
     total: Tensor
     count: Tensor | int
     mask: Tensor | None
     stride: int
+    places: int = 1
 
 
 class Sums:
@@ -37,12 +42,22 @@ class Sums:
         sums: its slice.
         samples: of each batch, take every n-th sample (of dimension 0), so that at most so many
             are left; None for all. A first slice would be biased where batches are sorted.
+        over_places: whether gradients are averaged over a convolution's places before they are
+            summed over samples.
     """
 
-    def __init__(self, module: nn.Module, sums: Tensor, samples: int | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        sums: Tensor,
+        samples: int | None = None,
+        *,
+        over_places: bool = False,
+    ) -> None:
         weight = module._parameters["weight"]
         assert weight is not None
         self.module, self.sums, self.samples = module, sums, samples
+        self.over_places = over_places
         self.in_features, self.features = math.prod(weight.shape[1:]), weight.ndim - 1
 
     def on_input(self, inputs: Tensor, mask: Tensor | None) -> Positions:
@@ -57,9 +72,9 @@ class Sums:
             patches = _patches(self.module, total)
             total, places = patches.sum(1), patches.shape[1]
         if mask is None:
-            return Positions(total, math.prod(leading) * places, None, stride)
+            return Positions(total, math.prod(leading) * places, None, stride, places)
         each = math.prod(leading[mask.ndim :]) * places
-        return Positions(total, mask.sum() * each, mask, stride)
+        return Positions(total, mask.sum() * each, mask, stride, places)
 
     def on_output_gradient(self, gradient: Tensor, remembered: Positions) -> None:
         """Add the input's sum, its count, and the gradient's sum over the same positions."""
@@ -70,7 +85,8 @@ class Sums:
             gradient = self._batched(gradient)[:: remembered.stride]
             channel = 1 if isinstance(self.module, nn.Conv2d) else gradient.ndim - 1
             others = (dim for dim in range(gradient.ndim) if dim != channel)
-            self.sums[width + 1 :] += _sum(gradient, remembered.mask, others, self.sums.dtype)
+            total = _sum(gradient, remembered.mask, others, self.sums.dtype)
+            self.sums[width + 1 :] += total / remembered.places if self.over_places else total
 
     def _batched(self, tensor: Tensor) -> Tensor:
         """With a dimension for samples, where there is but one."""

@@ -75,6 +75,23 @@ class Cut:
         each = -(-parameter.shape[0] // self.size)
         return [max(0, min(each, parameter.shape[0] - rank * each)) for rank in range(self.size)]
 
+    def exchange(self, parts: Mapping[int, Tensor], sizes: Sequence[int], like: Tensor) -> Tensor:
+        """Send each rank its part, and return what the ranks sent, one after the other.
+
+        Args:
+            sizes: elements that come from each rank; none: nothing comes.
+        """
+        sizes = sizes or [0] * self.size
+        sent = [parts[rank].numel() if rank in parts else 0 for rank in range(self.size)]
+        outgoing = like.new_empty(sum(sent))
+        for rank, place in enumerate(outgoing.split(sent)):
+            if rank in parts:
+                place.view_as(parts[rank]).copy_(parts[rank])
+        incoming = like.new_empty(sum(sizes))
+        with peer_errors():
+            dist.all_to_all_single(incoming, outgoing, list(sizes), sent, group=self.group)
+        return incoming
+
 
 @dataclass(frozen=True)
 class OwnedMatrix:
@@ -191,21 +208,7 @@ class Round:
             yield matrix, received[owner].view(-1, matrix.shape[1])
 
     def _exchange(self, parts: Mapping[int, Tensor], sizes: Sequence[int], like: Tensor) -> Tensor:
-        """Send each rank its part, and return what the ranks sent, one after the other.
-
-        Args:
-            sizes: elements that come from each rank; none: nothing comes.
-        """
-        sizes = sizes or [0] * self.cut.size
-        sent = [parts[rank].numel() if rank in parts else 0 for rank in range(self.cut.size)]
-        outgoing = like.new_empty(sum(sent))
-        for rank, place in enumerate(outgoing.split(sent)):
-            if rank in parts:
-                place.view_as(parts[rank]).copy_(parts[rank])
-        incoming = like.new_empty(sum(sizes))
-        with peer_errors():
-            dist.all_to_all_single(incoming, outgoing, list(sizes), sent, group=self.cut.group)
-        return incoming
+        return self.cut.exchange(parts, sizes, like)
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -112,6 +112,16 @@ class GradientRows:
         flat = self.matrix.flatten()
         return flat @ flat + (0 if self.bias is None else self.bias @ self.bias)
 
+    def joined(self) -> Tensor:
+        """The rows with the bias's gradient as their last column: [rows, in] or [rows, in + 1]."""
+        return self.matrix if self.bias is None else torch.cat([self.matrix, self.bias[:, None]], 1)
+
+    def put(self, joined: Tensor) -> None:
+        """Put rows of that form in the gradients' place."""
+        width = self.matrix.shape[1]
+        for tensor, target in zip((joined[:, :width], joined[:, -1]), self.targets, strict=False):
+            target.copy_(tensor.reshape(target.shape))
+
     def subtract(self, scale: Tensor, left: Tensor, a: Tensor) -> None:
         """Put scale G - left a^T in the gradients' place."""
         self.matrix.mul_(scale).addr_(left, a[: self.matrix.shape[1]], alpha=-1)

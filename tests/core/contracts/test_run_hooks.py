@@ -38,6 +38,9 @@ class Everything(RunHook):
     def extra_loss(self):
         return ExtraLoss(torch.ones(()), 2.0)
 
+    def update_loss(self, loss):
+        self._note("update_loss", loss)
+
     def after_backward(self):
         self._note("after_backward")
 
@@ -77,6 +80,7 @@ def test_every_member_reaches_every_hook_in_order() -> None:
     with hooks.forward_context("train"):
         pass
     assert [term.count for term in hooks.extra_losses()] == [2.0, 2.0]
+    hooks.update_loss(0.5)
     hooks.after_backward()
     hooks.before_optimizer(3)
     hooks.after_optimizer(3, torch.optim.SGD([nn.Parameter(torch.ones(1))]))
@@ -88,7 +92,8 @@ def test_every_member_reaches_every_hook_in_order() -> None:
     nested = [("enter", "a"), ("enter", "b"), ("leave", "b"), ("leave", "a")]
     expected: list[tuple[object, ...]] = [("a", "before_update", 3), ("b", "before_update", 3)]
     expected += [(name, what, "train") for what, name in nested]
-    for member, *values in (("after_backward",), ("before_optimizer", 3), ("after_optimizer", 3)):
+    members = ("update_loss", 0.5), ("after_backward",), ("before_optimizer", 3)
+    for member, *values in (*members, ("after_optimizer", 3)):
         expected += [(name, member, *values) for name in "ab"]
     expected += [(name, what, "evaluation") for what, name in nested]
     expected += [(name, "findings") for name in "ab"]

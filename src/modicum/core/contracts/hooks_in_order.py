@@ -107,6 +107,11 @@ class RunHooks:
         terms = (hook.extra_loss() for hook in self._having["extra_loss"])
         return [term for term in terms if term is not None]
 
+    def update_loss(self, loss: float) -> None:
+        """The update's mean loss over all ranks."""
+        for hook in self._having["update_loss"]:
+            hook.update_loss(loss)
+
     def after_backward(self) -> None:
         """Gradients are final."""
         for hook in self._having["after_backward"]:

@@ -14,6 +14,7 @@ In the order of an update:
         loss = ...                      # with pair_loss(), and the last one's with extra_loss()
     loss.backward()
     added_loss()                        # after the last one: what a method has added by itself
+    update_loss(loss)                   # the task's mean loss, over all ranks
     after_backward()                    # gradients are the update's, summed over the ranks
     before_optimizer(step)              # they are clipped
     optimizer.step()
@@ -49,6 +50,7 @@ MEMBERS = (
     "pair_loss",
     "added_loss",
     "extra_loss",
+    "update_loss",
     "after_backward",
     "before_optimizer",
     "after_optimizer",
@@ -119,6 +121,12 @@ class RunHook:
     def extra_loss(self) -> ExtraLoss | None:
         """A term of the update's loss; asked once an update, after its last forward pass."""
         return None
+
+    def update_loss(self, loss: float) -> None:
+        """The update's mean loss over all ranks, by the task alone; not called by other trainers.
+
+        Under `transformers.Trainer` and Lightning no callback is shown the loss of an update.
+        """
 
     def after_backward(self) -> None:
         """Gradients are final: sums over micro-batches and ranks, not yet clipped."""

@@ -212,6 +212,7 @@ class StandardStep(StepProgram):
         self.hooks.before_update(step)
         try:
             mean, extra = self._accumulate(micro_batches, tokens, check)
+            self.hooks.update_loss(mean)
             self.hooks.after_backward()
             norm, skipped = self._update(step, mean + (extra or 0.0))
             if not skipped:

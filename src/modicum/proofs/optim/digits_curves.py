@@ -7,6 +7,7 @@ compared is how many steps it takes to come down to a loss.
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -76,6 +77,10 @@ class CurveTask:
         swept = self._sweep.best(f"{self.name}: {rule.name}, steps", rule, RATES, score=needed)
         return [needed(curve) for curve in swept.outcomes]
 
+    def rate(self, rule: CurveRule) -> float:
+        """The learning rate at which the last loss is lowest, of those that were tried."""
+        return self._sweep.best(f"{self.name}: {rule.name}, last loss", rule, RATES).learning_rate
+
     def seconds(self, rule: CurveRule) -> float:
         """The median time of a step."""
         return statistics.median(self._seconds[rule])
@@ -88,15 +93,18 @@ class CurveTask:
         runtime = None if rule.transform is None else rule.transform.bind(context)
         generator = torch.Generator().manual_seed(seed)
         curve, rows, epoch = [self._evaluated(model)], list[Tensor](), self.steps // self.epochs
+        losses: deque[Tensor] = deque(maxlen=1)
 
         def loss(step: int) -> Tensor:
             if not rows:
                 rows.extend(torch.randperm(len(self.images), generator=generator).split(BATCH))
-            return self._loss(model, rows.pop(0))
+            losses.append(self._loss(model, rows.pop(0)))
+            return losses[-1]
 
         def before(step: int) -> None:
             if runtime is not None:
-                runtime.apply()
+                runtime.update_loss(losses.pop().item())
+                runtime.after_backward()
             elif rule.clipped:
                 clip(optimizer)
 
