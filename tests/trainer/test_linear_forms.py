@@ -22,6 +22,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "block_diagonal": {"method": "block_diagonal", "blocks": 2, "exclude": ["o_proj"]},
     "low_rank": {"method": "low_rank", "share": 0.6},
     "monarch": {"method": "monarch", "blocks": 2},
+    "lost": {"method": "lost", "share": 0.6, "channels": 0.1},
 }
 
 
@@ -50,9 +51,11 @@ def test_the_loss_falls_and_the_small_export_holds_the_plan(alone: Path) -> None
     assert losses[-1] < losses[0] - 0.1
     peak = json.loads((alone / "run.json").read_text())["peak_bytes"]
     assert peak["predicted"] == pytest.approx(peak["measured"], rel=0.15)
-    forms = read_config(alone / "compressed").forms.layers
+    dense = name_of(alone) != "lost"  # whose layers no dense weight represents
+    small = alone / ("compressed" if dense else "model")
+    forms = read_config(small).forms.layers
     assert {form.name for form in forms.values()} == {name_of(alone)}
-    assert read_config(alone / "model").forms.plain
+    assert read_config(alone / "model").forms.plain == dense == (alone / "compressed").exists()
 
 
 @pytest.mark.expensive

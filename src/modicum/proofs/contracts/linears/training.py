@@ -96,7 +96,8 @@ def check_trains_under_transformers(subject: LinearSubject) -> None:
     # LoRA's first factor stands until its second has moved, which a few steps do.
     assert set(moved) <= set(trained), "a frozen tensor moved"
     assert len(moved) > len(trained) // 2, f"of {len(trained)} tensors {len(moved)} moved"
-    assert handle.state_dict().keys() <= now.keys(), "the handle names tensors that are not there"
+    there = model.state_dict().keys()
+    assert handle.state_dict().keys() <= there, "the handle names tensors that are not there"
 
 
 def sharded(ranks: Ranks, value: LinearMethod) -> RankFinding:
