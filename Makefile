@@ -69,6 +69,7 @@ imports: install ## who may import whom
 	@$(BIN)/lint-imports
 
 docs: $(VENV)/.docs ## build the documentation into site/
+	@echo "Building the pages: about a minute"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 

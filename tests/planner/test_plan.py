@@ -176,6 +176,13 @@ def test_a_budget_of_tensors_is_beyond_what_python_and_torch_hold(new, needs):
         plan(recipe.changed(budget__tensors=own - 1))
 
 
+@pytest.mark.parametrize("field", ["memory", "tensors"])
+def test_a_budget_whose_unit_was_forgotten_says_so(new, field):
+    said = rf"^does not fit budget\.{field} \(8 B\); a number without a unit is bytes: "
+    with pytest.raises(DoesNotFit, match=said):
+        plan(new().changed(**{f"budget__{field}": 8}))
+
+
 def test_of_two_budgets_the_smaller_counts(new, needs):
     recipe = new(training={"batch_size": 16})
     needed, base = needs(plan(recipe)), plan(recipe).process_base

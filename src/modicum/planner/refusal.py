@@ -42,9 +42,10 @@ def does_not_fit(asked: Question) -> DoesNotFit:
     end = "What would make it fit, cheapest first:"
     if not changes:
         end = "No five changes together are enough"
+    unit = "; a number without a unit is bytes" if room.limit - uncounted < 10**6 else ""
     return DoesNotFit(
-        f"does not fit {room.name}: the most frugal plan needs {format_bytes(needed - uncounted)} "
-        f"for {what}. {end}",
+        f"does not fit {room.name}{unit}: "
+        f"the most frugal plan needs {format_bytes(needed - uncounted)} for {what}. {end}",
         changes,
         yaml=found[0].yaml if found else "",
     )
