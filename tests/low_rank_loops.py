@@ -53,13 +53,13 @@ def exchanged(exchange: MatrixExchange, gradients: Gradients, buckets: int = 1) 
 
 
 def converged(
-    method: MatrixMethod, ranks: Ranks, updates: int, *, buckets: int = 1, scale: float = 1.0
+    method: MatrixMethod, ranks: Ranks, updates: int, *, buckets: int = 1
 ) -> list[Gradients]:
-    """The sums of so many updates, of gradients scaled."""
+    """The sums of so many updates of mean gradients, in fp64."""
     exchange = method.bind(ExchangeContext(ranks, seed=3))
     found = []
     for update in range(updates):
-        own = {name: scale * gradient(name, update, ranks.rank) for name in SHAPES}
+        own = {n: gradient(n, update, ranks.rank).double() / ranks.size for n in SHAPES}
         found.append(exchanged(exchange, own, buckets))
         exchange.commit()
     return found

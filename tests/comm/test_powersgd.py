@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ class Fixed(nn.Module):
 
 def by_their_hook(ranks: Ranks, updates: int) -> list[Gradients]:
     """Averages by PyTorch's PowerSGD on one bucket, its first Q ours."""
-    model = nn.parallel.DistributedDataParallel(Fixed(), bucket_cap_mb=100)
+    model = nn.parallel.DistributedDataParallel(Fixed().double(), bucket_cap_mb=100)
     state = theirs.PowerSGDState(
         dist.group.WORLD, matrix_approximation_rank=4, start_powerSGD_iter=2, min_compression_rate=1
     )
@@ -50,7 +51,7 @@ def by_their_hook(ranks: Ranks, updates: int) -> list[Gradients]:
     ours = PowerSGD(rank=4).bind(ExchangeContext(ranks, seed=3))
     found = []
     for update in range(updates):
-        gradients = {name: gradient(name, update, ranks.rank) for name in SHAPES}
+        gradients = {n: gradient(n, update, ranks.rank).double() for n in SHAPES}
         model(gradients).backward()
         sums = {name: p.grad.clone() for name, p in model.module.named.items()}
         found.append(sums)
@@ -63,28 +64,27 @@ def by_their_hook(ranks: Ranks, updates: int) -> list[Gradients]:
 def _give(state: Any, model: nn.Module, ours: Any) -> None:
     """Have their hook begin at our first factors, in the order in which it takes matrices."""
     names = list(reversed(SHAPES))
-    sides = {name: (SHAPES[name][0], Tensor.numel(torch.empty(SHAPES[name][1:]))) for name in names}
+    sides = {name: (SHAPES[name][0], math.prod(SHAPES[name][1:])) for name in names}
     low = [name for name in names if ours.method.rank_of(SHAPES[name])]
     by_shape: dict[tuple[int, int], list[str]] = {}
     for name in low:
         by_shape.setdefault(sides[name], []).append(name)
     order = [name for group in by_shape.values() for name in group]
-    pairs = [ours.factors(name, torch.empty(sides[name])) for name in order]
+    pairs = [ours.factors(name, torch.empty(sides[name]).double()) for name in order]
     state.p_memory_dict[0] = torch.cat([p.flatten() for p, _ in pairs])
     state.q_memory_dict[0] = torch.cat([q.flatten() for _, q in pairs])
 
 
 def by_ours(ranks: Ranks, updates: int, buckets: int) -> list[Gradients]:
-    return converged(
-        PowerSGD(rank=4, start_after=2), ranks, updates, buckets=buckets, scale=1 / ranks.size
-    )
+    return converged(PowerSGD(rank=4, start_after=2), ranks, updates, buckets=buckets)
 
 
 @ranked
 def test_sums_are_those_of_pytorchs_hook(pool: Pool) -> None:
+    """In fp64: which directions come next may hang on little, and rounding grows with updates."""
     ours, hook = pool.run(by_ours, 22, 1), pool.run(by_their_hook, 22)
     for mine, its in zip(ours[0], hook[0], strict=True):
-        assert furthest(mine, its) < 1e-5
+        assert furthest(mine, its) < 1e-10
     assert all(torch.equal(ours[0][-1][name], ours[1][-1][name]) for name in SHAPES)
 
 
@@ -92,7 +92,7 @@ def test_sums_are_those_of_pytorchs_hook(pool: Pool) -> None:
 def test_many_buckets_are_one(pool: Pool) -> None:
     one, many = pool.run(by_ours, 20, 1)[0], pool.run(by_ours, 20, 4)[0]
     for mine, other in zip(one, many, strict=True):
-        assert furthest(mine, other) < 1e-6
+        assert furthest(mine, other) < 1e-12
 
 
 def calls_and_debts(ranks: Ranks, updates: int) -> tuple[int, float]:

@@ -129,7 +129,7 @@ class LowRankExchange(MatrixExchange):
             rank = min(self.method.rank, *matrix.shape)
             drawn = []
             for side, rows in zip("PQ", matrix.shape, strict=True):
-                empty = torch.empty(rows, rank, device=matrix.device)
+                empty = torch.empty(rows, rank, dtype=matrix.dtype, device=matrix.device)
                 drawn.append(normal_(empty, seed=self.context.seed, name=f"exchange/{name}/{side}"))
             self._factors[name] = drawn[0], drawn[1]
         return self._factors[name]
@@ -157,7 +157,8 @@ class LowRankExchange(MatrixExchange):
         shape = tuple(gradient.shape)
         if self._dense_now or not self.method.rank_of(shape):
             return gradient
-        matrix = gradient.detach().float().reshape(_sides(shape))
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        matrix = gradient.detach().to(wide).reshape(_sides(shape))
         owed = self._errors.get(name)
         # A copy in any case: the gradient's memory is not this one's to change.
         self._matrices[name] = matrix.clone() if owed is None else matrix + owed

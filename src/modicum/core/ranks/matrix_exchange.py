@@ -10,6 +10,7 @@ and not before: `commit` after it, `discard` where it is passed over.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ class PendingSums:
 
 
 class Parts:
-    """Where tensors of these shapes lie in one flat fp32 buffer."""
+    """Where tensors of these shapes lie in one flat buffer: fp32, and fp64 where one of them is."""
 
     def __init__(self, shapes: Sequence[Sequence[int]]) -> None:
         self._shapes = [tuple(shape) for shape in shapes]
@@ -156,7 +157,9 @@ class Parts:
 
     def joined(self, tensors: Sequence[Tensor]) -> Tensor:
         """A new buffer that holds them."""
-        flat = torch.empty(sum(self._sizes), dtype=torch.float32, device=tensors[0].device)
+        dtypes = (tensor.dtype for tensor in tensors)
+        dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
+        flat = torch.empty(sum(self._sizes), dtype=dtype, device=tensors[0].device)
         for place, tensor in zip(self.split(flat), tensors, strict=True):
             place.copy_(tensor)
         return flat
@@ -171,7 +174,7 @@ class MatrixExchange:
     """Sums of full gradients over the ranks, sent as the numbers they are.
 
     `begin` returns at once; all ranks call it with the same names in the same order. Sums are those
-    of gradients, not their mean, and fp32. Alone, they are the gradients.
+    of gradients, not their mean, in fp32 (of fp64, in fp64). Alone, they are the gradients.
 
     Args:
         context: ranks, seed, device, links (of the axis `shard`).
