@@ -234,7 +234,9 @@ def test_other_numbers_of_ranks_owe_as_much(
     four = pool.run(taken_up, tmp_path, after, "acp_sgd", 3, True, ranks=4)
     back = pool.run(taken_up, tmp_path, before, "acp_sgd", 4, False)
     for name in two[0][0]:
-        wanted, *others = (sum(owed[name].double() for owed, _ in each) for each in (two, four, back))
+        wanted, *others = (
+            sum(owed[name].double() for owed, _ in each) for each in (two, four, back)
+        )
         for total in others:
             assert float((total - wanted).norm() / wanted.norm()) < 1e-6
     assert all(same(weights, four[0][1]) for _, weights in four)

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from modicum.comm.base import MatrixMethod
-from modicum.core.contracts.ledger import Entry, Ledger
+from modicum.core.contracts.ledger import Entry, Ledger, Phase
 from modicum.core.contracts.method import NonNegativeFloat, PositiveInt
 from modicum.core.contracts.state import View
 from modicum.core.random import normal_
@@ -85,10 +85,11 @@ class LowRankMethod(MatrixMethod):
         factors = sum(self.rank_of(s) * sum(_sides(s)) for s in shapes)
         debt = 4 * sum(low) * several
         wire = at.wire(numbers)
+        left: tuple[Phase, ...] = ("step",) if at.counted else ("backward", "step")
         return Ledger.of(
             Entry("buffer", debt * self.error_feedback, what="errors owed to the next update"),
             Entry("buffer", 4 * factors * several, what="factors of gradients"),
-            Entry("gradient", debt, ("backward", "step"), "errors of this update"),
+            Entry("gradient", debt, left, "errors of this update"),
             Entry("workspace", 4 * sum(numbers) * several, ("backward",), "sums on the wire"),
             type(wire)(wire.collective, wire.bytes, wire.axis, calls),
         )

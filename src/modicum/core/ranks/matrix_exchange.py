@@ -85,10 +85,13 @@ class MatrixQuery:
     Args:
         buckets: shapes of the gradients of each bucket, in the order in which they are sent.
         ranks: how many there are.
+        counted: whether somebody else counts all full gradients in the phase `backward`, where
+            those that were sent are gone.
     """
 
     buckets: tuple[tuple[TensorShape, ...], ...]
     ranks: int
+    counted: bool = True
 
     @property
     def shapes(self) -> list[TensorShape]:
