@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -42,8 +40,7 @@ def exchanged(exchange: MatrixExchange, gradients: Gradients, buckets: int = 1) 
     names = list(gradients)
     groups = [names[start::buckets] for start in range(buckets)]
     pending = [exchange.begin({n: gradients[n] for n in each}, each) for each in groups]
-    for each in pending:
-        each.turn()
+    exchange.turn()
     sums: Gradients = {}
     for each in pending:
         for name, total in each.land().items():
@@ -53,14 +50,15 @@ def exchanged(exchange: MatrixExchange, gradients: Gradients, buckets: int = 1) 
 
 
 def converged(
-    method: MatrixMethod, ranks: Ranks, updates: int, *, buckets: int = 1
+    method: MatrixMethod, ranks: Ranks, updates: int, *, buckets: int = 1, prefix: str = ""
 ) -> list[Gradients]:
-    """The sums of so many updates of mean gradients, in fp64."""
+    """The sums of so many updates of mean gradients, in fp64; names begin with `prefix`."""
     exchange = method.bind(ExchangeContext(ranks, seed=3))
     found = []
     for update in range(updates):
         own = {n: gradient(n, update, ranks.rank).double() / ranks.size for n in SHAPES}
-        found.append(exchanged(exchange, own, buckets))
+        sums = exchanged(exchange, {f"{prefix}{n}": own[n] for n in own}, buckets)
+        found.append({n.removeprefix(prefix): total for n, total in sums.items()})
         exchange.commit()
     return found
 

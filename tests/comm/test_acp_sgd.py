@@ -16,10 +16,11 @@ from low_rank_loops import (
     gradient,
 )
 from pool import Pool
-from torch import Tensor
+from torch import Tensor, nn
 
-from modicum.comm import ACPSGD
+from modicum.comm import ACPSGD, PowerSGD
 from modicum.comm.low_rank import LowRankExchange, regrouping
+from modicum.core.ranks.ddp_hook import DDPHook
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.ranks import Ranks
 
@@ -171,7 +172,7 @@ def test_a_matrix_that_stays_is_found(pool: Pool) -> None:
 
 
 def skipped(ranks: Ranks) -> bool:
-    """Whether an update with a NaN on one rank leaves everything as it was, and its sum shows it."""
+    """Whether an update with a NaN on one rank leaves all as it was, and its sum shows it."""
     exchange = bound(ranks, rank=4)
     for update in range(3):
         exchanged(exchange, {n: gradient(n, update, ranks.rank) for n in SHAPES})
@@ -247,3 +248,52 @@ def test_alone_nothing_is_compressed() -> None:
     sums = exchanged(exchange, own)
     assert all(torch.equal(sums[name], own[name]) for name in SHAPES)
     assert exchange.wire.meter.bytes["all_reduce"] == 0
+
+
+class Fixed(nn.Module):
+    """Its gradients are those of `gradient`, whatever the weights are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        named = {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
+        self.named = nn.ParameterDict(named)
+
+    def forward(self, gradients: Gradients) -> Tensor:
+        return torch.stack([(self.named[n] * g).sum() for n, g in gradients.items()]).sum()
+
+
+def hooked(ranks: Ranks, method: str, bucket_mb: float) -> tuple[list[Gradients], int]:
+    """Means by DDP's hook, the fourth update spoilt on one rank, and how many updates counted."""
+    model = nn.parallel.DistributedDataParallel(Fixed().double(), bucket_cap_mb=bucket_mb)
+    value = {"acp_sgd": ACPSGD(rank=4), "powersgd": PowerSGD(rank=4)}[method]
+    hook = DDPHook(value.bind(ExchangeContext(ranks, seed=3)), model)
+    found = []
+    for update in (0, 1, 2, 99, 3, 4):
+        own = {n: gradient(n, update, ranks.rank).double() for n in SHAPES}
+        if update == 99 and ranks.rank == 1:
+            own["second"][0, 0] = torch.nan
+        model(own).backward()
+        sums = {n.split(".")[-1]: p.grad.clone() for n, p in model.module.named_parameters()}
+        if update == 99:
+            assert not sums["second"].isfinite().all()
+        else:
+            found.append(sums)
+        model.zero_grad()
+    hook.settle()
+    return found, hook.exchange.step
+
+
+def unhooked(ranks: Ranks, method: str) -> list[Gradients]:
+    value = {"acp_sgd": ACPSGD(rank=4), "powersgd": PowerSGD(rank=4)}[method]
+    return converged(value, ranks, 5, prefix="named.")
+
+
+@ranked
+@pytest.mark.parametrize("bucket_mb", [1e-3, 100.0])
+@pytest.mark.parametrize("method", ["acp_sgd", "powersgd"])
+def test_as_a_hook_of_ddp_on_any_buckets(pool: Pool, method: str, bucket_mb: float) -> None:
+    wanted = pool.run(unhooked, method)[0]
+    for found, counted in pool.run(hooked, method, bucket_mb):
+        assert counted == 5
+        for mine, its in zip(found, wanted, strict=True):
+            assert furthest(mine, its) < 1e-10

@@ -51,7 +51,7 @@ class ACPSGD(LowRankMethod):
     Below half of that a dense exchange hides behind the backward pass, and nothing is saved.
 
     A bucket is closed by the bytes of its gradients, not of its factors: so it leaves after as many
-    layers as a dense one, which is what the authors' thresholds, scaled by the compression, are for.
+    layers as a dense one, for which the authors scale their thresholds by the compression.
     Clip what was rebuilt, as the trainer does. Ranks orthogonalize alike where their processors and
     libraries are alike.
 
@@ -66,7 +66,7 @@ class ACPSGD(LowRankMethod):
 
     >>> import torch
     >>> from modicum.core.ranks.ranks import Ranks
-    >>> model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    >>> model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Linear(64, 1))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     >>> exchange = ACPSGD(rank=2).bind(ExchangeContext(Ranks()))
     >>> for _ in range(10):

@@ -21,8 +21,8 @@ from modicum.core.contracts.ledger import Entry, Ledger, Phase
 from modicum.core.contracts.method import NonNegativeFloat, PositiveInt
 from modicum.core.contracts.state import View
 from modicum.core.random import normal_
+from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.matrix_exchange import (
-    ExchangeContext,
     GradientSum,
     MatrixExchange,
     MatrixQuery,
@@ -189,6 +189,7 @@ class LowRankExchange(MatrixExchange):
         self.discard()
 
     def discard(self) -> None:
+        super().discard()
         self._matrices.clear()
         self._shapes.clear()
         self._staged.clear()

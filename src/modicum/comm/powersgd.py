@@ -65,7 +65,7 @@ class PowerSGD(LowRankMethod):
     Started by `torchrun`, by `joined` (or alone, as here, where nothing is compressed):
 
     >>> from modicum.core.ranks.ranks import Ranks
-    >>> model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    >>> model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Linear(64, 1))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     >>> exchange = PowerSGD(rank=2).bind(ExchangeContext(Ranks()))
     >>> for _ in range(10):

@@ -61,9 +61,6 @@ class Bucket(ABC):
     def launch(self) -> None:
         """Begin to sum over the ranks."""
 
-    def turn(self) -> None:
-        """Begin what must wait for the first call's sums, where an exchange makes two."""
-
     @abstractmethod
     def land(self) -> None:
         """Wait for the sum, give out gradients, and `clear`."""
@@ -157,8 +154,7 @@ class Bucketed(Strategy, Generic[B]):
             self._launch()
         if self.matrices is not None:
             with self.ranks.clock(WIRE):
-                for bucket in self.buckets[self._landed :]:
-                    bucket.turn()
+                self.matrices.turn()
         self._land(len(self.buckets))
         super().after_backward()
 

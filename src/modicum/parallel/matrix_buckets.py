@@ -39,10 +39,6 @@ class MatrixBucket(Bucket):
         """Begin to sum over the ranks; from here on no parameter has a gradient of this rank's."""
         self._sender.send(self.parameters, self._filled)
 
-    def turn(self) -> None:
-        """Begin what must wait for the first call's sums."""
-        self._sender.turn()
-
     def land(self) -> None:
         """Wait for the sums: every parameter that any rank used has its gradient."""
         for parameter, total in zip(self.parameters, self._sender.land(), strict=True):
@@ -82,10 +78,6 @@ class MatrixMasterBucket(MasterBucket):
         """Begin to sum over the ranks; from here on no parameter has a gradient of this rank's."""
         self._sender.send(self.parameters, self._filled)
 
-    def turn(self) -> None:
-        """Begin what must wait for the first call's sums."""
-        self._sender.turn()
-
     def land(self) -> None:
         """Wait for the sums: each master that any rank used has its rows of them."""
         for index, total in enumerate(self._sender.land()):
@@ -116,10 +108,6 @@ class _Sender:
         self._pending = self._exchange.begin(gradients, used)
         for parameter in parameters:
             parameter.grad = None
-
-    def turn(self) -> None:
-        assert self._pending is not None
-        self._pending.turn()
 
     def land(self) -> list[GradientSum | None]:
         assert self._pending is not None

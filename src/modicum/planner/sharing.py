@@ -22,6 +22,7 @@ from modicum.core.ranks.exchange import ShardExchange
 from modicum.core.ranks.layout import Layout
 from modicum.models.ledger import AdapterActivations
 from modicum.parallel import exchange_ledger
+from modicum.parallel.exchange_ledger import ExchangeLedger
 from modicum.parallel.ledger import GatheredGroups, Group, replicated, sharded
 from modicum.planner.traced import Traces
 from modicum.recipe import Recipe
@@ -207,7 +208,7 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
         layers, micro_batches = _by_layer(model.structure), model.shape.micro_batches
         at = ScheduleQuery(layers, layout.ranks, micro_batches=micro_batches)
         return ledger + comm.ledger(at)
-    exchange = ShardExchange.ledger if comm is None else comm.ledger
+    exchange: ExchangeLedger = ShardExchange.ledger if comm is None else comm.ledger
     trained = model.structure.trained
     if isinstance(comm, MatrixMethod):
         if layout.shards == 1:

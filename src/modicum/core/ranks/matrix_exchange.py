@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -207,10 +207,11 @@ class MatrixExchange:
         self.context = context or ExchangeContext()
         self.ranks, self.step = self.context.ranks, 0
         self._wire: Collectives | None = None
+        self._begun: list[PendingSums] = []
 
     @property
     def wire(self) -> Collectives:
-        """The collectives; what is first asked for makes a process group, so all ranks ask alike."""
+        """The collectives; the first call makes a process group, so all ranks ask alike."""
         if self._wire is None:
             link = self.context.links.get(SHARD)
             self._wire = Collectives(self.ranks, link=link, in_flight=IN_FLIGHT)
@@ -234,7 +235,13 @@ class MatrixExchange:
         flags = messages[0].new_tensor([float(name in used) for name in gradients])
         parts = Parts([*(message.shape for message in messages), flags.shape])
         handle = self.wire.all_reduce(parts.joined([*messages, flags]))
-        return PendingSums(self, list(gradients), handle, parts)
+        self._begun.append(PendingSums(self, list(gradients), handle, parts))
+        return self._begun[-1]
+
+    def turn(self) -> None:
+        """All buckets have begun: begin what had to wait for the sums of their first calls."""
+        for pending in self._begun:
+            pending.turn()
 
     def reduce(self, model: nn.Module) -> None:
         """Make the gradients of a model's trained parameters their sums, all in one bucket."""
@@ -249,9 +256,11 @@ class MatrixExchange:
     def commit(self) -> None:
         """The update is made: what it leaves unsent is owed from here on."""
         self.step += 1
+        self._begun.clear()
 
     def discard(self) -> None:
         """There is no update: everything is as it was before its gradients were summed."""
+        self._begun.clear()
 
     # A method's own part
 
@@ -271,6 +280,14 @@ class MatrixExchange:
         """No rank has this gradient in this update."""
 
     # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is alike on all ranks: the number of updates."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take it up."""
+        self.step = int(state["step"])
 
     def views(self) -> list[View]:
         """The state that a checkpoint holds, where there is any."""

@@ -1,4 +1,4 @@
-"""What an exchange of full gradient matrices promises: sums, debts, bytes, and nothing too early."""
+"""What an exchange of full gradient matrices promises: sums, debts, bytes, nothing too early."""
 
 from __future__ import annotations
 
@@ -193,8 +193,7 @@ def _update(
             for gradient in own.values():
                 gradient.view(-1)[1] = math.nan
         pending.append(bound.begin(own, set(own)))
-    for each in pending:
-        each.turn()
+    bound.turn()
     sums, apart = Tensors(), 0.0
     for each in pending:
         for name, total in each.land().items():
@@ -313,7 +312,7 @@ def _step(
     *,
     spoil: bool,
 ) -> None:
-    """Two micro-batches, the norm, and the update unless that is not finite, as the trainer has it."""
+    """Two micro-batches, the norm, and the update unless that is not finite, as a trainer does."""
     for part in range(2):
         loss = loss_of(model, step, 2 * ranks.rank + part) / (2 * ranks.size)
         strategy.before_backward(last=part == 1)
