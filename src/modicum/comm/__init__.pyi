@@ -1,8 +1,10 @@
 # Written by scripts/stubs.py.
+from modicum.comm.acp_sgd import ACPSGD as ACPSGD
 from modicum.comm.base import Schedule as Schedule
 from modicum.comm.base import ScheduleQuery as ScheduleQuery
 from modicum.comm.base import Wrapped as Wrapped
 from modicum.comm.dear import DeAR as DeAR
+from modicum.comm.powersgd import PowerSGD as PowerSGD
 from modicum.comm.sdp4bit import SDP4Bit as SDP4Bit
 from modicum.core.exports import Exports
 

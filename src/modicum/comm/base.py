@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +22,9 @@ from modicum.core.contracts.method import Method
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.ranks.collectives import Link
+from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.matrix_exchange import MatrixExchange, MatrixQuery, TensorShape
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.torch_private import note_step
 
@@ -95,6 +98,22 @@ class Schedule(Method):
         strategy = self.strategy(ranks, Layout.of(ranks.size), reduction=reduction, link=link)
         strategy.start(model)
         return Wrapped(strategy, optimizer)
+
+
+class MatrixMethod(Method):
+    """What full gradient matrices look like on the wire; the value of every such method."""
+
+    @abstractmethod
+    def bind(self, context: ExchangeContext) -> MatrixExchange:
+        """The exchange among these ranks; all of them call this."""
+
+    @abstractmethod
+    def ledger(self, at: MatrixQuery) -> Ledger:
+        """Bytes that a rank sends in an update, and the buffers that stand on the way."""
+
+    def dense(self, shapes: Mapping[str, TensorShape]) -> list[str]:
+        """The names of the gradients that travel as they are, since nothing would be saved."""
+        return []
 
 
 class Wrapped:

@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from modicum.core.clock import WIRE
 from modicum.core.contracts.parameters import trainable
+from modicum.core.contracts.state import StateRegistry, View
 from modicum.core.contracts.strategy import Ready, Strategy
+from modicum.core.errors import InputError
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.ranks import Ranks
 
 
@@ -77,36 +81,69 @@ class Bucketed(Strategy, Generic[B]):
 
     Args:
         bucket_bytes: a bucket is closed when it holds at least so much.
+        matrices: sums the gradients of a bucket its own way; None: as the numbers they are.
+
+    What such an exchange leaves unsent is committed with the update that it belongs to.
     """
 
-    def __init__(self, ranks: Ranks, layout: Layout, bucket_bytes: int) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        layout: Layout,
+        bucket_bytes: int,
+        matrices: MatrixExchange | None = None,
+    ) -> None:
         super().__init__(ranks, layout)
-        self.bucket_bytes, self.buckets = bucket_bytes, list[B]()
+        self.bucket_bytes, self.buckets, self.matrices = bucket_bytes, list[B](), matrices
         self._next = self._landed = 0
         self._handlers: list[Ready] = []
 
     def start(self, model: nn.Module) -> None:
         """Give all ranks rank 0's weights, and listen for gradients."""
+        if self.matrices is not None:
+            self.matrices.connect()
         self.share(model)
+        names = {id(parameter): name for name, parameter in trainable(model)}
         for group in cut([p for _, p in trainable(model)], self.bucket_bytes):
-            bucket = self._bucket(group)
+            bucket = self._bucket(group, [names[id(parameter)] for parameter in group])
             self.buckets.append(bucket)
             for index, parameter in enumerate(bucket.parameters):
                 ready = partial(self._ready, bucket, index)
                 parameter.register_post_accumulate_grad_hook(ready)
 
     @abstractmethod
-    def _bucket(self, parameters: Sequence[nn.Parameter]) -> B:
-        """The next bucket."""
+    def _bucket(self, parameters: Sequence[nn.Parameter], names: Sequence[str]) -> B:
+        """The next bucket, of parameters of these names."""
+
+    def register(self, registry: StateRegistry, model: nn.Module) -> None:
+        """Register the weights, and what an exchange of gradients owes."""
+        super().register(registry, model)
+        for view in self._matrix_views():
+            registry.add_view(view)
+
+    def _matrix_views(self) -> list[View]:
+        return [] if self.matrices is None else self.matrices.views()
 
     def when_ready(self, model: nn.Module, handler: Ready) -> None:
-        """Tell of a bucket's gradients once the next bucket is on its way."""
+        """Tell of a bucket's gradients once the next bucket is on its way.
+
+        Raises:
+            InputError: an exchange owes what it leaves of gradients.
+        """
+        if self.matrices is not None and self.matrices.stateful:
+            raise InputError(
+                "what an exchange leaves unsent of a gradient is owed once its update is made, so "
+                "updates cannot be made in the backward pass",
+                field="comm.method",
+            )
         self._handlers.append(handler)
 
     def before_backward(self, *, last: bool) -> None:
         """Sum in the last backward pass of an update only: those before it add up here."""
         super().before_backward(last=last)
         self._next = self._landed = 0
+        if self.matrices is not None:
+            self.matrices.discard()  # of an update that was interrupted
         for bucket in self.buckets:
             bucket.clear()
 
@@ -115,8 +152,23 @@ class Bucketed(Strategy, Generic[B]):
         for bucket in self.buckets[self._next :]:
             bucket.fill_left()
             self._launch()
+        if self.matrices is not None:
+            with self.ranks.clock(WIRE):
+                self.matrices.turn()
         self._land(len(self.buckets))
         super().after_backward()
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update the weights; only now is it owed what was left of the gradients."""
+        super().update(optimizer)
+        if self.matrices is not None:
+            self.matrices.commit()
+
+    def discard(self) -> None:
+        """Forget the gradients; what is owed stays as it was."""
+        super().discard()
+        if self.matrices is not None:
+            self.matrices.discard()
 
     def _ready(self, bucket: B, index: int, parameter: Tensor) -> None:
         if not self._last:

@@ -62,12 +62,17 @@ class BufferRows:
         shape = self.shapes[index]
         return self._place(buffer, index).reshape(-1)[: math.prod(shape)].view(shape)
 
+    def owned(self, index: int, shard: int) -> tuple[int, int]:
+        """The rows of a parameter that a shard has: the first, and the one after the last."""
+        rows, each = self.shapes[index][0], self._each[index]
+        return min(shard * each, rows), min((shard + 1) * each, rows)
+
     def part(self, row: Tensor, index: int, shard: int) -> Tensor:
         """A shard's part of a parameter as a view of its row [width]; perhaps of no rows."""
-        shape, each, start = self.shapes[index], self._each[index], self._starts[index]
-        rows = max(0, min(each, shape[0] - shard * each))
-        size = rows * math.prod(shape[1:])
-        return row[start : start + size].view(rows, *shape[1:])
+        shape, start = self.shapes[index], self._starts[index]
+        first, last = self.owned(index, shard)
+        size = (last - first) * math.prod(shape[1:])
+        return row[start : start + size].view(last - first, *shape[1:])
 
     def _place(self, buffer: Tensor, index: int) -> Tensor:
         return buffer[:, self._starts[index] : self._starts[index + 1]]

@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from modicum.core.contracts.ledger import Entry, Ledger, Phase, TrainedParameter
-from modicum.core.ranks.exchange import ExchangeQuery
+from modicum.core.ranks.exchange import ExchangeQuery, ShardExchange
+from modicum.core.ranks.matrix_exchange import MatrixQuery, TensorShape
 from modicum.parallel.ledger import GatheredGroups
 
 ExchangeLedger = Callable[[ExchangeQuery], Ledger]
+MatrixLedger = Callable[[MatrixQuery], Ledger]
 _FP32 = 4
 
 
@@ -35,6 +37,73 @@ def row_widths(trained: Sequence[TrainedParameter], ranks: int, bucket_bytes: in
         widths[-1] += parameter.rows(0, ranks) * math.prod(parameter.shape[1:])
         size += parameter.bytes
     return widths
+
+
+def bucket_shapes(
+    trained: Sequence[TrainedParameter], bucket_bytes: int
+) -> tuple[tuple[TensorShape, ...], ...]:
+    """The shapes in each bucket of gradients, from the last layer to the first.
+
+    >>> rows = {"a": 100, "b": 3, "c": 3}
+    >>> shapes = [TrainedParameter(name, (count, 2), "matrix") for name, count in rows.items()]
+    >>> bucket_shapes(shapes, 40)
+    (((3, 2), (3, 2)), ((100, 2),))
+    """
+    buckets: list[list[TensorShape]] = []
+    size, kind = 0, 0
+    for parameter in reversed(trained):
+        if not buckets or size >= bucket_bytes or kind != parameter.element_bytes:
+            buckets.append([])
+            size, kind = 0, parameter.element_bytes
+        buckets[-1].append(tuple(parameter.shape))
+        size += parameter.bytes
+    return tuple(map(tuple, buckets))
+
+
+def replicated_matrices(
+    ledger: Ledger,
+    trained: Sequence[TrainedParameter],
+    *,
+    ranks: int,
+    bucket_bytes: int,
+    slack: int = 0,
+    exchange: MatrixLedger,
+) -> Ledger:
+    """The ledger where every rank holds all weights, and an exchange of matrices sums gradients.
+
+    A bucket's gradients are there a second time, with what is owed, while they are sent.
+
+    Args:
+        trained: what is trained, in the model's order.
+        slack: how far the ledger is below its phase `loss` when the first gradients come.
+        exchange: the ledger of what carries them.
+    """
+    buckets = bucket_shapes(trained, bucket_bytes)
+    sizes = [_FP32 * sum(map(math.prod, bucket)) for bucket in buckets]
+    own = Ledger.of(
+        Entry("workspace", max(0, sizes[0] - slack) if sizes else 0, ("loss",), "being sent"),
+        Entry("workspace", sizes[-1] if sizes else 0, ("backward",), "a bucket being sent"),
+    )
+    return ledger + own + exchange(MatrixQuery(buckets, ranks))
+
+
+def with_matrices(
+    trained: Sequence[TrainedParameter], bucket_bytes: int, exchange: MatrixLedger
+) -> ExchangeLedger:
+    """The ledger of what `Zero` sends where an exchange of matrices sums its gradients.
+
+    Weights travel as they are, and full gradients are counted bucket by bucket, so what takes
+    their place is counted in full.
+    """
+
+    def spent(at: ExchangeQuery) -> Ledger:
+        weights = ShardExchange.ledger(replace(at, reductions=0))
+        weights = replace(weights, wire=tuple(w for w in weights.wire if w.bytes))
+        weights = weights.map_entries(lambda e: None if e.phases == ("backward",) else e)
+        buckets = bucket_shapes(trained, bucket_bytes)
+        return weights + exchange(MatrixQuery(buckets, at.ranks, counted=False))
+
+    return spent
 
 
 def zero(

@@ -37,9 +37,9 @@ class MasterBucket(Bucket):
         super().__init__(parameters)
         self.name, self._exchange = name, exchange
         self.rows = BufferRows((tuple(p.shape) for p in parameters), exchange.ranks.size)
-        self._mesh, self._rank = mesh, exchange.ranks.rank
+        self._mesh, self.rank = mesh, exchange.ranks.rank
         # The masters are views of one row, which travels as it is.
-        self._shard = self._copies(torch.float32)[self._rank].clone()
+        self._shard = self._copies(torch.float32)[self.rank].clone()
         self.trained = self.masters = [self._master(index) for index in range(len(parameters))]
         self._gradients: Tensor | None = None
         self._sum: Pending | None = None
@@ -128,5 +128,8 @@ class MasterBucket(Bucket):
 
     def _part(self, row: Tensor, index: int) -> Tensor:
         """A parameter's part of this rank's row, which it shares, sharded as the full one is."""
-        part = self.rows.part(row, index, self._rank)
+        return self.laid_out(self.rows.part(row, index, self.rank), index)
+
+    def laid_out(self, part: Tensor, index: int) -> Tensor:
+        """This rank's rows of a parameter as the master of it is."""
         return laid_out(part, self.rows.shapes[index], self._mesh)

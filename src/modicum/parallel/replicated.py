@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 import torch
@@ -10,21 +10,39 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.parallel.bucketed import Bucket, Bucketed
+from modicum.parallel.matrix_buckets import MatrixBucket
 
 
-class Replicated(Bucketed["FlatBucket"]):
+class Replicated(Bucketed[Bucket]):
     """Every rank holds the full model; gradients are summed over the ranks.
+
+    Args:
+        bucket_bytes: a bucket is closed when it holds at least so much.
+        matrices: sums the gradients of a bucket its own way; None: as the numbers they are.
 
     Source of the method: Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.
     """
 
-    def __init__(self, ranks: Ranks, layout: Layout, bucket_bytes: int = 25_000_000) -> None:
-        super().__init__(ranks, layout, bucket_bytes)
+    def __init__(
+        self,
+        ranks: Ranks,
+        layout: Layout,
+        bucket_bytes: int = 25_000_000,
+        matrices: MatrixExchange | None = None,
+    ) -> None:
+        super().__init__(ranks, layout, bucket_bytes, matrices)
 
-    def _bucket(self, parameters: Sequence[nn.Parameter]) -> FlatBucket:
+    def _bucket(self, parameters: Sequence[nn.Parameter], names: Sequence[str]) -> Bucket:
+        if self.matrices is not None:
+            return MatrixBucket(dict(zip(names, parameters, strict=True)), self.matrices)
         return FlatBucket(parameters)
+
+    def held(self) -> Iterable[Tensor]:
+        """What an exchange owes, and its factors."""
+        return [] if self.matrices is None else self.matrices.held()
 
 
 class FlatBucket(Bucket):

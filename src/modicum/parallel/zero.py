@@ -22,11 +22,13 @@ from modicum.core.contracts.state import StateRegistry, View, model_view
 from modicum.core.errors import InputError
 from modicum.core.ranks.exchange import ExchangeContext, ShardExchange
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.parallel.bucketed import Bucketed
 from modicum.parallel.buffer_rows import EXCHANGE
 from modicum.parallel.masters import MasterBucket
+from modicum.parallel.matrix_buckets import MatrixMasterBucket
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -44,6 +46,7 @@ class Zero(Bucketed[MasterBucket]):
     Args:
         exchange: how gradients and weights are sent; by default as the numbers they are.
         bucket_bytes: a bucket is closed when it holds at least so much of the copies.
+        matrices: sums the gradients instead; each owner takes its rows of the sums.
 
     Source: Rajbhandari et al., "ZeRO", SC 2020 (arXiv 1910.02054), section 5: stage 2.
 
@@ -57,9 +60,10 @@ class Zero(Bucketed[MasterBucket]):
         layout: Layout | None = None,
         exchange: ShardExchange | None = None,
         bucket_bytes: int = 25_000_000,
+        matrices: MatrixExchange | None = None,
     ) -> None:
         layout = layout or Layout.of(ranks.size, ranks.size, copies=True)
-        super().__init__(ranks, layout, bucket_bytes)
+        super().__init__(ranks, layout, bucket_bytes, matrices)
         if self.layout.replicas > 1:
             raise InputError(
                 "optimizer state is sharded over all ranks or none",
@@ -87,9 +91,12 @@ class Zero(Bucketed[MasterBucket]):
             self._mesh = self.layout.mesh(trained[0].device.type)
         super().start(model)
 
-    def _bucket(self, parameters: Sequence[nn.Parameter]) -> MasterBucket:
-        name = f"bucket {len(self.buckets)}"
-        bucket = MasterBucket(name, parameters, self.exchange, self._mesh)
+    def _bucket(self, parameters: Sequence[nn.Parameter], names: Sequence[str]) -> MasterBucket:
+        name, exchange, mesh = f"bucket {len(self.buckets)}", self.exchange, self._mesh
+        if self.matrices is None:
+            bucket = MasterBucket(name, parameters, exchange, mesh)
+        else:
+            bucket = MatrixMasterBucket(name, parameters, exchange, mesh, names, self.matrices)
         for parameter, master in zip(parameters, bucket.masters, strict=True):
             self._masters[id(parameter)] = master
             if parameter.dtype != torch.float32:
@@ -101,8 +108,10 @@ class Zero(Bucketed[MasterBucket]):
         return ((name, self._masters[id(p)]) for name, p in trainable(model))
 
     def held(self) -> Iterator[Tensor]:
-        """The masters."""
-        return iter(self._masters.values())
+        """The masters, and what an exchange of gradients owes."""
+        yield from self._masters.values()
+        if self.matrices is not None:
+            yield from self.matrices.held()
 
     def register(self, registry: StateRegistry, model: nn.Module) -> None:
         """Register the masters as the model's weights, as any other strategy does its own.
@@ -119,6 +128,8 @@ class Zero(Bucketed[MasterBucket]):
         registry.add_view(replace(view, write=write))
         if self.exchange.stateful:
             registry.add_view(self._exchange_view(model))
+        for each in self._matrix_views():
+            registry.add_view(each)
 
     def _exchange_view(self, model: nn.Module) -> View:
         copies = {f"copy/{name}": parameter for name, parameter in trainable(model)}
@@ -140,7 +151,8 @@ class Zero(Bucketed[MasterBucket]):
 
     @property
     def _lands_early(self) -> bool:
-        return True
+        # Of what a matrix exchange has sent, gradients take no memory any more.
+        return self.matrices is None
 
     # Updates
 
@@ -150,7 +162,8 @@ class Zero(Bucketed[MasterBucket]):
         self._spread(exactly=False)
 
     def discard(self) -> None:
-        """Forget gradients, of micro-batches too."""
+        """Forget gradients, of micro-batches too; what is owed stays as it was."""
+        super().discard()
         for bucket in self.buckets:
             bucket.clear()
             for tensor in (*bucket.parameters, *bucket.masters):

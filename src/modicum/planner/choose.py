@@ -204,7 +204,7 @@ def _traits(recipe: Recipe, layout: Layout) -> set[str]:
         "run_hybrid": layout.replicas > 1,
         "run_gathers_again": recipe.parallel.reshard_after_forward,
     }
-    return {"run_cuts_weights", *(trait for trait, is_so in also.items() if is_so)}
+    return {"run_cuts_weights", "run_on_fsdp", *(trait for trait, is_so in also.items() if is_so)}
 
 
 def choices(

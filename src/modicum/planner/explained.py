@@ -34,7 +34,7 @@ def explained(
 ) -> list[JsonObject]:
     """The choices as rows for people; `seconds` is what the run is estimated to take."""
     choice, training = prediction.choice, recipe.training
-    rows: list[JsonObject] = _narrow(recipe, prediction)
+    rows: list[JsonObject] = _narrow(recipe, prediction) + _sent_dense(recipe, prediction)
     if MICRO in kept:
         rows.append({**kept[MICRO], "value": choice.micro_batch_size})
     elif training.micro_batch_size == "auto":
@@ -77,6 +77,17 @@ def _narrow(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:
     rank = getattr(recipe.method("adapter"), "rank", None)
     why = f"above the smaller width of {listed(found)}, where rank {enough} is enough"
     return [_row("adapter.rank", rank, why)]
+
+
+def _sent_dense(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:
+    """A row that names the tensors of which a low-rank exchange sends the numbers themselves."""
+    if recipe.comm is None or not (found := prediction.sent_dense):
+        return []
+    share = sum(found.values()) / max(1, prediction.trainable)
+    why = (
+        f"{listed(found)} would not be smaller, and travel as they are: {share:.1%} of the numbers"
+    )
+    return [_row("comm.method", recipe.comm["method"], why)]
 
 
 def _strategy(recipe: Recipe, choice: Choice, room: Room) -> JsonObject:

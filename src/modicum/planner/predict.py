@@ -29,7 +29,7 @@ from modicum.memory.base import ActivationPolicy
 from modicum.models.traced_ledger import experts_of
 from modicum.parallel.ledger import staging
 from modicum.planner.length import steps_without_data
-from modicum.planner.sharing import Model, Structure, shared
+from modicum.planner.sharing import Model, Structure, sent_dense, shared
 from modicum.planner.traced import traces
 from modicum.planner.updates import spent_in_updates, treated
 from modicum.recipe import Recipe
@@ -84,6 +84,8 @@ class Prediction:
         narrow: layers that the adapter's rank is above the smaller width of, with the largest
             rank that fits them.
         treated: what the optimizer does with each class of parameters, if not the same.
+        sent_dense: trained tensors of which a method of `comm` sends the numbers themselves, with
+            how many they are.
     """
 
     choice: Choice
@@ -96,6 +98,7 @@ class Prediction:
     travel: Travel | None = None
     narrow: Mapping[str, int] = field(default_factory=dict)
     treated: tuple[ClassTreatment, ...] = ()
+    sent_dense: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def peak_bytes(self) -> int:
@@ -227,7 +230,7 @@ class Predictor:
         spent = ledger + state
         return Prediction(
             choice, spent, total, trainable, frozen, half, traced, structure.travel,
-            structure.narrow, treated(recipe, model),
+            structure.narrow, treated(recipe, model), sent_dense(recipe, structure),
         )  # fmt: skip
 
     def adapted_layers(self, recipe: Recipe, config: Any) -> list[str]:

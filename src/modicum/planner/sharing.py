@@ -15,13 +15,14 @@ from modicum.adapters.base import NOT_TRAINED, Adapter, AdapterQuery
 from modicum.adapters.sites import Site
 from modicum.adapters.travel import Travel
 from modicum.adapters.widths import narrow_layers
-from modicum.comm.base import Schedule, ScheduleQuery
+from modicum.comm.base import MatrixMethod, Schedule, ScheduleQuery
 from modicum.core.contracts.ledger import Entry, Ledger, ModelQuery, TrainedParameter
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.ranks.exchange import ShardExchange
 from modicum.core.ranks.layout import Layout
 from modicum.models.ledger import AdapterActivations
 from modicum.parallel import exchange_ledger
+from modicum.parallel.exchange_ledger import ExchangeLedger
 from modicum.parallel.ledger import GatheredGroups, Group, replicated, sharded
 from modicum.planner.traced import Traces
 from modicum.recipe import Recipe
@@ -207,11 +208,23 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
         layers, micro_batches = _by_layer(model.structure), model.shape.micro_batches
         at = ScheduleQuery(layers, layout.ranks, micro_batches=micro_batches)
         return ledger + comm.ledger(at)
-    exchange = ShardExchange.ledger if comm is None else comm.ledger
+    exchange: ExchangeLedger = ShardExchange.ledger if comm is None else comm.ledger
+    trained = model.structure.trained
+    if isinstance(comm, MatrixMethod):
+        if layout.shards == 1:
+            return exchange_ledger.replicated_matrices(
+                ledger,
+                trained,
+                ranks=layout.ranks,
+                bucket_bytes=section.bucket,
+                slack=model.slack(),
+                exchange=comm.ledger,
+            )
+        exchange = exchange_ledger.with_matrices(trained, section.bucket, comm.ledger)
     if layout.copies:
         return exchange_ledger.zero(
             ledger,
-            model.structure.trained,
+            trained,
             ranks=layout.shards,
             ranks_per_node=layout.shards,
             bucket_bytes=section.bucket,
@@ -236,6 +249,16 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
         ranks_per_node=layout.shards,
         exchange=exchange,
     )
+
+
+def sent_dense(recipe: Recipe, structure: Structure) -> dict[str, int]:
+    """Trained tensors that an exchange of matrices sends as they are, with their elements."""
+    comm = recipe.method("comm")
+    if not isinstance(comm, MatrixMethod):
+        return {}
+    sizes = {parameter.name: math.prod(parameter.shape) for parameter in structure.trained}
+    shapes = {parameter.name: tuple(parameter.shape) for parameter in structure.trained}
+    return {name: sizes[name] for name in comm.dense(shapes)}
 
 
 def _cut(

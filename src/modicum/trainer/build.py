@@ -15,15 +15,17 @@ from modicum.adapters.diagnosis import DiagnosisContext, ModelDiagnosis
 from modicum.adapters.files import read_stored
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.starting import start_from
-from modicum.comm.base import Schedule
+from modicum.comm.base import MatrixMethod, Schedule
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.step import StepContext, StepProgram
 from modicum.core.contracts.strategy import Strategy
+from modicum.core.contracts.traits import MATRICES_ON_FSDP
 from modicum.core.errors import InputError
 from modicum.core.layers.basis_cache import bases_kept_in, own_folder
 from modicum.core.layers.full_model import FullModel, note_full_model
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks.exchange import ExchangeContext
+from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.weight_digests import changed_weights, weight_digests
 from modicum.memory.base import ActivationContext, ActivationPolicy
@@ -45,12 +47,18 @@ def build_strategy(plan: Plan, ranks: Ranks) -> Strategy:
     if isinstance(method, Schedule):
         return method.strategy(ranks, layout)
     exchange: Any = None
-    if method is not None:
-        exchange = method.bind(ExchangeContext(ranks, plan.recipe.training.seed))
+    matrices: MatrixExchange | None = None
+    context = ExchangeContext(ranks, plan.recipe.training.seed, torch.device(plan.device).type)
+    if isinstance(method, MatrixMethod):
+        matrices = method.bind(context)
+    elif method is not None:
+        exchange = method.bind(context)
     if layout.copies:
-        return Zero(ranks, layout, exchange, parallel.bucket)
+        return Zero(ranks, layout, exchange, parallel.bucket, matrices)
     if layout.shards == 1:
-        return Replicated(ranks, layout, parallel.bucket)
+        return Replicated(ranks, layout, parallel.bucket, matrices)
+    if matrices is not None:
+        raise InputError(MATRICES_ON_FSDP, field="parallel.strategy", value="fsdp")
     return Sharded(ranks, layout, parallel.reshard_after_forward, exchange)
 
 

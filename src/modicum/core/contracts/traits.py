@@ -41,6 +41,7 @@ TRAITS = {
     "follows_optimizer": "reads the optimizer's momentum after an update",
     "compresses_saved": "makes smaller what is saved for the backward pass",
     "needs_eager": "looks into what blocks compute",
+    "owes_gradients": "adds to a gradient what earlier updates left unsent of it",
     "needs_whole_gradients": "sums full gradients over the ranks",
     "codes_cut_weights": "codes the exchanges of weights that are sharded over ranks",
     "crosses_wire": "is about what ranks exchange",
@@ -64,11 +65,18 @@ TRAITS = {
     "run_alone": "there is one rank",
     "run_whole_weights": "every rank holds all weights",
     "run_cuts_weights": "ranks hold parts of the weights",
+    "run_on_fsdp": "fsdp gathers weights and sums gradients",
     "run_masters": "the optimizer trains masters of the model's weights",
     "run_gathers_frozen": "fsdp gathers weights that are not trained",
     "run_hybrid": "several groups of ranks hold a copy of the weights each",
     "run_gathers_again": "weights are given back between forward and backward",
 }
+
+
+MATRICES_ON_FSDP = (
+    "fsdp sums the gradients of each backward pass as it shards them, and this sums full matrices "
+    "once an update; set parallel.strategy to ddp or zero"
+)
 
 
 @dataclass(frozen=True)
@@ -280,6 +288,13 @@ RULES = (
         "run_cuts_weights",
         "it sums full gradients, and fsdp shards them as it sums; set parallel.strategy to ddp",
     ),
+    TraitRule(
+        "owes_gradients",
+        "frees_gradient_in_backward",
+        "what is left unsent of a gradient is owed once its update is made, and one uses gradients "
+        "up in the backward pass, before it is known whether the update is made",
+    ),
+    TraitRule("owes_gradients", "run_on_fsdp", MATRICES_ON_FSDP),
     TraitRule(
         "codes_cut_weights",
         "run_whole_weights",

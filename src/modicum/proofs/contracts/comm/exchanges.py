@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from modicum.comm.base import Schedule
+from modicum.comm.base import MatrixMethod, Schedule
 from modicum.core.contracts.method import Method
 from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery, ShardExchange
 from modicum.core.ranks.ranks import Ranks
@@ -24,11 +24,12 @@ def exchange(subject: CommSubject) -> Method:
     """The value to be checked.
 
     Raises:
-        NotApplicable: the method is a schedule.
+        NotApplicable: the method is a schedule, or exchanges full matrices.
     """
     value = subject if isinstance(subject, Method) else subject.tiny()
-    if isinstance(value, Schedule):
-        raise NotApplicable(f"{value.info.name} is a schedule, and this is a check of exchanges")
+    for kind, is_one in (("a schedule", Schedule), ("an exchange of matrices", MatrixMethod)):
+        if isinstance(value, is_one):
+            raise NotApplicable(f"{value.info.name} is {kind}, and this is a check of shards'")
     return value
 
 

@@ -1,0 +1,269 @@
+"""What methods share that send gradients as products of two thin matrices: shapes, debts, state.
+
+A gradient of two dimensions or more is a matrix M [n, m], n its first dimension. What rank r leaves
+of it is not lost: this rank adds it to the next update's gradient as its error E [n, m]. All sums
+are over ranks, not means, as everywhere here.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from modicum.comm.base import MatrixMethod
+from modicum.core.contracts.ledger import Entry, Ledger, Phase
+from modicum.core.contracts.method import NonNegativeFloat, PositiveInt
+from modicum.core.contracts.state import View
+from modicum.core.random import normal_
+from modicum.core.ranks.exchange import ExchangeContext
+from modicum.core.ranks.matrix_exchange import (
+    GradientSum,
+    MatrixExchange,
+    MatrixQuery,
+    TensorShape,
+)
+
+FACTORS, OWED = "exchange", "owed"  # views of a run's state
+
+
+class LowRankMethod(MatrixMethod):
+    """The value of a method that sends rank-r factors of gradient matrices.
+
+    Args:
+        rank: r; of a matrix n by m the smallest of the three.
+        start_after: updates that are sent dense before the first one that is not.
+        least_saving: a tensor travels as it is where factors are not so many times smaller; 0
+            sends factors of every matrix.
+        error_feedback: whether what was left of a gradient is added to the next one.
+    """
+
+    halves: ClassVar[int]
+    """How many of the two factors travel in an update."""
+
+    rank: PositiveInt = 4
+    start_after: Annotated[int, Field(ge=0)] = 0
+    least_saving: NonNegativeFloat = 1.0
+    error_feedback: bool = True
+
+    def rank_of(self, shape: TensorShape) -> int:
+        """The rank at which a gradient of this shape travels; 0: it travels as it is.
+
+        >>> from modicum.comm import PowerSGD
+        >>> value = PowerSGD(rank=4)
+        >>> [value.rank_of(shape) for shape in ((64, 32), (64, 2, 16), (64,), (8, 8))]
+        [4, 4, 0, 0]
+        """
+        if len(shape) < 2 or not math.prod(shape):
+            return 0
+        rows, columns = _sides(shape)
+        rank = min(self.rank, rows, columns)
+        sent = rank * (rows + columns) * self.halves / 2
+        return rank if sent * self.least_saving < rows * columns else 0
+
+    def dense(self, shapes: Mapping[str, TensorShape]) -> list[str]:
+        """The names of gradients that travel as they are."""
+        return [name for name, shape in shapes.items() if not self.rank_of(shape)]
+
+    def ledger(self, at: MatrixQuery) -> Ledger:
+        """Bytes that a rank sends in an update on average, its debts, and what makes new ones."""
+        shapes, messages = at.shapes, []
+        for bucket in at.buckets:
+            thin = sum(self.rank_of(s) * sum(_sides(s)) for s in bucket if self.rank_of(s))
+            plain = sum(math.prod(s) for s in bucket if not self.rank_of(s))
+            messages.append((thin * self.halves, 2 * (plain + len(bucket))))
+        # Of one factor an update, the two take turns.
+        numbers = [(thin + plain) // 2 for thin, plain in messages]
+        calls = sum(1 + (self.halves == 2 and thin > 0) for thin, _ in messages)
+        several = at.ranks > 1
+        low = [math.prod(shape) for shape in shapes if self.rank_of(shape)]
+        factors = sum(self.rank_of(s) * sum(_sides(s)) for s in shapes)
+        debt = 4 * sum(low) * several
+        wire = at.wire(numbers)
+        left: tuple[Phase, ...] = ("step",) if at.counted else ("backward", "step")
+        return Ledger.of(
+            Entry("buffer", debt * self.error_feedback, what="errors owed to the next update"),
+            Entry("buffer", 4 * factors * several, what="factors of gradients"),
+            Entry("gradient", debt, left, "errors of this update"),
+            Entry("workspace", 4 * sum(numbers) * several, ("backward",), "sums on the wire"),
+            type(wire)(wire.collective, wire.bytes, wire.axis, calls),
+        )
+
+
+class LowRankExchange(MatrixExchange):
+    """Sums of gradients as products of thin factors, of which the errors are owed.
+
+    What an update makes is staged: errors, factors and the number of updates change in `commit`.
+    """
+
+    stateful = True
+    method: LowRankMethod
+
+    def __init__(self, method: LowRankMethod, context: ExchangeContext) -> None:
+        super().__init__(context)
+        self.method = method
+        self._errors: dict[str, Tensor] = {}
+        self._factors: dict[str, tuple[Tensor, Tensor]] = {}
+        # By name: the matrix that this update compresses, what it leaves, its new factors.
+        self._matrices: dict[str, Tensor] = {}
+        self._shapes: dict[str, TensorShape] = {}
+        self._staged: dict[str, tuple[Tensor, tuple[Tensor, Tensor]]] = {}
+
+    # What a method does with one matrix
+
+    @abstractmethod
+    def send(self, name: str, matrix: Tensor) -> Tensor:
+        """The factor of this rank's matrix [n, m] that is summed first."""
+
+    @abstractmethod
+    def rebuild(self, name: str, total: Tensor, second: Tensor | None) -> GradientSum:
+        """The sum, of the factors that were summed; stages what follows for the next update."""
+
+    def factors(self, name: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """P [n, r] and Q [m, r] of the last update; before the first, draws alike on all ranks."""
+        if name not in self._factors:
+            rank = min(self.method.rank, *matrix.shape)
+            drawn = []
+            for side, rows in zip("PQ", matrix.shape, strict=True):
+                empty = torch.empty(rows, rank, dtype=matrix.dtype, device=matrix.device)
+                drawn.append(normal_(empty, seed=self.context.seed, name=f"exchange/{name}/{side}"))
+            self._factors[name] = drawn[0], drawn[1]
+        return self._factors[name]
+
+    def shape(self, name: str) -> TensorShape:
+        """The shape of a gradient that is compressed in this update."""
+        return self._shapes[name]
+
+    def stage(self, name: str, error: Tensor, factors: tuple[Tensor, Tensor]) -> None:
+        """What the update leaves if it is made."""
+        self._staged[name] = error, factors
+
+    def staged(self, name: str) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """What was staged last in this update."""
+        return self._staged[name]
+
+    # The exchange
+
+    @property
+    def _dense_now(self) -> bool:
+        return self.ranks.alone or self.step < self.method.start_after
+
+    @torch.no_grad()
+    def encode(self, name: str, gradient: Tensor) -> Tensor:
+        shape = tuple(gradient.shape)
+        if self._dense_now or not self.method.rank_of(shape):
+            return gradient
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        matrix = gradient.detach().to(wide).reshape(_sides(shape))
+        owed = self._errors.get(name)
+        # A copy in any case: the gradient's memory is not this one's to change.
+        self._matrices[name] = matrix.clone() if owed is None else matrix + owed
+        self._shapes[name] = shape
+        return self.send(name, self._matrices[name])
+
+    @torch.no_grad()
+    def decode(self, name: str, total: Tensor, second: Tensor | None) -> GradientSum:
+        if name not in self._matrices:
+            return super().decode(name, total, second)
+        return self.rebuild(name, total, second)
+
+    def forget(self, name: str) -> None:
+        self._matrices.pop(name, None)
+        self._staged.pop(name, None)
+
+    def compressed(self, name: str) -> Tensor | None:
+        """The matrix of this update, errors included; None where its gradient travels as it is."""
+        return self._matrices.get(name)
+
+    def commit(self) -> None:
+        for name, (error, factors) in self._staged.items():
+            if self.method.error_feedback:
+                self._errors[name] = error
+            self._factors[name] = factors
+        super().commit()
+        self.discard()
+
+    def discard(self) -> None:
+        super().discard()
+        self._matrices.clear()
+        self._shapes.clear()
+        self._staged.clear()
+
+    # State
+
+    def held(self) -> list[Tensor]:
+        return [*self._errors.values(), *(each for two in self._factors.values() for each in two)]
+
+    def views(self) -> list[View]:
+        """Factors and the number of updates, alike on all ranks; what each rank owes is its own."""
+        return [
+            View(FACTORS, self.state_dict, self.load_state_dict),
+            View(OWED, self.owed, self.owe, per_rank=True, regroup=regrouping(self.ranks.size)),
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of updates and the factors."""
+        named = ((f"{name}/{side}", each) for name, two in self._factors.items()
+                 for side, each in zip("PQ", two, strict=True))  # fmt: skip
+        return {"step": self.step, **dict(named)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take them up."""
+        self.discard()
+        self.step, self._factors = int(state["step"]), {}
+        for key in state:
+            name, _, side = key.rpartition("/")
+            if side == "P":
+                p, q = (self._own(state[f"{name}/{each}"]) for each in "PQ")
+                self._factors[name] = p, q
+
+    def owed(self) -> dict[str, Tensor]:
+        """What this rank owes, by the names of gradients."""
+        return dict(self._errors)
+
+    def owe(self, state: Mapping[str, Any]) -> None:
+        """Take that up."""
+        self._errors = {name: self._own(state[name]) for name in state}
+
+    def _own(self, value: Tensor) -> Tensor:
+        return value.to(self.context.device_type, copy=True)
+
+
+def regrouping(ranks: int) -> Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]:
+    """Makes a rank's debts of those of all old ranks: an equal share, so their sum stays.
+
+    >>> old = [{"weight": torch.tensor([1.0])}, {"weight": torch.tensor([2.0])}, {}]
+    >>> regrouping(2)(old)["weight"].tolist()
+    [1.5]
+    """
+
+    def regroup(states: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        names = dict.fromkeys(name for state in states for name in state)
+        shares: dict[str, Tensor] = {}
+        for name in names:
+            total = torch.zeros(())
+            for state in states:
+                if name in state:
+                    total = total + state[name]
+            shares[name] = total / ranks
+        return shares
+
+    return regroup
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """An orthonormal basis [n, r] of the columns of a matrix [n, r], n >= r.
+
+    Of columns that depend on one another, or are zero, some basis that holds their span: finite,
+    and the same on every rank that has the same matrix.
+    """
+    return torch.linalg.qr(matrix)[0]
+
+
+def _sides(shape: TensorShape) -> tuple[int, int]:
+    return shape[0], math.prod(shape[1:])

@@ -1,0 +1,248 @@
+"""Exchanges of full matrices on replicas and sharded masters: bits, skips, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool
+from torch import Tensor, nn
+
+from modicum.checkpoint import CheckpointStore
+from modicum.comm import ACPSGD, PowerSGD
+from modicum.comm.base import MatrixMethod
+from modicum.core.contracts.state import StateRegistry, optimizer_view
+from modicum.core.contracts.strategy import Strategy
+from modicum.core.errors import InputError
+from modicum.core.ranks.exchange import ExchangeContext
+from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.matrix_exchange import MatrixExchange
+from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.sharding import whole
+from modicum.parallel.replicated import Replicated
+from modicum.parallel.zero import Zero
+
+ranked = pytest.mark.ranks
+METHODS: dict[str, MatrixMethod] = {
+    "acp_sgd": ACPSGD(rank=2),
+    "powersgd": PowerSGD(rank=2),
+    "late": ACPSGD(rank=2, start_after=2),
+}
+Weights = dict[str, Tensor]
+
+
+class Small(nn.Module):
+    """Widths that no number of ranks divides; a tied weight; a layer that rank 0 alone uses."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(13, 19, dtype=dtype), nn.Linear(19, 13, dtype=dtype)
+        self.third = nn.Linear(13, 19, dtype=dtype)
+        self.third.weight = self.first.weight
+        self.sometimes = nn.Linear(19, 11, dtype=dtype)
+
+    def forward(self, x: Tensor, *, all_of_it: bool) -> Tensor:
+        x = self.third(self.second(self.first(x).tanh()).tanh())
+        return self.sometimes(x) if all_of_it else x
+
+
+class Run:
+    """A model under a strategy, in a loop like the trainer's."""
+
+    def __init__(
+        self, ranks: Ranks, kind: str, exchange: MatrixExchange | None, half: bool = False
+    ) -> None:
+        self.ranks, self.exchange = ranks, exchange
+        self.strategy: Strategy
+        if kind == "zero":
+            self.strategy = Zero(ranks, bucket_bytes=1000, matrices=exchange)
+        else:
+            self.strategy = Replicated(ranks, Layout.of(ranks.size), 1000, exchange)
+        self.model = Small(torch.bfloat16 if half else torch.float32)
+        self.strategy.start(self.model)
+        named = list(self.strategy.trained(self.model))
+        group = {"params": [p for _, p in named], "names": [n for n, _ in named]}
+        self.optimizer = torch.optim.SGD([group], lr=0.05, momentum=0.9)
+        self.registry = StateRegistry()
+        self.strategy.register(self.registry, self.model)
+        self.registry.add_view(optimizer_view(self.optimizer))
+
+    def step(self, step: int, spoil: bool = False) -> None:
+        dtype = next(self.model.parameters()).dtype
+        for part in range(2):
+            seed = 100 * step + 10 * part + self.ranks.rank
+            x = torch.randn(4, 13, generator=torch.Generator().manual_seed(seed)).to(dtype)
+            loss = self.model(x, all_of_it=self.ranks.first).float().square().sum() / 8
+            self.strategy.before_backward(last=part == 1)
+            (loss * math.nan if spoil and self.ranks.rank == 1 else loss).backward()
+        self.strategy.after_backward()
+        parameters = self.optimizer.param_groups[0]["params"]
+        norm = whole(self.strategy.norm(parameters))
+        self.strategy.clip(parameters, 1.0, norm)
+        if math.isfinite(float(norm)):
+            self.strategy.update(self.optimizer)
+        else:
+            self.strategy.discard()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def weights(self) -> Weights:
+        trained = self.strategy.trained(self.model)
+        return {name: whole(p.detach()).float().clone() for name, p in trained}
+
+    def state(self) -> dict[str, Any]:
+        """All state, copied, by view and name."""
+        return {
+            f"{view}/{name}": whole(value).clone() if isinstance(value, Tensor) else value
+            for view, entries in self.registry.read().items()
+            for name, value in entries.items()
+        }
+
+
+def run_of(ranks: Ranks, kind: str, method: str, half: bool = False) -> Run:
+    return Run(ranks, kind, METHODS[method].bind(ExchangeContext(ranks, seed=4)), half)
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    def equal(a: Any, b: Any) -> bool:
+        return torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b)
+
+    return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
+
+
+def dense(ranks: Ranks) -> tuple[Weights, Weights]:
+    plain, ours = Run(ranks, "ddp", None), Run(ranks, "ddp", MatrixExchange(ExchangeContext(ranks)))
+    for step in range(4):
+        plain.step(step)
+        ours.step(step)
+    return plain.weights(), ours.weights()
+
+
+@ranked
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_exchange_that_changes_nothing_is_the_replicas_to_the_bit(
+    pool: Pool, ranks: int
+) -> None:
+    for plain, ours in pool.run(dense, ranks=ranks):
+        assert same(plain, ours)
+
+
+def trained(ranks: Ranks, kind: str, method: str, half: bool = False) -> Weights:
+    run = run_of(ranks, kind, method, half)
+    for step in range(5):
+        run.step(step)
+    return run.weights()
+
+
+@ranked
+@pytest.mark.parametrize("method", METHODS)
+def test_owners_rebuild_what_replicas_do(pool: Pool, method: str) -> None:
+    replicas, owners = (pool.run(trained, kind, method, ranks=4) for kind in ("ddp", "zero"))
+    for found in (*replicas, *owners):
+        for name, weight in found.items():
+            torch.testing.assert_close(weight, replicas[0][name], rtol=1e-4, atol=1e-5)
+    assert all(same(found, replicas[0]) for found in replicas)
+    assert all(same(found, owners[0]) for found in owners)
+
+
+@ranked
+def test_half_precision_on_both(pool: Pool) -> None:
+    for kind in ("ddp", "zero"):
+        half, full = (pool.run(trained, kind, "acp_sgd", dtype)[0] for dtype in (True, False))
+        for name, weight in half.items():
+            assert float((weight - full[name]).norm() / full[name].norm()) < 0.1
+
+
+def skipped(ranks: Ranks, kind: str, method: str) -> tuple[bool, bool]:
+    """Whether a skipped update leaves the state, and the run that follows, to the bit."""
+    one, other = run_of(ranks, kind, method), run_of(ranks, kind, method)
+    for step in range(3):
+        one.step(step)
+        other.step(step)
+    before = one.state()
+    one.step(3, spoil=True)
+    kept = same(one.state(), before)
+    for step in (4, 5):
+        one.step(step)
+        other.step(step)
+    return kept, same(one.state(), other.state())
+
+
+@ranked
+@pytest.mark.parametrize("kind", ["ddp", "zero"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_skipped_update_leaves_no_trace(pool: Pool, kind: str, method: str) -> None:
+    assert pool.run(skipped, kind, method) == [(True, True)] * 2
+
+
+def saved(ranks: Ranks, folder: Path, kind: str, method: str, at: int) -> Any:
+    """State and debts where a checkpoint was saved, and weights two updates later."""
+    run, store = run_of(ranks, kind, method), CheckpointStore(folder, ranks=ranks)
+    for step in range(at):
+        run.step(step)
+    store.save(at, run.registry)
+    store.wait()
+    owed = debts(run)
+    for step in (at, at + 1):
+        run.step(step)
+    return owed, run.weights()
+
+
+def taken_up(ranks: Ranks, folder: Path, kind: str, method: str, at: int, save: bool) -> Any:
+    """What a run that takes a checkpoint up owes, and its weights two updates later."""
+    run, store = run_of(ranks, kind, method), CheckpointStore(folder, ranks=ranks)
+    checkpoint = store.newest(print)
+    assert checkpoint is not None
+    checkpoint.load(run.registry)
+    owed = debts(run)
+    if save:
+        store.save(at + 1, run.registry)
+        store.wait()
+    for step in (at, at + 1):
+        run.step(step)
+    return owed, run.weights()
+
+
+def debts(run: Run) -> Weights:
+    view = run.registry.views["owed"]
+    return {name: value.clone() for name, value in view.read().items()}
+
+
+@ranked
+@pytest.mark.parametrize(("kind", "at"), [("ddp", 3), ("zero", 2), ("zero", 1)])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_resumes_to_the_bit(
+    pool: Pool, tmp_path: Path, kind: str, method: str, at: int
+) -> None:
+    there = pool.run(saved, tmp_path, kind, method, at)
+    again = pool.run(taken_up, tmp_path, kind, method, at, False)
+    for (owed, weights), (owed_again, weights_again) in zip(there, again, strict=True):
+        assert same(owed, owed_again)
+        assert same(weights, weights_again)
+    assert bool(there[0][0]) == (method != "late" or at > 2)
+
+
+@ranked
+@pytest.mark.parametrize(("before", "after"), [("ddp", "zero"), ("zero", "ddp")])
+def test_other_numbers_of_ranks_owe_as_much(
+    pool: Pool, tmp_path: Path, before: str, after: str
+) -> None:
+    two = pool.run(saved, tmp_path, before, "acp_sgd", 3)
+    four = pool.run(taken_up, tmp_path, after, "acp_sgd", 3, True, ranks=4)
+    back = pool.run(taken_up, tmp_path, before, "acp_sgd", 4, False)
+    for name in two[0][0]:
+        wanted, *others = (
+            sum(owed[name].double() for owed, _ in each) for each in (two, four, back)
+        )
+        for total in others:
+            assert float((total - wanted).norm() / wanted.norm()) < 1e-6
+    assert all(same(weights, four[0][1]) for _, weights in four)
+
+
+def test_owes_and_updates_in_the_backward_pass_do_not_combine() -> None:
+    strategy = Replicated(Ranks(), Layout(), matrices=ACPSGD().bind(ExchangeContext()))
+    with pytest.raises(InputError, match="owed once its update is made"):
+        strategy.when_ready(nn.Linear(2, 2), lambda parameter: None)
