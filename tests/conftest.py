@@ -32,9 +32,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("modicum")
 
 ROOT = Path(__file__).resolve().parents[1]
-SAMPLE = 6  # one expensive test in so many
+SAMPLE = 8  # one expensive test in so many
 # Of more methods than these the tests are sampled, so that all take as long as those of so many.
-METHODS = 12
+METHODS = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
