@@ -123,6 +123,7 @@ def _train(ranks: Ranks, arm: Fields, size: ShardedSize, seed: int) -> tuple[flo
 
 
 def generator_of(name: str, seed: int) -> torch.Generator:
+    """A generator of torch's that a seed and a name make."""
     return torch.Generator().manual_seed(derive_seed(seed, name))
 
 
