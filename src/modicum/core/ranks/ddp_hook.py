@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.contracts.parameters import trainable
@@ -40,7 +40,7 @@ class DDPHook:
     ...         DDPHook(MatrixExchange(ExchangeContext(ranks)), model)
     """
 
-    def __init__(self, exchange: MatrixExchange, model: DistributedDataParallel) -> None:
+    def __init__(self, exchange: MatrixExchange, model: nn.Module) -> None:
         if not isinstance(model, DistributedDataParallel):
             problem = "a hook is for a model in DistributedDataParallel"
             raise InputError(problem, value=type(model).__name__)
