@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from modicum.core.ranks.matrix_exchange import TensorShape
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 EXCHANGE = "exchange"  # the view of a run's state that holds copies apart from their masters
-TensorShape = tuple[int, ...]
 
 
 class BufferRows:

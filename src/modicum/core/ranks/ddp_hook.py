@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.contracts.parameters import trainable
 from modicum.core.errors import InputError
 from modicum.core.ranks.matrix_exchange import MatrixExchange, PendingSums
 
-Answer = torch.futures.Future[Tensor]
+BucketAnswer = torch.futures.Future[Tensor]
 
 
 class DDPHook:
@@ -40,7 +40,7 @@ class DDPHook:
     ...         DDPHook(MatrixExchange(ExchangeContext(ranks)), model)
     """
 
-    def __init__(self, exchange: MatrixExchange, model: DistributedDataParallel) -> None:
+    def __init__(self, exchange: MatrixExchange, model: nn.Module) -> None:
         if not isinstance(model, DistributedDataParallel):
             problem = "a hook is for a model in DistributedDataParallel"
             raise InputError(problem, value=type(model).__name__)
@@ -52,7 +52,7 @@ class DDPHook:
             )
         self.exchange = exchange
         self._names = {id(parameter): name for name, parameter in trainable(model.module)}
-        self._waiting: list[tuple[PendingSums, Any, Answer]] = []
+        self._waiting: list[tuple[PendingSums, Any, BucketAnswer]] = []
         self._to_commit = False
         exchange.connect()
         model.register_comm_hook(None, self._hook())
@@ -62,20 +62,20 @@ class DDPHook:
         self.exchange.discard()
         self._to_commit = False
 
-    def _hook(self) -> Callable[[Any, Any], Answer]:
+    def _hook(self) -> Callable[[Any, Any], BucketAnswer]:
         # DDP reads the annotations of what it is given.
         def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
             return self._sent(bucket)
 
-        hook.__annotations__ = {"bucket": dist.GradBucket, "return": Answer}
+        hook.__annotations__ = {"bucket": dist.GradBucket, "return": BucketAnswer}
         return hook
 
-    def _sent(self, bucket: dist.GradBucket) -> Answer:
+    def _sent(self, bucket: dist.GradBucket) -> BucketAnswer:
         if not self._waiting:
             self.settle()
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         gradients = dict(zip(names, bucket.gradients(), strict=True))
-        answer: Answer = torch.futures.Future()
+        answer: BucketAnswer = torch.futures.Future()
         self._waiting.append((self.exchange.begin(gradients, names), bucket, answer))
         if bucket.is_last():
             self._land()

@@ -112,7 +112,7 @@ def _train(ranks: Ranks, arm: Fields, size: ShardedSize, seed: int) -> tuple[flo
     strategy.start(model)
     masters = [master for _, master in strategy.trained(model)]
     optimizer = torch.optim.AdamW(masters, lr=size.learning_rate, weight_decay=0.0)
-    generator = _generator(f"training {ranks.rank}", seed)
+    generator = generator_of(f"training {ranks.rank}", seed)
     rows = size.rows // ranks.size
 
     def loss(step: int) -> Tensor:
@@ -122,7 +122,8 @@ def _train(ranks: Ranks, arm: Fields, size: ShardedSize, seed: int) -> tuple[flo
     return source.excess(model, table), between_hosts(exchange)
 
 
-def _generator(name: str, seed: int) -> torch.Generator:
+def generator_of(name: str, seed: int) -> torch.Generator:
+    """A generator of torch's that a seed and a name make."""
     return torch.Generator().manual_seed(derive_seed(seed, name))
 
 
@@ -182,7 +183,7 @@ def timed(
 def coding_seconds(ranks: Ranks, *, fields: Fields, elements: int) -> dict[str, float]:
     """Seconds to code and decode so many elements at one rank, the fastest of three."""
     method = SDP4Bit(**fields)
-    numbers = torch.randn(1, elements, generator=_generator("numbers", 0))
+    numbers = torch.randn(1, elements, generator=generator_of("numbers", 0))
     codes = {"weights": method.weight_codec, "gradients": method.gradient_codec(NODE)}
     passes = {}
     for label, code in codes.items():

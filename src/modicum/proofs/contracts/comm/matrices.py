@@ -30,7 +30,6 @@ from modicum.proofs.contracts.comm.subjects import (
 )
 from modicum.proofs.contracts.comm.two_ranks import on_two_ranks
 
-Tensors = dict[str, Tensor]
 # Two buckets; what is small or has one dimension may travel as it is.
 BUCKETS: tuple[dict[str, tuple[int, ...]], ...] = (
     {"wide": (24, 56), "bias": (24,), "small": (3, 4)},
@@ -140,7 +139,7 @@ def two_ranks(ranks: Ranks, value: MatrixMethod) -> dict[str, Any]:
         return value.bind(ExchangeContext(ranks, seed=5))
 
     first, rows = bind(), 0.0
-    totals, wanted, digests = Tensors(), Tensors(), list[float]()
+    totals, wanted, digests = NamedWeights(), NamedWeights(), list[float]()
     for update in range(UPDATES):
         sums, apart = _update(first, ranks, update)
         rows = max(rows, apart)
@@ -184,7 +183,7 @@ def _gradient(name: str, update: int, rank: int) -> Tensor:
 
 def _update(
     bound: MatrixExchange, ranks: Ranks, update: int, *, spoil: bool = False
-) -> tuple[Tensors, float]:
+) -> tuple[NamedWeights, float]:
     """The sums of an update, and how far their rows are from them; spoilt, it is discarded."""
     pending = []
     for shapes in BUCKETS:
@@ -194,7 +193,7 @@ def _update(
                 gradient.view(-1)[1] = math.nan
         pending.append(bound.begin(own, set(own)))
     bound.turn()
-    sums, apart = Tensors(), 0.0
+    sums, apart = NamedWeights(), 0.0
     for each in pending:
         for name, total in each.land().items():
             assert total is not None, f"there is no sum of {name}"
