@@ -177,7 +177,7 @@ END = 19  # the number of updates before the one that ends it, by the losses abo
 def test_after_the_end_the_optimizer_is_alone_and_memory_is_back() -> None:
     training = Ending()
     training.steps(0, END)
-    assert training.runtime.ended is None
+    assert training.runtime.ended_because is None
     factor = weakref.ref(training.runtime.factors.pairs[0][0])
     sums = weakref.ref(training.runtime.vectors.sums)
     plain = Ending()
@@ -186,7 +186,7 @@ def test_after_the_end_the_optimizer_is_alone_and_memory_is_back() -> None:
     plain.runtime.end("never begun")
     for each in (training, plain):
         each.steps(END, END + 5)
-    assert "less than 0.1 times as fast" in str(training.runtime.ended)
+    assert "less than 0.1 times as fast" in str(training.runtime.ended_because)
     assert training.runtime.updates == END
     for one, other in zip(training.weights(), plain.weights(), strict=True):
         assert torch.equal(one, other)
@@ -194,7 +194,10 @@ def test_after_the_end_the_optimizer_is_alone_and_memory_is_back() -> None:
     assert factor() is None
     assert sums() is None
     assert not any(module._forward_hooks for module in training.model.modules())
-    assert training.runtime.state_dict() == {"updates": END, "ended": training.runtime.ended}
+    assert training.runtime.state_dict() == {
+        "updates": END,
+        "ended": training.runtime.ended_because,
+    }
 
 
 @pytest.mark.parametrize("stopped", [END - 4, END + 2], ids=["before the end", "after it"])
@@ -212,7 +215,7 @@ def test_a_run_resumes_on_either_side_of_the_end(stopped: int, lived: int) -> No
     resumed.model.load_state_dict(begun.model.state_dict())
     resumed.optimizer.load_state_dict(copy.deepcopy(begun.optimizer.state_dict()))
     resumed.steps(stopped, END + 6)
-    assert straight.runtime.ended is not None
+    assert straight.runtime.ended_because is not None
     assert straight.runtime.state_dict() == resumed.runtime.state_dict()
     for one, other in zip(straight.weights(), resumed.weights(), strict=True):
         assert torch.equal(one, other)

@@ -78,10 +78,13 @@ def test_events_are_in_order(tmp_path: Path) -> None:
     contents = FolderContents(
         tmp_path,
         run={"best": {"step": 5}, "stopped_early": 9},
-        plans=[{"surgery": {"step": 3, "why": "ranks shrink"}}],
+        plans=[
+            {"surgery": {"step": 3, "why": "ranks shrink"}},
+            {"ended": {"step": 4, "section": "transform", "why": "the loss falls slowly"}},
+        ],
     )
     events = payload([contents])["runs"][0]["events"]
     assert [(event["step"], event["kind"]) for event in events] == [
-        (3, "surgery"), (5, "best"), (7, "checkpoint"), (9, "stopped"),
+        (3, "surgery"), (4, "ended"), (5, "best"), (7, "checkpoint"), (9, "stopped"),
     ]  # fmt: skip
     assert events[0]["text"] == "layers changed: ranks shrink"

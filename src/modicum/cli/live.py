@@ -163,6 +163,10 @@ class Lines(Quiet):
         """Shapes changed."""
         self.say(words.message(event))
 
+    def on_ended(self, event: EventRecord) -> None:
+        """A method spends nothing from here on."""
+        self.say(words.message(event))
+
     def on_export(self, event: EventRecord) -> None:
         """What the files that were written are."""
         self.say(words.message(event))

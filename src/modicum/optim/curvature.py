@@ -24,10 +24,8 @@ class CurvatureRuntime(TransformRuntime):
 
     Attributes:
         updates: how many there were; after the end, how many there were before it.
-        ended: why the transform has ended; None: it has not.
+        ended_because: why the transform has ended; None: it has not.
     """
-
-    ended: str | None = None
 
     def __init__(
         self, context: TransformContext, exclude: Sequence[str], *, every: int, warm_up: int = 0
@@ -96,9 +94,9 @@ class CurvatureRuntime(TransformRuntime):
         Args:
             loss: the update's mean loss over all ranks, for methods that follow it.
         """
-        if self.ended is None and (why := self.over(loss)) is not None:
+        if self.ended_because is None and (why := self.over(loss)) is not None:
             self.end(why)
-        if self.ended is not None:
+        if self.ended_because is not None:
             return
         if self.capture.wanted:
             shares = self.context.ranks.size if self.context.reduction == "mean" else 1
@@ -109,7 +107,7 @@ class CurvatureRuntime(TransformRuntime):
 
     def end(self, why: str) -> None:
         """Take the hooks off and give memory back: from here on gradients stay as they are."""
-        self.ended = why
+        self.ended_because = why
         self.capture.close()
         self.release()
 
@@ -120,19 +118,19 @@ class CurvatureRuntime(TransformRuntime):
 
     def state_dict(self) -> dict[str, Any]:
         """How many updates there were, and what is kept; of an ended one, why it has ended."""
-        if self.ended is not None:
-            return {"updates": self.updates, "ended": self.ended}
+        if self.ended_because is not None:
+            return {"updates": self.updates, "ended": self.ended_because}
         return {"updates": self.updates, **self.kept()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put a state back, of before the end or of after it; see `TransformRuntime`."""
         if "ended" in state:
-            if self.ended is None:
+            if self.ended_because is None:
                 self.end(str(state["ended"]))
             self.updates = int(state["updates"])
             return
-        if self.ended is not None:
-            self.ended = None
+        if self.ended_because is not None:
+            self.ended_because = None
             self.open()
         self.put_back(state)
         self._begin(int(state["updates"]))

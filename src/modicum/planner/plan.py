@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from modicum.core.contracts.surgery import Surgery
+from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine
 from modicum.core.machine.record import MachineRecord
@@ -45,6 +46,7 @@ class Plan:
         record: what was measured of the machine.
         revision: 1 for the first; a run adds others when it learns more.
         surgeries: what has changed the shapes of `inputs.config`, in order.
+        ended: sections of the recipe whose methods have ended for good, and spend nothing.
         counts: of the data, `rows` and what else the task counts; `exact` once it is prepared.
         profile: where the machine's figures are from, if not from the machine that we are on.
         uses: what the room that is left could be spent on.
@@ -65,6 +67,7 @@ class Plan:
     why: str = "first plan"
     measured_tokens_per_second: float | None = None
     surgeries: tuple[Surgery, ...] = ()
+    ended: tuple[str, ...] = ()
     counts: Mapping[str, Any] = field(default_factory=dict)
     when: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     profile: Profile | None = None
@@ -310,8 +313,25 @@ class Plan:
         """The plan with these choices, and what they cost."""
         rows = tuple(rows)
         choice = choice_of(self.recipe, rows, self.ranks)
-        prediction = predict(self.recipe, self.inputs.config, choice, self.device, self.prepared)
+        left = self.recipe.model_copy(update=dict.fromkeys(self.ended))
+        prediction = predict(left, self.inputs.config, choice, self.device, self.prepared)
         return replace(self, prediction=prediction, choices=rows)
+
+    def without(self, section: str) -> Plan:
+        """The plan of a run in which the method of a section has ended for good.
+
+        Raises:
+            InputError: the recipe has no method there.
+        """
+        if section not in self.recipe.methods():
+            problem = "says that a method has ended which the recipe does not have"
+            raise InputError(problem, field="ended.section", value=section)
+        return replace(self, ended=(*self.ended, section)).with_choices(self.choices)
+
+    def ended_after(self, section: str, step: int, why: str) -> Plan:
+        """The next revision, by which a section's method spends nothing after update `step`."""
+        name = self.recipe.methods()[section].name
+        return self.without(section)._next(f"after step {step}: {name} has ended, as {why}")
 
     def reshaped(self, surgery: Surgery) -> Plan:
         """The plan of a run whose layers have changed by this, and what it costs from there on.

@@ -15,10 +15,10 @@ _CHECKPOINT = re.compile(r"step-(\d{1,15})")
 def events(run: FolderContents) -> list[dict[str, Any]]:
     """Marks in order of their steps: `step`, `kind`, and `text` in words.
 
-    Kinds are skipped (an update that had no finite loss or gradient), surgery, best, stopped and
-    checkpoint (one that is kept).
+    Kinds are skipped (an update that had no finite loss or gradient), surgery, ended (a
+    method, for good), best, stopped and checkpoint (one that is kept).
     """
-    found = [*_skipped(run), *_surgeries(run), *_checkpoints(run)]
+    found = [*_skipped(run), *_plans(run), *_checkpoints(run)]
     best = section(run.run, "best")
     if (step := number(best.get("step"))) is not None:
         found.append(_event(step, "best", "best evaluation"))
@@ -37,12 +37,15 @@ def _skipped(run: FolderContents) -> list[dict[str, Any]]:
     return [_event(run.metrics.steps[place], "skipped", text) for place in places]
 
 
-def _surgeries(run: FolderContents) -> list[dict[str, Any]]:
+def _plans(run: FolderContents) -> list[dict[str, Any]]:
     found = []
     for plan in run.plans[:_MOST]:
         surgery = section(plan, "surgery")
         if (step := number(surgery.get("step"))) is not None:
             found.append(_event(step, "surgery", f"layers changed: {surgery.get('why', '')}"))
+        ended = section(plan, "ended")
+        if (step := number(ended.get("step"))) is not None:
+            found.append(_event(step, "ended", f"a method has ended: {ended.get('why', '')}"))
     return found
 
 

@@ -262,12 +262,15 @@ class RunFolder:
         return read_rows(path, _ROWS[name]) if path.exists() else []
 
     def cut_back(self, step: int) -> None:
-        """Forget rows of steps after `step`, which will be done again, and later surgeries."""
+        """Forget rows of steps after `step`, which will be done again, and later changes of plan.
+
+        These are surgeries, and methods that have ended.
+        """
         for name in (METRICS, EVALUATIONS, SAMPLES):
             if (self.path / name).exists():
                 self._rewrite(name, (row for row in self.rows(name) if row["step"] <= step))
         plans = self.rows(PLAN)
-        kept = [row for row in plans if operated_at(row) <= step]
+        kept = [row for row in plans if changed_at(row) <= step]
         if len(kept) < len(plans):
             self._rewrite(PLAN, kept)
 
@@ -332,6 +335,18 @@ def operated_at(row: Mapping[str, Any]) -> int:
     surgery = row.get("surgery")
     step = surgery.get("step") if isinstance(surgery, dict) else None
     return step if isinstance(step, int) else -1
+
+
+def ended_at(row: Mapping[str, Any]) -> int:
+    """The step after which a row of plans has a method that has ended for good; -1: it has none."""
+    ended = row.get("ended")
+    step = ended.get("step") if isinstance(ended, dict) else None
+    return step if isinstance(step, int) else -1
+
+
+def changed_at(row: Mapping[str, Any]) -> int:
+    """The step after which what a row of plans says holds; -1: from the beginning of a process."""
+    return max(operated_at(row), ended_at(row))
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ from modicum.planner import Plan
 from modicum.recipe import Recipe
 from modicum.trainer.accounts import revise_by_shares, revise_plan, start_meter, stop_meter
 from modicum.trainer.best import has_stalled, keep_if_best, note_best, take_best
+from modicum.trainer.ended import note_ended
 from modicum.trainer.exporting import export
 from modicum.trainer.folder import PLAN, RunFolder
 from modicum.trainer.hub_weights import with_weights
@@ -177,6 +178,7 @@ def _run(session: Session) -> None:
                 stop_meter(session)
             if session.step - first == REVISED_AFTER:
                 revise_plan(session, f"speed measured over {REVISED_AFTER} steps")
+            note_ended(session)
         operate_if_asked(session)
     evaluate_now(session)
     keep_if_best(session)

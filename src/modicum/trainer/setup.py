@@ -35,6 +35,7 @@ from modicum.trainer.folder import (
     SAMPLES,
     START,
     RunFolder,
+    ended_at,
     operated_at,
 )
 from modicum.trainer.preparing import adapter_prepared
@@ -198,7 +199,9 @@ def _newest(
 
 
 def _as_it_was(plan: Plan, step: int, folder: RunFolder, origin: str | None, ranks: Ranks) -> Plan:
-    """The plan by the surgeries up to a checkpoint's step; a fork takes over its origin's.
+    """The plan by what had changed up to a checkpoint's step; a fork takes over its origin's.
+
+    That are surgeries, and methods that have ended for good.
 
     Raises:
         InputError: a row of plan.jsonl is not as a run writes it.
@@ -214,6 +217,14 @@ def _as_it_was(plan: Plan, step: int, folder: RunFolder, origin: str | None, ran
             made = replace(made, revision=plan.revision + 1, why=f"forked after {surgery['why']}")
             folder.append(PLAN, made.row() | {"surgery": surgery})
         plan = made
+    ended = ranks.broadcast([row["ended"] for row in rows if 0 <= ended_at(row) <= step])
+    known = ranks.broadcast([ended_at(row) for row in own])
+    for end in ended:
+        plan = plan.without(str(end.get("section")))
+        if end["step"] not in known:
+            why = f"forked after step {end['step']}: {end.get('why')}"
+            plan = replace(plan, revision=plan.revision + 1, why=why)
+            folder.append(PLAN, plan.row() | {"ended": end})
     return plan
 
 

@@ -28,7 +28,7 @@ from modicum.trainer.folder import (
     SAMPLES,
     START,
     RunFolder,
-    operated_at,
+    changed_at,
 )
 
 # What a run makes of its inputs before its first update.
@@ -73,7 +73,7 @@ def copied(run: RunFolder, target: Path, step: int, parts: Collection[str] = MAD
     kept = {name: known.get(name) for name in ("modicum", "forked_from")}
     write_json(target / RUN, {"status": "interrupted", **kept, "directory": str(run.directory())})
     rows = run.rows(PLAN)
-    copy.append(PLAN, *(row for row in rows if operated_at(row) <= step))
+    copy.append(PLAN, *(row for row in rows if changed_at(row) <= step))
     for name in (METRICS, EVALUATIONS, SAMPLES):
         copy.append(name, *(row for row in run.rows(name) if row["step"] <= step and step))
     for name in parts:

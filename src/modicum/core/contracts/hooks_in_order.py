@@ -160,6 +160,11 @@ class RunHooks:
         asked = (hook.surgery(step) for hook in self._having["surgery"])
         return [surgery for surgery in asked if surgery is not None]
 
+    def ended(self) -> dict[str, str]:
+        """Why, of each that has ended for good, by its name."""
+        named = self.named.items()
+        return {name: why for name, hook in named if (why := getattr(hook, "ended_because", None))}
+
     def close(self) -> None:
         """Have each leave the model as it was; the last one first."""
         for hook in reversed(self.named.values()):
