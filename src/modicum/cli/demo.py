@@ -44,7 +44,7 @@ def run_demo(runs: Path, progress: str) -> None:
             ended = (
                 f"ended with exit code {code}" if code > 0 else f"was ended by {signal_name(-code)}"
             )
-            failure = DemoFailed(f"{name} {ended}; the same command goes on where it stopped")
+            failure = DemoFailed(f"{name} {ended}; the same command resumes it")
             failure.exit_code = code if code > 0 else 1  # type: ignore[misc]
             raise failure
     show_results(runs)

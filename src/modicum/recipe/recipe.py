@@ -299,7 +299,7 @@ class Recipe(Section):
 def _with_home(said: InputError, name: int | str) -> InputError:
     """The error, with the one place where a key of this name is known, where it is at another.
 
-    Of a word in the place of a section, with the section that was meant.
+    Of a word instead of a section, with the section that was meant.
     """
     key = "method" if name in SLOTS else {"model": "path", "data": "path"}.get(str(name))
     if said.problem == NO_SECTION and key and re.fullmatch(r"[\w./-]{1,80}", str(said.value)):
