@@ -170,12 +170,6 @@ def page(picture: str) -> str:
         "",
         "## All of them",
         "",
-        *_table(),
-        "",
-        f"![Accuracy over LoRA's, with 95 % intervals, against saved bytes]({picture})",
-        "",
-        "Filled: no other has both a higher accuracy and fewer saved bytes.",
-        "",
         "*Trained*, *stored*, *saved* (activations for the backward pass, bf16) and *step* are of "
         "LoRA's at rank 16, each method as it is by default, on all linear layers of a Llama of "
         "34 M parameters with 4 rows of 256 tokens (`benchmarks/adapters.py`). *Accuracy* is what "
@@ -185,6 +179,12 @@ def page(picture: str) -> str:
         "*against* are the verdict of the method's proof ([what the words mean]"
         "(../reference/proofs.md)). An empty cell was not measured there: methods behind blocks, "
         "and one that prunes the model, have models of their own in their proofs.",
+        "",
+        *_table(),
+        "",
+        f"![Accuracy over LoRA's, with 95 % intervals, against saved bytes]({picture})",
+        "",
+        "Filled: no other has both a higher accuracy and fewer saved bytes.",
     ]
     return "\n".join(lines)
 

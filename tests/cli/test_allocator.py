@@ -87,6 +87,7 @@ OURS_TO_BEGIN = (
     "python /home/me/.venv/bin/modicum train my.yaml",
     "python -m modicum plan my.yaml",
     "python -u -X importtime -W ignore -m modicum bench machine",
+    "python -m modicum compare my.yaml --vary optimizer=adamw,lion",
     "python -Wignore::DeprecationWarning -um modicum train my.yaml",
     "/opt/python3.12 -u bin/modicum train my.yaml --ranks 2",  # a rank of torchrun
 )

@@ -17,7 +17,7 @@ def test_a_plan_says_what_steps_follow_from_and_read() -> None:
             "updates: training.tokens 2,000; 2,048 tokens read; "
             "about 1.5 epochs (passes over the rows)",
         ),
-        ("warm-up", "3 steps", ""),
+        ("warm-up", "3 steps", "the first ones, in which the learning rate rises"),
         ("fall", "40 steps", "the last ones, of the learning rate"),
     ]
 

@@ -310,6 +310,29 @@ def test_on_a_terminal_a_line_says_how_far_the_measuring_is(folder, monkeypatch,
     assert shown.endswith("\r\x1b[K")
 
 
+def test_who_waits_for_another_process_that_measures_says_so(folder, monkeypatch):
+    lock = record.record_file().with_suffix(".lock")
+    lock.parent.mkdir(parents=True)
+    held = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX)"
+    held += "; print(1, flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", held, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        said: list[str] = []
+
+        def hear(text: str) -> None:
+            said.append(text)
+            if len(said) == 1:
+                assert other.stdin is not None
+                other.stdin.close()
+
+        machine_record(say=hear)
+    assert said[0] == "Another process measures this machine; waiting for its figures."
+    assert said[1].startswith("Measuring this machine")
+
+
 def test_the_probe_has_as_many_parts_as_the_line_says(tmp_path, monkeypatch):
     figures = dict.fromkeys(("compiler", "grown", "tensors", "efficiency"), 1.0) | {"width": 64}
     names: list[str] = []

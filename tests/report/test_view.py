@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modicum.report.view import subject
+from modicum.report.view import data_lines, subject
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,12 @@ def test_paths_are_shown_as_from_where_the_run_was_begun(
 ) -> None:
     assert subject({"model": {"path": path}}, begun_in)["model"] == shown
     assert subject({"data": {"path": path}}, begun_in)["data"] == shown
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [(2690, "trained them 2.69 times each, on average"), (None, "1,000 trained tokens; 0.0 %")],
+)
+def test_the_data_say_how_often_the_run_trained_them(tokens: int | None, said: str) -> None:
+    counts = {"rows": 9, "documents": 3, "trained": 1000, "waste": 0.0}
+    assert said in data_lines({"data": counts, "tokens": tokens})[0]

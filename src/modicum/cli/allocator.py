@@ -32,7 +32,7 @@ TUNABLES = {
 # Added for ranks: one heap for all threads of a process.
 SHARED = {"glibc.malloc.arena_max": 1}
 _OWN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
-_COMMANDS = ("train", "plan", "init", "bench", "verify", "reproduce")
+_COMMANDS = ("train", "plan", "init", "bench", "verify", "reproduce", "compare")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # the interpreter's own
 
 

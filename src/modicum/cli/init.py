@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.core.files import write_text
-from modicum.core.units import format_bytes, format_duration
+from modicum.core.units import format_bytes, format_count, format_duration
 from modicum.recipe.json_schema import json_schema
 from modicum.recipe_yaml import load, overridden
 
@@ -98,8 +98,8 @@ def lines_of(made: Start, out: Path) -> list[str]:
         needed = prediction["process_bytes"] or prediction["peak_bytes"]
         of = "" if budget is None else f" of {format_bytes(budget)}"
         lines.append(
-            f"plan:  fits, with {format_bytes(needed)}{of}; {row['steps']:,} steps in about "
-            f"{format_duration(prediction['seconds'])}"
+            f"plan:  fits, with {format_bytes(needed)}{of}; {format_count(row['steps'], 'step')} "
+            f"in about {format_duration(prediction['seconds'])}"
         )
         lines.append(f"next:  modicum data {out}; modicum train {out}")
     return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from modicum.core.units import format_count
 from modicum.report.numbers import number
 
 # From this on a model as a rule learns its rows by heart.
@@ -35,7 +36,11 @@ def length_rows(plan: Mapping[str, Any], about: str = "") -> list[tuple[str, str
         said[-1] += f": each row is read that often, so lower {field} unless you mean it"
     found = [("steps", f"{steps:,}", "; ".join(said))]
     if warmup:
-        found.append(("warm-up", f"{warmup:,} steps", str(plan.get("warmup_why") or "")))
+        rises = "the first ones, in which the learning rate rises"
+        why = plan.get("warmup_why") or rises
+        found.append(("warm-up", format_count(int(warmup), "step"), str(why)))
     if decay:
-        found.append(("fall", f"{decay:,} steps", "the last ones, of the learning rate"))
+        found.append(
+            ("fall", format_count(int(decay), "step"), "the last ones, of the learning rate")
+        )
     return found

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modicum.core.units import format_bytes, format_duration
+from modicum.core.units import format_bytes, format_count, format_duration
 from modicum.report.numbers import number, percent, quantity
 
 EventRecord = Mapping[str, Any]
@@ -170,7 +170,9 @@ def message(event: EventRecord) -> str:
 def finished(event: EventRecord) -> str:
     """How a run ended, in a line; `event` is what run.json holds."""
     status, steps = event.get("status", "finished"), number(event.get("steps"))
-    parts = [f"{status}" + (f" after {steps:,} steps" if steps is not None else "")]
+    parts = [
+        f"{status}" + (f" after {format_count(int(steps), 'step')}" if steps is not None else "")
+    ]
     if (seconds := number(event.get("seconds"))) is not None:
         parts[0] += f" in {quantity(seconds, 'seconds')}"
     final, peak = event.get("final") or {}, event.get("peak_bytes") or {}

@@ -48,7 +48,7 @@ def on_interrupt(number: int, frame: FrameType | None) -> None:
         name = above.f_globals.get("__name__")
         loads = loads or (above.f_code.co_name == "<module>" and name != "__main__")
         above = above.f_back
-    if loads and above is not None:  # else the command has ended, in a program that still runs
+    if loads and above is not None:  # else the command has ended, in a program that continues
         here = _place()
         os.write(2, f"modicum: {here.name}{': ' * bool(here.name)}interrupted\n".encode())
         os._exit(Interrupted.exit_code)

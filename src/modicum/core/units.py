@@ -102,6 +102,15 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def format_count(count: int, word: str) -> str:
+    """So many of something.
+
+    >>> format_count(1, "step"), format_count(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
 @dataclass(frozen=True)
 class Every:
     """How often something happens: every so many steps, or every so many seconds."""

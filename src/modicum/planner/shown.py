@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modicum.core.html import html_table
-from modicum.core.units import format_bytes, format_duration
+from modicum.core.units import format_bytes, format_count, format_duration
 
 
 def plan_html(row: Mapping[str, Any]) -> str:
@@ -17,18 +17,20 @@ def plan_html(row: Mapping[str, Any]) -> str:
     limit = "no budget was set" if budget is None else f"the budget is {format_bytes(budget)}"
     trained, total = parameters["trainable"], parameters["total"]
     peak, epochs = format_bytes(prediction["peak_bytes"]), row["epochs"]
-    counted = [("tensors", peak, f"at the peak; {limit}")]
+    held = [("tensors", peak, f"at the peak; {limit}")]
     if process is not None:  # a budget is of the process there, and not of its tensors
-        counted = [("tensors", peak, "at the peak"), ("process", format_bytes(process), limit)]
+        held = [("tensors", peak, "at the peak"), ("process", format_bytes(process), limit)]
     of = [] if row.get("steps_why") is None else [str(row["steps_why"])]
     if epochs is not None:
         of.append(f"{epochs:.2f} epochs")
     warmup = []
     if row.get("warmup_steps"):
-        warmup = [("warm-up", f"{row['warmup_steps']:,} steps", row.get("warmup_why") or "")]
+        warmup = [
+            ("warm-up", format_count(row["warmup_steps"], "step"), row.get("warmup_why") or "")
+        ]
     costs = [
         ("parameters", f"{trained:,}", f"trained, of {total:,}"),
-        *counted,
+        *held,
         ("steps", f"{row['steps']:,}", "; ".join(of)),
         *warmup,
         ("speed", f"{prediction['tokens_per_second']:,.0f} tokens/s", ""),

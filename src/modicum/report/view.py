@@ -81,8 +81,11 @@ def data_lines(result: dict[str, Any]) -> list[str]:
         lines.append("Streamed: read, tokenized and packed as training asked for it.")
         about = "By its first part, about "
     if rows is not None and documents is not None and trained is not None:
+        taken = numbers.number(result.get("tokens")) or 0
+        often = f"the run trained them {taken / trained:.3g} times each, on average; "
         lines.append(
             f"{about}{documents:,} documents make {rows:,} rows with {trained:,} trained tokens; "
+            f"{often if taken and trained else ''}"
             f"{numbers.percent(waste or 0.0)} of the rows is padding."
         )
     lines += source_lines(counts.get("sources"))

@@ -128,6 +128,6 @@ def _output(
 
 
 def _said(errors: IO[bytes]) -> str:
-    """All that is in a file, to which another process may still write."""
+    """All that is in a file, while another process may write to it."""
     length = os.fstat(errors.fileno()).st_size
     return os.pread(errors.fileno(), length, 0).decode("utf-8", "replace")

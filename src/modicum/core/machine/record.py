@@ -185,7 +185,7 @@ def machine_record(
     key = json.dumps(depends_on(device), sort_keys=True)
     if not again and (known := _known.get(key)) is not None:
         return known
-    with _turn(device) as file:
+    with _turn(device, say=say or tell) as file:
         found = None if again else _read(file)
         if found is None:
             (say or tell)(
@@ -248,8 +248,12 @@ def _fallback_folder() -> Path:
 
 
 @contextmanager
-def _turn(device: str = "cpu", what: str = "") -> Iterator[Path]:
+def _turn(
+    device: str = "cpu", what: str = "", say: Callable[[str], None] | None = None
+) -> Iterator[Path]:
     """The record's file, while no other process measures or writes what this one does.
+
+    That it waits for another one is said.
 
     Where the cache cannot be written, the file of this user's temporary folder.
     """
@@ -262,7 +266,12 @@ def _turn(device: str = "cpu", what: str = "") -> Iterator[Path]:
         file.parent.mkdir(mode=0o700, exist_ok=True)
         handle = open(file.with_suffix(f"{what}.lock"), "a", encoding="utf-8")  # noqa: SIM115
     with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if say is not None:
+                say("Another process measures this machine; waiting for its figures.")
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield file
 
 
