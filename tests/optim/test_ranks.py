@@ -21,7 +21,7 @@ from modicum.core.machine.memory import bytes_by_kind
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.models.llama import Llama
-from modicum.optim import GaLore, Lion, Muon
+from modicum.optim import MARS, AdamMini, Cautious, GaLore, Lion, Muon, NAdamW
 from modicum.parallel.zero import Zero
 from modicum.proofs.contracts.optim.subjects import loss, tokens
 
@@ -133,7 +133,7 @@ def test_updates_are_those_of_one_process(pool: Pool, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["ddp 2", ZERO, "fsdp 2", "fsdp 3"])
-@pytest.mark.parametrize("kind", [Muon, Lion])
+@pytest.mark.parametrize("kind", [Muon, Lion, NAdamW, Cautious, MARS, AdamMini])
 def test_full_matrices_and_elements_alike_go_where_one_process_has_them(
     pool: Pool, kind: type, layout: str
 ) -> None:
@@ -219,6 +219,25 @@ def test_a_run_resumes_on_another_layout(
     shards = LAYOUTS[after][1]
     names = [name for _, owned in results[:shards] for name in owned]
     assert len(names) == len(set(names)) == 2 * 7
+
+
+@pytest.mark.expensive
+@pytest.mark.parametrize(
+    ("before", "after"), [("fsdp 3", "fsdp 3"), ("alone", "fsdp 2"), ("fsdp 2", "alone")]
+)
+@pytest.mark.parametrize("kind", [Cautious, MARS, AdamMini])
+def test_methods_that_go_by_rows_resume_on_any_layout(
+    pool: Pool, kind: type, before: str, after: str, tmp_path: Path
+) -> None:
+    fields = {"kind": kind}
+    straight = pool.run(saved, before, tmp_path, fields, ranks=LAYOUTS[before][0])[0]
+    for found, owned in pool.run(resumed, after, tmp_path, fields, ranks=LAYOUTS[after][0]):
+        assert not owned
+        for name, weight in straight.items():
+            if before == after:
+                assert torch.equal(found[name], weight), name
+            else:
+                torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-5, msg=name)
 
 
 def with_other_gradients(ranks: Ranks, shared: bool) -> Tensor:

@@ -98,21 +98,24 @@ def treatment_of(
     Args:
         name: of what is done with those that it takes.
     """
-    other = type(parts.rest).__name__
-    if parts.rest_rate != 1:
-        other += f" at {parts.rest_rate:g} of the rate"
     found: dict[tuple[ParameterClass, str], tuple[int, int]] = {}
     for p in at.parameters:
         taken, rule = parts.takes(p.name, p.shape, p.parameter_class), parts.row_rule(p)
         rows = p.rows(0, 1)
         kept = _row_bytes(parts, p, rule, rows) if rule else parts.kept_bytes(_shape(p))
-        key = p.parameter_class, name if taken else other
+        key = p.parameter_class, name if taken else _other(parts, rule or parts.rest)
         count, size = found.get(key, (0, 0))
         found[key] = count + 1, size + kept
     return tuple(
         ClassTreatment(parameter_class, count, rule, size)
         for (parameter_class, rule), (count, size) in found.items()
     )
+
+
+def _other(parts: OptimizerParts, rule: UpdateRule) -> str:
+    """What a plan calls the rule of a parameter that the method does not take."""
+    rate = f" at {parts.rest_rate:g} of the rate" if parts.rest_rate != 1 else ""
+    return type(rule).__name__ + rate
 
 
 def _row_bytes(
