@@ -11,15 +11,18 @@ from torch import Tensor
 
 from modicum.core.contracts.ledger import ParameterClass
 from modicum.core.layers.targets import named
+from modicum.optim.carried import CarriedOver
 from modicum.optim.kept import DTYPES, KeptTensor
 from modicum.optim.projectors import MatrixShape, Projector
 from modicum.optim.rules import UpdateRule
+from modicum.optim.selections import TensorChoice
 
 COUNTER = 4  # bytes of the step counter that an optimizer keeps next to a parameter's moments
 # Elements of the updates that are finished together at most, unless one alone has more: enough that
 # a batch of small matrices keeps an accelerator busy, and little memory next to a model's.
 TOGETHER = 2**21
 OnRefresh = Literal["keep", "reset", "rotate"]
+OutsideRule = Literal["nothing", "sign", "plain"]
 
 
 class MatrixMap(Protocol):
@@ -50,7 +53,14 @@ class OptimizerParts:
         projector: of a matrix's gradient.
         inner: the rule in the projector's subspace.
         rest: the rule of all other parameters, whose moments are fp32, or bf16 where `bits` is 16.
+        within: a map of the inner rule's direction, before it comes up from the subspace.
         scale: alpha, a factor on the inner rule's update.
+        choice: which matrices are active, a round of `update_gap` steps at a time; the others have
+            no moments, and all of their gradient is outside. None: all are.
+        outside: what becomes of the gradient outside of the subspace: `nothing`, or an update
+            without state, its `sign` or `plain` itself.
+        outside_scale: a factor on that update.
+        carried: what the subspace leaves of the gradient is added to the next one.
         update_gap: T, steps between two refreshes of the projector.
         on_refresh: what becomes of moments in the old basis: `keep` leaves the numbers as they
             are, `reset` begins anew, `rotate` turns them into the new basis.
@@ -69,6 +79,11 @@ class OptimizerParts:
     inner: UpdateRule
     rest: UpdateRule
     scale: float = 1.0
+    within: MatrixMap | None = None
+    choice: TensorChoice | None = None
+    outside: OutsideRule = "nothing"
+    outside_scale: float = 1.0
+    carried: CarriedOver | None = None
     update_gap: int = 200
     on_refresh: OnRefresh = "keep"
     stagger: bool = False
@@ -104,10 +119,11 @@ class OptimizerParts:
         return self.inner.state(self.projector.inner(shape))
 
     def kept_bytes(self, shape: MatrixShape) -> int:
-        """Bytes that are kept for a matrix, exactly."""
+        """Bytes that are kept for a matrix, exactly; where there is a choice, of an active one."""
         moments = sum(kept.nbytes(self.bits) for kept in self.inside(shape).values())
-        bases = sum(a * b for a, b in self.projector.bases(shape).values())
-        return COUNTER + self.projector.element_bytes * bases + moments
+        bases = sum(basis.nbytes(32) for basis in self.projector.bases(shape).values())
+        carried = 0 if self.carried is None else self.carried.nbytes(shape)
+        return COUNTER + bases + moments + carried
 
     def rest_bytes(self, shape: Sequence[int]) -> int:
         """Bytes that are kept for a parameter of the rest rule, or a rank's part of it."""
