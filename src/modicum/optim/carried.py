@@ -71,7 +71,7 @@ class CarriedOver:
     def close(self, state: dict[str, Any], values: Tensor) -> None:
         """Keep B [m, n], which is given up."""
         if self.bits > 8:
-            state[self.name] = values if self.bits == 32 else values.bfloat16()
+            _keep(state, self.name, values if self.bits == 32 else values.bfloat16())
             return
         least, most = values.aminmax(dim=1)
         unit = most.sub_(least).div_(2**self.bits - 1)
@@ -81,5 +81,13 @@ class CarriedOver:
         if self.bits == 4:
             codes = torch.nn.functional.pad(codes, (0, codes.shape[1] % 2))
             codes = codes[:, ::2] | codes[:, 1::2] << 4
-        state[self.name] = codes
-        state[f"{self.name}_least"], state[f"{self.name}_unit"] = least, unit
+        for name, kept in ((self.name, codes), (f"{self.name}_least", least)):
+            _keep(state, name, kept)
+        _keep(state, f"{self.name}_unit", unit)
+
+
+def _keep(state: dict[str, Any], name: str, values: Tensor) -> None:
+    """Where there is a tensor it stays, with other values."""
+    kept = state.setdefault(name, values)
+    if kept is not values:
+        kept.copy_(values)

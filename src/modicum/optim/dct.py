@@ -80,7 +80,7 @@ class DCTProjector:
     """The r columns of the DCT basis that have most of a gradient: G Q[:, chosen].
 
     Of G [m, n], m >= n, the columns of S = G Q are scored by their norms, and the largest are
-    chosen; they are the projected gradient, and r whole numbers are all that is kept. Where m < n
+    chosen; they are the projected gradient, and r integers are all that is kept. Where m < n
     the columns of G are transformed, and rows of Q^T G chosen.
 
     Args:

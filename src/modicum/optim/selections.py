@@ -1,7 +1,7 @@
 """Subspaces of coordinates: some columns, rows or entries of a matrix, or some matrices of a model.
 
 Nothing is multiplied: what is inside is copied out, and copied back. What is kept of a subspace is
-places, whole numbers in ascending order, which are drawn by seed, step and matrix.
+places, integers in ascending order, which are drawn by seed, step and matrix.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class TensorChoice:
         Raises:
             InputError: the share is not zero, but that of the matrices is.
         """
-        found = round(self.share * count)
+        found = int(self.share * count + 0.5)
         if count and self.share and not found:
             raise InputError(
                 f"of {count} matrices that is less than half of one; take 0, or more",

@@ -42,6 +42,14 @@ def drop_moments(parts: OptimizerParts, state: dict[str, Any], shape: MatrixShap
         state.pop(f"{name}_scale", None)
 
 
+def renew_moments(parts: OptimizerParts, state: dict[str, Any], shape: MatrixShape) -> None:
+    """Set what the inner rule keeps for a matrix to zero; of codes, their scales."""
+    for name in parts.inside(shape):
+        kept = state.get(f"{name}_scale", state.get(name))
+        if kept is not None:
+            kept.zero_()
+
+
 @dataclass(frozen=True)
 class SubspaceStep:
     """A step of one matrix, by the rank that owns it.
@@ -75,9 +83,10 @@ class SubspaceStep:
         due = since == 0 and bool(parts.projector.bases(shape))
         if due:
             _demand_finite(gradient)
+        active = is_active(parts, step, self.place, self.count)
         if since == 0 and parts.on_refresh == "reset":
-            drop_moments(parts, state, shape)
-        if not is_active(parts, step, self.place, self.count):
+            (renew_moments if active else drop_moments)(parts, state, shape)
+        if not active:
             state["step"] += 1
             return self._beyond(gradient.clone(memory_format=torch.contiguous_format))
         total = gradient
