@@ -155,11 +155,20 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
                     del gradient
             self._finish(updates)
             for turn in turns:
-                update = None if turn.mine is None else updates.pop(turn.mine)
-                if update is not None and turn.mine is not None:
-                    update.mul_(groups[turn.mine]["lr"])
-                for parameter, rows in turn.scatter(update):
-                    self._apply(parameter, rows, groups[parameter])
+                self._scatter(turn, updates, groups)
+
+    def _scatter(
+        self,
+        turn: Round,
+        updates: dict[nn.Parameter, Tensor],
+        groups: Mapping[nn.Parameter, dict[str, Any]],
+    ) -> None:
+        """Apply a round's updates to the rows that are here; they are freed at its end."""
+        update = None if turn.mine is None else updates.pop(turn.mine)
+        if update is not None and turn.mine is not None:
+            update.mul_(groups[turn.mine]["lr"])
+        for parameter, rows in turn.scatter(update):
+            self._apply(parameter, rows, groups[parameter])
 
     def _together(self, matrices: list[nn.Parameter]) -> Iterator[list[Round]]:
         """Rounds whose updates are finished together; on all ranks the same, in one order."""
