@@ -119,7 +119,8 @@ class DCTProjector:
             full = dct(side)
         else:
             full = side @ dct_basis(side.shape[1], gradient.device).mT
-        score = torch.linalg.vector_norm(full, self.norm, dim=0)
+        # A sum over rows is much faster than `vector_norm` along them.
+        score = (full.abs() if self.norm == 1 else full.square()).sum(0)
         # Ascending, so that all who choose the same have the same order.
         chosen = score.topk(self.rank, sorted=False).indices.sort().values
         inside = full.index_select(1, chosen)
@@ -151,7 +152,7 @@ class DCTProjector:
 
     def scratch(self, shape: MatrixShape) -> ProjectedScratch:
         # The transform, and by FFT what is ordered, its half and the FFT's own copies.
-        copies = 5 if self.transform == "fft" else 1
+        copies = 5 if self.transform == "fft" else 2
         return ProjectedScratch(math.prod(shape) * copies + 16 * max(shape), self.rank * min(shape))
 
     def shared_elements(self, shape: MatrixShape) -> dict[int, int]:
