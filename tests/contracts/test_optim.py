@@ -10,7 +10,7 @@ import torch
 
 from modicum.core.contracts.catalog import read_file
 from modicum.core.contracts.optimizers import OptimizerMethod
-from modicum.optim import GaLore
+from modicum.optim import FRUGAL, DCTAdamW, GaLore, Trion
 from modicum.proofs import run_battery
 
 PLUGINS = Path(__file__).parent / "plugins"
@@ -19,11 +19,28 @@ VALUES = [
     GaLore.value(rank=3, update_gap=2, side="full", svd="randomized", on_refresh="rotate"),
     GaLore.value(rank=18, update_gap=3, side="reverse_std", projector_bits=16, stagger=True),
     GaLore.value(rank=2, update_gap=2, on_refresh="reset", side="left"),
+    DCTAdamW.value(rank=5, feedback_bits=4, transform="product", norm=2, state_bits=8),
+    DCTAdamW.value(rank=18, update_gap=2, on_refresh="keep", feedback_bits=32, state_bits=16),
+    Trion.value(rank=18, transform="product", state_bits=16, shape_factor="match_rms_adamw"),
+    # As many bytes in each round in which the ledger is compared.
+    FRUGAL.value(density=0.5, part="tensors", update_gap=4),
+    FRUGAL.value(density=0.3, part="entries", update_gap=2, outside="plain", state_bits=8),
+    FRUGAL.value(density=0.3, part="rows", update_gap=2, outside_scale=0.1, state_bits=16),
+    FRUGAL.value(density=0.2, part="svd", update_gap=2),
+    FRUGAL.value(density=0.5, part="orthogonal", update_gap=3, outside="nothing"),
+    FRUGAL.value(density=0.0),
+    FRUGAL.value(density=1.0, part="columns", update_gap=2),
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{value.side}-{value.on_refresh}")
-def test_values_of_galore(value: OptimizerMethod) -> None:
+def named(value: OptimizerMethod) -> str:
+    fields = value.fields()
+    said = ("side", "on_refresh", "feedback_bits", "shape_factor", "part", "density")
+    return "-".join(str(fields[name]) for name in said if name in fields)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=named)
+def test_values_of_optimizers(value: OptimizerMethod) -> None:
     results = run_battery(value, cheap_only=True)
     assert [(result.name, result.message) for result in results if not result.passed] == []
 

@@ -61,6 +61,32 @@ def test_at_full_rank_it_is_adam_in_a_turned_basis_and_of_vectors_plain_adam() -
     torch.testing.assert_close(vector, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24)], ids=str)
+def test_to_the_bit_it_is_projection_adam_and_projection_back(shape: tuple[int, int]) -> None:
+    weight = nn.Parameter(numbers(*shape))
+    optimizer = GaLore([weight], lr=0.05, rank=5, update_gap=3, weight_decay=0.1)
+    tall = shape[0] >= shape[1]
+    theirs, mean, square = weight.detach().clone(), torch.zeros(()), torch.zeros(())
+    for step in range(8):
+        full = gradient(step, *shape)
+        if step % 3 == 0:
+            left, _, right = torch.linalg.svd(full, full_matrices=False)
+            basis = right[:5].contiguous() if tall else left[:, :5].contiguous()
+        low = full @ basis.T if tall else basis.T @ full
+        if step == 0:
+            mean, square = torch.zeros_like(low), torch.zeros_like(low)
+        mean.mul_(0.9).add_(low, alpha=1 - 0.9)
+        square.mul_(0.999).addcmul_(low, low, value=1 - 0.999)
+        size = (1 - 0.999 ** (step + 1)) ** 0.5 / (1 - 0.9 ** (step + 1))
+        direction = mean / (square.sqrt() + 1e-6)
+        back = direction @ basis if tall else basis @ direction
+        theirs = theirs - back * (size * 0.25) * 0.05
+        theirs = theirs * (1 - 0.05 * 0.1)
+        weight.grad = full
+        optimizer.step()
+    assert torch.equal(weight, theirs)
+
+
 def test_alpha_and_the_learning_rate_enter_as_a_product() -> None:
     one, same, twice = (
         trained(9, 6, steps=3, lr=rate, scale=scale, rank=2)[0]

@@ -6,8 +6,10 @@ from modicum.optim.adamw8bit import AdamW8bit as AdamW8bit
 from modicum.optim.backward import step_in_backward as step_in_backward
 from modicum.optim.base import MatrixOptimizer as MatrixOptimizer
 from modicum.optim.cautious import Cautious as Cautious
+from modicum.optim.dct_adamw import DCTAdamW as DCTAdamW
 from modicum.optim.eva import Eva as Eva
 from modicum.optim.fair_optim import FairOptim as FairOptim
+from modicum.optim.frugal import FRUGAL as FRUGAL
 from modicum.optim.galore import GaLore as GaLore
 from modicum.optim.lion import Lion as Lion
 from modicum.optim.mars import MARS as MARS
@@ -17,5 +19,6 @@ from modicum.optim.nadamw import NAdamW as NAdamW
 from modicum.optim.sgd import SGD as SGD
 from modicum.optim.transform import GradientTransform as GradientTransform
 from modicum.optim.transform import TransformContext as TransformContext
+from modicum.optim.trion import Trion as Trion
 
 EXPORTS: Exports

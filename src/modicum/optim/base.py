@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -28,15 +27,14 @@ from modicum.core.contracts.optimizers import OptimizerMethod, Valued
 from modicum.core.contracts.parameters import class_by_shape
 from modicum.core.contracts.step import InBackwardStep, StandardStep, StepContext, StepProgram
 from modicum.core.errors import InputError
-from modicum.core.ranks.ranks import peer_errors
 from modicum.core.ranks.sharding import own_part
-from modicum.optim.kept import KeptTensor, opened
 from modicum.optim.ledger import of_matrices, treatment_of
-from modicum.optim.owners import OwnedMatrix, Owners, Round
+from modicum.optim.owners import Owners, Round
 from modicum.optim.parts import TOGETHER, OptimizerParts
 from modicum.optim.row_steps import RowUpdate, step_rows, wide
 from modicum.optim.rules import UpdateRule
 from modicum.optim.saved_dtypes import load_as_saved
+from modicum.optim.subspaces import SubspaceStep, drop_moments, is_active
 
 
 class MatrixOptimizer(Valued, torch.optim.Optimizer):
@@ -146,12 +144,15 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         """Update every parameter that has a gradient.
 
         Raises:
-            InputError: a gradient is sparse, or one to find a subspace of is not finite.
+            InputError: a gradient is sparse, or one to find a subspace of is not finite; a share
+                of all matrices is none.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.parts.choice is not None:
+            self.parts.choice.number(len(self.owners))
         groups: dict[nn.Parameter, dict[str, Any]] = {}
         rows: dict[nn.Parameter, dict[str, Any]] = {}
         for group in self.param_groups:
@@ -175,11 +176,20 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
                     del gradient
             self._finish(updates)
             for turn in turns:
-                update = None if turn.mine is None else updates.pop(turn.mine)
-                if update is not None and turn.mine is not None:
-                    update.mul_(groups[turn.mine]["lr"])
-                for parameter, rows in turn.scatter(update):
-                    self._apply(parameter, rows, groups[parameter])
+                self._scatter(turn, updates, groups)
+
+    def _scatter(
+        self,
+        turn: Round,
+        updates: dict[nn.Parameter, Tensor],
+        groups: Mapping[nn.Parameter, dict[str, Any]],
+    ) -> None:
+        """Apply a round's updates to the rows that are here; they are freed at its end."""
+        update = None if turn.mine is None else updates.pop(turn.mine)
+        if update is not None and turn.mine is not None:
+            update.mul_(groups[turn.mine]["lr"])
+        for parameter, rows in turn.scatter(update):
+            self._apply(parameter, rows, groups[parameter])
 
     def _together(self, matrices: list[nn.Parameter]) -> Iterator[list[Round]]:
         """Rounds whose updates are finished together; on all ranks the same, in one order."""
@@ -212,19 +222,26 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
 
     def _update(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
         """What a full matrix is to lose, without the learning rate: fp32, a tensor of its own."""
-        parts, state, place = self.parts, self.state[parameter], self.owners[parameter]
+        state, place = self.state[parameter], self.owners[parameter]
         if "step" not in state:
             state["step"] = torch.zeros(())
-        step = int(state["step"])
-        since = self._since_refresh(step, place)
-        if since == 0 and parts.projector.bases((gradient.shape[0], gradient.shape[1])):
-            self._refresh(state, gradient, place, step)
-        state["step"] += 1
-        age = since + 1 if parts.on_refresh == "reset" else step + 1
-        inside = parts.projector.down(gradient, state)
-        with self._moments(state, gradient) as moments:
-            direction, factor = parts.inner.direction(inside, moments, age)
-        return parts.projector.up(direction, state).mul_(factor * parts.scale)
+        if self.parts.choice is not None:
+            self._make_room(int(state["step"]), place.number)
+        same = place.cut.replicas or self.replicas
+        step = SubspaceStep(self.parts, state, place.number, len(self.owners), same)
+        return step.update(gradient)
+
+    def _make_room(self, step: int, number: int) -> None:
+        """Before an active matrix gets moments, free those of all whose turn is over by then."""
+        parts, count = self.parts, len(self.owners)
+        if not step or step % parts.update_gap or not is_active(parts, step, number, count):
+            return
+        for matrix, place in self.owners.all().items():
+            state = self.state.get(matrix)
+            over = state and int(state["step"]) == step
+            if over and not is_active(parts, step, place.number, count):
+                rows, columns = matrix.shape
+                drop_moments(parts, self.state[matrix], (rows, columns))
 
     def _step_rows(self, groups: Mapping[nn.Parameter, dict[str, Any]]) -> None:
         """Update this rank's rows of what no owner takes in full."""
@@ -270,51 +287,6 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
             new.mul_(1 - lost)
         if new is not weight:
             weight.copy_(new)
-
-    # The projector
-
-    def _since_refresh(self, step: int, place: OwnedMatrix) -> int:
-        """Steps since the projector's last refresh, which is due at 0."""
-        gap = self.parts.update_gap
-        early = place.number * gap // len(self.owners) if self.parts.stagger else 0
-        return min(step, (step + early) % gap)
-
-    def _refresh(
-        self, state: dict[str, Any], gradient: Tensor, place: OwnedMatrix, step: int
-    ) -> None:
-        parts = self.parts
-        if not bool(gradient.isfinite().all()):
-            raise InputError(
-                "a gradient is not finite, so it has no subspace; a lower learning rate may help, "
-                "or clipping",
-                value=tuple(gradient.shape),
-            )
-        bases = parts.projector.find(gradient, step, place.number)
-        same = place.cut.replicas or self.replicas
-        if same is not None:
-            with peer_errors():
-                for basis in bases.values():
-                    dist.broadcast(basis, dist.get_global_rank(same, 0), group=same)
-        old = {name: state[name] for name in bases if name in state}
-        state.update(bases)
-        if old and parts.on_refresh == "reset":
-            for name in self._inside(gradient):
-                del state[name]
-                state.pop(f"{name}_scale", None)
-        elif old and parts.on_refresh == "rotate":
-            squared = {name: kept.squared for name, kept in self._inside(gradient).items()}
-            with self._moments(state, gradient) as moments:
-                for name, moment in moments.items():
-                    moment.copy_(parts.projector.turn(moment, old, bases, squared=squared[name]))
-
-    def _inside(self, gradient: Tensor) -> Mapping[str, KeptTensor]:
-        rows, columns = gradient.shape
-        return self.parts.inside((rows, columns))
-
-    def _moments(
-        self, state: dict[str, Any], gradient: Tensor
-    ) -> AbstractContextManager[dict[str, Tensor]]:
-        return opened(state, self._inside(gradient), gradient.device, self.parts.bits)
 
     # State
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from modicum.core.contracts.ledger import (
     ClassTreatment,
@@ -62,9 +62,10 @@ def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool)
     kept, work, wire = [0] * at.shards, [0] * at.shards, [0] * at.shards
     for rank in range(at.shards):
         kept[rank] = sum(_row_bytes(parts, p, rule, p.rows(rank, at.shards)) for p, rule in rows)
+    for rank, size in enumerate(_of_matrices(parts, costs, owners, at.shards)):
+        kept[rank] += size
     for index, parameter in enumerate(matrices):
         owner, elements = owners[index], math.prod(parameter.shape)
-        kept[owner] += costs[index]
         work[owner] += _products(parts, _shape(parameter))
         for rank in range(at.shards):
             # Gradients go to the owner, updates (fp32) come back.
@@ -83,11 +84,37 @@ def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool)
         count = 2 * (len(matrices) if in_backward else rounds)
         ledger += Ledger.of(Wire("all_to_all", max(wire), "shard", count))
     ledger += _sums(rows, at.shards, in_backward)
+    shared: dict[int, int] = {}
+    for parameter in matrices:
+        shared |= parts.projector.shared_elements(_shape(parameter))
+    if shared:
+        size = 4 * sum(shared.values())
+        ledger += Ledger.of(Entry("workspace", size, what="bases that matrices share"))
     return ledger + Ledger.of(
         Entry("optimizer", max(kept), what="moments and projectors"),
         Entry("workspace", max(scratch, default=0), (phase,), "of one parameter's update"),
         Work(max(work), phase="step"),
     )
+
+
+def _of_matrices(
+    parts: OptimizerParts, costs: Mapping[int, int], owners: Mapping[int, int], shards: int
+) -> list[int]:
+    """Bytes of state of the matrices that each rank owns; of a choice, in its largest round."""
+    owned = [[index for index in costs if owners[index] == rank] for rank in range(shards)]
+    if parts.choice is None:
+        return [sum(costs[index] for index in indices) for indices in owned]
+    number, rounds = parts.choice.number(len(costs)), parts.choice.rounds(len(costs))
+    found = []
+    for indices in owned:
+        moments = {index: costs[index] - COUNTER for index in indices}
+        if rounds is None:
+            most = sum(sorted(moments.values())[-number:])
+        else:
+            active = (parts.choice.active(len(costs), round_) for round_ in range(rounds))
+            most = max(sum(moments.get(index, 0) for index in chosen) for chosen in active)
+        found.append(COUNTER * len(indices) + most)
+    return found
 
 
 def treatment_of(
@@ -106,6 +133,16 @@ def treatment_of(
         key = p.parameter_class, name if taken else _other(parts, rule or parts.rest)
         count, size = found.get(key, (0, 0))
         found[key] = count + 1, size + kept
+    if parts.choice is not None:
+        # Not all matrices have moments at a time.
+        sizes = [
+            _shape(p) for p in at.parameters if parts.takes(p.name, p.shape, p.parameter_class)
+        ]
+        costs = {index: parts.kept_bytes(shape) for index, shape in enumerate(sizes)}
+        largest = _of_matrices(parts, costs, dict.fromkeys(costs, 0), 1)[0]
+        for key in [key for key in found if key[1] == name]:
+            count, size = found[key]
+            found[key] = count, largest * size // sum(costs.values())
     return tuple(
         ClassTreatment(parameter_class, count, rule, size)
         for (parameter_class, rule), (count, size) in found.items()
@@ -148,22 +185,20 @@ def _shape(parameter: TrainedParameter) -> tuple[int, int]:
 
 def _products(parts: OptimizerParts, shape: tuple[int, int]) -> int:
     """Operations of the matrix products that bring a gradient down and an update back up."""
-    (m, n), (rows, columns) = shape, parts.projector.inner(shape)
-    bases, total = parts.projector.bases(shape), 0
-    if "left" in bases:
-        total += 2 * rows * m * n + 2 * m * rows * columns
-    if "right" in bases:
-        total += 2 * rows * n * columns + 2 * m * columns * n
+    work = parts.projector.work(shape)
+    # What is outside is the gradient without what comes up again.
+    ups = 1 + (parts.carried is not None) + (parts.outside != "nothing")
+    total = (work.refresh if parts.update_gap == 1 else work.down) + ups * work.up
+    if parts.within is not None:
+        total += parts.within.flops(parts.projector.inner(shape))
     return total + (0 if parts.finish is None else parts.finish.flops(shape))
 
 
 def _scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) -> int:
     """Bytes in addition to state and gradient, of the worst moment of a matrix's update."""
     shape, half = _shape(parameter), parameter.element_bytes < 4
-    whole, small, large = math.prod(shape), min(shape), max(shape)
-    rows, columns = parts.projector.inner(shape)
-    inside = rows * columns
-    bases = sum(a * b for a, b in parts.projector.bases(shape).values())
+    whole, inside = math.prod(shape), math.prod(parts.projector.inner(shape))
+    bases = 4 * sum(one.elements for one in parts.projector.bases(shape).values())
     padded = shards * parameter.rows(0, shards) * shape[1]
     gathered = whole * parameter.element_bytes if shards > 1 else 0
     gradient = gathered + (4 * whole if half else 0)
@@ -172,17 +207,23 @@ def _scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) ->
     coded = [one.elements for one in kept if one.coded(parts.bits)]
     # A chunk's padded copy, its magnitudes, the scaled values, their places, codes and borders.
     codes = 6 * 4 * min(CHUNK, max(coded) + BLOCK) if coded else 0
-    # LAPACK's gesdd: a copy of G, U, V and its scratch.
-    svd = 4 * (2 * large * small + 8 * small**2 + 96 * (large + small)) if bases else 0
-    turning = 4 * (2 * inside + 4 * bases) if parts.on_refresh == "rotate" else 0
-    cast = 4 * bases if parts.projector.element_bytes < 4 else 0
+    refresh, mapped = (4 * elements for elements in parts.projector.scratch(shape))
+    turning = 4 * 2 * inside + 4 * bases if parts.on_refresh == "rotate" else 0
+    total = gradient + (0 if parts.carried is None else parts.carried.copied(shape))
+    left = 4 * whole if parts.carried is not None or parts.outside != "nothing" else 0
+    finite = 6 * whole if bases else 0
+    within = 0
+    if parts.within is not None:
+        within = 4 * (inside + parts.within.scratch_elements(parts.projector.inner(shape)))
     moments = [
         gathered + parameter.element_bytes * padded if shards > 1 else 0,
-        gradient + svd + 4 * bases,
-        gradient + 4 * bases + opened + turning + codes,
-        gradient + cast + 4 * inside,
-        gradient + opened + 3 * 4 * inside + codes,
-        gradient + cast + 4 * inside + 4 * whole,
+        gradient + finite,
+        total + refresh + bases + 4 * inside,
+        total + left + mapped + bases + 4 * inside,
+        total + bases + opened + turning + codes + 4 * inside,
+        gradient + mapped + 4 * inside,
+        gradient + opened + 3 * 4 * inside + codes + within,
+        gradient + mapped + 2 * 4 * inside + 4 * whole + left,
         4 * whole + (4 * (whole + 2 * padded) if shards > 1 else 0) + (4 * whole if half else 0),
     ]
     return max(moments)

@@ -132,6 +132,10 @@ class Owners:
     def __len__(self) -> int:
         return len(self._assigned())
 
+    def all(self) -> Mapping[Tensor, OwnedMatrix]:
+        """All matrices and their places."""
+        return self._assigned()
+
     def _assigned(self) -> dict[Tensor, OwnedMatrix]:
         waiting, self._waiting = self._waiting, []
         by_group: dict[tuple[dist.ProcessGroup | None, int], dict[Tensor, int]] = {}

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from modicum.core.contracts.ledger import ParameterClass, TrainedParameter
 from modicum.core.layers.targets import named
+from modicum.optim.carried import CarriedOver
 from modicum.optim.kept import DTYPES, KeptTensor
 from modicum.optim.projectors import FullSpace, MatrixShape, Projector
 from modicum.optim.rules import UpdateRule
+from modicum.optim.selections import TensorChoice
 
 COUNTER = 4  # bytes of the step counter that an optimizer keeps next to a parameter's moments
 # Elements of the updates that are finished together at most, unless one alone has more: enough that
@@ -23,6 +25,7 @@ OnRefresh = Literal["keep", "reset", "rotate"]
 # How sharded matrices are taken: each in full by an owner, or by every rank its rows, with sums
 # over all rows where the rule asks for these, see `modicum.optim.row_steps`.
 TakenAs = Literal["full", "rows"]
+OutsideRule = Literal["nothing", "sign", "plain"]
 
 
 class MatrixMap(Protocol):
@@ -53,7 +56,14 @@ class OptimizerParts:
         projector: of a matrix's gradient.
         inner: the rule in the projector's subspace.
         rest: the rule of all other parameters, whose moments are fp32, or bf16 where `bits` is 16.
+        within: a map of the inner rule's direction, before it comes up from the subspace.
         scale: alpha, a factor on the inner rule's update.
+        choice: which matrices are active, a round of `update_gap` steps at a time; the others have
+            no moments, and all of their gradient is outside. None: all are.
+        outside: what becomes of the gradient outside of the subspace: `nothing`, or an update
+            without state, its `sign` or `plain` itself.
+        outside_scale: a factor on that update.
+        carried: what the subspace leaves of the gradient is added to the next one.
         update_gap: T, steps between two refreshes of the projector.
         on_refresh: what becomes of moments in the old basis: `keep` leaves the numbers as they
             are, `reset` begins anew, `rotate` turns them into the new basis.
@@ -74,6 +84,11 @@ class OptimizerParts:
     inner: UpdateRule
     rest: UpdateRule
     scale: float = 1.0
+    within: MatrixMap | None = None
+    choice: TensorChoice | None = None
+    outside: OutsideRule = "nothing"
+    outside_scale: float = 1.0
+    carried: CarriedOver | None = None
     update_gap: int = 200
     on_refresh: OnRefresh = "keep"
     stagger: bool = False
@@ -116,10 +131,11 @@ class OptimizerParts:
         return self.inner.state(self.projector.inner(shape))
 
     def kept_bytes(self, shape: MatrixShape) -> int:
-        """Bytes that are kept for a matrix, exactly."""
+        """Bytes that are kept for a matrix, exactly; where there is a choice, of an active one."""
         moments = sum(kept.nbytes(self.bits) for kept in self.inside(shape).values())
-        bases = sum(a * b for a, b in self.projector.bases(shape).values())
-        return COUNTER + self.projector.element_bytes * bases + moments
+        bases = sum(basis.nbytes(32) for basis in self.projector.bases(shape).values())
+        carried = 0 if self.carried is None else self.carried.nbytes(shape)
+        return COUNTER + bases + moments + carried
 
     def row_rule(self, parameter: TrainedParameter, taken: bool | None = None) -> UpdateRule | None:
         """The rule by which a parameter is updated by rows; None: an owner takes it in full.

@@ -187,3 +187,16 @@ class AveragedMomentum:
     ) -> tuple[Tensor, float]:
         moment = moments["momentum_buffer"].lerp_(gradient, 1 - self.mu)
         return gradient.lerp(moment, self.mu) if self.nesterov else moment, 1.0
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """The gradient is the direction; nothing is kept."""
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, KeptTensor]:
+        return {}
+
+    def direction(
+        self, gradient: Tensor, moments: Mapping[str, Tensor], age: int
+    ) -> tuple[Tensor, float]:
+        return gradient, 1.0
