@@ -220,10 +220,10 @@ def exchanged(ranks: Ranks, layout: str) -> tuple[list[tuple[int, int]], int]:
 
     apply = training.eva.apply
 
-    def measured(*arguments: Any) -> None:
+    def measured(*arguments: Any, **named: Any) -> None:
         dist.all_reduce = counted
         try:
-            apply(*arguments)
+            apply(*arguments, **named)
         finally:
             dist.all_reduce = original
 

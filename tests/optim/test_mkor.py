@@ -227,6 +227,9 @@ def test_without_losses_it_cannot_end_and_says_so() -> None:
     model(images()).sum().backward()
     with pytest.raises(InputError, match=r"^hybrid: .*apply\(loss=\.\.\.\)"):
         runtime.apply()
+    calls = MKOR(hybrid=True).callback()
+    with pytest.raises(InputError, match=r"^hybrid: .*train with modicum's trainer"):
+        calls.on_train_begin(None, None, None, model=model, optimizer=None)
 
 
 def test_the_state_of_other_layers_is_refused() -> None:

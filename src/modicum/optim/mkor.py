@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from modicum.core.contracts.ledger import Ledger
 from modicum.core.contracts.method import Info, PositiveFloat, PositiveInt, Probability
@@ -25,6 +25,12 @@ from modicum.optim.transform import (
     GradientTransform,
     TransformContext,
     TransformQuery,
+    TransformRuntime,
+)
+
+NO_LOSS = (
+    "it ends by the losses that it is shown, and is shown none here; give each update's mean loss "
+    "over all ranks to apply(loss=...), or train with modicum's trainer"
 )
 
 
@@ -138,6 +144,12 @@ class MKOR(GradientTransform):
         """
         return MKORRuntime(self, context)
 
+    def _begun(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> TransformRuntime:
+        """Refuse what other trainers cannot do, before their first update."""
+        if self.hybrid:
+            raise InputError(NO_LOSS, field="hybrid", value=True)
+        return super()._begun(model, optimizer)
+
     def ledger(self, at: TransformQuery) -> Ledger:
         """Factors and products are of the rank that owns most; the wire's are an update's mean."""
         return factors_ledger(at, every=self.every, item=2 if self.factors == "fp16" else 4)
@@ -169,12 +181,7 @@ class MKORRuntime(CurvatureRuntime):
         if not self.method.hybrid:
             return None
         if loss is None:
-            raise InputError(
-                "it ends by the losses that it is shown, and was shown none; give each update's "
-                "mean loss over all ranks to apply(loss=...), or train with modicum's trainer",
-                field="hybrid",
-                value=True,
-            )
+            raise InputError(NO_LOSS, field="hybrid", value=True)
         little = self.decrease.is_little(loss)
         if not little or self.updates < self.method.hybrid_after:
             return None
