@@ -310,6 +310,21 @@ def test_on_a_terminal_a_line_says_how_far_the_measuring_is(folder, monkeypatch,
     assert shown.endswith("\r\x1b[K")
 
 
+def test_what_is_measured_again_says_what_is_other_than_before(monkeypatch, capsys):
+    monkeypatch.setenv("MALLOC_CONF", "a")
+    machine_record()
+    monkeypatch.setenv("MALLOC_CONF", "b")
+    machine_record()
+    monkeypatch.setenv("LD_PRELOAD", "")
+    machine_record()
+    said = [line.partition(";")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "modicum: Measuring this machine, once",
+        "modicum: Measuring this machine again, for another MALLOC_CONF, once",
+        "modicum: Measuring this machine again, for another LD_PRELOAD, once",
+    ]
+
+
 def test_who_waits_for_another_process_that_measures_says_so(folder, monkeypatch):
     lock = record.record_file().with_suffix(".lock")
     lock.parent.mkdir(parents=True)

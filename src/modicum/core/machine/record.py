@@ -189,13 +189,29 @@ def machine_record(
         found = None if again else _read(file)
         if found is None:
             (say or tell)(
-                "Measuring this machine, once; it takes about half a minute, and longer where "
-                "other programs keep it busy."
+                f"Measuring this machine{_why_again(file, key)}, once; "
+                "it takes about half a minute, and longer where other programs keep it busy."
             )
             found = _measured(device)
             _write(file, {"depends_on": json.loads(key), "record": asdict(found)})
     _known[key] = found
     return found
+
+
+def _why_again(file: Path, key: str) -> str:
+    """What of this process is other than of those that were measured here; empty: there are none.
+
+    Of several it is the one that differs least.
+    """
+    depends, found = json.loads(key), []
+    for other in file.parent.glob("*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            before = dict(json.loads(regular(other).read_bytes())["depends_on"])
+            names = sorted(depends.keys() | before.keys())
+            differs = [each for each in names if depends.get(each) != before.get(each)]
+            if differs:
+                found.append(differs)
+    return f" again, for another {', '.join(min(found, key=len))}" if found else ""
 
 
 def remembered(name: str, measure: Callable[[], list[int]]) -> list[int]:
