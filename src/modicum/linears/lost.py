@@ -170,8 +170,8 @@ class LOST(LinearMethod):
     than a dense layer's. With SiLU it is another architecture, which no dense weight represents:
     files keep its tensors, and adapters are refused. With `activation: identity` it merges. At the
     quick size of its proof it is within 3 % of the dense loss, and behind `low_rank` factors of as
-    many elements, so prefer those; there neither the SVD nor the choice of channels nor SiLU helped,
-    which the full proof takes apart.
+    many elements, so prefer those. Neither the SVD nor the choice of channels nor SiLU helped
+    there; the full proof takes them apart.
 
     Args:
         share: of each layer's weight elements, the part that all of its tensors have at most.
