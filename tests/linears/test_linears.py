@@ -26,6 +26,8 @@ def test_every_form_stands_for_the_weight_it_was_made_from(bias: bool) -> None:
     x = torch.randn(3, 6)
     for form in map(linear_form, NAMES):
         layer = form.from_dense(weight, offset)
+        if form.why_not_dense() is not None:
+            continue
         expected = nn.functional.linear(x, form.to_dense(layer), offset)
         assert torch.allclose(layer(x), expected, atol=1e-6)
         assert torch.equal(form.to_dense(layer), weight) == (form.name == "dense")
@@ -39,7 +41,7 @@ def test_every_form_says_what_its_layers_take(
 ) -> None:
     form, (columns, rows, bias) = linear_form(name), sizes
     layer = make_linear(name, columns, rows, bias, dtype=dtype)
-    taken = sum(parameter.nbytes for parameter in layer.parameters())
+    taken = sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers()))
     assert form.weight_bytes(columns, rows, bias, dtype.itemsize) == taken
     trained = [p for n, p in layer.named_parameters() if n != "bias" and p.requires_grad]
     assert bool(trained) == form.trains

@@ -167,9 +167,11 @@ class LOST(LinearMethod):
 
     A new layer begins with the SVD of the weight that a dense one would have, of which there is one
     at a time; the SVDs of a large model take minutes. With g = 0.7 its first outputs are smaller
-    than a dense layer's. Prefer it to `low_rank` for new models where its proof shows a gain; with
-    SiLU it is another architecture, which no dense weight represents: files keep its tensors, and
-    adapters are refused. With `activation: identity` it merges.
+    than a dense layer's. With SiLU it is another architecture, which no dense weight represents:
+    files keep its tensors, and adapters are refused. With `activation: identity` it merges. At the
+    quick size of its proof it is within 3 % of the dense loss, and behind `low_rank` factors of as
+    many elements, so prefer those. Neither the SVD nor the choice of channels nor SiLU helped
+    there; the full proof takes them apart.
 
     Args:
         share: of each layer's weight elements, the part that all of its tensors have at most.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from decoders import DECODERS, config_json, decoder_folder, theirs
 from safetensors.torch import load_file, save_file
 
 from modicum.core.errors import InputError
+from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.meta import materialise, on_meta
-from modicum.linears import LowRank
+from modicum.linears import LOST, LOSTLinear, LowRank
 from modicum.models import ModelConfig, huggingface, load, read_config, read_header, save
 from modicum.models.transformers.config import TransformersConfig
 from modicum.models.transformers.model import TransformersDecoder, build
@@ -234,6 +236,40 @@ def test_factors_are_kept_in_a_folder_of_their_own(folder: Path, tmp_path: Path)
     assert torch.equal(again(IDS), model(IDS))
     twin = theirs(save(again, tmp_path / "dense"))
     torch.testing.assert_close(twin(IDS).logits, model(IDS), rtol=0, atol=3e-4)
+
+
+@torch.no_grad()
+def test_layers_without_a_dense_weight_are_kept_with_their_integers(
+    folder: Path, tmp_path: Path
+) -> None:
+    plan = LOST(rank=2, channels=0.1).plan(load(folder))
+    model = load(folder, linear=plan).eval()
+    kept = save(model, tmp_path / "kept")  # as no dense weight is one of these layers
+    assert read_config(kept).forms == plan
+    chosen = {name for name in read_header(kept).tensors if name.endswith(".chosen")}
+    assert len(chosen) == len(plan.layers)
+    again = load(kept).eval()
+    assert torch.equal(again(IDS), model(IDS))
+    own = model.state_dict()
+    assert all(torch.equal(tensor, own[name]) for name, tensor in again.state_dict().items())
+
+
+def test_new_layers_of_a_form_begin_with_the_dense_layers_weight() -> None:
+    def drawn(forms: FormPlan) -> TransformersDecoder:
+        with on_meta():
+            model = build(replace(TransformersConfig(config_json("qwen3")), forms=forms))
+        materialise(model, "cpu")
+        made = model.initialise(5)
+        assert isinstance(made, TransformersDecoder)
+        return made
+
+    name = "model.layers.1.mlp.up_proj"
+    dense = drawn(FormPlan()).get_submodule(name).get_parameter("weight")
+    lost = drawn(FormPlan().with_form(name, "lost", rank=2, channels=0.1))
+    made = LOSTLinear.from_dense(dense.detach(), None, rank=2, channels=0.1)
+    found = lost.get_submodule(name).state_dict()
+    for key, tensor in made.state_dict().items():
+        assert torch.equal(found[key], tensor), key
 
 
 def test_blocks_of_other_widths_are_refused(tmp_path: Path) -> None:

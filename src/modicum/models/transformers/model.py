@@ -20,6 +20,7 @@ from modicum.core.layers.form_layer import FormLayer
 from modicum.core.layers.formed_model import FormedModel
 from modicum.core.layers.layer_sites import survey
 from modicum.core.layers.linear_forms import frozen_linears, write_weight
+from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.layers.recomputing import recomputed
 from modicum.core.random import derive_seed
 from modicum.core.ranks.sharding import is_sharded
@@ -113,9 +114,11 @@ class TransformersModel(nn.Module):
                     write_weight(module, 0.02 * drawn.to(next(module.parameters()).device))
                 elif isinstance(module, FormLayer) and module.begins_dense:
                     like = next(module.parameters(recurse=False))
-                    dense = nn.Linear(module.in_features, module.out_features, bias=False)
+                    with on_meta(like.dtype):  # where making a layer draws nothing
+                        dense = nn.Linear(module.in_features, module.out_features, bias=False)
+                    materialise(dense, like.device)
                     begin_module(self, dense)
-                    module.fit(dense.weight.to(like.device, like.dtype))
+                    module.fit(dense.weight)
                 elif isinstance(module, FormLayer):
                     module.initialise(std=0.02, seed=seed, name=name)
                 else:
