@@ -153,7 +153,8 @@ def two_ranks(ranks: Ranks, value: MatrixMethod) -> dict[str, Any]:
     state = _state(first)
     second = bind()
     _restore(second, state)
-    spoiled = not all(t.isfinite().all() for t in _update(first, ranks, -1, spoil=True)[0].values())
+    last, _ = _update(first, ranks, -1, spoil=True)
+    spoiled = not any(bool(total.isfinite().all()) for total in last.values())
     untouched = _same(_state(first), state)
     nexts = [_update(each, ranks, UPDATES)[0] for each in (first, second)]
     return {
