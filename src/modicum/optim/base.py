@@ -17,7 +17,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from modicum.core.contracts.ledger import ClassTreatment, Ledger, OptimizerQuery
+from modicum.core.contracts.ledger import (
+    ClassTreatment,
+    Ledger,
+    OptimizerQuery,
+    TrainedParameter,
+)
 from modicum.core.contracts.optimizers import OptimizerMethod, Valued
 from modicum.core.contracts.parameters import class_by_shape
 from modicum.core.contracts.step import InBackwardStep, StandardStep, StepContext, StepProgram
@@ -26,6 +31,8 @@ from modicum.core.ranks.sharding import own_part
 from modicum.optim.ledger import of_matrices, treatment_of
 from modicum.optim.owners import Owners, Round
 from modicum.optim.parts import TOGETHER, OptimizerParts
+from modicum.optim.row_steps import RowUpdate, step_rows, wide
+from modicum.optim.rules import UpdateRule
 from modicum.optim.saved_dtypes import load_as_saved
 from modicum.optim.subspaces import SubspaceStep, drop_moments, is_active
 
@@ -58,6 +65,7 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         self.method = self.value(**fields)
         self.parts = self.parts_of(self.method)
         self.owners = Owners(self.parts.kept_bytes)
+        self.rules: dict[Tensor, UpdateRule | None] = {}
         self.replicas: dist.ProcessGroup | None = None
         super().__init__(params, {"lr": lr, "weight_decay": fields["weight_decay"], "matrix": True})
 
@@ -73,8 +81,12 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
 
     @classmethod
     def treatment(cls, value: OptimizerMethod, at: OptimizerQuery) -> tuple[ClassTreatment, ...]:
-        """Which classes it takes, what is left to the rest rule, and the state of both."""
-        return treatment_of(cls.parts_of(value), at, cls.__name__)
+        """Which classes it takes, what is left to the rest rule, and the state of both.
+
+        Nothing, where one rule is for all.
+        """
+        parts = cls.parts_of(value)
+        return treatment_of(parts, at, cls.__name__) if parts.classes or parts.rule_of else ()
 
     @staticmethod
     def step_program(
@@ -100,19 +112,29 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         group = self.param_groups.pop()
         names = group.get("names") or group.get("param_names") or [None] * len(group["params"])
         found = group.get("classes") or [class_by_shape(p.shape) for p in group["params"]]
+        heads = group.get("heads") or [0] * len(names)
         flags = [
             # A group that says it holds no matrices holds none, whatever their shapes.
             (group["matrix"] or kind != "matrix") and self.parts.takes(name, parameter.shape, kind)
             for name, parameter, kind in zip(names, group["params"], found, strict=True)
         ]
-        listed = [key for key in ("params", "names", "param_names", "classes") if key in group]
+        for place, parameter in enumerate(group["params"]):
+            facts = TrainedParameter(
+                names[place] or "",
+                tuple(parameter.shape),
+                found[place],
+                parameter.element_size(),
+                heads[place],
+            )
+            self.rules[parameter] = self.parts.row_rule(facts, flags[place])
+        listed = [k for k in ("params", "names", "param_names", "classes", "heads") if k in group]
         for matrix in sorted(set(flags), reverse=True):
             chosen = [index for index, flag in enumerate(flags) if flag is matrix]
             lists: dict[str, list[Any]] = {
                 key: [group[key][index] for index in chosen] for key in listed
             }
             self.param_groups.append({**group, **lists, "matrix": matrix})
-            if matrix:
+            if matrix and self.parts.taken_as == "full":
                 self.owners.add(lists["params"])
 
     # Stepping
@@ -132,16 +154,15 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         if self.parts.choice is not None:
             self.parts.choice.number(len(self.owners))
         groups: dict[nn.Parameter, dict[str, Any]] = {}
+        rows: dict[nn.Parameter, dict[str, Any]] = {}
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
                 if parameter.grad.is_sparse:
                     raise InputError("sparse gradients cannot be projected; use dense ones")
-                if group["matrix"]:
-                    groups[parameter] = group
-                else:
-                    self._step_rest(parameter, group)
+                (rows if self.rules[parameter] else groups)[parameter] = group
+        self._step_rows(rows)
         self._step_matrices(groups)
         return loss
 
@@ -222,27 +243,23 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
                 rows, columns = matrix.shape
                 drop_moments(parts, self.state[matrix], (rows, columns))
 
-    def _step_rest(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        """The rest rule, on this rank's part of a parameter."""
-        state, rule = self.state[parameter], self.parts.rest
-        names = rule.state(tuple(parameter.shape))
-        if "step" not in state:
-            state["step"] = torch.zeros(())
-            for name in names:
-                state[name] = torch.zeros_like(parameter, dtype=self.parts.rest_dtype)
-        for name in names:  # of a state that was saved by other fields
-            state[name] = state[name].to(self.parts.rest_dtype)
-        state["step"] += 1
-        assert parameter.grad is not None
-        gradient = own_part(parameter.grad)[0].float()
-        kept = {name: own_part(state[name])[0] for name in names}
-        moments = {name: moment.float() for name, moment in kept.items()}
-        direction, factor = rule.direction(gradient, moments, int(state["step"]))
-        for name, moment in kept.items():
-            if moment is not moments[name]:
-                moment.copy_(moments[name])
-        rate, _ = self.rates(group)
-        self._apply(parameter, direction, group, rate * factor)
+    def _step_rows(self, groups: Mapping[nn.Parameter, dict[str, Any]]) -> None:
+        """Update this rank's rows of what no owner takes in full."""
+        updates = []
+        for parameter in groups:
+            rule, state = self.rules[parameter], self.state[parameter]
+            assert rule is not None
+            updates.append(RowUpdate(parameter, rule, state, self.parts.rest_bits))
+
+        def apply(one: RowUpdate, direction: Tensor, factor: float) -> None:
+            group = groups[one.parameter]
+            if group["matrix"]:
+                rows, columns = one.parameter.shape
+                factor *= self.parts.scale * self.parts.shape_factor(rows, columns)
+            rate, _ = self.rates(group)
+            self._apply(one.parameter, direction, group, rate * factor)
+
+        step_rows(updates, apply)
 
     def rates(self, group: Mapping[str, Any]) -> tuple[float, float]:
         """The learning rate of a group's parameters now, and the part of W that a step takes off.
@@ -257,9 +274,12 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
     def _apply(
         self, parameter: Tensor, update: Tensor, group: dict[str, Any], factor: float = 1.0
     ) -> None:
-        """Take an update (fp32) off this rank's part of a parameter, and decay it; in fp32."""
+        """Take an update (fp32) off this rank's part of a parameter, and decay it; in fp32.
+
+        Parameters in fp64 that are taken by rows are updated in fp64.
+        """
         weight = own_part(parameter)[0]
-        new, (_, lost) = weight.float(), self.rates(group)
+        new, (_, lost) = wide(weight), self.rates(group)
         if lost and self.parts.decay == "before":
             new.mul_(1 - lost)
         new.sub_(update, alpha=factor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from modicum.core.contracts.ledger import (
     ClassTreatment,
@@ -19,6 +19,8 @@ from modicum.core.contracts.ledger import (
 from modicum.optim.owners import assign
 from modicum.optim.parts import COUNTER, TOGETHER, MatrixMap, OptimizerParts
 from modicum.optim.quantized import BLOCK, CHUNK
+from modicum.optim.row_steps import opened_bytes, row_bytes
+from modicum.optim.rules import SummingRule, UpdateRule, copies_of
 
 
 def local_elements(parameter: TrainedParameter, rank: int, shards: int) -> int:
@@ -52,13 +54,14 @@ def elementwise(at: OptimizerQuery, *, moments: int, counter: bool, what: str) -
 
 def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool) -> Ledger:
     """What an optimizer made of these parts spends; scratch memory is an upper bound on a CPU."""
-    matrices = [p for p in at.parameters if parts.takes(p.name, p.shape, p.parameter_class)]
-    rest = [p for p in at.parameters if p not in matrices]
+    rules = [(p, parts.row_rule(p)) for p in at.parameters]
+    matrices = [parameter for parameter, rule in rules if rule is None]
+    rows = [(parameter, rule) for parameter, rule in rules if rule is not None]
     costs = {index: parts.kept_bytes(_shape(p)) for index, p in enumerate(matrices)}
     owners = assign(costs, at.shards)
     kept, work, wire = [0] * at.shards, [0] * at.shards, [0] * at.shards
     for rank in range(at.shards):
-        kept[rank] = sum(parts.rest_bytes(_local(p, rank, at.shards)) for p in rest)
+        kept[rank] = sum(_row_bytes(parts, p, rule, p.rows(rank, at.shards)) for p, rule in rows)
     for rank, size in enumerate(_of_matrices(parts, costs, owners, at.shards)):
         kept[rank] += size
     for index, parameter in enumerate(matrices):
@@ -73,7 +76,7 @@ def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool)
     scratch = [_scratch(parts, parameter, at.shards) for parameter in matrices]
     if parts.finish is not None and scratch:
         scratch = [max(scratch) + _finishing(parts, parts.finish, matrices, in_backward)]
-    scratch += [_rest_scratch(parts, parameter, at.shards) for parameter in rest]
+    scratch += [_row_scratch(parts, p, rule, at.shards) for p, rule in rows]
     phase: Phase = "backward" if in_backward else "step"
     ledger = largest_gradient(at) if in_backward else gradients(at)
     if at.shards > 1 and matrices:
@@ -86,6 +89,7 @@ def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool)
     if shared:
         size = 4 * sum(shared.values())
         ledger += Ledger.of(Entry("workspace", size, what="bases that matrices share"))
+    ledger += _sums(rows, at.shards, in_backward)
     return ledger + Ledger.of(
         Entry("optimizer", max(kept), what="moments and projectors"),
         Entry("workspace", max(scratch, default=0), (phase,), "of one parameter's update"),
@@ -121,14 +125,12 @@ def treatment_of(
     Args:
         name: of what is done with those that it takes.
     """
-    other = type(parts.rest).__name__
-    if parts.rest_rate != 1:
-        other += f" at {parts.rest_rate:g} of the rate"
     found: dict[tuple[ParameterClass, str], tuple[int, int]] = {}
     for p in at.parameters:
-        taken = parts.takes(p.name, p.shape, p.parameter_class)
-        kept = parts.kept_bytes(_shape(p)) if taken else parts.rest_bytes(p.shape)
-        key = p.parameter_class, name if taken else other
+        taken, rule = parts.takes(p.name, p.shape, p.parameter_class), parts.row_rule(p)
+        rows = p.rows(0, 1)
+        kept = _row_bytes(parts, p, rule, rows) if rule else parts.kept_bytes(_shape(p))
+        key = p.parameter_class, name if taken else _other(parts, rule or parts.rest)
         count, size = found.get(key, (0, 0))
         found[key] = count + 1, size + kept
     if parts.choice is not None:
@@ -147,9 +149,33 @@ def treatment_of(
     )
 
 
-def _local(parameter: TrainedParameter, rank: int, shards: int) -> tuple[int, ...]:
-    """The shape of what a rank holds of a parameter."""
-    return (parameter.rows(rank, shards), *parameter.shape[1:])
+def _other(parts: OptimizerParts, rule: UpdateRule) -> str:
+    """What a plan calls the rule of a parameter that the method does not take."""
+    rate = f" at {parts.rest_rate:g} of the rate" if parts.rest_rate != 1 else ""
+    return type(rule).__name__ + rate
+
+
+def _row_bytes(
+    parts: OptimizerParts, parameter: TrainedParameter, rule: UpdateRule, rows: int
+) -> int:
+    """Bytes that are kept for so many rows of a parameter."""
+    shape, bits, each = parameter.shape, parts.rest_bits, parameter.element_bytes
+    return COUNTER + row_bytes(rule, shape, rows, bits, each)
+
+
+def _sums(
+    rows: Sequence[tuple[TrainedParameter, UpdateRule]], shards: int, in_backward: bool
+) -> Ledger:
+    """The sums over rows that ranks exchange, of all parameters in one call."""
+    numbers = [
+        rule.numbers(parameter.shape) for parameter, rule in rows if isinstance(rule, SummingRule)
+    ]
+    calls = sum(map(bool, numbers)) if in_backward else 1
+    if shards == 1 or not sum(numbers):
+        return Ledger()
+    # A ring sends (k - 1) / k of it twice.
+    sent = 2 * 4 * sum(numbers) * (shards - 1) // shards
+    return Ledger.of(Wire("all_reduce", sent, "shard", calls))
 
 
 def _shape(parameter: TrainedParameter) -> tuple[int, int]:
@@ -216,8 +242,10 @@ def _finishing(
     return 4 * math.ceil(together * (1 + each))
 
 
-def _rest_scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) -> int:
-    """A direction, and copies in fp32 of what is in bf16: gradient and parameter, moments."""
-    held, shape = local_elements(parameter, 0, shards), _local(parameter, 0, shards)
-    opened = sum(one.copied(parts.rest_bits) for one in parts.rest.state(shape).values())
-    return 4 * held * (3 if parameter.element_bytes < 4 else 1) + opened
+def _row_scratch(
+    parts: OptimizerParts, parameter: TrainedParameter, rule: UpdateRule, shards: int
+) -> int:
+    """Directions, and copies in fp32 of what is in bf16: gradient and parameter, moments."""
+    held = local_elements(parameter, 0, shards)
+    opened = opened_bytes(rule, parameter.shape, parameter.rows(0, shards), parts.rest_bits)
+    return 4 * held * (copies_of(rule) + (2 if parameter.element_bytes < 4 else 0)) + opened

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from modicum.core.contracts.ledger import ParameterClass
+from modicum.core.contracts.ledger import ParameterClass, TrainedParameter
 from modicum.core.layers.targets import named
 from modicum.optim.carried import CarriedOver
 from modicum.optim.kept import DTYPES, KeptTensor
-from modicum.optim.projectors import MatrixShape, Projector
+from modicum.optim.projectors import FullSpace, MatrixShape, Projector
 from modicum.optim.rules import UpdateRule
 from modicum.optim.selections import TensorChoice
 
@@ -23,6 +23,9 @@ COUNTER = 4  # bytes of the step counter that an optimizer keeps next to a param
 TOGETHER = 2**21
 OnRefresh = Literal["keep", "reset", "rotate"]
 OutsideRule = Literal["nothing", "sign", "plain"]
+# How sharded matrices are taken: each in full by an owner, or by every rank its rows, with sums
+# over all rows where the rule asks for these, see `modicum.optim.row_steps`.
+TakenAs = Literal["full", "rows"]
 
 
 class MatrixMap(Protocol):
@@ -73,6 +76,8 @@ class OptimizerParts:
         rest_rate: the rest rule's learning rate, of the group's.
         rest_decay: the rest rule's weight decay, of the group's.
         decay: whether weights decay before the update, as in `torch.optim.AdamW`, or after it.
+        taken_as: how sharded matrices are taken; all else is taken by rows.
+        rule_of: the rule of a parameter that is taken by rows, where there are more than two.
     """
 
     projector: Projector
@@ -95,6 +100,13 @@ class OptimizerParts:
     rest_rate: float = 1.0
     rest_decay: float = 1.0
     decay: Literal["before", "after"] = "before"
+    taken_as: TakenAs = "full"
+    rule_of: Callable[[TrainedParameter], UpdateRule] | None = None
+
+    @classmethod
+    def alike(cls, rule: UpdateRule, **fields: Any) -> Self:
+        """One rule for all parameters, none of which is a matrix in particular."""
+        return cls(FullSpace(), rule, rule, classes=(), taken_as="rows", **fields)
 
     @property
     def rest_bits(self) -> int:
@@ -125,7 +137,16 @@ class OptimizerParts:
         carried = 0 if self.carried is None else self.carried.nbytes(shape)
         return COUNTER + bases + moments + carried
 
-    def rest_bytes(self, shape: Sequence[int]) -> int:
-        """Bytes that are kept for a parameter of the rest rule, or a rank's part of it."""
-        kept = self.rest.state(tuple(shape)).values()
-        return COUNTER + sum(one.nbytes(self.rest_bits) for one in kept)
+    def row_rule(self, parameter: TrainedParameter, taken: bool | None = None) -> UpdateRule | None:
+        """The rule by which a parameter is updated by rows; None: an owner takes it in full.
+
+        Args:
+            taken: whether it is a matrix for the projector; None: as `takes` says.
+        """
+        if taken is None:
+            taken = self.takes(parameter.name or None, parameter.shape, parameter.parameter_class)
+        if taken and self.taken_as == "full":
+            return None
+        if self.rule_of is not None:
+            return self.rule_of(parameter)
+        return self.inner if taken else self.rest

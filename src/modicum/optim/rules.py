@@ -7,9 +7,10 @@ it, or a gradient in a subspace. It says by that shape what it keeps, and keeps 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +38,77 @@ class UpdateRule(Protocol):
             The direction, which may be a moment itself, and the factor.
         """
         ...
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """Which rows (of dimension 0) of a parameter a rule has before it.
+
+    Args:
+        shape: of the full parameter.
+        before: how many rows of the full one precede these.
+    """
+
+    shape: tuple[int, ...]
+    before: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Elements of the full parameter."""
+        return math.prod(self.shape)
+
+
+class SummingRule(ABC):
+    """A rule that needs a few numbers of a full tensor, each a sum over its rows.
+
+    A rank that has some of the rows gives its own sums, all ranks' are added up, for all parameters
+    at once, and then the direction is found. What is kept changes in either part, once.
+
+    Attributes:
+        copies: tensors of the gradient's size that a step makes at most.
+        over_all: whether the sums are those of all parameters together.
+    """
+
+    copies: ClassVar[int] = 1
+    over_all: bool = False
+
+    @abstractmethod
+    def state(self, shape: tuple[int, ...]) -> Mapping[str, KeptTensor]:
+        """What it keeps for a gradient of this shape, by names."""
+
+    @abstractmethod
+    def numbers(self, shape: tuple[int, ...]) -> int:
+        """How many sums it needs of a parameter of this shape."""
+
+    @abstractmethod
+    def sums(
+        self, gradient: Tensor, moments: Mapping[str, Tensor], age: int, rows: RowRange
+    ) -> Tensor:
+        """The sums over these rows, [numbers]; of no rows zeros."""
+
+    @abstractmethod
+    def direction_by(
+        self,
+        gradient: Tensor,
+        moments: Mapping[str, Tensor],
+        age: int,
+        rows: RowRange,
+        sums: Tensor,
+    ) -> tuple[Tensor, float]:
+        """The direction of these rows and the factor, by the sums over all rows."""
+
+    def direction(
+        self, gradient: Tensor, moments: Mapping[str, Tensor], age: int
+    ) -> tuple[Tensor, float]:
+        """Both at once, of all rows."""
+        rows = RowRange(tuple(gradient.shape))
+        sums = self.sums(gradient, moments, age, rows)
+        return self.direction_by(gradient, moments, age, rows, sums)
+
+
+def copies_of(rule: UpdateRule) -> int:
+    """Tensors of the gradient's size that a step of a rule makes at most: one, or as it says."""
+    return int(getattr(rule, "copies", 1))
 
 
 EpsilonPlace = Literal["before_correction", "outside_root", "inside_root"]

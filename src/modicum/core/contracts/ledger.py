@@ -210,12 +210,14 @@ class TrainedParameter:
         shape: of the full parameter, whatever a rank holds of it.
         parameter_class: what it is to optimizers that treat classes apart.
         element_bytes: bytes of an element of the parameter and of its gradient.
+        heads: of attention whose queries or keys its rows make, each as many rows; 0: none.
     """
 
     name: str
     shape: tuple[int, ...]
     parameter_class: ParameterClass
     element_bytes: int = 4
+    heads: int = 0
 
     @property
     def matrix(self) -> bool:

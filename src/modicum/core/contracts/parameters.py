@@ -15,6 +15,9 @@ from modicum.core.contracts.ledger import ParameterClass, TrainedParameter
 from modicum.core.layers.targets import output_head
 
 _ATTRIBUTE = "_modicum_metadata"
+# What attention calls the width of its heads, and the layers that make queries and keys.
+_HEAD_WIDTHS = ("head_width", "head_dim", "attention_head_size")
+_HEAD_LAYERS = ("q_proj", "k_proj", "query", "key")
 _CONVOLUTIONS = (
     nn.Conv1d,
     nn.Conv2d,
@@ -214,11 +217,41 @@ def matrices(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, found in classes(model).items() if found == "matrix")
 
 
+def attention_heads(model: nn.Module) -> dict[str, int]:
+    """Of how many heads' queries or keys a weight's rows are, by its name.
+
+    Known of attention that says how wide a head is (as here and in transformers' models) and has
+    layers of their own for both (`q_proj`, `k_proj`, `query`, `key`); of fused ones nothing is.
+
+    >>> from modicum.models import ModelConfig, create
+    >>> config = ModelConfig(vocabulary_size=9, width=8, layers=1, heads=4, kv_heads=2)
+    >>> found = attention_heads(create(config, seed=0))
+    >>> {name.rpartition("self_attn.")[2]: count for name, count in found.items()}
+    {'q_proj.weight': 4, 'k_proj.weight': 2}
+    """
+    found: dict[int, int] = {}
+    for module in model.modules():
+        width = next((w for name in _HEAD_WIDTHS if (w := getattr(module, name, None))), None)
+        for name in _HEAD_LAYERS if isinstance(width, int) else ():
+            weight = getattr(getattr(module, name, None), "weight", None)
+            if isinstance(weight, nn.Parameter) and weight.ndim == 2:
+                assert isinstance(width, int)
+                if weight.shape[0] % width == 0:
+                    found[id(weight)] = weight.shape[0] // width
+    return {name: found[id(p)] for name, p in trainable(model) if id(p) in found}
+
+
 def trained_shapes(model: nn.Module) -> tuple[TrainedParameter, ...]:
     """What an optimizer's ledger is given of the trained parameters; the model may be on meta."""
-    found = classes(model)
+    found, heads = classes(model), attention_heads(model)
     return tuple(
-        TrainedParameter(name, tuple(parameter.shape), found[name], parameter.element_size())
+        TrainedParameter(
+            name,
+            tuple(parameter.shape),
+            found[name],
+            parameter.element_size(),
+            heads.get(name, 0),
+        )
         for name, parameter in trainable(model)
     )
 
@@ -233,14 +266,14 @@ def optimizer_groups(
     """Parameter groups for a `torch.optim.Optimizer`, one for each kind of parameters.
 
     Each group has `base_learning_rate`, on which a schedule multiplies, `names`, `matrix`: whether
-    its parameters are what `matrices` says, and the `classes` of its parameters.
+    its parameters are what `matrices` says, and the `classes` and `heads` of its parameters.
 
     Args:
         trained: what represents each of the model's trained parameters, by its name (masters, of
             which a rank may hold a part); None: these themselves.
     """
     groups: dict[tuple[bool, ParameterMetadata], dict[str, object]] = {}
-    found = classes(model)
+    found, heads = classes(model), attention_heads(model)
     for name, parameter in trainable(model):
         # Classes other than matrices share a group: clipping sums norms in the order of groups.
         known, matrix = replace(metadata(parameter), parameter_class=None), found[name] == "matrix"
@@ -255,10 +288,12 @@ def optimizer_groups(
                 "weight_decay": weight_decay * known.weight_decay_multiplier,
                 "matrix": matrix,
                 "classes": [],
+                "heads": [],
                 "kind": known.kind,
             },
         )
         group["params"].append(parameter if trained is None else trained[name])  # type: ignore[attr-defined]
         group["names"].append(name)  # type: ignore[attr-defined]
         group["classes"].append(found[name])  # type: ignore[attr-defined]
+        group["heads"].append(heads.get(name, 0))  # type: ignore[attr-defined]
     return list(groups.values())

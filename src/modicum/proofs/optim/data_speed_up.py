@@ -77,10 +77,12 @@ class SpeedUp:
     Args:
         each: the data speed-up of each seed.
         losses: the optimizer's held-out loss over AdamW's, of each seed.
+        above: how far its mean loss is above AdamW's, in deviations of AdamW's over the seeds.
     """
 
     each: tuple[float, ...]
     losses: tuple[float, ...]
+    above: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -155,7 +157,9 @@ class AgainstAdamW:
         for seed, loss in enumerate(ours.each("loss")):
             points = {budget: swept.each("loss")[seed] for budget, swept in curve.items()}
             each.append(equivalent_data(loss, points))
-        found = SpeedUp(tuple(each), tuple(ratios(ours.each("loss"), adam.each("loss"))))
+        mine, theirs = ours.each("loss"), adam.each("loss")
+        above = (statistics.fmean(mine) - statistics.fmean(theirs)) / statistics.stdev(theirs)
+        found = SpeedUp(tuple(each), tuple(ratios(mine, theirs)), above)
         tokens = self.size.steps * self.size.rows * self.size.tokens
         low, mean, high = interval(found.each)
         for words, end, said in (
