@@ -239,7 +239,7 @@ class Idle(Eva):
 
 
 class IdleRuntime(EvaRuntime):
-    def apply(self, loss_scale: float = 1.0) -> None:
+    def apply(self, loss_scale: float = 1.0, loss: float | None = None) -> None:
         self.updates += 1
 
     def state_dict(self) -> dict[str, Any]:

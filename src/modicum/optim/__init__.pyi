@@ -3,6 +3,7 @@ from modicum.core.exports import Exports
 from modicum.optim.adam_mini import AdamMini as AdamMini
 from modicum.optim.adamw import AdamW as AdamW
 from modicum.optim.adamw8bit import AdamW8bit as AdamW8bit
+from modicum.optim.auon import AuON as AuON
 from modicum.optim.backward import step_in_backward as step_in_backward
 from modicum.optim.base import MatrixOptimizer as MatrixOptimizer
 from modicum.optim.cautious import Cautious as Cautious
@@ -16,6 +17,7 @@ from modicum.optim.mars import MARS as MARS
 from modicum.optim.mkor import MKOR as MKOR
 from modicum.optim.muon import Muon as Muon
 from modicum.optim.nadamw import NAdamW as NAdamW
+from modicum.optim.scion import Scion as Scion
 from modicum.optim.sgd import SGD as SGD
 from modicum.optim.transform import GradientTransform as GradientTransform
 from modicum.optim.transform import TransformContext as TransformContext

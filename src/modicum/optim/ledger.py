@@ -83,13 +83,13 @@ def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool)
         rounds = max(list(owners.values()).count(rank) for rank in range(at.shards))
         count = 2 * (len(matrices) if in_backward else rounds)
         ledger += Ledger.of(Wire("all_to_all", max(wire), "shard", count))
-    ledger += _sums(rows, at.shards, in_backward)
     shared: dict[int, int] = {}
     for parameter in matrices:
         shared |= parts.projector.shared_elements(_shape(parameter))
     if shared:
         size = 4 * sum(shared.values())
         ledger += Ledger.of(Entry("workspace", size, what="bases that matrices share"))
+    ledger += _sums(rows, at.shards, in_backward)
     return ledger + Ledger.of(
         Entry("optimizer", max(kept), what="moments and projectors"),
         Entry("workspace", max(scratch, default=0), (phase,), "of one parameter's update"),

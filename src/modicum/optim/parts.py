@@ -22,10 +22,10 @@ COUNTER = 4  # bytes of the step counter that an optimizer keeps next to a param
 # a batch of small matrices keeps an accelerator busy, and little memory next to a model's.
 TOGETHER = 2**21
 OnRefresh = Literal["keep", "reset", "rotate"]
+OutsideRule = Literal["nothing", "sign", "plain"]
 # How sharded matrices are taken: each in full by an owner, or by every rank its rows, with sums
 # over all rows where the rule asks for these, see `modicum.optim.row_steps`.
 TakenAs = Literal["full", "rows"]
-OutsideRule = Literal["nothing", "sign", "plain"]
 
 
 class MatrixMap(Protocol):

@@ -8,7 +8,7 @@ is sent, and no rank has a full tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -128,24 +128,23 @@ def step_rows(updates: Sequence[RowUpdate], apply: Apply) -> None:
                     sums = rule.sums(one.gradient, moments, age, one.rows)
                 waiting.append((one, rule, age, sums))
                 continue
-        with one.moments() as moments:
-            direction, factor = _direction(one, moments, age)
-            apply(one, direction, factor)
+        _finish(one, age, None, apply)
     found = _summed([(Cut.of(one.parameter).group, sums) for one, _, _, sums in waiting])
     together = [sums for (_, rule, _, _), sums in zip(waiting, found, strict=True) if rule.over_all]
     for (one, rule, age, _), own in zip(waiting, found, strict=True):
-        sums = torch.stack(together).sum(0) if rule.over_all else own
-        with one.moments() as moments:
-            direction, factor = rule.direction_by(one.gradient, moments, age, one.rows, sums)
-            apply(one, direction, factor)
+        _finish(one, age, torch.stack(together).sum(0) if rule.over_all else own, apply)
 
 
-def _direction(one: RowUpdate, moments: Mapping[str, Tensor], age: int) -> tuple[Tensor, float]:
+def _finish(one: RowUpdate, age: int, sums: Tensor | None, apply: Apply) -> None:
+    """Apply one direction. A function of its own, so that it is gone before the next is there."""
     rule, gradient = one.rule, one.gradient
-    if not isinstance(rule, SummingRule):
-        return rule.direction(gradient, moments, age)
-    sums = rule.sums(gradient, moments, age, one.rows)
-    return rule.direction_by(gradient, moments, age, one.rows, sums)
+    with one.moments() as moments:
+        if isinstance(rule, SummingRule):
+            if sums is None:
+                sums = rule.sums(gradient, moments, age, one.rows)
+            apply(one, *rule.direction_by(gradient, moments, age, one.rows, sums))
+        else:
+            apply(one, *rule.direction(gradient, moments, age))
 
 
 def _summed(own: Sequence[tuple[dist.ProcessGroup | None, Tensor]]) -> list[Tensor]:
