@@ -94,3 +94,20 @@ def test_any_other_unknown_option_has_the_usage(modicum: Any) -> None:
         assert ended.code == 2
         assert "No such option" in ended.err
         assert "--set" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("verify", "reproduce", "runs/x"), "`modicum verify` has no such command; `modicum repro"),
+        (("machine",), "`modicum` has no such command; `modicum bench machine` is one"),
+    ],
+)
+def test_a_command_at_another_place_is_named(modicum: Any, words: Words, said: str) -> None:
+    ended = modicum(*words)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended
+    assert said in ended.err
+
+
+def test_a_command_that_is_nowhere_has_the_usage(modicum: Any) -> None:
+    assert "No such command 'trian'" in modicum("verify", "trian").err

@@ -223,6 +223,10 @@ def test_fewer_than_two_sides_end_with_what_is_wrong(recipe: Recipe, tmp_path: P
         settled([str(file)], vary="adapter=none,lora")
     with pytest.raises(DoesNotFit, match="fewer than two sides can take part"):
         settled([str(file)], vary="optimizer=adamw,sgd", overrides=["budget.memory=1MB"])
+    elsewhere = [f"model={{path: {tmp_path / 'none'}}}"]
+    with pytest.raises(InputError, match=r"adamw, sgd: .*no such folder") as caught:
+        settled([str(file)], vary="optimizer=adamw,sgd", overrides=elsewhere)
+    assert str(caught.value).count("no such folder") == 1
 
 
 def test_seconds_are_measured_once_for_a_folder(

@@ -76,7 +76,7 @@ class Commands(TyperGroup):
 
         Raises:
             InputError: an option or argument has a value that it does not take, or an option is
-                a recipe's field.
+                a recipe's field, or a command is at another place.
             Interrupted: Ctrl-C or SIGTERM, with nothing to save or at once.
         """
         try:
@@ -88,9 +88,9 @@ class Commands(TyperGroup):
                 raise
             raise refused(error) from None
         except _USAGE as error:
-            from modicum.cli.usage import as_field
+            from modicum.cli.usage import as_field, elsewhere
 
-            if (told := as_field(error)) is None:
+            if (told := as_field(error) or elsewhere(error)) is None:
                 raise
             raise told from None
         except KeyboardInterrupt:

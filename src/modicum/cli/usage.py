@@ -13,6 +13,8 @@ from modicum.core.errors import InputError
 # How typer lists the words of a choice.
 _CHOICE = re.compile(r"'?(?P<word>.*?)'? is not one of (?P<words>.+?)\.?$")
 
+_NO_COMMAND = re.compile(r"No such command '([^']+)'")
+
 
 def refused(error: Any) -> InputError:
     """What is wrong with an option's or argument's value, what it takes, and what it is.
@@ -63,6 +65,31 @@ def as_field(error: Any) -> InputError | None:
     said = " or ".join(f"--set {field}=VALUE" for field in found)
     problem = f"`modicum {command.name}` has no such option; a field of the recipe is set by {said}"
     return InputError(problem, field=name)
+
+
+def elsewhere(error: Any) -> InputError | None:
+    """What to say of a command that there is not, where one of its name is at another place.
+
+    Args:
+        error: typer's `UsageError`; None is given of any but an unknown command.
+    """
+    unknown = _NO_COMMAND.search(str(getattr(error, "message", "")))
+    if unknown is None or error.ctx is None:
+        return None
+    root, here = error.ctx.find_root(), error.ctx
+    groups = {"modicum": root.command} | {
+        f"modicum {name}": each
+        for name, each in root.command.commands.items()
+        if hasattr(each, "commands")
+    }
+    found = [
+        f"`{path} {unknown[1]}`" for path, each in groups.items() if unknown[1] in each.commands
+    ]
+    if not found:
+        return None
+    called = " ".join(["modicum", *here.command_path.split()[1:]])
+    problem = f"`{called}` has no such command; {' or '.join(found)} is one"
+    return InputError(problem, value=unknown[1])
 
 
 def _fields() -> list[str]:

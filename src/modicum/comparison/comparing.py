@@ -114,7 +114,11 @@ def settled(
         sides, fixed = _timed(sides, limit, folder, tell)
     found = Settled(tuple(sides), limit, trials, seeds, fixed, tuple(references))
     if len(found.taking_part) < 2:
-        told = "; ".join(f"{side.name}: {side.refused}" for side in sides if side.refused)
+        why: dict[str, list[str]] = {}
+        for side in sides:
+            if side.refused:
+                why.setdefault(str(side.refused), []).append(side.name)
+        told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in why.items())
         problem = f"fewer than two sides can take part. {told}"
         if all(side.fits for side in sides):
             raise InputError(problem)
