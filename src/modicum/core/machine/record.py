@@ -212,7 +212,10 @@ def _why_again(file: Path, key: str) -> str:
             differs = [each for each in names if depends.get(each) != before.get(each)]
             if differs:
                 found.append(differs)
-    return f" again, for another {', '.join(min(found, key=len))}" if found else ""
+    if not found:
+        return ""
+    fewest = min(found, key=len)
+    return f" again, for another {', '.join(fewest)}"
 
 
 def remembered(name: str, measure: Callable[[], list[int]]) -> list[int]:
