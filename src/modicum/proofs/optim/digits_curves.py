@@ -54,8 +54,16 @@ class TrainingCurve:
 class CurveTask:
     """Training of one network on the digits, and what is known of it so far."""
 
-    def __init__(self, name: str, widths: Sequence[int], epochs: int, run: ProofRun) -> None:
+    def __init__(
+        self,
+        name: str,
+        widths: Sequence[int],
+        epochs: int,
+        run: ProofRun,
+        rates: Sequence[float] = RATES,
+    ) -> None:
         self.name, self.widths, self.epochs, self.run = name, widths, epochs, run
+        self.rates = rates
         images, self.labels = digits(run)
         self.images = images.flatten(1)
         self.steps = epochs * -(-len(self.images) // BATCH)
@@ -64,7 +72,7 @@ class CurveTask:
 
     def ends(self, rule: CurveRule) -> list[float]:
         """The last loss of each seed at the rate that is best over all seeds."""
-        swept = self._sweep.best(f"{self.name}: {rule.name}, last loss", rule, RATES)
+        swept = self._sweep.best(f"{self.name}: {rule.name}, last loss", rule, self.rates)
         return [curve.losses[-1] for curve in swept.outcomes]
 
     def reaches(self, rule: CurveRule, losses: Sequence[float]) -> list[float]:
@@ -74,12 +82,14 @@ class CurveTask:
         def needed(curve: TrainingCurve) -> float:
             return self.steps / self.epochs * crossing(curve.losses, goals[curve.seed])
 
-        swept = self._sweep.best(f"{self.name}: {rule.name}, steps", rule, RATES, score=needed)
+        swept = self._sweep.best(f"{self.name}: {rule.name}, steps", rule, self.rates, score=needed)
         return [needed(curve) for curve in swept.outcomes]
 
     def rate(self, rule: CurveRule) -> float:
         """The learning rate at which the last loss is lowest, of those that were tried."""
-        return self._sweep.best(f"{self.name}: {rule.name}, last loss", rule, RATES).learning_rate
+        return self._sweep.best(
+            f"{self.name}: {rule.name}, last loss", rule, self.rates
+        ).learning_rate
 
     def seconds(self, rule: CurveRule) -> float:
         """The median time of a step."""

@@ -27,7 +27,7 @@ from modicum.optim.mkor import MKOR
 from modicum.optim.transform import TransformContext
 from modicum.proofs.base import ProofRun, ratios
 from modicum.proofs.bench.meters import in_turns
-from modicum.proofs.optim.digits_curves import AUTOENCODER, DEEP, CurveRule, CurveTask
+from modicum.proofs.optim.digits_curves import AUTOENCODER, DEEP, RATES, CurveRule, CurveTask
 from modicum.proofs.optim.eva import CLIPPED, PLAIN, WITH_EVA
 from modicum.proofs.ranks import at_ranks
 
@@ -127,7 +127,7 @@ def convergence(run: ProofRun) -> None:
     """Steps to the loss that momentum ends with, and the hybrid's time and last loss."""
     run.seeds = (0, 1, 2) if run.full else (0, 1)
     epochs = 20 if run.full else 12
-    tasks = [CurveTask("autoencoder", AUTOENCODER, epochs, run)]
+    tasks = [CurveTask("autoencoder", AUTOENCODER, epochs, run, RATES if run.full else RATES[1:])]
     if run.full:
         tasks.append(CurveTask("20 layers", DEEP, epochs, run))
     over_clipped: list[float] = []
