@@ -87,7 +87,7 @@ def test_of_equal_residuals_the_first_channels_are_chosen() -> None:
 
 def test_with_all_channels_of_the_residual_it_is_the_weight() -> None:
     weight, x = normal(6, 8), normal(4, 8, seed=1)
-    half = {"rank": 3, "channels": 0.99, "gamma": 0.5, "activation": "identity"}
+    half: dict[str, object] = {"rank": 3, "channels": 0.99, "gamma": 0.5, "activation": "identity"}
     layer = made(weight, **half, from_residual=True)
     assert len(layer.chosen) == 8
     assert torch.allclose(2 * layer(x), x @ weight.T, atol=1e-12)
