@@ -37,13 +37,13 @@ Weights = dict[str, Tensor]
 class Small(nn.Module):
     """Widths that no number of ranks divides; a tied weight; a layer that rank 0 alone uses."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second = nn.Linear(13, 19, dtype=dtype), nn.Linear(19, 13, dtype=dtype)
-        self.third = nn.Linear(13, 19, dtype=dtype)
+        self.first, self.second = nn.Linear(13, 19), nn.Linear(19, 13)
+        self.third = nn.Linear(13, 19)
         self.third.weight = self.first.weight
-        self.sometimes = nn.Linear(19, 11, dtype=dtype)
+        self.sometimes = nn.Linear(19, 11)
 
     def forward(self, x: Tensor, *, all_of_it: bool) -> Tensor:
         x = self.third(self.second(self.first(x).tanh()).tanh())
@@ -62,7 +62,7 @@ class Run:
             self.strategy = Zero(ranks, bucket_bytes=1000, matrices=exchange)
         else:
             self.strategy = Replicated(ranks, Layout.of(ranks.size), 1000, exchange)
-        self.model = Small(torch.bfloat16 if half else torch.float32)
+        self.model = Small().to(torch.bfloat16 if half else torch.float32)
         self.strategy.start(self.model)
         named = list(self.strategy.trained(self.model))
         group = {"params": [p for _, p in named], "names": [n for n, _ in named]}
@@ -130,8 +130,8 @@ def test_the_exchange_that_changes_nothing_is_the_replicas_to_the_bit(
         assert same(plain, ours)
 
 
-def trained(ranks: Ranks, kind: str, method: str, half: bool = False) -> Weights:
-    run = run_of(ranks, kind, method, half)
+def trained(ranks: Ranks, kind: str, method: str) -> Weights:
+    run = run_of(ranks, kind, method)
     for step in range(5):
         run.step(step)
     return run.weights()
@@ -148,12 +148,35 @@ def test_owners_rebuild_what_replicas_do(pool: Pool, method: str) -> None:
     assert all(same(found, owners[0]) for found in owners)
 
 
+def halved(ranks: Ranks, kind: str, compressed: bool) -> tuple[Weights, set[Any]]:
+    run = run_of(ranks, kind, "acp_sgd", True) if compressed else Run(ranks, kind, None, True)
+    for step in range(5):
+        run.step(step)
+    return run.weights(), {parameter.dtype for parameter in run.model.parameters()}
+
+
 @ranked
-def test_half_precision_on_both(pool: Pool) -> None:
-    for kind in ("ddp", "zero"):
-        half, full = (pool.run(trained, kind, "acp_sgd", dtype)[0] for dtype in (True, False))
-        for name, weight in half.items():
-            assert float((weight - full[name]).norm() / full[name].norm()) < 0.1
+@pytest.mark.parametrize("kind", ["ddp", "zero"])
+def test_half_precision(pool: Pool, kind: str) -> None:
+    """As far from full precision as without an exchange, all weights together."""
+    full, half = pool.run(trained, kind, "acp_sgd")[0], pool.run(halved, kind, True)
+    plain = pool.run(dense_weights, kind)[0], pool.run(halved, kind, False)[0][0]
+    assert all(same(weights, half[0][0]) for weights, _ in half)
+    assert half[0][1] == {torch.bfloat16}
+    usual = apart(plain[1], plain[0])
+    assert 1e-3 < apart(half[0][0], full) < 3 * usual < 0.5
+
+
+def dense_weights(ranks: Ranks, kind: str) -> Weights:
+    run = Run(ranks, kind, None)
+    for step in range(5):
+        run.step(step)
+    return run.weights()
+
+
+def apart(one: Weights, other: Weights) -> float:
+    """How far weights are from others, all together."""
+    return math.sqrt(sum(float((one[n] - other[n]).square().sum()) for n in other))
 
 
 def skipped(ranks: Ranks, kind: str, method: str) -> tuple[bool, bool]:
