@@ -87,7 +87,7 @@ class ACPSGD(LowRankMethod):
         claim="on average 4.06 times faster than S-SGD and 1.43 times faster than PowerSGD on 8 to "
         "64 GPUs, at similar accuracy",
         traits=("crosses_wire", "owes_gradients", "exact_resume", "compiles"),
-        evidence="verified against code",
+        evidence="against paper",
         tiny={"rank": 2},
     )
     halves: ClassVar[int] = 1
