@@ -203,7 +203,8 @@ def _why_again(file: Path, key: str) -> str:
 
     Of several it is the one that differs least.
     """
-    depends, found = json.loads(key), []
+    depends: dict[str, str] = json.loads(key)
+    found: list[list[str]] = []
     for other in file.parent.glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             before = dict(json.loads(regular(other).read_bytes())["depends_on"])
