@@ -212,7 +212,8 @@ def _why_again(file: Path, key: str) -> str:
             differs = [each for each in names if depends.get(each) != before.get(each)]
             if differs:
                 found.append(differs)
-    return f" again, for another {', '.join(min(found, key=len))}" if found else ""
+    least = sorted(found, key=len)[:1]
+    return f" again, for another {', '.join(least[0])}" if least else ""
 
 
 def remembered(name: str, measure: Callable[[], list[int]]) -> list[int]:
