@@ -192,10 +192,14 @@ def words_of(settings: Mapping[str, Any]) -> str:
     'learning_rate 0.001235'
     """
     shown = {path: value for path, value in settings.items() if path != "recipe"}
-    return ", ".join(
-        f"{_short(path)} {value:.4g}" if isinstance(value, float) else f"{_short(path)} {value}"
-        for path, value in shown.items()
-    )
+    return ", ".join(f"{_short(path)} {_value(value)}" for path, value in shown.items())
+
+
+def _value(value: Any) -> str:
+    """A field's value, as people write it."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def _stated(fixed: Mapping[str, Any]) -> dict[str, Any]:

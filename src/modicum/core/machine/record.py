@@ -203,7 +203,7 @@ def _why_again(file: Path, key: str) -> str:
 
     Of several it is the one that differs least.
     """
-    depends = json.loads(key)
+    depends: dict[str, str] = json.loads(key)
     found: list[list[str]] = []
     for other in file.parent.glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -212,10 +212,8 @@ def _why_again(file: Path, key: str) -> str:
             differs = [each for each in names if depends.get(each) != before.get(each)]
             if differs:
                 found.append(differs)
-    if not found:
-        return ""
-    fewest = min(found, key=len)
-    return f" again, for another {', '.join(fewest)}"
+    least = sorted(found, key=len)[:1]
+    return f" again, for another {', '.join(least[0])}" if least else ""
 
 
 def remembered(name: str, measure: Callable[[], list[int]]) -> list[int]:
