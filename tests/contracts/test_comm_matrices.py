@@ -13,7 +13,7 @@ from modicum.proofs import run_battery
 @pytest.mark.ranks
 @pytest.mark.expensive
 def test_a_broken_exchange_is_found_wanting_and_told_why() -> None:
-    (record,) = read_file(Path(__file__).parent / "plugins" / "forgetful.py")
+    (record,) = read_file(Path(__file__).parent / "plugins" / "careless.py")
     results = {result.name: result for result in run_battery(record)}
     wanting = {name for name, result in results.items() if not result.passed}
     assert wanting == {
