@@ -24,8 +24,8 @@ class LossDecrease:
     Source: our reconstruction of "loss-decrease-rate based", which is all that is published.
 
     >>> decrease = LossDecrease(window=2, share=0.5)
-    >>> [decrease.is_little(loss) for loss in (8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)]
-    [False, False, False, False, False, False, False, False, False, True]
+    >>> [decrease.is_little(loss) for loss in (8.0, 4.0, 2.0, *[1.0] * 12)].index(True)
+    13
     """
 
     window: int
