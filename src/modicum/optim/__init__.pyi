@@ -19,6 +19,7 @@ from modicum.optim.muon import Muon as Muon
 from modicum.optim.nadamw import NAdamW as NAdamW
 from modicum.optim.scion import Scion as Scion
 from modicum.optim.sgd import SGD as SGD
+from modicum.optim.soap import SOAP as SOAP
 from modicum.optim.transform import GradientTransform as GradientTransform
 from modicum.optim.transform import TransformContext as TransformContext
 from modicum.optim.trion import Trion as Trion
