@@ -30,6 +30,7 @@ from modicum.optim import (
     Cautious,
     DCTAdamW,
     GaLore,
+    Kron,
     Lion,
     Muon,
     NAdamW,
@@ -55,6 +56,7 @@ KINDS: list[tuple[type, dict[str, Any]]] = [
     (FRUGAL, {**ROUGH, "density": 0.5, "update_gap": 2, "order": "random"}),
     (FRUGAL, {**ROUGH, "density": 0.4, "update_gap": 2, "part": "columns"}),
     (SOAP, {**TURNED, "frequency": 2}),
+    (Kron, {**DECAYED, "adam_epsilon": 1e-3, "block_size": 11}),
 ]
 ZERO = "zero 2"
 # Twelve rows for the batch, which all numbers of ranks here divide.
@@ -174,7 +176,7 @@ def test_full_matrices_and_elements_alike_go_where_one_process_has_them(
         for name, weight in weights.items():
             torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-5, msg=name)
     owned = [name for _, names, _ in results[:shards] for name in names]
-    if kind in (Muon, Scion, DCTAdamW, Trion, FRUGAL, SOAP):
+    if kind in (Muon, Scion, DCTAdamW, Trion, FRUGAL, SOAP, Kron):
         assert sorted(owned) == sorted(matrices)
     with on_meta():
         shapes = trained_shapes(Llama(CONFIG))
@@ -225,6 +227,7 @@ def resumed(ranks: Ranks, layout: str, folder: Path, fields: dict[str, Any]) -> 
         {"kind": DCTAdamW, "rank": 3, "feedback_bits": 4},
         {"kind": Trion, "rank": 3},
         {"kind": SOAP, "block_size": 11, "frequency": 3},
+        {"kind": Kron, "block_size": 11, "flat_steps": 1, "probability_decay": 0.5},
         {"kind": FRUGAL, "density": 0.5, "update_gap": 3, "order": "random"},
         {"kind": FRUGAL, "density": 0.4, "update_gap": 3, "part": "entries"},
     ],

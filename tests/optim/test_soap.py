@@ -109,7 +109,7 @@ def test_blocks_are_matrices_of_their_own() -> None:
             block.grad = part.clone()
         optimizer.step()
         alone.step()
-    rows = [torch.cat(blocks[place : place + 2], dim=1) for place in (0, 2, 4)]
+    rows = [torch.cat(tuple(blocks[place : place + 2]), dim=1) for place in (0, 2, 4)]
     torch.testing.assert_close(full.detach(), torch.cat(rows).detach(), rtol=0, atol=1e-6)
 
 

@@ -12,6 +12,7 @@ from modicum.optim.eva import Eva as Eva
 from modicum.optim.fair_optim import FairOptim as FairOptim
 from modicum.optim.frugal import FRUGAL as FRUGAL
 from modicum.optim.galore import GaLore as GaLore
+from modicum.optim.kron import Kron as Kron
 from modicum.optim.lion import Lion as Lion
 from modicum.optim.mars import MARS as MARS
 from modicum.optim.mkor import MKOR as MKOR
