@@ -287,6 +287,22 @@ def test_methods_that_go_by_rows_resume_on_any_layout(
                 torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-5, msg=name)
 
 
+@pytest.mark.expensive
+@pytest.mark.parametrize(("before", "after"), [("alone", "fsdp 3"), ("fsdp 2", "alone")])
+@pytest.mark.parametrize(
+    "fields",
+    [{"kind": SOAP, **TURNED}, {"kind": Kron, "adam_epsilon": 1e-3, "block_size": 11}],
+    ids=str,
+)
+def test_factors_of_blocks_resume_on_any_layout(
+    pool: Pool, fields: dict[str, Any], before: str, after: str, tmp_path: Path
+) -> None:
+    straight = pool.run(saved, before, tmp_path, fields, ranks=LAYOUTS[before][0])[0]
+    for found, _ in pool.run(resumed, after, tmp_path, fields, ranks=LAYOUTS[after][0]):
+        for name, weight in straight.items():
+            torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-5, msg=name)
+
+
 def with_other_gradients(ranks: Ranks, shared: bool) -> Tensor:
     """Ranks whose gradients differ, as SVDs on hosts of different kinds may."""
     weight = nn.Parameter(torch.ones(5, 4))
