@@ -24,11 +24,13 @@ from modicum.models.llama import Llama
 from modicum.optim import (
     FRUGAL,
     MARS,
+    SOAP,
     AdamMini,
     AuON,
     Cautious,
     DCTAdamW,
     GaLore,
+    Kron,
     Lion,
     Muon,
     NAdamW,
@@ -43,6 +45,9 @@ SMALL: dict[str, Any] = {"rank": 2, "update_gap": 3, "weight_decay": 0.1}
 DECAYED: dict[str, Any] = {"weight_decay": 0.1}
 # Adam's first steps are of one size whatever the gradient's: its roundings would be seen.
 ROUGH: dict[str, Any] = {**DECAYED, "epsilon": 1e-3}
+# Of a factor without full rank the eigenvectors are any, and roundings choose: Adam's epsilon is so
+# large that its direction is all but the momentum, which no basis changes.
+TURNED: dict[str, Any] = {**DECAYED, "epsilon": 10.0, "block_size": 11}
 KINDS: list[tuple[type, dict[str, Any]]] = [
     *((kind, DECAYED) for kind in (Muon, Lion, NAdamW, Cautious, MARS, AdamMini, AuON, Scion)),
     (DCTAdamW, {**ROUGH, "rank": 3, "feedback_bits": 32}),
@@ -50,6 +55,8 @@ KINDS: list[tuple[type, dict[str, Any]]] = [
     (FRUGAL, {**ROUGH, "density": 0.5, "update_gap": 2}),
     (FRUGAL, {**ROUGH, "density": 0.5, "update_gap": 2, "order": "random"}),
     (FRUGAL, {**ROUGH, "density": 0.4, "update_gap": 2, "part": "columns"}),
+    (SOAP, {**TURNED, "frequency": 2}),
+    (Kron, {**DECAYED, "adam_epsilon": 1e-3, "block_size": 11}),
 ]
 ZERO = "zero 2"
 # Twelve rows for the batch, which all numbers of ranks here divide.
@@ -169,7 +176,7 @@ def test_full_matrices_and_elements_alike_go_where_one_process_has_them(
         for name, weight in weights.items():
             torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-5, msg=name)
     owned = [name for _, names, _ in results[:shards] for name in names]
-    if kind in (Muon, Scion, DCTAdamW, Trion, FRUGAL):
+    if kind in (Muon, Scion, DCTAdamW, Trion, FRUGAL, SOAP, Kron):
         assert sorted(owned) == sorted(matrices)
     with on_meta():
         shapes = trained_shapes(Llama(CONFIG))
@@ -219,6 +226,8 @@ def resumed(ranks: Ranks, layout: str, folder: Path, fields: dict[str, Any]) -> 
         {"on_refresh": "rotate", "stagger": True},
         {"kind": DCTAdamW, "rank": 3, "feedback_bits": 4},
         {"kind": Trion, "rank": 3},
+        {"kind": SOAP, "block_size": 11, "frequency": 3},
+        {"kind": Kron, "block_size": 11, "flat_steps": 1, "probability_decay": 0.5},
         {"kind": FRUGAL, "density": 0.5, "update_gap": 3, "order": "random"},
         {"kind": FRUGAL, "density": 0.4, "update_gap": 3, "part": "entries"},
     ],
@@ -276,6 +285,22 @@ def test_methods_that_go_by_rows_resume_on_any_layout(
                 assert torch.equal(found[name], weight), name
             else:
                 torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.expensive
+@pytest.mark.parametrize(("before", "after"), [("alone", "fsdp 3"), ("fsdp 2", "alone")])
+@pytest.mark.parametrize(
+    "fields",
+    [{"kind": SOAP, **TURNED}, {"kind": Kron, "adam_epsilon": 1e-3, "block_size": 11}],
+    ids=str,
+)
+def test_factors_of_blocks_resume_on_any_layout(
+    pool: Pool, fields: dict[str, Any], before: str, after: str, tmp_path: Path
+) -> None:
+    straight = pool.run(saved, before, tmp_path, fields, ranks=LAYOUTS[before][0])[0]
+    for found, _ in pool.run(resumed, after, tmp_path, fields, ranks=LAYOUTS[after][0]):
+        for name, weight in straight.items():
+            torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-5, msg=name)
 
 
 def with_other_gradients(ranks: Ranks, shared: bool) -> Tensor:

@@ -12,6 +12,7 @@ from modicum.optim.eva import Eva as Eva
 from modicum.optim.fair_optim import FairOptim as FairOptim
 from modicum.optim.frugal import FRUGAL as FRUGAL
 from modicum.optim.galore import GaLore as GaLore
+from modicum.optim.kron import Kron as Kron
 from modicum.optim.lion import Lion as Lion
 from modicum.optim.mars import MARS as MARS
 from modicum.optim.mkor import MKOR as MKOR
@@ -19,6 +20,7 @@ from modicum.optim.muon import Muon as Muon
 from modicum.optim.nadamw import NAdamW as NAdamW
 from modicum.optim.scion import Scion as Scion
 from modicum.optim.sgd import SGD as SGD
+from modicum.optim.soap import SOAP as SOAP
 from modicum.optim.transform import GradientTransform as GradientTransform
 from modicum.optim.transform import TransformContext as TransformContext
 from modicum.optim.trion import Trion as Trion

@@ -16,6 +16,7 @@ from modicum.core.contracts.ledger import (
     Wire,
     Work,
 )
+from modicum.optim.blocks import BlockRule
 from modicum.optim.owners import assign
 from modicum.optim.parts import COUNTER, TOGETHER, MatrixMap, OptimizerParts
 from modicum.optim.quantized import BLOCK, CHUNK
@@ -189,6 +190,8 @@ def _products(parts: OptimizerParts, shape: tuple[int, int]) -> int:
     # What is outside is the gradient without what comes up again.
     ups = 1 + (parts.carried is not None) + (parts.outside != "nothing")
     total = (work.refresh if parts.update_gap == 1 else work.down) + ups * work.up
+    if isinstance(parts.inner, BlockRule):
+        total += parts.inner.flops(parts.projector.inner(shape))
     if parts.within is not None:
         total += parts.within.flops(parts.projector.inner(shape))
     return total + (0 if parts.finish is None else parts.finish.flops(shape))
@@ -215,6 +218,8 @@ def _scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) ->
     within = 0
     if parts.within is not None:
         within = 4 * (inside + parts.within.scratch_elements(parts.projector.inner(shape)))
+    if isinstance(parts.inner, BlockRule):
+        within += 4 * parts.inner.scratch_elements(parts.projector.inner(shape))
     moments = [
         gathered + parameter.element_bytes * padded if shards > 1 else 0,
         gradient + finite,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import peer_errors
+from modicum.optim.blocks import BlockRule
 from modicum.optim.kept import opened
 from modicum.optim.parts import OptimizerParts
 from modicum.optim.projectors import MatrixShape
@@ -81,7 +82,7 @@ class SubspaceStep:
         step = int(state["step"])
         since = since_refresh(parts, step, self.place, self.count)
         due = since == 0 and bool(parts.projector.bases(shape))
-        if due:
+        if due or (step == 0 and isinstance(parts.inner, BlockRule)):
             _demand_finite(gradient)
         active = is_active(parts, step, self.place, self.count)
         if since == 0 and parts.on_refresh == "reset":
@@ -102,7 +103,7 @@ class SubspaceStep:
             del left, total
         age = since + 1 if parts.on_refresh == "reset" else step + 1
         with self._moments(shape, gradient.device) as moments:
-            direction, factor = parts.inner.direction(inside, moments, age)
+            direction, factor = self._direction(inside, moments, age)
             if parts.within is not None:
                 direction = direction.clone()
                 parts.within.apply_([direction])
@@ -111,6 +112,18 @@ class SubspaceStep:
         if parts.outside != "nothing":
             update.add_(self._beyond(parts.projector.outside(gradient, inside, state)))
         return update
+
+    def _direction(
+        self, inside: Tensor, moments: Mapping[str, Tensor], age: int
+    ) -> tuple[Tensor, float]:
+        """The inner rule's direction and factor; what it decomposes is the first rank's."""
+        rule = self.parts.inner
+        if not isinstance(rule, BlockRule):
+            return rule.direction(inside, moments, age)
+        found = rule.direction_at(inside, moments, age, self.place)
+        if self.same is not None:
+            _first_ones({name: moments[name] for name in rule.agreed(age)}, self.same)
+        return found
 
     def _beyond(self, left: Tensor) -> Tensor:
         """The step, without state, of what is outside of the subspace; `left` is given up."""
