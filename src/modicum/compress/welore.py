@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from modicum.compress.low_rank_base import FactorCompressor
-from modicum.core.contracts.method import Info
+from modicum.core.contracts.method import Info, Probability
 from modicum.core.contracts.search import LinearRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration, Loss, Mask
@@ -100,7 +100,7 @@ class WeLore(FactorCompressor):
     search = SearchTable({"share": LinearRange(0.2, 0.9, 0.5)}, size="share")
 
     share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
-    reduction: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    reduction: Probability | None = None
     rule: Literal["elements", "half"] = "elements"
     train: Literal["factors", "all"] = "factors"
 

@@ -212,8 +212,8 @@ def small(value: Compressor, model: nn.Module) -> tuple[nn.Module, int]:
         found = value.calibrate(model)
     value.fit(model, found)
     names = {n for n, m in model.named_modules() if n.endswith("_proj") or n.isdigit()}
-    layers = (model.get_submodule(name) for name in names)
-    return model, sum(4 * p.numel() for layer in layers for p in layer.parameters() if p.ndim == 2)
+    held = (each for name in names for each in model.get_submodule(name).parameters())
+    return model, sum(4 * each.numel() for each in held if each.ndim == 2)
 
 
 def _planted_error(value: Compressor, seed: int) -> float:
