@@ -242,6 +242,7 @@ def test_a_pair_runs(
         (["dear", "galore, in_backward: True"], {}, "weights are updated in the next forward"),
         (["comet"], {"task": None}, "this model has none"),
         (["fwsvd"], {"model": {"path": None}}, "this model starts from random ones"),
+        (["welore"], {"model": {"path": None}}, "this model starts from random ones"),
         (
             [],
             {"model": {"path": BASE}, "linear": {"method": "nf4"}},

@@ -11,6 +11,7 @@ EXPORTS = Exports(
         "CompressedModel": "compressed_model",
         "CompressionReport": "compressed_model",
         "Compressor": "base",
+        "FactorCompressor": "low_rank_base",
         "FittedLayer": "base",
         "LayerCompressor": "base",
         "LowRankCompressor": "low_rank_base",

@@ -133,6 +133,9 @@ class Compressor(Method):
             InputError: as `plan`; or the data or the loss say nothing.
         """
 
+    def freeze(self, model: nn.Module) -> None:
+        """Freeze what of a model that was made small is not trained on; here nothing."""
+
     @abstractmethod
     def bind(self, context: Context) -> Compressed:
         """The handle to the context's model, of which nothing is changed yet.
@@ -190,6 +193,16 @@ class LayerCompressor(Compressor):
         Args:
             cache: a folder for what is expensive and serves other forms too; None for none.
         """
+
+    def settled(
+        self, layers: Mapping[str, Site], calibration: Calibration
+    ) -> tuple[Mapping[str, Site], Mapping[str, Any]]:
+        """Those of the planned layers that take a form, and facts of the choice, as plain values.
+
+        A method with the trait `plans_from_weights` knows them by the calibration, and says in
+        `prepared` of a layer what it found. Its `plan` is a bound: what layers have at most.
+        """
+        return layers, {}
 
     def plan(self, model: nn.Module, within: FormPlan | None = None) -> FormPlan:
         """The forms by name of the layers that become smaller; the model may be without memory.

@@ -100,6 +100,7 @@ class CompressedModel(FormedModel):
         super().__init__(model, plan)
         self.method = method
         self.report: CompressionReport | None = None
+        self._found: Mapping[str, Any] = {}
 
     def fit(
         self,
@@ -122,6 +123,7 @@ class CompressedModel(FormedModel):
             InputError: the weights have no memory or other forms already, or the calibration lacks
                 a layer.
         """
+        self._settle(calibration)
         ranks, names, rows = ranks or Ranks(), list(self.layers), []
 
         def make(name: str, _: None) -> dict[str, Tensor]:
@@ -134,7 +136,18 @@ class CompressedModel(FormedModel):
             if progress is not None:
                 progress(len(rows), len(names))
         self.report = CompressionReport(tuple(rows))
+        if self.method is not None:
+            self.method.freeze(self.model)
         return self.report
+
+    def _settle(self, calibration: Calibration) -> None:
+        """Take over what the method decides once it has the calibration."""
+        if self.method is None or self.report is not None:
+            return
+        layers, self._found = self.method.settled(self.layers, calibration)
+        forms = {name: self.method.form_of(layer) for name, layer in layers.items()}
+        planned = {name: form for name, form in forms.items() if form is not None}
+        self.layers, self.plan = dict(layers), FormPlan().with_forms(planned)
 
     @torch.no_grad()
     def _fitted(self, name: str, calibration: Calibration, cache: str | Path | None) -> FittedLayer:
@@ -168,7 +181,7 @@ class CompressedModel(FormedModel):
 
     def facts(self) -> dict[str, Any]:
         """What was done, as plain values that go next to the model's files."""
-        return {} if self.report is None else {"report": self.report.as_json()}
+        return {} if self.report is None else {**self._found, "report": self.report.as_json()}
 
     def save(self, folder: str | Path, *, write: bool = True) -> Path:
         """Write the model with its forms; `modicum.compress.load` reads it. See `files.save`."""

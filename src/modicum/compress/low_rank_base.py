@@ -26,30 +26,20 @@ if TYPE_CHECKING:
 SAVED: tuple[Phase, ...] = ("forward", "loss", "backward")
 
 
-class LowRankCompressor(LayerCompressor):
-    """The fields and services of every method that puts low-rank factors in a weight's place.
+class FactorCompressor(LayerCompressor):
+    """The services of every method that puts low-rank factors in a weight's place.
 
     Args:
-        share: of each layer's weight elements, the part that its factors have at most.
-        rank: of every layer, in place of what `share` gives. A layer that would not become
-            smaller stays dense.
-        multiple: ranks are multiples of it, where they are no smaller; 128 suits tensor cores.
         targets, exclude, examples: see `LayerCompressor`.
     """
-
-    share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
-    rank: PositiveInt | None = None
-    multiple: PositiveInt = 1
 
     @abstractmethod
     def metric(self, layer: Site, calibration: Calibration) -> Tensor | None:
         """Where a layer's factors must be near its weight: see `factorize.decompose`."""
 
+    @abstractmethod
     def rank_of(self, layer: Site) -> int | None:
         """The rank of a layer's factors; None where they would save nothing."""
-        ins, outs = layer.in_features, layer.out_features
-        rank = self.rank or share_rank(ins, outs, self.share, self.multiple)
-        return rank if rank * (ins + outs) < layer.elements else None
 
     def form_of(self, layer: Site) -> LayerForm | None:
         rank = self.rank_of(layer)
@@ -92,3 +82,24 @@ class LowRankCompressor(LayerCompressor):
             Work(product),
             Work(2 * product, phase="backward"),
         )
+
+
+class LowRankCompressor(FactorCompressor):
+    """The fields of every method whose ranks follow from shapes.
+
+    Args:
+        share: of each layer's weight elements, the part that its factors have at most.
+        rank: of every layer, in place of what `share` gives. A layer that would not become
+            smaller stays dense.
+        multiple: ranks are multiples of it, where they are no smaller; 128 suits tensor cores.
+        targets, exclude, examples: see `LayerCompressor`.
+    """
+
+    share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
+    rank: PositiveInt | None = None
+    multiple: PositiveInt = 1
+
+    def rank_of(self, layer: Site) -> int | None:
+        ins, outs = layer.in_features, layer.out_features
+        rank = self.rank or share_rank(ins, outs, self.share, self.multiple)
+        return rank if rank * (ins + outs) < layer.elements else None

@@ -200,11 +200,17 @@ def _traits(recipe: Recipe, layout: Layout) -> set[str]:
     if layout.copies:
         return {"run_cuts_weights", "run_masters"}
     also = {
-        "run_gathers_frozen": recipe.adapter is not None,
+        "run_gathers_frozen": recipe.adapter is not None or _freezes(recipe),
         "run_hybrid": layout.replicas > 1,
         "run_gathers_again": recipe.parallel.reshard_after_forward,
     }
     return {"run_cuts_weights", "run_on_fsdp", *(trait for trait, is_so in also.items() if is_so)}
+
+
+def _freezes(recipe: Recipe) -> bool:
+    """Whether its compressor leaves some of the model untrained."""
+    compressor = recipe.method("compress")
+    return compressor is not None and "freezes_the_rest" in compressor.traits
 
 
 def choices(

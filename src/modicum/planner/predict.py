@@ -10,6 +10,7 @@ from typing import Any
 from modicum.adapters.base import Adapter
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.travel import Travel, travel_of
+from modicum.compress.base import Compressor
 from modicum.core.contracts.ledger import (
     ALWAYS,
     PHASES,
@@ -245,7 +246,8 @@ class Predictor:
             InputError: a target names no layer.
         """
         seed = recipe.training.seed if recipe.adapter is not None else None
-        key = json.dumps([recipe.task, recipe.adapter, recipe.plugins, seed], sort_keys=True)
+        sections = recipe.task, recipe.adapter, recipe.compress, recipe.plugins
+        key = json.dumps([*sections, seed], sort_keys=True)
         known = self._structures.setdefault(key, [])
         for other, structure in known:
             if other is config or other == config:
@@ -259,7 +261,10 @@ def _structure(recipe: Recipe, config: Any, prepared: Mapping[str, Mapping[str, 
         model = task_of(recipe).model(config)
         adapter, experts = recipe.method("adapter"), experts_of(model)
         if adapter is None:
-            return Structure(trained_shapes(model), experts=experts)
+            if isinstance(compressor := recipe.method("compress"), Compressor):
+                compressor.freeze(model)
+            frozen = not all(parameter.requires_grad for parameter in model.parameters())
+            return Structure(trained_shapes(model), experts=experts, freezes=frozen)
         assert isinstance(adapter, Adapter)
         try:
             found = Preparation(prepared)

@@ -40,6 +40,8 @@ class Structure:
     """Over how many experts a layer chooses, and how many it chooses."""
     travel: Travel | None = None
     """Where the adapter can be used outside of modicum."""
+    freezes: bool = False
+    """Whether without an adapter some of the model is not trained."""
 
     @cached_property
     def trainable(self) -> int:
@@ -179,9 +181,12 @@ class Model:
 
         for parameter in self.structure.trained:
             trained[home(parameter.name)].append(parameter.shape)
-        if self.structure.adapter is not None:
+        if self.structure.adapter is not None or self.structure.freezes:
+            taken = {one.name.rpartition(".")[0] for one in self.structure.trained}
             for name, rows in self.task.held(self.config, self.shape.weight_bytes).items():
-                frozen[home(name)] += rows
+                path, _, leaf = name.rpartition(".")
+                if leaf == "bias" or path not in taken:
+                    frozen[home(name)] += rows
 
         def group(prefix: str) -> Group:
             return Group(tuple(trained[prefix]), tuple(frozen[prefix]))

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -176,6 +176,10 @@ class Task(ABC, Generic[M, B, I]):
     def uncompressed(self, config: Any, inputs: I) -> Any:
         """The shape of the model before it was compressed."""
         return config
+
+    def compressed(self, inputs: I, folder: Path) -> I:
+        """The inputs whose model is the one that a compressor has left in this folder."""
+        return replace(inputs, model_folder=folder)
 
     def reconfigured(self, inputs: I, recipe: Recipe) -> Any:
         """The shape of the model if the recipe were changed to this one."""

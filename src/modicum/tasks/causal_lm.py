@@ -14,7 +14,8 @@ from torch import Tensor
 from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.contracts.surgery import Surgery
 from modicum.core.errors import InputError
-from modicum.core.layers.form_plan import LayerForm
+from modicum.core.files import read_json
+from modicum.core.layers.form_plan import FormPlan, LayerForm
 from modicum.core.layers.linear_forms import forms_of, undense
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.progress import StageProgress
@@ -74,6 +75,13 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
     def uncompressed(self, config: DecoderConfig, inputs: TextInputs) -> DecoderConfig:
         """The decoder with its layers as the folder holds them."""
         return replace(config, forms=inputs.forms)
+
+    def compressed(self, inputs: TextInputs, folder: Path) -> TextInputs:
+        """The inputs with that model, and with the forms that its layers have there."""
+        there = FormPlan.from_json(read_json(folder / "config.json").get("forms", {}))
+        forms = replace(inputs.config.forms, default=there.default, layers=there.layers)
+        config = replace(inputs.config, forms=forms)
+        return replace(inputs, model_folder=folder, config=config)
 
     def reshaped(self, config: DecoderConfig, surgery: Surgery) -> DecoderConfig:
         """The decoder whose layers' forms have the surgery's arguments (`rank` of low_rank)."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from modicum.adapters.base import Adapter
 from modicum.adapters.preparation import Preparation
+from modicum.compress.base import Compressor
 from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.contracts.step import autocast
 from modicum.core.layers.meta import on_meta
@@ -31,7 +32,7 @@ from modicum.tasks import task_of
 from modicum.tasks.model_origins import model_folder
 
 # What of a recipe a trace depends on.
-_SECTIONS = ("task", "adapter", "memory", "plugins")
+_SECTIONS = ("task", "adapter", "compress", "memory", "plugins")
 
 
 def trace_request(
@@ -106,6 +107,8 @@ def traced_model(
             assert isinstance(adapter, Adapter)
             found = Preparation(prepared or {})
             adapter.attach(model, seed=asked.training.seed, prepared=found)
+        elif isinstance(compressor := asked.method("compress"), Compressor):
+            compressor.freeze(model)
     place = torch.device(device)
 
     def batch(rows: int) -> Any:

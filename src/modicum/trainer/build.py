@@ -16,6 +16,7 @@ from modicum.adapters.files import read_stored
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.starting import start_from
 from modicum.comm.base import MatrixMethod, Schedule
+from modicum.compress.base import Compressor
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.step import StepContext, StepProgram
 from modicum.core.contracts.strategy import Strategy
@@ -112,6 +113,8 @@ def wrapped(
         if method is not None:
             assert isinstance(method, Adapter)
             adapter = method.attach(model, seed=recipe.training.seed, prepared=prepared)
+        elif isinstance(compressor := recipe.method("compress"), Compressor):
+            compressor.freeze(model)
     model.recompute = plan.prediction.choice.recompute
     return model, adapter
 

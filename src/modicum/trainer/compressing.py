@@ -17,6 +17,7 @@ from torch import nn
 from modicum.compress.base import Compressor
 from modicum.core.contracts.method import Context
 from modicum.core.files import located, write_json
+from modicum.core.layers.basis_cache import bases_kept_in, own_folder
 from modicum.core.layers.full_model import COMPRESSION, full_model_of
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.progress import StageProgress
@@ -41,7 +42,9 @@ def with_base_compressed(
     assert isinstance(method, Compressor)
     if not ranks.broadcast(folder.is_dir()):
         _compress(plan, method, data, folder, ranks, progress)
-    return replace(plan, inputs=replace(plan.inputs, model_folder=folder))
+    plan = replace(plan, inputs=plan.task.compressed(plan.inputs, folder))
+    # Where weights said what layers have, the plan has counted the most that there may be.
+    return plan.with_choices(plan.choices) if "plans_from_weights" in method.traits else plan
 
 
 def _compress(
@@ -57,19 +60,21 @@ def _compress(
         model = plan.task.model(config)
     materialise(model, torch.device(plan.device))
     plan.task.fill(model, plan.inputs)
-    calibration = method.calibrate(
-        model,
-        first_examples(plan, data, ranks, method.examples),
-        plan.task.loss_sum,
-        ranks=ranks,
-        progress=lambda done, total: progress("calibrating", done, total),
-    )
-    compressed = method.bind(Context(model, plan.recipe.training.seed))
-    compressed.fit(
-        calibration,
-        ranks=ranks,
-        progress=lambda done, total: progress("compressing", done, total),
-    )
+    base = plan.inputs.model_folder
+    with bases_kept_in(None if base is None else own_folder(base)):
+        calibration = method.calibrate(
+            model,
+            first_examples(plan, data, ranks, method.examples),
+            plan.task.loss_sum,
+            ranks=ranks,
+            progress=lambda done, total: progress("calibrating", done, total),
+        )
+        compressed = method.bind(Context(model, plan.recipe.training.seed))
+        compressed.fit(
+            calibration,
+            ranks=ranks,
+            progress=lambda done, total: progress("compressing", done, total),
+        )
     about = {"method": {"name": method.info.name} | method.model_dump(mode="json")}
     # In full or not at all: what the folder says has the digests of what is in it.
     unsaid = folder.with_name(f"{folder.name}-unsaid")

@@ -66,7 +66,7 @@ class FinishedRun:
         plan, _ = plan_anyway(recipe)
         base = plan.inputs.model_folder
         if recipe.method("compress") is not None:
-            inputs = replace(plan.inputs, model_folder=folder.path / BASE)
+            inputs = plan.task.compressed(plan.inputs, folder.path / BASE)
             plan = replace(plan, inputs=inputs)
         return cls(folder, plan, checkpoint, base)
 

@@ -20,6 +20,7 @@ from modicum.core.random import derive_seed
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.fitting import too_long_words
 from modicum.planner import Plan
+from modicum.planner.predict import Prediction
 from modicum.tasks import Data
 from modicum.trainer.assembly import assemble
 from modicum.trainer.beginnings import note_beginning
@@ -102,7 +103,9 @@ def begin(
         more_than(found.step, plan.steps, *plan.recipe.training.length)
     torch.manual_seed(_first_seed(plan.recipe.training.seed, ranks))
     inputs = View("inputs", *same_inputs(data, plan.inputs.model_folder))
+    bound = plan.prediction
     plan = with_base_compressed(plan, data, folder.path / BASE, ranks, progress)
+    plan = _as_found(plan, bound, "the layers' spectra are known", folder, ranks)
     if found is not None:
         plan = _as_it_was(plan, found.step, folder, origin if forked else None, ranks)
         if plan.surgeries:
@@ -150,16 +153,22 @@ def _as_prepared(plan: Plan, prepared: Preparation | None, folder: RunFolder, ra
     """The plan with the sizes that data decided; a revision where they are not the bound."""
     if prepared is None or not any(prepared.values.values()):
         return plan
-    made, most = plan.with_prepared(prepared.values), plan.prediction
-    if (made.prediction.trainable, made.prediction.peak_bytes) == (most.trainable, most.peak_bytes):
-        return made
+    made = plan.with_prepared(prepared.values)
+    return _as_found(made, plan.prediction, "the adapter has looked at data", folder, ranks)
+
+
+def _as_found(plan: Plan, bound: Prediction, why: str, folder: RunFolder, ranks: Ranks) -> Plan:
+    """The plan, of a new revision where what was found is not what it was bound by."""
+    now = plan.prediction
+    if (now.trainable, now.peak_bytes) == (bound.trainable, bound.peak_bytes):
+        return plan
     rows = ranks.broadcast(folder.rows(PLAN))
-    if rows and rows[-1]["parameters"]["trainable"] == made.prediction.trainable:
-        return made
-    found = f"{made.prediction.trainable:,} trained parameters of at most {most.trainable:,}"
-    made = made.because(f"the adapter has looked at data: {found}")
-    folder.append(PLAN, made.row())
-    return made
+    if rows and rows[-1]["parameters"]["trainable"] == now.trainable:
+        return plan
+    found = f"{now.trainable:,} trained parameters of at most {bound.trainable:,}"
+    plan = plan.because(f"{why}: {found}")
+    folder.append(PLAN, plan.row())
+    return plan
 
 
 def more_than(done: int, steps: int, field: str, asked: float) -> None:

@@ -36,6 +36,8 @@ TRAITS = {
     "transforms_gradients": "changes gradients between their reduction and clipping",
     "works_on_base": "works on the model's own weights, which must be trained",
     "needs_trained_base": "begins with weights that mean something",
+    "plans_from_weights": "weights say which layers take which size; plans count the most there is",
+    "freezes_the_rest": "what it does not make smaller is not trained",
     "needs_convolutions": "has to do with convolutions alone",
     "has_convolutions": "its model has convolutions",
     "follows_optimizer": "reads the optimizer's momentum after an update",

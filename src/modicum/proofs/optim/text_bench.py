@@ -171,9 +171,7 @@ class Text:
             assert spec is not None
             assert spec.origin is not None
             parts.append(Path(spec.origin).read_bytes())
-        codes = torch.frombuffer(bytearray(b"\n".join(parts)), dtype=torch.uint8).long()
-        kept = codes[(codes == ord("\n")) | ((codes >= 32) & (codes < 127))]
-        symbols = torch.where(kept == ord("\n"), SYMBOLS - 1, kept - 32)
+        symbols = symbols_of(b"\n".join(parts))
         cut = len(symbols) * 9 // 10
         return symbols[:cut], symbols[cut:]
 
@@ -208,6 +206,17 @@ class Text:
         """The mean loss on 256 held-out rows, in nats a character."""
         rows = self.batch("held out", 256, self.halves[1]).split(64)
         return sum(loss(model, part).item() for part in rows) / len(rows)
+
+
+def symbols_of(text: bytes) -> Tensor:
+    """The printable characters of ASCII of a text, and its ends of lines, as numbers.
+
+    >>> symbols_of(b" !\\t\\n").tolist()
+    [0, 1, 95]
+    """
+    codes = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    kept = codes[(codes == ord("\n")) | ((codes >= 32) & (codes < 127))]
+    return torch.where(kept == ord("\n"), SYMBOLS - 1, kept - 32)
 
 
 def loss(model: nn.Module, rows: Tensor) -> Tensor:

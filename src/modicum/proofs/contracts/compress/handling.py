@@ -25,6 +25,7 @@ from modicum.proofs.contracts.compress.subjects import (
     shapes,
     small,
     tokens,
+    wrapped,
 )
 
 
@@ -82,14 +83,22 @@ def check_wrapped_without_memory(subject: CompressSubject) -> None:
     """On meta, shapes and names are those of the fitted model, and its factors fit in."""
     handle, ids = compressed(small(subject)), tokens()
     bare = llama("meta")
-    small(subject).wrap(bare)
+    wrapped(small(subject), bare, handle)
     expected = shapes(handle.model)
     assert shapes(bare) == expected, "wrapping on meta makes other parameters than fitting"
     planned = small(subject).plan(llama("meta"))
-    assert planned == handle.plan, "the plan on meta is another one"
+    if "plans_from_weights" in small(subject).traits:
+        bound = llama("meta")
+        handle_of = small(subject).wrap(bound)
+        most = sum(parameter.numel() for parameter in bound.parameters())
+        assert handle.plan.layers.keys() <= planned.layers.keys(), "the plan on meta is no bound"
+        assert most >= sum(parameter.numel() for parameter in handle.model.parameters())
+        assert handle_of.plan == planned
+    else:
+        assert planned == handle.plan, "the plan on meta is another one"
     assert all(parameter.is_meta for parameter in bare.parameters()), "wrapping takes memory"
     other = llama()
-    twin = small(subject).wrap(other)
+    twin = wrapped(small(subject), other, handle)
     twin.load_state_dict(handle.state_dict())
     assert torch.equal(other(ids), handle.model(ids)), "the same factors give other outputs"
     state = twin.state_dict()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.compress.base import Compressed, Compressor
+from modicum.compress.compressed_model import CompressedModel
 from modicum.core.layers.calibration import Calibration
 from modicum.core.layers.linear_forms import linear_form
 from modicum.proofs.contracts.adapters.subjects import assert_close as assert_close
@@ -45,6 +46,15 @@ def compressed(value: Compressor, model: nn.Module | None = None) -> Compressed:
     """A small decoder after the method was fitted."""
     model = llama() if model is None else model
     return value.fit(model, calibrated(value, model))
+
+
+def wrapped(value: Compressor, model: nn.Module, like: Compressed) -> Compressed:
+    """The model with the forms of a fitted one, without its numbers; by arithmetic, if it can."""
+    if "plans_from_weights" not in value.traits:
+        return value.wrap(model)
+    handle = CompressedModel(model, like.plan)
+    handle.wrap()
+    return handle
 
 
 def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -17,6 +17,7 @@ from modicum.proofs.contracts.compress.subjects import (
     shapes,
     small,
     tokens,
+    wrapped,
 )
 from modicum.proofs.contracts.small_training import SmallTraining, assert_resumes
 from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
@@ -46,10 +47,14 @@ def check_resumes_to_the_bit(subject: CompressSubject) -> None:
     """Stopped after two steps and continued in a wrapped model, training ends in the same bits."""
     if "exact_resume" not in subject.info.traits:
         raise NotApplicable("the method does not claim `exact_resume`")
-    assert_resumes(
-        lambda: SmallTraining(compressed(small(subject)).model, _loss),
-        lambda saved: SmallTraining(small(subject).wrap(llama(initializer_range=0.1)).model, _loss),
-    )
+    value, like = small(subject), compressed(small(subject))
+
+    def again(saved: object) -> SmallTraining:
+        model = wrapped(value, llama(initializer_range=0.1), like).model
+        value.freeze(model)
+        return SmallTraining(model, _loss)
+
+    assert_resumes(lambda: SmallTraining(compressed(value).model, _loss), again)
 
 
 @compress_check()
