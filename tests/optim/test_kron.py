@@ -46,7 +46,7 @@ class Loop:
         self.mean = MOMENTUM * self.mean + (1 - MOMENTUM) * g
         mean = self.mean / (1 - MOMENTUM**self.steps)
         v = torch.empty(gradient.shape, dtype=torch.float64)
-        normal_(v, seed=3, name="kron/0/0", step=self.steps)
+        normal_(v, seed=3, name="kron/0", step=self.steps)
         a = self.left @ mean @ self.right.T
         b = torch.linalg.inv(self.left).T @ v @ torch.linalg.inv(self.right)
         for name, one, two in (("left", a @ a.T, b @ b.T), ("right", a.T @ a, b.T @ b)):

@@ -61,16 +61,20 @@ class BlockRule(ABC):
     factors: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def of_block(self, gradient: Tensor, kept: Mapping[str, Tensor], age: int, name: str) -> Tensor:
+    def of_block(self, gradient: Tensor, kept: Mapping[str, Tensor], age: int) -> Tensor:
         """The direction of one block [r, c]; change what is kept of it in place.
 
         Args:
-            name: of the block, for what is drawn.
+            kept: its moments and factors, and what is `drawn`.
         """
 
     @abstractmethod
     def block_flops(self, rows: int, columns: int) -> int:
         """Operations of a block's matrix products, of a step that does all of them."""
+
+    def drawn(self, like: Tensor, age: int, place: int) -> Mapping[str, Tensor]:
+        """What is drawn in this step for matrix number `place`, of its shape; nothing."""
+        return {}
 
     def agreed(self, age: int) -> tuple[str, ...]:
         """What ranks that do the same must take from the first after this step.
@@ -114,16 +118,17 @@ class BlockRule(ABC):
             age: how many gradients they have seen, this one included.
         """
         found = torch.empty_like(gradient, memory_format=torch.contiguous_format)
-        for number, block in enumerate(self.blocks(tuple(gradient.shape))):
+        full = {name: moments[name] for name in self.moments}
+        full |= self.drawn(found, age, place)
+        for block in self.blocks(tuple(gradient.shape)):
             rows, columns = block.shape
-            kept = {name: block.of(moments[name]) for name in self.moments}
+            kept = {name: block.of(tensor) for name, tensor in full.items()}
             for name in self.factors:
                 left = moments[f"left_{name}"].narrow(0, block.left, rows**2)
                 right = moments[f"right_{name}"].narrow(0, block.right, columns**2)
                 kept |= {f"left_{name}": left.view(rows, rows)}
                 kept |= {f"right_{name}": right.view(columns, columns)}
-            name = f"{place}/{number}"
-            block.of(found).copy_(self.of_block(block.of(gradient), kept, age, name))
+            block.of(found).copy_(self.of_block(block.of(gradient), kept, age))
         return found, 1.0
 
     def flops(self, shape: _Shape) -> int:

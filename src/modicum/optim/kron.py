@@ -31,6 +31,7 @@ from modicum.optim.parts import OptimizerParts
 from modicum.optim.projectors import FullSpace
 from modicum.optim.rules import Adam
 
+_AT_A_TIME = 2**18  # numbers of a draw
 _LARGEST = 1.1  # the root mean square of a matrix's direction, at most
 
 
@@ -56,6 +57,12 @@ class WhitenedMomentum(BlockRule):
         word, _ = key(self.seed, "kron", age)
         return word < chance * 2**32
 
+    def drawn(self, like: Tensor, age: int, place: int) -> Mapping[str, Tensor]:
+        if not self.fits_in(age):
+            return {}
+        probe = torch.empty_like(like)
+        return {"probe": normal_(probe, seed=self.seed, name=f"kron/{place}", step=age)}
+
     def direction_at(
         self, gradient: Tensor, moments: Mapping[str, Tensor], age: int, place: int
     ) -> tuple[Tensor, float]:
@@ -66,25 +73,24 @@ class WhitenedMomentum(BlockRule):
         root = vector_norm(found) / math.sqrt(found.numel())
         return found.mul_((_LARGEST / (root + 1e-6)).clamp(max=1)), factor
 
-    def of_block(self, gradient: Tensor, kept: Mapping[str, Tensor], age: int, name: str) -> Tensor:
+    def of_block(self, gradient: Tensor, kept: Mapping[str, Tensor], age: int) -> Tensor:
         left, right = kept["left_triangle"], kept["right_triangle"]
         mean = kept["momentum_buffer"].lerp_(gradient, 1 - self.momentum)
         mean = mean / (1 - self.momentum**age)
         if age == 1:
             left.fill_diagonal_(1)
             right.fill_diagonal_(1)
-        if self.fits_in(age):
-            probe = normal_(torch.empty_like(mean), seed=self.seed, name=f"kron/{name}", step=age)
-            fit(left, right, mean, probe, self.factor_rate)
+        if "probe" in kept:
+            fit(left, right, mean, kept["probe"], self.factor_rate)
         return left.T @ (left @ mean @ right.T) @ right
 
     def block_flops(self, rows: int, columns: int) -> int:
         return 10 * rows * columns * (rows + columns) + 2 * (rows**3 + columns**3)
 
     def scratch_elements(self, shape: tuple[int, ...]) -> int:
-        # A draw takes some forty words a number.
-        largest = max(math.prod(block.shape) for block in self.blocks(shape))
-        return super().scratch_elements(shape) + 40 * largest
+        # The probe, and a draw of it: some forty words a number, of so many at a time.
+        numbers = math.prod(shape)
+        return max(super().scratch_elements(shape) + numbers, 40 * min(numbers, _AT_A_TIME))
 
 
 def fit(left: Tensor, right: Tensor, gradient: Tensor, probe: Tensor, rate: float) -> None:
@@ -132,8 +138,8 @@ class Kron(MatrixOptimizer):
 
     Of a matrix W [m, n], in blocks of b x b at most, W loses lr Q_L^T Q_L M Q_R^T Q_R, M being the
     corrected mean of gradients. The factors follow gradients by steps of their own (`fit`), without
-    a decomposition: in every step at first, then ever less often. Probes are drawn by seed, step,
-    matrix and block, and steps of the factors by seed and step, so all ranks and runs that resume
+    a decomposition: in every step at first, then ever less often. Probes are drawn by seed, step
+    and matrix, and steps of the factors by seed and step, so all ranks and runs that resume
     have the same. Embeddings, output head, vectors and convolutions are trained by AdamW.
 
     State of a block of r x c: r c + r^2 + c^2 elements; for a square one half as much again as

@@ -41,7 +41,7 @@ class EigenbasisAdam(BlockRule):
     moments: ClassVar[Mapping[str, bool]] = {"exp_avg": False, "exp_avg_sq": True}
     factors: ClassVar[tuple[str, ...]] = ("factor", "basis")
 
-    def of_block(self, gradient: Tensor, kept: Mapping[str, Tensor], age: int, name: str) -> Tensor:
+    def of_block(self, gradient: Tensor, kept: Mapping[str, Tensor], age: int) -> Tensor:
         (first, second), count = self.betas, self._count(age)
         mean, square = kept["exp_avg"], kept["exp_avg_sq"]
         left, right = kept["left_basis"], kept["right_basis"]

@@ -47,7 +47,7 @@ def as_the_peer(run: ProofRun) -> None:
         optimizer.step()
         mean = 0.9 * mean + 0.1 * weight.grad.double()
         m = mean / (1 - 0.9**step)
-        probe = normal_(torch.empty(16, 24).double(), seed=0, name="kron/0/0", step=step)
+        probe = normal_(torch.empty(16, 24).double(), seed=0, name="kron/0", step=step)
         a = left @ m @ right.T
         b = torch.linalg.inv(left).T @ probe @ torch.linalg.inv(right)
         pairs = (left, a @ a.T, b @ b.T), (right, a.T @ a, b.T @ b)
