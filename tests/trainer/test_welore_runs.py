@@ -99,3 +99,24 @@ def test_random_weights_are_refused(questions: Path, tmp_path: Path) -> None:
     refused = trains(Ranks(), made, tmp_path / "run")
     assert refused.startswith("2: ")
     assert "it needs trained weights, and this model starts from random ones" in refused
+
+
+def test_an_adapter_learns_on_what_is_left(base: Path, questions: Path, tmp_path: Path) -> None:
+    made = asked(base, questions) | {"adapter": {"method": "lora", "rank": 3}}
+    assert trains(Ranks(), made, tmp_path / "run") == "done"
+    losses = column(tmp_path / "run", "loss", "evaluations")
+    assert losses[-1] < losses[0]
+    first, *later = rows(tmp_path / "run")
+    known = next(row for row in later if "the layers' spectra are known" in row["why"])
+    assert f"{known['parameters']['total']:,} parameters, where" in known["why"]
+    assert known["parameters"]["total"] < first["parameters"]["total"]
+
+
+def test_all_is_trained_where_that_is_asked_for(
+    base: Path, questions: Path, alone: Path, tmp_path: Path
+) -> None:
+    made = asked(base, questions)
+    made["compress"] = WELORE | {"train": "all"}
+    assert trains(Ranks(), made, tmp_path / "run") == "done"
+    every = rows(tmp_path / "run")[-1]["parameters"]
+    assert every["trainable"] == every["total"] == rows(alone)[-1]["parameters"]["total"]

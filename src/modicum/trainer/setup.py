@@ -163,9 +163,11 @@ def _as_found(plan: Plan, bound: Prediction, why: str, folder: RunFolder, ranks:
     if (now.trainable, now.peak_bytes) == (bound.trainable, bound.peak_bytes):
         return plan
     rows = ranks.broadcast(folder.rows(PLAN))
-    if rows and rows[-1]["parameters"]["trainable"] == now.trainable:
+    if rows and rows[-1]["parameters"] == {"total": now.total, "trainable": now.trainable}:
         return plan
     found = f"{now.trainable:,} trained parameters of at most {bound.trainable:,}"
+    if now.trainable == bound.trainable:
+        found = f"{now.total:,} parameters, where {bound.total:,} were planned"
     plan = plan.because(f"{why}: {found}")
     folder.append(PLAN, plan.row())
     return plan
