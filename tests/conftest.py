@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("modicum")
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = 8  # one expensive test in so many
 # Of more methods than these the tests are sampled, so that all take as long as those of so many.
-METHODS = 10
+METHODS = 9
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
