@@ -320,8 +320,8 @@ def test_what_is_measured_again_says_what_is_other_than_before(monkeypatch, caps
     said = [line.partition(";")[0] for line in capsys.readouterr().err.splitlines()]
     assert said == [
         "modicum: Measuring this machine, once",
-        "modicum: Measuring this machine again, for another MALLOC_CONF, once",
-        "modicum: Measuring this machine again, for another LD_PRELOAD, once",
+        "modicum: Measuring this machine again (other than before: MALLOC_CONF), once",
+        "modicum: Measuring this machine again (other than before: LD_PRELOAD), once",
     ]
 
 

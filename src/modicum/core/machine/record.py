@@ -213,7 +213,7 @@ def _why_again(file: Path, key: str) -> str:
             if differs:
                 found.append(differs)
     least = sorted(found, key=len)[:1]
-    return f" again, for another {', '.join(least[0])}" if least else ""
+    return f" again (other than before: {', '.join(least[0])})" if least else ""
 
 
 def remembered(name: str, measure: Callable[[], list[int]]) -> list[int]:
