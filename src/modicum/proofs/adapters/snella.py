@@ -71,8 +71,8 @@ def prove(run: ProofRun) -> None:
     lora = LoRA(rank=RANK)
     value = run.contender(
         SNELLA(rank=RANK, zeros=ZEROS, every=10, falling=100),
-        null=lora,
-        null_is="LoRA in SNELLA's place",
+        null=LoRA(rank=1),
+        null_is="LoRA of rank 1 in SNELLA's place",
     )
     accuracy(run, value, lora)
     found = rank_of(value)

@@ -86,6 +86,8 @@ def check_trains_under_transformers(subject: LinearSubject) -> None:
     model = hugging_face_llama(tie_word_embeddings=False)
     value = small(subject)
     handle = value.convert(model)
+    there = model.state_dict().keys()
+    assert handle.state_dict().keys() <= there, "the handle names tensors that are not there"
     if not form_of_value(value).trains:
         LoRA(rank=2).attach(model)
     trained = [name for name, tensor in model.named_parameters() if tensor.requires_grad]
@@ -96,8 +98,6 @@ def check_trains_under_transformers(subject: LinearSubject) -> None:
     # LoRA's first factor stands until its second has moved, which a few steps do.
     assert set(moved) <= set(trained), "a frozen tensor moved"
     assert len(moved) > len(trained) // 2, f"of {len(trained)} tensors {len(moved)} moved"
-    there = model.state_dict().keys()
-    assert handle.state_dict().keys() <= there, "the handle names tensors that are not there"
 
 
 def sharded(ranks: Ranks, value: LinearMethod) -> RankFinding:
