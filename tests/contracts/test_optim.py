@@ -45,7 +45,7 @@ def test_values_of_optimizers(value: OptimizerMethod) -> None:
     assert [(result.name, result.message) for result in results if not result.passed] == []
 
 
-@pytest.mark.parametrize("name", ["forward_only", "student", "pull"])
+@pytest.mark.parametrize("name", ["forward_only", "keep_better", "student", "pull"])
 def test_a_method_without_an_optimizer_is_looked_at_by_its_updates(name: str) -> None:
     (record,) = read_file(PLUGINS / f"{name}.py")
     results = run_battery(record, cheap_only=True)

@@ -28,6 +28,8 @@ NEEDS: dict[str, dict[str, Any]] = {
         "task": {"method": "images", "images": 96, "held_out": 16, "widths": [6, 6]}
     },
     "frees_gradient_in_backward": {"training": {"clip_norm": None}},
+    "needs_no_gradients": {"training": {"clip_norm": None}},
+    "takes_no_rate": {"training": {"schedule": "constant"}},
     "quantized_base": {**_TRAINED, "adapter": {"method": "lora", "rank": 2}},
 }
 STRATEGIES: dict[str, dict[str, Any]] = {

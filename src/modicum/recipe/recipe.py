@@ -166,6 +166,9 @@ class Recipe(Section):
         training, micro = self.training, self.training.micro_batch_size
         asked = {
             "run_clips": training.clip_norm is not None,
+            "run_schedules": training.changes_rate,
+            "run_sets_rate": training.sets_rate,
+            "run_bf16": training.precision == "bf16",
             "run_accumulates": isinstance(micro, int) and micro < training.batch_size,
             "run_compiles": training.compile == "blocks",
             "run_recomputes": training.recompute == "blocks",

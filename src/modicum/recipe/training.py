@@ -128,6 +128,17 @@ class TrainingSection(Section):
         return f"training.{field}", getattr(self, field)
 
     @property
+    def sets_rate(self) -> bool:
+        """Whether the learning rate is another than that of a recipe that says none."""
+        default: float = type(self).model_fields["learning_rate"].default
+        return self.learning_rate != default
+
+    @property
+    def changes_rate(self) -> bool:
+        """Whether the learning rate changes from update to update."""
+        return self.schedule != "constant" or bool(self.warmup[1])
+
+    @property
     def warmup(self) -> tuple[str, float]:
         """The field that says how long the learning rate rises, and what it says."""
         field = next((name for name in WARMUPS if getattr(self, name)), WARMUPS[0])

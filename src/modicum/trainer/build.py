@@ -179,7 +179,9 @@ def add_hooks(
     recipe, seed, ranks = plan.recipe, plan.recipe.training.seed, strategy.ranks
     # A linear form and a compressor have done their work; what they left is in the model.
     bound: dict[str, Any] = {slot: model for slot in ("linear", "compress") if recipe.method(slot)}
-    bound |= {"adapter": adapter, "comm": strategy, "optimizer": program.optimizer}
+    # A program that has no optimizer of PyTorch's may be a hook itself.
+    updates = program if program.optimizer is None else program.optimizer
+    bound |= {"adapter": adapter, "comm": strategy, "optimizer": updates}
     if (transform := recipe.method("transform")) is not None:
         assert isinstance(transform, GradientTransform)
         trained = dict(strategy.trained(model))

@@ -294,6 +294,6 @@ class Session:
             self.settle()
 
 
-def _finite(value: float) -> float | None:
-    """The value, or None where JSON has no word for it."""
-    return value if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    """The value, or None where there is none, or JSON has no word for it."""
+    return value if value is not None and math.isfinite(value) else None

@@ -273,8 +273,11 @@ class OptimizerQuery:
         parameters: all that it trains, in the model's order.
         shards: ranks that hold one copy of the weights between them, sharded along dimension 0.
         micro_batches: in an update.
+        batch: the shape of a micro-batch and how many make an update, for methods that keep
+            something of each row; None where nobody says it.
     """
 
     parameters: tuple[TrainedParameter, ...]
     shards: int = 1
     micro_batches: int = 1
+    batch: ModelQuery | None = None

@@ -71,13 +71,13 @@ class StepOutcome:
 
     Args:
         loss: the task's mean loss, in nats.
-        gradient_norm: before clipping.
+        gradient_norm: before clipping; None where the program has no gradients.
         tokens: that were trained on.
         extra_loss: the sum of the terms that methods added; None where there were none.
     """
 
     loss: float
-    gradient_norm: float
+    gradient_norm: float | None
     tokens: int
     skipped: bool
     extra_loss: float | None = None

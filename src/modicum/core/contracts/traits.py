@@ -33,6 +33,7 @@ TRAITS = {
     "defers_update": "applies an update later than the step that computed it",
     "frees_gradient_in_backward": "consumes a gradient as soon as it is computed",
     "needs_no_gradients": "makes its updates from losses alone",
+    "takes_no_rate": "its updates have no learning rate",
     "transforms_gradients": "changes gradients between their reduction and clipping",
     "works_on_base": "works on the model's own weights, which must be trained",
     "needs_trained_base": "begins with weights that mean something",
@@ -58,6 +59,9 @@ TRAITS = {
     "compiles": "works under torch.compile",
     # of runs
     "run_clips": "the recipe sets training.clip_norm",
+    "run_schedules": "the recipe's learning rate changes from update to update",
+    "run_sets_rate": "the recipe sets training.learning_rate",
+    "run_bf16": "the recipe sets training.precision to bf16",
     "run_accumulates": "a training batch is split into several micro-batches",
     "run_random_base": "the model starts from random weights",
     "run_trains_base": "the recipe has no adapter, so all weights are trained",
@@ -187,6 +191,17 @@ RULES = (
         "needs_no_gradients",
         "pairs_passes",
         "updates are made from losses alone, and a loss between two passes is not among them",
+    ),
+    TraitRule(
+        "takes_no_rate",
+        "run_schedules",
+        "its updates have no learning rate, so there is none to change; set training.schedule to "
+        "constant, and leave the warm-up out",
+    ),
+    TraitRule(
+        "takes_no_rate",
+        "run_sets_rate",
+        "its updates have no learning rate; leave training.learning_rate out",
     ),
     TraitRule(
         "defers_update",

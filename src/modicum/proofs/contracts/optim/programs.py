@@ -12,15 +12,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from modicum.core.contracts.ledger import OptimizerQuery
 from modicum.core.contracts.method import Method
-from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.parameters import optimizer_groups, trained_shapes
 from modicum.core.contracts.state import StateRegistry
 from modicum.core.contracts.step import StepContext, StepOutcome, StepProgram
 from modicum.core.contracts.strategy import Strategy
+from modicum.core.machine.memory import tensor_bytes
 from modicum.data.batch import Batch
 from modicum.optim.sgd import SGD
 from modicum.optim.transform import GradientTransform, TransformContext
-from modicum.proofs.contracts.base import check
+from modicum.proofs.bench.meters import saved_bytes
+from modicum.proofs.contracts.base import NotApplicable, check
 from modicum.proofs.contracts.optim.subjects import (
     RATE,
     OptimizerSubject,
@@ -88,10 +91,12 @@ class ProgramTraining:
         """The model's groups, as a run gives them."""
         return optimizer_groups(self.model, learning_rate=RATE, weight_decay=weight_decay)
 
-    def update(self, step: int, *, size: int = 4, seed: int | None = None) -> StepOutcome:
-        """Update number `step`, in micro-batches of `size` rows."""
+    def update(
+        self, step: int, *, size: int = 4, seed: int | None = None, multiplier: float = 1.0
+    ) -> StepOutcome:
+        """Update number `step`, in micro-batches of `size` rows, at a part of the rate."""
         data = _batch(step if seed is None else seed)
-        self.program.set_rate(1.0)
+        self.program.set_rate(multiplier)
         return self.program(step, data.split(size), data.count, lambda: None)
 
     def read(self) -> Mapping[str, Any]:
@@ -199,3 +204,43 @@ def check_program_accumulates(subject: ProgramSubject) -> None:
     for name, value in one.model.named_parameters():
         off = (others[name] - value).abs().mean().item()
         assert off < 0.1 * RATE, f"{name} differs by {off:.2g} on average"
+
+
+@programs_check(needs=("needs_no_gradients",))
+def check_has_no_backward_pass(subject: ProgramSubject) -> None:
+    """Neither an update nor a rehearsal saves anything for a backward pass, or leaves gradients."""
+    training = ProgramTraining(subject)
+    for passes in (
+        lambda: training.update(1),
+        lambda: training.program.rehearse(_batch(9), 36),
+    ):
+        with saved_bytes() as saved:
+            passes()
+        assert not saved.total, f"{saved.total} bytes are saved for a backward pass"
+    left = [name for name, value in training.model.named_parameters() if value.grad is not None]
+    assert not left, f"{left[0]} has a gradient"
+
+
+@check("optim", slot="optimizer", needs=("takes_no_rate",))
+def check_takes_no_rate(subject: ProgramSubject) -> None:
+    """No update depends on the learning rate, and none is said."""
+    one, other = ProgramTraining(subject), ProgramTraining(subject)
+    for training, multiplier in ((one, 1.0), (other, 0.25)):
+        training.update(1)
+        assert training.program.set_rate(multiplier) is None, "it says a learning rate"
+        training.update(2, multiplier=multiplier)
+        training.program.flush()
+    assert_equal(one.model, other.model, "with another learning rate")
+
+
+@check("optim", slot="optimizer")
+def check_bytes_of_its_own_state(subject: ProgramSubject) -> None:
+    """Of a program of its own, the ledger's bytes of state are those that are there, exactly."""
+    if without_a_class(subject) is None:
+        raise NotApplicable("it is a PyTorch optimizer, whose state other checks count")
+    training = ProgramTraining(subject)
+    training.update(1)
+    value, shapes = _tiny(subject), trained_shapes(training.model)
+    said = value.ledger(OptimizerQuery(shapes)).bytes("optimizer")
+    found = tensor_bytes(list(training.program.state()))
+    assert said == found, f"the ledger says {said} bytes of state, there are {found}"
