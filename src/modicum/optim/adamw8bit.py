@@ -183,6 +183,10 @@ class AdamW8bit(Valued, torch.optim.Optimizer):
             state[name] = cut_alike(scale, parameter, blocks)
         return state
 
+    def rowed(self, parameter: Tensor) -> list[str]:
+        """Blocks of codes lie within a row each, so that scales have rows too."""
+        return [f"{name}_scale" for name in MOMENTS]
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave; tensors keep the dtypes in which they were saved."""
         load_as_saved(self, state_dict)

@@ -31,7 +31,7 @@ from modicum.core.ranks.sharding import own_part
 from modicum.optim.ledger import of_matrices, treatment_of
 from modicum.optim.owners import Owners, Round
 from modicum.optim.parts import TOGETHER, OptimizerParts
-from modicum.optim.row_steps import RowUpdate, step_rows, wide
+from modicum.optim.row_steps import RowUpdate, by_rows, step_rows, wide
 from modicum.optim.rules import UpdateRule
 from modicum.optim.saved_dtypes import load_as_saved
 from modicum.optim.subspaces import SubspaceStep, drop_moments, is_active
@@ -297,6 +297,13 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
     def holds(self, parameter: Tensor) -> bool:
         """Whether this rank keeps the state of a parameter."""
         return parameter not in self.owners or self.owners[parameter].here
+
+    def rowed(self, parameter: Tensor) -> list[str]:
+        """What a rule keeps by rows of a parameter that is updated by rows."""
+        if (rule := self.rules[parameter]) is None:
+            return []
+        shape = tuple(parameter.shape)
+        return [name for name, kept in rule.state(shape).items() if by_rows(kept, shape)]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave; tensors keep the dtypes in which they were saved."""

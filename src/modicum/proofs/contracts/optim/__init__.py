@@ -4,10 +4,20 @@ from modicum.proofs.contracts.optim import (
     ledger,
     programs,
     protocols,
+    row_meanings,
     state,
     training,
     transforms,
     updates,
 )
 
-__all__ = ["ledger", "programs", "protocols", "state", "training", "transforms", "updates"]
+__all__ = [
+    "ledger",
+    "programs",
+    "protocols",
+    "row_meanings",
+    "state",
+    "training",
+    "transforms",
+    "updates",
+]
