@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ import pytest
 import torch
 from pool import Pool
 from tests.trainer.test_ranks import DDP, FSDP, column, outcome, recipe_of, trains
-from torch import nn
+from torch import Tensor, nn
 
 from modicum.core.contracts.run_hooks import ExtraLoss, RunHook
+from modicum.core.contracts.weight_terms import WeightTerm, row_squares
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.sharding import own_part
 from modicum.linears import LowRank
-from modicum.models import read_config
+from modicum.models import ModelConfig, create, read_config
 
+ZERO = {"strategy": "zero"}
 PLUGIN = Path(__file__).parents[1] / "contracts" / "plugins" / "block_diagonal.py"
 FORMS: dict[str, dict[str, Any]] = {
     "block_diagonal": {"method": "block_diagonal", "blocks": 2, "exclude": ["o_proj"]},
@@ -80,11 +84,69 @@ class Small(RunHook):
 def test_a_form_may_take_part_by_hooks(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LowRank, "run_hook", lambda self, bound: Small(bound))
+    monkeypatch.setattr(LowRank, "run_hook", lambda self, bound: Small(bound.model))
     assert trains(Ranks(), values(questions, "low_rank"), tmp_path / "run") == "done"
     terms = column(tmp_path / "run", "extra_loss")
     assert len(terms) == 12
     assert terms[-1] < terms[0]
+
+
+class Decay(WeightTerm):
+    """A term of the squares of all factors, as a method has it that knows no layout."""
+
+    def term(self) -> tuple[float, Iterable[tuple[str, Tensor]]]:
+        own = {n: p for n, p in self.parameters.items() if n.endswith((".down", ".up"))}
+        squares = row_squares(own, self.ranks)
+        value = 0.05 * float(torch.stack([each.sum() for each in squares.values()]).sum())
+        return value, ((name, 0.1 * own_part(p.detach())[0]) for name, p in own.items())
+
+
+def decaying(ranks: Ranks, made: dict[str, Any], folder: Path, *stop: Any) -> str:
+    """Train as a rank, with that term."""
+    before = LowRank.run_hook
+    LowRank.run_hook = lambda self, bound: Decay(bound.parameters, bound.ranks)  # type: ignore[method-assign]
+    try:
+        return trains(ranks, made, folder, *stop)
+    finally:
+        LowRank.run_hook = before  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def decayed(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("decayed") / "run"
+    assert decaying(Ranks(), values(questions, "low_rank"), folder) == "done"
+    return folder
+
+
+@pytest.mark.expensive
+def test_a_term_of_weights_counts_once_an_update(
+    decayed: Path, questions: Path, tmp_path: Path
+) -> None:
+    """Rows have unequal counts of tokens, and seven make four micro-batches, or one."""
+    config = read_config(decayed / "compressed")
+    assert isinstance(config, ModelConfig)
+    factors = [p for n, p in create(config, 0).named_parameters() if n.endswith((".down", ".up"))]
+    begun = 0.05 * sum(p.detach().double().square().sum().item() for p in factors)
+    terms = column(decayed, "extra_loss")
+    assert terms[0] == pytest.approx(begun, rel=1e-6)
+    assert terms[-1] < terms[0]
+    made = values(questions, "low_rank")
+    made["training"] |= {"micro_batch_size": 7}
+    assert decaying(Ranks(), made, tmp_path / "run") == "done"
+    for key in ("loss", "extra_loss", "gradient_norm"):
+        assert column(tmp_path / "run", key) == pytest.approx(column(decayed, key), rel=1e-4)
+
+
+@pytest.mark.expensive
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallel", [DDP, FSDP, ZERO], ids=["ddp", "fsdp", "zero"])
+def test_a_term_of_weights_is_the_same_on_two_ranks(
+    pool: Pool, decayed: Path, questions: Path, tmp_path: Path, parallel: dict[str, Any]
+) -> None:
+    made = values(questions, "low_rank", parallel=parallel)
+    assert pool.run(decaying, made, tmp_path / "run", ranks=2) == ["done"] * 2
+    for key in ("loss", "extra_loss", "gradient_norm"):
+        assert column(tmp_path / "run", key) == pytest.approx(column(decayed, key), rel=1e-4)
 
 
 @pytest.mark.expensive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from modicum.core.contracts.method import Context, Method, Names, Strings
@@ -11,9 +12,24 @@ from modicum.core.layers.form_layer import FormLayer
 from modicum.core.layers.form_plan import FormPlan, LayerForm
 from modicum.core.layers.formed_model import FormedModel
 from modicum.core.layers.linear_forms import LinearForm, register
+from modicum.core.ranks.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+@dataclass(frozen=True)
+class FormContext(Context):
+    """What a form's part in a run is bound to (`LinearMethod.run_hook`): a model that is loaded.
+
+    Args:
+        parameters: what is trained, by the model's names (`Strategy.trained`): its parameters, of
+            which a rank may hold some rows, or masters of them.
+        ranks: those that share the batch.
+    """
+
+    parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    ranks: Ranks = field(default_factory=Ranks)
 
 
 class LinearMethod(Method):
@@ -68,6 +84,14 @@ class LinearMethod(Method):
             InputError: as `plan`.
         """
         return FormedModel(context.model, self.plan(context.model))
+
+    def run_hook(self, bound: Any) -> object:
+        """What takes part in a run of a model that holds the form; most forms take none.
+
+        Args:
+            bound: a `FormContext`.
+        """
+        return None
 
     def wrap(self, model: nn.Module) -> FormedModel:
         """Put the forms in without numbers: for a model on meta, or one to load numbers into."""

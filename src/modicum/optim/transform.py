@@ -25,7 +25,7 @@ from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.run_hooks import PassKind, RunHook
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks, joined, peer_errors
-from modicum.core.ranks.sharding import is_sharded, own_part
+from modicum.core.ranks.sharding import own_part, shard_group
 from modicum.optim.capture import Capture, CapturedLayer, trained_layers
 
 if TYPE_CHECKING:
@@ -310,11 +310,3 @@ class GradientTransform(Method):
     def _begun(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> TransformRuntime:
         with joined() as ranks:
             return self.bind(TransformContext(model, ranks=ranks, optimizer=optimizer))
-
-
-def shard_group(parameter: Tensor) -> dist.ProcessGroup | None:
-    """The ranks that hold the rows of this parameter between them; None where each holds all."""
-    if not is_sharded(parameter):
-        return None
-    cut = [dim for dim, place in enumerate(parameter.placements) if place.is_shard()]
-    return parameter.device_mesh.get_group(cut[0]) if cut else None

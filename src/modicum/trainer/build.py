@@ -29,6 +29,7 @@ from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.weight_digests import changed_weights, weight_digests
+from modicum.linears.base import FormContext
 from modicum.memory.base import ActivationContext, ActivationPolicy
 from modicum.optim.transform import GradientTransform, TransformContext
 from modicum.parallel.replicated import Replicated
@@ -178,13 +179,15 @@ def add_hooks(
     """
     recipe, seed, ranks = plan.recipe, plan.recipe.training.seed, strategy.ranks
     # A linear form and a compressor have done their work; what they left is in the model.
-    bound: dict[str, Any] = {slot: model for slot in ("linear", "compress") if recipe.method(slot)}
+    trained = dict(strategy.trained(model))
+    bound: dict[str, Any] = {"linear": FormContext(model, seed, trained, ranks)}
+    if recipe.method("compress") is not None:
+        bound["compress"] = model
     # A program that has no optimizer of PyTorch's may be a hook itself.
     updates = program if program.optimizer is None else program.optimizer
     bound |= {"adapter": adapter, "comm": strategy, "optimizer": updates}
     if (transform := recipe.method("transform")) is not None:
         assert isinstance(transform, GradientTransform)
-        trained = dict(strategy.trained(model))
         context = TransformContext(model, seed, trained, ranks, program.optimizer, "sum")
         bound["transform"] = transform.bind(context)
     if (policy := recipe.method("memory")) is not None:

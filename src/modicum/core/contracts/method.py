@@ -269,8 +269,9 @@ class Method(BaseModel):
     def run_hook(self, bound: Any) -> object:
         """What takes part in a run of what the method is bound to (`core.contracts.run_hooks`).
 
-        That is a `RunHook`; anything else does not. Most often it is `bound` itself; a linear form
-        and a compressor are given the model that holds what they made.
+        That is a `RunHook`; anything else does not. Most often it is `bound` itself; a
+        compressor is given the model that holds what it made, a linear form that model, what is
+        trained of it, and the ranks.
         """
         return bound
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from modicum.core.torch_private import local_box
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
     from torch.distributed.tensor import DTensor
 
 
@@ -40,6 +41,14 @@ def own_part(tensor: Tensor) -> tuple[Tensor, int]:
     if any(offsets[1:]) or shape[1:] != tuple(tensor.shape[1:]):
         raise ValueError(f"sharded over another dimension than 0: {tensor.placements}")
     return tensor.to_local(), offsets[0] if shape[0] else tensor.shape[0]
+
+
+def shard_group(parameter: Tensor) -> dist.ProcessGroup | None:
+    """The ranks that hold the rows of this parameter between them; None where each holds all."""
+    if not is_sharded(parameter):
+        return None
+    cut = [dim for dim, place in enumerate(parameter.placements) if place.is_shard()]
+    return parameter.device_mesh.get_group(cut[0]) if cut else None
 
 
 def elements_before(tensor: Tensor) -> int:
