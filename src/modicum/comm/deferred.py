@@ -23,6 +23,7 @@ from modicum.core.contracts.strategy import Ready, Strategy
 from modicum.core.errors import InputError
 from modicum.core.ranks.collectives import Collectives, Link
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.observed_calls import label_of
 from modicum.core.ranks.ranks import Ranks
 
 # gloo works at two calls at a time. Two more keep it at work between two layers, where calls end
@@ -223,7 +224,11 @@ class Deferred(Strategy):
             bucket_bytes=self._tuner.bucket_bytes if self._tuner else self._bucket_bytes,
             count=self._layers,
         )
-        self.groups = [Fused(group, self.ranks.size) for group in groups]
+        names = {id(parameter): name for name, parameter in self._trained.items()}
+        self.groups = [
+            Fused(group, self.ranks.size, label=label_of([names[id(p)] for p in group]))
+            for group in groups
+        ]
         self._places = {
             id(parameter): (group, index)
             for group in self.groups

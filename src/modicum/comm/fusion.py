@@ -21,13 +21,16 @@ class Fused:
     (the sum tells who was used by no rank at all), then zeros up to a multiple of the ranks. It is
     there from the first gradient of an update until the last of its parameters is updated.
 
+    Args:
+        label: whose gradients they are, for those who observe calls.
+
     Attributes:
         filled: places of the parameters of which this rank has a gradient.
         due: how many of the summed gradients nobody has taken yet.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], ranks: int) -> None:
-        self.parameters = list(parameters)
+    def __init__(self, parameters: Sequence[nn.Parameter], ranks: int, *, label: str = "") -> None:
+        self.parameters, self._label = list(parameters), label
         self._ends = list(accumulate(p.numel() for p in parameters))
         self.elements = self._ends[-1]
         self._padded = padded(self.elements, len(self.parameters), ranks)
@@ -66,7 +69,7 @@ class Fused:
             elif index not in self.filled:
                 self._slot(index).zero_()
             parameter.grad = None
-        self._call = collectives.reduce_scatter(self._whole())
+        self._call = collectives.reduce_scatter(self._whole(), label=self._label)
 
     def land(self, rank: int) -> Tensor:
         """Wait for the sum; this rank's part of the gradients, which may be changed in place."""
@@ -78,7 +81,9 @@ class Fused:
     def all_gather(self, collectives: Collectives) -> None:
         """Begin to gather the sums of all parts."""
         assert self._shard is not None
-        self._call, self._shard = collectives.all_gather(self._shard, into=self._whole()), None
+        whole = self._whole()
+        self._call = collectives.all_gather(self._shard, into=whole, label=self._label)
+        self._shard = None
         self.due = len(self.parameters)
 
     def gradient(self, index: int) -> Tensor | None:

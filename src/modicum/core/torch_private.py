@@ -201,6 +201,11 @@ def default_store() -> Store:
     return dist.distributed_c10d._get_default_store()
 
 
+def set_reducer_group(model: nn.Module, group: Any) -> None:
+    """Have DistributedDataParallel's reducer exchange by this group, `_update_process_group`."""
+    model.reducer._update_process_group(group)  # type: ignore[operator, union-attr]
+
+
 # The profiler
 
 

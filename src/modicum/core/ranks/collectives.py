@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
 
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from modicum.core.clock import WIRE
+from modicum.core.ranks.observed_calls import CallNote, noting, observed
 from modicum.core.ranks.ranks import Ranks, peer_errors
 
 # Newer versions of PyTorch warn of the older names.
@@ -86,9 +88,10 @@ class CollectiveHandle:
         result: Callable[[], Tensor],
         sent: int,
         steps: int,
+        note: CallNote | None = None,
     ) -> None:
         self._engine, self._begin, self._result = engine, begin, result
-        self._sent, self._steps = sent, steps
+        self._sent, self._steps, self._note = sent, steps, note
         self._work: dist.Work | None = None
         self._due = -inf
         self._value: Tensor | None = None
@@ -115,7 +118,7 @@ class CollectiveHandle:
 
     def begin(self, link: Link | None) -> None:
         """Put the call on the wire; its engine does that when it is its turn."""
-        with peer_errors():
+        with peer_errors(), nullcontext() if self._note is None else noting(self._note):
             self._work = self._begin()
         if link is not None:
             self._due = link.reserve(self._sent, self._steps)
@@ -137,6 +140,9 @@ class Collectives:
     On gloo a reduce-scatter needs a second buffer as large as the first until it is done. So at
     most `in_flight` calls are under way at a time and the others wait for their turn, which they
     get when `progress` or `wait` is called.
+
+    Each call takes a `label`: whose values travel, such as `layers.17`, for those who observe calls
+    (`modicum.core.ranks.observed_calls`).
 
     Args:
         ranks: this process among the others; alone, every call is the identity.
@@ -168,7 +174,7 @@ class Collectives:
                 self._group = dist.new_group() if group is None else group
             self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
 
-    def reduce_scatter(self, buffer: Tensor) -> CollectiveHandle:
+    def reduce_scatter(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
         """Sum `buffer` [W n] over the ranks; the result is this rank's part [n] of the sum.
 
         Half-precision values are added up in fp32 and rounded once (on NCCL, as NCCL does it). The
@@ -183,6 +189,7 @@ class Collectives:
             shard = buffer.new_empty(buffer.numel() // self.size)
             return self._call(
                 "reduce_scatter",
+                label,
                 sent,
                 self.size - 1,
                 lambda: _reduce_scatter(shard, buffer, group=self._group, async_op=True),
@@ -198,13 +205,14 @@ class Collectives:
 
         return self._call(
             "reduce_scatter",
+            label,
             sent,
             self.size - 1,
             begin,
             lambda: sum_in_order(received[0].view(self.size, -1)) if received else buffer,
         )
 
-    def all_to_all(self, buffer: Tensor) -> CollectiveHandle:
+    def all_to_all(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
         """Every rank's part for this one: part r of `buffer` [W n] goes to rank r of the group.
 
         Raises:
@@ -214,6 +222,7 @@ class Collectives:
         received = buffer if self.size == 1 else torch.empty_like(buffer)
         return self._call(
             "all_to_all",
+            label,
             buffer.nbytes - buffer.nbytes // self.size,
             self.size - 1,
             lambda: dist.all_to_all_single(
@@ -222,7 +231,9 @@ class Collectives:
             lambda: received,
         )
 
-    def all_gather(self, shard: Tensor, into: Tensor | None = None) -> CollectiveHandle:
+    def all_gather(
+        self, shard: Tensor, into: Tensor | None = None, *, label: str = ""
+    ) -> CollectiveHandle:
         """Every rank's `shard` [n], one after the other [W n], written to `into` where it is given.
 
         Raises:
@@ -237,17 +248,19 @@ class Collectives:
             whole.copy_(shard)
         return self._call(
             "all_gather",
+            label,
             (self.size - 1) * shard.nbytes,
             self.size - 1,
             lambda: _gather(_bytes(whole), _bytes(shard), group=self._group, async_op=True),
             lambda: whole,
         )
 
-    def all_reduce(self, buffer: Tensor) -> CollectiveHandle:
+    def all_reduce(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
         """Sum `buffer` over the ranks, in place, in an order that is the library's own."""
         self._check(buffer)
         return self._call(
             "all_reduce",
+            label,
             2 * (self.size - 1) * buffer.nbytes // self.size,
             2 * (self.size - 1),
             lambda: dist.all_reduce(buffer, group=self._group, async_op=True),
@@ -279,12 +292,16 @@ class Collectives:
     def _call(
         self,
         name: str,
+        label: str,
         sent: int,
         steps: int,
         begin: Callable[[], dist.Work],
         result: Callable[[], Tensor],
     ) -> CollectiveHandle:
-        handle = CollectiveHandle(self, begin, result, sent, steps)
+        note = None
+        if observed():
+            note = CallNote(name.replace("_", "-"), label, sent, time.monotonic())
+        handle = CollectiveHandle(self, begin, result, sent, steps, note)
         self.meter.add(name, sent)
         if self.size == 1:
             handle._value = result()

@@ -25,6 +25,7 @@ from modicum.core.contracts.state import View
 from modicum.core.ranks.collectives import CollectiveHandle, Collectives
 from modicum.core.ranks.exchange import SHARD, ExchangeContext
 from modicum.core.ranks.layout import REPLICATE
+from modicum.core.ranks.observed_calls import label_of
 
 TensorShape = tuple[int, ...]
 # Calls that wait for nothing but the wire: an all-reduce needs no second buffer.
@@ -127,7 +128,9 @@ class PendingSums:
         }
         if second:
             parts = Parts([message.shape for message in second.values()])
-            handle = self._exchange.wire.all_reduce(parts.joined(list(second.values())))
+            handle = self._exchange.wire.all_reduce(
+                parts.joined(list(second.values())), label=label_of(self._names)
+            )
             self._again = {name: index for index, name in enumerate(second)}, handle, parts
 
     def land(self) -> dict[str, GradientSum | None]:
@@ -234,7 +237,9 @@ class MatrixExchange:
         messages = [self.encode(name, gradient) for name, gradient in gradients.items()]
         flags = messages[0].new_tensor([float(name in used) for name in gradients])
         parts = Parts([*(message.shape for message in messages), flags.shape])
-        handle = self.wire.all_reduce(parts.joined([*messages, flags]))
+        handle = self.wire.all_reduce(
+            parts.joined([*messages, flags]), label=label_of(list(gradients))
+        )
         self._begun.append(PendingSums(self, list(gradients), handle, parts))
         return self._begun[-1]
 

@@ -1,0 +1,138 @@
+"""Each exchange of this process as a record, for whoever asks; nothing is kept where nobody does.
+
+Who asks is on a list here; `modicum.core.ranks.observed_groups.observing` puts them there, and has
+process groups show their calls.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class ObservedCall:
+    """One call of this rank in a process group.
+
+    Args:
+        sequence: how many calls this rank issued in the group before it.
+        kind: `all-reduce`, `all-gather`, ...
+        group: the group's name, the same on all of its ranks.
+        members: the ranks of the group, as the default group numbers them.
+        label: whose values travel, such as `layers.17`; empty where nobody said.
+        bytes: what this rank sends, by the formula of a ring.
+        asked: when the call was asked for, in seconds of this host's monotonic clock, as are
+            `begun`, when it was issued, and `ended`, which is no number until its result is there.
+        waited: seconds for which this process waited for it; 0 for waits in C++, as DDP's.
+    """
+
+    sequence: int
+    kind: str
+    group: str
+    members: tuple[int, ...]
+    label: str
+    bytes: int
+    asked: float
+    begun: float
+    ended: float = math.nan
+    waited: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether its result is there."""
+        return not math.isnan(self.ended)
+
+
+class CallObserver(Protocol):
+    """What is shown calls. Its members may be called by any thread, also of a library."""
+
+    def began(self, call: ObservedCall) -> None:
+        """A call was issued."""
+
+    def changed(self, call: ObservedCall) -> None:
+        """A call has ended, or was waited for."""
+
+
+class CallLog:
+    """An observer that keeps all calls, in the order in which they were issued."""
+
+    def __init__(self) -> None:
+        self.calls: list[ObservedCall] = []
+
+    def began(self, call: ObservedCall) -> None:
+        """Keep it."""
+        self.calls.append(call)
+
+    def changed(self, call: ObservedCall) -> None:
+        """Nothing: the record is the one that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallNote:
+    """What the engine knows of the call that it issues; a process group sees other tensors."""
+
+    kind: str
+    label: str
+    bytes: int
+    asked: float
+
+
+def label_of(names: Sequence[str]) -> str:
+    """Parameters that travel together, for people: the module of the first, and of the last.
+
+    >>> label_of(["layers.17.weight", "layers.17.bias", "layers.16.weight"])
+    'layers.17 to layers.16'
+    """
+    ends = [names[at].rpartition(".")[0] or names[at] for at in (0, -1)] if names else [""]
+    return " to ".join(dict.fromkeys(ends))
+
+
+_observers: list[CallObserver] = []
+_local = threading.local()
+
+
+def listed(observer: CallObserver, *, seeing: bool) -> bool:
+    """Put an observer on the list of those who ask, or take it away; whether anybody asks now."""
+    (_observers.append if seeing else _observers.remove)(observer)
+    return bool(_observers)
+
+
+def observed() -> bool:
+    """Whether anybody asks for calls."""
+    return bool(_observers)
+
+
+@contextmanager
+def noting(note: CallNote) -> Iterator[None]:
+    """Have the call that this thread issues in the block be recorded as this."""
+    before, _local.note = noted(), note
+    try:
+        yield
+    finally:
+        _local.note = before
+
+
+def noted() -> CallNote | None:
+    """What is known of the call that this thread issues."""
+    return getattr(_local, "note", None)
+
+
+def show_begun(call: ObservedCall) -> tuple[CallObserver, ...]:
+    """Show a call to all who ask; who they are."""
+    seeing = tuple(_observers)
+    for observer in seeing:
+        observer.began(call)
+    return seeing
+
+
+def show_ended(call: ObservedCall, seeing: tuple[CallObserver, ...]) -> None:
+    """Note that a call has ended, once, and show it to those who saw it begin."""
+    if not call.done:
+        call.ended = time.monotonic()
+        for observer in seeing:
+            observer.changed(call)

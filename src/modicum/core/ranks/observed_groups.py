@@ -1,0 +1,278 @@
+"""Process groups whose calls are recorded, those of PyTorch's DistributedDataParallel among them.
+
+`observing(observer)` shows an observer every collective of this process: modicum's own, FSDP2's,
+DDP's, those of a script. Tensors and orders are left as they are, so results are the same to the
+bit, and afterwards nothing is wrapped. Calls that C++ issues for others (functional collectives of
+compiled code, the buffers that DDP broadcasts) are not seen.
+
+    with observing(CallLog()) as log:
+        dist.all_reduce(tensor)
+    log.calls[0].kind, log.calls[0].ended - log.calls[0].begun
+
+Python's callers find a group's methods on its class; there they are wrapped while somebody
+observes. DDP's reducer calls from C++, past the class: it is given a group written in Python, which
+forwards to the one that it would have used.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from modicum.core.ranks.observed_calls import (
+    CallObserver,
+    ObservedCall,
+    listed,
+    noted,
+    observed,
+    show_begun,
+    show_ended,
+)
+from modicum.core.torch_private import set_reducer_group
+
+# By the method of a group: the collective, and which argument holds what this rank gives.
+METHODS = {
+    "allreduce": ("all-reduce", 0),
+    "allreduce_coalesced": ("all-reduce", 0),
+    "allgather": ("all-gather", 1),
+    "allgather_coalesced": ("all-gather", 1),
+    "allgather_into_tensor_coalesced": ("all-gather", 1),
+    "_allgather_base": ("all-gather", 1),
+    "all_gather_single": ("all-gather", 1),
+    "all_gather_single_coalesced": ("all-gather", 1),
+    "reduce_scatter": ("reduce-scatter", 1),
+    "reduce_scatter_tensor_coalesced": ("reduce-scatter", 1),
+    "_reduce_scatter_base": ("reduce-scatter", 1),
+    "reduce_scatter_single": ("reduce-scatter", 1),
+    "reduce_scatter_single_coalesced": ("reduce-scatter", 1),
+    "alltoall": ("all-to-all", 1),
+    "alltoall_base": ("all-to-all", 1),
+    "all_to_all_single": ("all-to-all", 1),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "gather": ("gather", 1),
+    "scatter": ("scatter", 1),
+    "barrier": ("barrier", 0),
+}
+# What DDP's reducer and its start call from C++.
+FORWARDED = ("allreduce", "allreduce_coalesced", "broadcast", "allgather", "barrier")
+
+Observer = TypeVar("Observer", bound=CallObserver)
+_originals: dict[tuple[type, str], Any] = {}
+_groups: WeakKeyDictionary[Any, _SeenGroup] = WeakKeyDictionary()
+_works: WeakKeyDictionary[Any, tuple[ObservedCall, tuple[CallObserver, ...]]] = WeakKeyDictionary()
+# By model: in C++ a group written in Python is none once nothing in Python refers to it.
+_reducers: WeakKeyDictionary[DistributedDataParallel, ForwardingGroup] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+class _SeenGroup:
+    """A group's name and members, and how many calls it had."""
+
+    def __init__(self, group: Any) -> None:
+        try:
+            members = dist.get_process_group_ranks(group)
+        except (KeyError, RuntimeError, ValueError):  # one that is still being made
+            members = []
+        self.members = tuple(members) or tuple(range(group.size()))
+        self.name, self.size, self.rank = str(group.group_name), group.size(), group.rank()
+        self.calls = 0
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[Observer]:
+    """Show `observer` every call from here on, until the end of the block."""
+    begin_observing(observer)
+    try:
+        yield observer
+    finally:
+        end_observing(observer)
+
+
+def begin_observing(observer: CallObserver) -> None:
+    """Show `observer` every call from here on."""
+    if not observed():
+        _see_groups(see=True)
+    listed(observer, seeing=True)
+
+
+def end_observing(observer: CallObserver) -> None:
+    """Show `observer` nothing more, but the ends of calls that it has seen begin."""
+    if not listed(observer, seeing=False):
+        _see_groups(see=False)
+
+
+def _see_groups(*, see: bool) -> None:
+    """Wrap the methods of process groups, or take the wrappers away."""
+    if not see:
+        for (owner, name), original in _originals.items():
+            setattr(owner, name, original)
+        _originals.clear()
+        for model in list(_reducers):
+            set_reducer_group(model, model.process_group)
+        _reducers.clear()
+        return
+    for name, (kind, given) in METHODS.items():
+        if hasattr(dist.ProcessGroup, name):
+            _wrap(dist.ProcessGroup, name, partial(_recorded, kind, given))
+    _wrap(dist.Work, "wait", _waited)
+    _wrap(DistributedDataParallel, "__init__", _seen_ddp)
+    for model in _models():
+        _see_reducer(model)
+
+
+def _wrap(owner: type, name: str, made: Callable[[Any], Any]) -> None:
+    _originals[owner, name] = vars(owner)[name]  # what `getattr` gives would not bind again
+    original = getattr(owner, name)
+    setattr(owner, name, wraps(original)(made(original)))
+
+
+def _recorded(kind: str, given: int, original: Any) -> Any:
+    """A method of groups that records its calls."""
+
+    def call(group: Any, *arguments: Any, **named: Any) -> Any:
+        if isinstance(group, ForwardingGroup) or not observed():
+            return original(group, *arguments, **named)
+        values = [*arguments, *named.values()]
+        record = _record(group, kind, _tensors(values[given : given + 1]), values)
+        seeing = show_begun(record)
+        work = original(group, *arguments, **named)
+        _follow(record, seeing, work)
+        return work
+
+    return call
+
+
+def _record(group: Any, kind: str, tensors: Iterable[Tensor], values: list[Any]) -> ObservedCall:
+    """The record of a call that is about to be issued."""
+    note, now = noted(), time.monotonic()
+    with _lock:
+        seen = _groups.get(group)
+        if seen is None:
+            seen = _groups[group] = _SeenGroup(group)
+        sequence, seen.calls = seen.calls, seen.calls + 1
+    if note is not None:
+        kind, label, sent, asked = note.kind, note.label, note.bytes, note.asked
+    else:
+        label, asked = "", now
+        payload = sum(tensor.nbytes for tensor in tensors)
+        root = next((value.rootRank for value in values if hasattr(value, "rootRank")), None)
+        sent = ring_bytes(kind, payload, seen.size, is_root=root == seen.rank)
+    return ObservedCall(sequence, kind, seen.name, seen.members, label, sent, asked, now)
+
+
+def ring_bytes(kind: str, given: int, size: int, *, is_root: bool = False) -> int:
+    """Bytes that a rank of `size` sends that gives so many to a collective.
+
+    >>> ring_bytes("all-reduce", 100, 4), ring_bytes("all-gather", 100, 4)
+    (150, 300)
+    """
+    if kind == "all-reduce":
+        return 2 * (size - 1) * given // size
+    if kind == "all-gather":
+        return (size - 1) * given
+    if kind in ("reduce-scatter", "all-to-all"):
+        return given - given // size
+    if kind == "broadcast":
+        return (size - 1) * given if is_root else 0
+    if kind == "scatter":
+        return given - given // size if is_root else 0
+    return 0 if is_root else given
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(value)
+    return found
+
+
+def _follow(call: ObservedCall, seeing: tuple[CallObserver, ...], work: Any) -> None:
+    """Have the end of a call noted when it is there, by whichever thread."""
+    if work is None:  # a part of several that are issued together
+        show_ended(call, seeing)
+        return
+    _works[work] = (call, seeing)
+
+    def ended(future: Any) -> None:
+        with suppress(Exception):  # one that failed has not ended
+            future.value()
+            show_ended(call, seeing)
+
+    with suppress(RuntimeError):  # a backend that has none; then waiting for it is its end
+        work.get_future().add_done_callback(ended)
+
+
+def _waited(original: Any) -> Any:
+    """`Work.wait` that notes how long it took."""
+
+    def wait(work: Any, *arguments: Any, **named: Any) -> Any:
+        call, seeing = _works.get(work, (None, ()))
+        if call is None:
+            return original(work, *arguments, **named)
+        begun = time.monotonic()
+        result = original(work, *arguments, **named)
+        call.waited += time.monotonic() - begun
+        if call.done:
+            for observer in seeing:
+                observer.changed(call)
+        show_ended(call, seeing)
+        return result
+
+    return wait
+
+
+class ForwardingGroup(dist.ProcessGroup):
+    """A process group in Python, by which calls from C++ reach methods that are recorded."""
+
+    def __init__(self, group: Any) -> None:
+        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
+        self._group = group
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """The backend's, of the group behind."""
+        return str(self._group.name())
+
+    def _forward(self, name: str, *arguments: Any) -> Any:
+        return getattr(self._group, name)(*arguments)
+
+
+for _name in FORWARDED:
+
+    def _forwarded(self: ForwardingGroup, *arguments: Any, _name: str = _name) -> Any:
+        return self._forward(_name, *arguments)
+
+    setattr(ForwardingGroup, _name, _forwarded)
+
+
+def _seen_ddp(original: Any) -> Any:
+    """DDP's constructor, after which the reducer's calls are seen."""
+
+    def construct(model: Any, *arguments: Any, **named: Any) -> None:
+        original(model, *arguments, **named)
+        _see_reducer(model)
+
+    return construct
+
+
+def _see_reducer(model: DistributedDataParallel) -> None:
+    _reducers[model] = ForwardingGroup(model.process_group)
+    set_reducer_group(model, _reducers[model])
+
+
+def _models() -> list[DistributedDataParallel]:
+    """The models that were wrapped before anybody observed."""
+    return [value for value in gc.get_objects() if issubclass(type(value), DistributedDataParallel)]

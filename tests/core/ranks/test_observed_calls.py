@@ -1,0 +1,132 @@
+"""Records of calls against what was called, and results with and without somebody who observes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pool import Pool
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from modicum.core.ranks.collectives import Collectives, Link
+from modicum.core.ranks.observed_calls import CallLog, observed
+from modicum.core.ranks.observed_groups import METHODS, observing
+from modicum.core.ranks.ranks import Ranks
+
+
+def model() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def trained(ranks: Ranks, kind: str) -> list[torch.Tensor]:
+    """Weights after three updates."""
+    made: Any = model()
+    if kind == "ddp":
+        made = DistributedDataParallel(made, bucket_cap_mb=1e-4)
+    else:
+        fully_shard(made)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    for step in range(3):
+        torch.manual_seed(10 * step + ranks.rank)
+        made(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [getattr(p, "full_tensor", lambda p=p: p)().detach().clone() for p in made.parameters()]
+
+
+def seen_and_unseen(ranks: Ranks, kind: str) -> Any:
+    plain = trained(ranks, kind)
+    with observing(CallLog()) as log:
+        assert observed()
+        shown = trained(ranks, kind)
+    assert not observed()
+    dist.barrier()
+    same = all(torch.equal(a, b) for a, b in zip(plain, shown, strict=True))
+    calls = [(c.kind, c.group, c.sequence, c.bytes, c.members) for c in log.calls]
+    timed = all(c.asked <= c.begun <= c.ended and c.waited >= 0 for c in log.calls)
+    return same, calls, timed, "allreduce" in dist.ProcessGroup.__dict__
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_calls_of_others_are_seen_and_change_nothing(pool: Pool, kind: str) -> None:
+    results = pool.run(seen_and_unseen, kind, ranks=3)
+    for same, calls, timed, _ in results:
+        assert same
+        assert timed
+        assert calls == results[0][1] or kind == "ddp"  # DDP's rank 0 sends its weights first
+        for group in {call[1] for call in calls}:
+            numbers = [call[2] for call in calls if call[1] == group]
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        kinds = [call[0] for call in calls if call[0] != "broadcast"]
+        if kind == "ddp":
+            gradients = 4 * sum(p.numel() for p in model().parameters())
+            sent = sum(call[3] for call in calls if call[0] == "all-reduce")
+            assert abs(sent - 3 * 2 * 2 * gradients / 3) <= 3 * kinds.count("all-reduce")
+            assert kinds.count("all-reduce") >= 3
+        else:
+            assert kinds.count("reduce-scatter") == 3
+            assert kinds.count("all-gather") >= 3
+        assert {call[4] for call in calls} == {(0, 1, 2)}
+
+
+def later(ranks: Ranks) -> Any:
+    """A model that was wrapped before somebody observes."""
+    made = DistributedDataParallel(model())
+    with observing(CallLog()) as log:
+        made(torch.ones(1, 6)).sum().backward()
+    made(torch.ones(1, 6)).sum().backward()
+    return [call.kind for call in log.calls]
+
+
+@pytest.mark.ranks
+def test_models_that_were_wrapped_before_are_seen(pool: Pool) -> None:
+    for kinds in pool.run(later, ranks=2):
+        assert set(kinds) == {"all-reduce"}
+
+
+def labelled(ranks: Ranks) -> Any:
+    engine = Collectives(ranks, link=Link(latency=0.02))
+    with observing(CallLog()) as log:
+        shard = engine.reduce_scatter(torch.ones(10), label="layers.17").wait()
+        whole = engine.all_gather(shard, label="layers.18").wait()
+        engine.all_reduce(torch.ones(4)).wait()
+        engine.all_to_all(torch.ones(4), label="head").wait()
+    engine.all_reduce(torch.ones(4), label="unseen").wait()
+    calls = [(c.sequence, c.kind, c.label, c.bytes) for c in log.calls]
+    return calls, whole, sum(engine.meter.bytes.values()) - 16, min(c.waited for c in log.calls)
+
+
+@pytest.mark.ranks
+def test_the_engine_s_calls_have_its_names_labels_and_bytes(pool: Pool) -> None:
+    for calls, whole, metered, waited in pool.run(labelled, ranks=2):
+        assert calls == [
+            (0, "reduce-scatter", "layers.17", 20),
+            (1, "all-gather", "layers.18", 20),
+            (2, "all-reduce", "", 16),
+            (3, "all-to-all", "head", 8),
+        ]
+        assert torch.equal(whole, torch.full((10,), 2.0))
+        assert sum(call[3] for call in calls) == metered
+        assert waited >= 0
+
+
+def test_nothing_is_wrapped_while_nobody_observes() -> None:
+    def methods() -> dict[str, Any]:
+        return {name: getattr(dist.ProcessGroup, name, None) for name in METHODS}
+
+    before = methods()
+    with observing(CallLog()), observing(CallLog()):
+        assert methods() != before
+    assert methods() == before
+
+
+def test_alone_nothing_travels_and_nothing_is_seen() -> None:
+    with observing(CallLog()) as log:
+        Collectives(Ranks()).all_reduce(torch.ones(2), label="alone").wait()
+    assert log.calls == []
