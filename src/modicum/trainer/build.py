@@ -178,9 +178,11 @@ def add_hooks(
         InputError: a method may change shapes, or asks for two passes, and no trait says so.
     """
     recipe, seed, ranks = plan.recipe, plan.recipe.training.seed, strategy.ranks
-    # A linear form and a compressor have done their work; what they left is in the model.
     trained = dict(strategy.trained(model))
-    bound: dict[str, Any] = {"linear": FormContext(model, seed, trained, ranks)}
+    bound: dict[str, Any] = {}
+    if recipe.method("linear") is not None:
+        bound["linear"] = FormContext(model, seed, trained, ranks)
+    # A compressor has done its work; what it left is in the model.
     if recipe.method("compress") is not None:
         bound["compress"] = model
     # A program that has no optimizer of PyTorch's may be a hook itself.
