@@ -180,7 +180,9 @@ def test_a_layer_that_lost_all_is_one_component_of_zeros() -> None:
         assert (layer.kept, layer.rank) == (0, 1)
     learn(model, steps, made, 3)
     x = normal(5, 7).float()
-    assert torch.equal(model.eval()(x), layer_of(model, "4").bias.expand(5, 9))
+    bias = layer_of(model, "4").bias
+    assert bias is not None
+    assert torch.equal(model.eval()(x), bias.expand(5, 9))
     assert not layer_of(model, "0").down.any()
     assert not layer_of(model, "0").to_dense().any()
 
