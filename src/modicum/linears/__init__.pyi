@@ -8,6 +8,7 @@ from modicum.core.layers.linear_forms import full_weight as full_weight
 from modicum.core.layers.linear_forms import linear_form as linear_form
 from modicum.core.layers.linear_forms import make_linear as make_linear
 from modicum.core.layers.linear_forms import write_weight as write_weight
+from modicum.linears.base import FormContext as FormContext
 from modicum.linears.base import LinearMethod as LinearMethod
 from modicum.linears.dense import Dense as Dense
 from modicum.linears.fp16 import FP16 as FP16
@@ -19,10 +20,13 @@ from modicum.linears.lost import LOSTLinear as LOSTLinear
 from modicum.linears.low_rank import LowRank as LowRank
 from modicum.linears.low_rank import LowRankLinear as LowRankLinear
 from modicum.linears.low_rank import rank_surgery as rank_surgery
+from modicum.linears.maestro import Maestro as Maestro
 from modicum.linears.monarch import Monarch as Monarch
 from modicum.linears.monarch import MonarchLinear as MonarchLinear
 from modicum.linears.nf4 import NF4 as NF4
 from modicum.linears.nf4 import NF4Linear as NF4Linear
+from modicum.linears.ordered import OrderedLinear as OrderedLinear
+from modicum.linears.ordered_steps import OrderedSteps as OrderedSteps
 from modicum.linears.tiles import TileLinear as TileLinear
 from modicum.linears.tiles import Tiles as Tiles
 

@@ -19,7 +19,8 @@ from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
+    from torch import Tensor, nn
 
 Shape = tuple[int, ...]
 """Of a full parameter, whatever a rank holds of it."""
@@ -172,3 +173,37 @@ def mapped(value: Tensor, maps: Sequence[RowMap]) -> Tensor:
         places = torch.tensor(each.kept, device=value.device)
         value = value.index_select(each.dimension, places)
     return value
+
+
+def replace_parameter(
+    optimizer: torch.optim.Optimizer,
+    changed: Mapping[str, tuple[nn.Parameter, nn.Parameter, Sequence[RowMap]]],
+) -> None:
+    """Have an optimizer train other parameters instead, with the rows that these keep of its state.
+
+    Args:
+        changed: by name the parameter, the one in its stead, and the maps from one to the other.
+
+    Raises:
+        InputError: state of one is neither of its shape nor one number; nothing was changed.
+    """
+    import torch
+
+    for name, (old, _, _) in changed.items():
+        for key, value in optimizer.state.get(old, {}).items():
+            if torch.is_tensor(value) and value.numel() > 1 and value.shape != old.shape:
+                problem = (
+                    f"its optimizer keeps {key!r} in another shape, which no map of rows moves"
+                )
+                raise InputError(problem, field=name, value=tuple(value.shape))
+    new_of = {old: new for old, new, _ in changed.values()}
+    for group in optimizer.param_groups:
+        group["params"] = [new_of.get(parameter, parameter) for parameter in group["params"]]
+    for old, new, maps in changed.values():
+        if old in optimizer.state:
+            optimizer.state[new] = {
+                key: mapped(value, maps)
+                if torch.is_tensor(value) and value.shape == old.shape
+                else value
+                for key, value in optimizer.state.pop(old).items()
+            }

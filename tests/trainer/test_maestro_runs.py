@@ -1,0 +1,97 @@
+"""Maestro in runs: layers that become smaller on the way, kills, ranks, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pool import Pool
+from tests.trainer.test_ranks import DDP, FSDP, column, outcome, recipe_of, rows, trains
+
+from modicum.core.errors import InputError
+from modicum.core.ranks.ranks import Ranks
+from modicum.models import read_config
+from modicum.recipe import Recipe
+
+ZERO = {"strategy": "zero"}
+
+
+def values(data: Path, **sections: Any) -> dict[str, Any]:
+    """12 updates, after some of which components go."""
+    training = {"steps": 12, "schedule": "constant", "learning_rate": 1e-2}
+    linear = {
+        "method": "maestro", "penalty": 5e-4, "threshold": 0.3, "every": 3, "exclude": ["o_proj"]
+    }  # fmt: skip
+    return recipe_of(data, training=training, linear=linear, **sections)
+
+
+@pytest.fixture(scope="module")
+def alone(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("maestro") / "run"
+    assert trains(Ranks(), values(questions), folder) == "done"
+    return folder
+
+
+def surgeries(folder: Path) -> list[dict[str, Any]]:
+    return [row for row in rows(folder, "plan") if "surgery" in row]
+
+
+@pytest.mark.expensive
+def test_a_run_becomes_smaller_on_its_way(alone: Path) -> None:
+    seen = surgeries(alone)
+    assert len(seen) > 1
+    assert column(alone, "loss")[-1] < column(alone, "loss")[0]
+    assert all(term > 0 for term in column(alone, "extra_loss"))
+    forms = read_config(alone / "compressed").forms.layers
+    ranks = {name: form.arguments["rank"] for name, form in forms.items()}
+    last: dict[str, int] = {}
+    for row in seen:
+        for name, arguments in row["surgery"]["layers"].items():
+            assert arguments["rank"] < last.get(name, 1000)
+            last[name] = arguments["rank"]
+    assert all(ranks[name] == rank for name, rank in last.items())
+    assert len(set(ranks.values())) > 1, "ranks differ by layer"
+    assert read_config(alone / "model").forms.plain
+
+
+@pytest.mark.expensive
+def test_killed_on_either_side_of_a_surgery_it_resumes(
+    alone: Path, questions: Path, tmp_path: Path
+) -> None:
+    first = surgeries(alone)[0]["surgery"]["step"]
+    for name, step in (("before", first - 1), ("after", first + 1)):
+        assert trains(Ranks(), values(questions), tmp_path / name, (0, step)).startswith("4: ")
+        assert trains(Ranks(), values(questions), tmp_path / name) == "done"
+        assert outcome(tmp_path / name) == outcome(alone)
+
+
+@pytest.mark.expensive
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallel", [DDP, FSDP, ZERO], ids=["ddp", "fsdp", "zero"])
+def test_two_ranks_do_what_one_process_does(
+    pool: Pool, alone: Path, questions: Path, tmp_path: Path, parallel: dict[str, Any]
+) -> None:
+    made = values(questions, parallel=parallel)
+    assert pool.run(trains, made, tmp_path / "run", ranks=2) == ["done"] * 2
+    for key in ("loss", "extra_loss"):
+        assert column(tmp_path / "run", key) == pytest.approx(column(alone, key), rel=1e-3)
+    one, two = ([row["surgery"] for row in surgeries(run)] for run in (tmp_path / "run", alone))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        ({"adapter": {"method": "lora"}}, "starts from random ones|an adapter's factors"),
+        ({"comm": {"method": "dear"}}, "leave comm out|full gradients"),
+        ({"training": {"compile": "blocks"}}, "set training.compile to none"),
+        ({"transform": {"method": "eva"}}, "has no such rows"),
+        ({"evaluation": {"keep_best": True}}, "weights of earlier shapes cannot be exported"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(
+    questions: Path, section: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InputError, match=why):
+        Recipe(**(values(questions) | section))
