@@ -18,6 +18,8 @@ EXPORTS = Exports(
         "LowRankLinear": "low_rank",
         "MonarchLinear": "monarch",
         "NF4Linear": "nf4",
+        "SSTLinear": "sst",
+        "SSTRounds": "sst",
         "TileLinear": "tiles",
         "full_weight": "modicum.core.layers.linear_forms",
         "linear_form": "modicum.core.layers.linear_forms",

@@ -23,6 +23,9 @@ from modicum.linears.monarch import Monarch as Monarch
 from modicum.linears.monarch import MonarchLinear as MonarchLinear
 from modicum.linears.nf4 import NF4 as NF4
 from modicum.linears.nf4 import NF4Linear as NF4Linear
+from modicum.linears.sst import SST as SST
+from modicum.linears.sst import SSTLinear as SSTLinear
+from modicum.linears.sst import SSTRounds as SSTRounds
 from modicum.linears.tiles import TileLinear as TileLinear
 from modicum.linears.tiles import Tiles as Tiles
 
