@@ -24,6 +24,7 @@ from modicum.linears import SST, SSTLinear
 from modicum.linears.sst import drawn
 from modicum.models.llama import Llama
 from modicum.optim import AdamW, GaLore
+from modicum.optim.backward import step_in_backward
 from modicum.proofs.contracts.optim.subjects import loss, tokens
 
 ACTIVE, VALUES = ("left", "right"), ("resting_left", "resting_right")
@@ -129,6 +130,19 @@ def test_lengths_and_signs_hold_and_resting_vectors_stay_between_swaps() -> None
     )
     assert moments == 2 * (2 * (7 + 10) + 7)
     assert {metadata(p).weight_decay_multiplier for p in layer.parameters()} == {0.0}
+
+
+def test_lengths_hold_where_updates_are_made_in_the_backward_pass() -> None:
+    training, plain = Training(SST(rank=2, interval=50)), Training(SST(rank=2, interval=50))
+    stop = step_in_backward(training.optimizer)
+    for step in range(1, 4):
+        x = normal(16, 10, seed=step).float()
+        training.model(x).square().mean().backward()
+        plain.steps(step, step)
+    stop()
+    for leaf in ACTIVE:
+        assert (getattr(training.layer, leaf).norm(dim=1) - 1).abs().max() < 1e-6
+    assert torch.equal(training.layer.to_dense(), plain.layer.to_dense())
 
 
 def test_a_swap_moves_vectors_values_and_state() -> None:
