@@ -21,6 +21,8 @@ EXPORTS = Exports(
         "NF4Linear": "nf4",
         "OrderedLinear": "ordered",
         "OrderedSteps": "ordered_steps",
+        "SSTLinear": "sst",
+        "SSTRounds": "sst",
         "TileLinear": "tiles",
         "full_weight": "modicum.core.layers.linear_forms",
         "linear_form": "modicum.core.layers.linear_forms",

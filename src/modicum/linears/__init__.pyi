@@ -27,6 +27,9 @@ from modicum.linears.nf4 import NF4 as NF4
 from modicum.linears.nf4 import NF4Linear as NF4Linear
 from modicum.linears.ordered import OrderedLinear as OrderedLinear
 from modicum.linears.ordered_steps import OrderedSteps as OrderedSteps
+from modicum.linears.sst import SST as SST
+from modicum.linears.sst import SSTLinear as SSTLinear
+from modicum.linears.sst import SSTRounds as SSTRounds
 from modicum.linears.tiles import TileLinear as TileLinear
 from modicum.linears.tiles import Tiles as Tiles
 

@@ -273,6 +273,15 @@ class ModelConfig:
                     shapes[f"{block}{suffix}.{leaf}"] = shape
         return shapes
 
+    def resting_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The name and shape of every tensor next to parameters that no update trains."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for layer, block in enumerate(self.block_prefixes()):
+            for suffix, (rows, columns, _) in self.projections(layer).items():
+                for leaf, shape in _resting(self.forms.of(block + suffix), columns, rows).items():
+                    shapes[f"{block}{suffix}.{leaf}"] = shape
+        return shapes
+
     def parameter_count(self) -> int:
         """How many numbers the model learns; tied embeddings count once."""
         return sum(math.prod(shape) for shape in self.parameter_shapes().values())
@@ -292,6 +301,14 @@ def _indices(form: LayerForm, columns: int, rows: int) -> Mapping[str, tuple[int
     from modicum.core.layers.linear_forms import linear_form  # which imports torch
 
     return linear_form(form.name).indices(columns, rows, **form.arguments)
+
+
+def _resting(form: LayerForm, columns: int, rows: int) -> Mapping[str, tuple[int, ...]]:
+    if form == DENSE_FORM:
+        return {}
+    from modicum.core.layers.linear_forms import linear_form  # which imports torch
+
+    return linear_form(form.name).resting(columns, rows, **form.arguments)
 
 
 @functools.cache

@@ -132,7 +132,8 @@ def _placed(
     """The built-in decoder's tensors, by the names that they have in files too."""
     tensors: dict[str, TensorEntry | ConvertedTensor] = {}
     indices = config.index_shapes()
-    for name, shape in {**config.parameter_shapes(), **indices}.items():
+    shapes = {**config.parameter_shapes(), **indices, **config.resting_shapes()}
+    for name, shape in shapes.items():
         entry = found.pop(name, None)
         if entry is None:
             raise InputError(
@@ -211,7 +212,8 @@ def load(
             for leaf, buffer in module.named_buffers(recurse=False):
                 if f"{path}.{leaf}" in header.tensors:
                     stored = _read_rows(header, f"{path}.{leaf}")
-                    setattr(module, leaf, stored.to(device, buffer.dtype, copy=True))
+                    kept = buffer.dtype if not buffer.is_floating_point() else dtype
+                    setattr(module, leaf, stored.to(device, kept or stored.dtype, copy=True))
     model.config = replace(header.config, forms=plan)
     note_full_model(model, FullModel.read(header.folder))
     return model

@@ -188,7 +188,8 @@ class DecoderBlock(BlockFlows):
             "mlp.up_proj": self.mlp_flows,
             "mlp.down_proj": self.gate or self.up,
         }
-        elements = sum(size * (takes[n] + self.trained) for n, size in self.linears.items())
+        elements = sum(size * takes[n] for n, size in self.linears.items())
+        elements += self.trained * sum(self.learned.values())
         return 2 * self.shape.positions * elements + 2 * self._attention * self.mixes
 
     @property

@@ -103,6 +103,12 @@ class BlockFlows(DecoderPart):
         return {name: form.elements(**asked) for name, (form, asked) in self.forms.items()}
 
     @cached_property
+    def learned(self) -> dict[str, int]:
+        """Elements of the linear layers that take gradients by a product."""
+        each = {name: form.learned(**asked) for name, (form, asked) in self.forms.items()}
+        return {name: self.linears[name] if one is None else one for name, one in each.items()}
+
+    @cached_property
     def between(self) -> dict[str, int]:
         """Elements a position that lie between the factors of a layer."""
         return {name: form.between(**asked) for name, (form, asked) in self.forms.items()}

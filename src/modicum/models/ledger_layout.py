@@ -38,6 +38,7 @@ def held(config: ModelConfig, item_bytes: int) -> dict[str, StoredRows]:
 def weight_bytes(config: ModelConfig, item_bytes: int) -> int:
     """Bytes of all weights; those that are no codes have `item_bytes` an element, integers four."""
     floats = sum(rows * each for part in held(config, item_bytes).values() for rows, each in part)
+    floats += item_bytes * sum(math.prod(shape) for shape in config.resting_shapes().values())
     return floats + 4 * sum(math.prod(shape) for shape in config.index_shapes().values())
 
 

@@ -105,7 +105,7 @@ def stored(
         make = lambda: {name: _tensor(model, config, name)}  # noqa: E731
         return TensorGroup({name: shape}, 4 if name in indices else item, make)
 
-    shapes = {**config.parameter_shapes(), **indices}
+    shapes = {**config.parameter_shapes(), **indices, **config.resting_shapes()}
     return config.to_hf(), [group(*each) for each in shapes.items()]
 
 

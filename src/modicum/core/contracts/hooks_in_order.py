@@ -127,6 +127,11 @@ class RunHooks:
         """Whether any `after_optimizer` of the update at hand reads gradients."""
         return any(getattr(h, "reads_gradients", False) for h in self._having["after_optimizer"])
 
+    @property
+    def writes_weights(self) -> bool:
+        """Whether any `after_optimizer` of the update at hand changes what is trained."""
+        return any(getattr(h, "writes_weights", False) for h in self._having["after_optimizer"])
+
     def after_optimizer(self, step: int, optimizer: Optimizer | None) -> None:
         """The update was made."""
         for hook in self._having["after_optimizer"]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch import Tensor, nn, no_grad
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from modicum.core.contracts.ledger import ParameterClass, TrainedParameter
 from modicum.core.layers.targets import output_head
+from modicum.core.ranks.sharding import own_part
 
 _ATTRIBUTE = "_modicum_metadata"
 # What attention calls the width of its heads, and the layers that make queries and keys.
@@ -51,6 +56,8 @@ class ParameterMetadata:
         group: parameters of another group have an optimizer's group of their own.
         holder: the one rank that keeps its state; None: all, or each its part.
         turn: of a parameter that does not take part in every update; see `turn_of`.
+        settle: changes the rows that a rank holds in place after each step of an optimizer, such
+            as to unit length; each row alone, so that ranks exchange nothing. Masters share it.
     """
 
     learning_rate_multiplier: float = 1.0
@@ -60,10 +67,13 @@ class ParameterMetadata:
     group: str = ""
     holder: int | None = None
     turn: UpdateTurn | None = field(default=None, compare=False)
+    settle: Callable[[Tensor], None] | None = field(default=None, compare=False)
 
 
 def describe_parameter(parameter: nn.Parameter, metadata: ParameterMetadata) -> nn.Parameter:
     """Attach metadata to a parameter and return it."""
+    if metadata.settle is not None:
+        _settle_after_steps()
     setattr(parameter, _ATTRIBUTE, metadata)
     return parameter
 
@@ -147,6 +157,36 @@ def _pass_over_idle_ones() -> None:
             left_out(group["params"])
 
     register_optimizer_step_pre_hook(drop)
+
+
+def settle(parameters: Iterable[nn.Parameter]) -> None:
+    """Do to each that was updated what its metadata says is done after a step.
+
+    >>> import torch
+    >>> def unit(rows): rows.div_(rows.norm(dim=1, keepdim=True))
+    >>> parameter = nn.Parameter(torch.ones(2, 4))
+    >>> _ = describe_parameter(parameter, ParameterMetadata(settle=unit))
+    >>> parameter.grad = torch.ones(2, 4)
+    >>> torch.optim.SGD([parameter], lr=0.5).step()
+    >>> parameter.norm(dim=1).tolist()
+    [1.0, 1.0]
+    """
+    for parameter in parameters:
+        then = metadata(parameter).settle
+        if then is not None and parameter.grad is not None:
+            with no_grad():
+                then(own_part(parameter)[0])
+
+
+@functools.cache
+def _settle_after_steps() -> None:
+    """Once a process: every optimizer of PyTorch's does so, in whatever loop it is."""
+
+    def after(optimizer: Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            settle(group["params"])
+
+    register_optimizer_step_post_hook(after)
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

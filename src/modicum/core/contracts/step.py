@@ -219,6 +219,8 @@ class StandardStep(StepProgram):
                 if self.hooks.reads_gradients:
                     self.flush(keep_gradients=True)
                 self.hooks.after_optimizer(step, self.optimizer)
+                if self.hooks.writes_weights:
+                    self.strategy.updated()
         finally:
             # Whatever happened, no gradient of half an update is left for the next.
             self.optimizer.zero_grad(set_to_none=True)

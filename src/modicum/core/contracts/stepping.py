@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from modicum.core.contracts.parameters import settle
+
 
 class Stepper:
     """Steps any `torch.optim.Optimizer` over a subset of its parameters at a time.
@@ -65,6 +67,8 @@ class Stepper:
         try:
             with torch.no_grad():
                 self._step(self.optimizer)
+            for some in chosen.values():
+                settle(some)
         finally:
             self.optimizer.param_groups = whole
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from modicum.core.contracts.parameters import ParameterMetadata, describe_parameter
 from modicum.core.random import normal_
 from modicum.core.ranks.sharding import elements_before, own_part
 
@@ -60,6 +61,8 @@ class FormLayer(nn.Module):
         for name, shape in self.indices(in_features, out_features, **arguments).items():
             zeros = torch.zeros(shape, dtype=torch.int32, device=device)
             self.register_buffer(name, zeros)
+        for name, shape in self.resting(in_features, out_features, **arguments).items():
+            self.register_buffer(name, torch.zeros(shape, device=device, dtype=dtype))
         offset = torch.empty(out_features, device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if offset is None else nn.Parameter(offset))
 
@@ -88,6 +91,24 @@ class FormLayer(nn.Module):
         `fitted` gives them. They are not trained, and every rank holds all of them.
         """
         return {}
+
+    @classmethod
+    def resting(cls, in_features: int, out_features: int, **arguments: Any) -> TensorShapes:
+        """Of buffers in the layer's dtype that products read and no update trains, by name.
+
+        As with `indices`, files and checkpoints hold them, and every rank all of them.
+        """
+        return {}
+
+    @classmethod
+    def learned(cls, in_features: int, out_features: int, **arguments: Any) -> int | None:
+        """Elements for which the backward pass has a product; None: those that products read."""
+        return None
+
+    def describe(self, like: ParameterMetadata) -> None:
+        """Say what its tensors are to optimizers, in place of a weight that is `like`."""
+        for tensor in self.parameters():
+            describe_parameter(tensor, like)
 
     @classmethod
     def why_not_dense(cls, **arguments: Any) -> str | None:

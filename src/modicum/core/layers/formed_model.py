@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from modicum.core.contracts.parameters import describe_parameter, metadata
+from modicum.core.contracts.parameters import metadata
 from modicum.core.errors import InputError
 from modicum.core.layers.dense_layers import all_layers, untied
+from modicum.core.layers.form_layer import FormLayer
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.layer_sites import Site
 from modicum.core.layers.linear_forms import (
@@ -88,8 +89,8 @@ class FormedModel:
         form.train(dense.training)
         if linear_form(self.plan.of(name).name).trains:
             form.requires_grad_(weight.requires_grad)
-            for tensor in form.parameters():
-                describe_parameter(tensor, metadata(weight))
+            if isinstance(form, FormLayer):
+                form.describe(metadata(weight))
         form.register_parameter("bias", bias)
         dense._parameters["bias"] = None
         self._dense[name] = dense.to("meta")

@@ -35,6 +35,10 @@ def _no_indices(in_features: int, out_features: int) -> TensorShapes:
     return {}
 
 
+def _as_products(in_features: int, out_features: int) -> None:
+    return None
+
+
 def _is_dense() -> None:
     return None
 
@@ -75,6 +79,9 @@ class LinearForm:
         shapes: `shapes(in_features, out_features)`, of the tensors that a file holds of the
             weight, by their names: those of the layer where it trains, else the dense weight.
         indices: `indices(in_features, out_features)`, of buffers of integers, int32, by name.
+        resting: `resting(in_features, out_features)`, of buffers that are not trained, by name.
+        learned: `learned(in_features, out_features)`, elements that take gradients by a product,
+            where those are not all that products read; else None.
         why_not_dense: `why_not_dense()`, why no dense weight computes what a layer with these
             arguments does, in a sentence without a full stop; None: one does.
         stored: `stored(in_features, out_features, item_bytes)`, for each tensor how many rows it
@@ -99,6 +106,8 @@ class LinearForm:
     trains: bool = True
     shapes: Callable[..., TensorShapes] = _dense_shapes
     indices: Callable[..., TensorShapes] = _no_indices
+    resting: Callable[..., TensorShapes] = _no_indices
+    learned: Callable[..., int | None] = _as_products
     why_not_dense: Callable[..., str | None] = _is_dense
     stored: Callable[..., StoredRows | None] = _as_shaped
     workspace: Callable[..., int] = _nothing
@@ -121,6 +130,8 @@ class LinearForm:
             trains=kind.trains,
             shapes=kind.shapes,
             indices=kind.indices,
+            resting=kind.resting,
+            learned=kind.learned,
             why_not_dense=kind.why_not_dense,
             stored=kind.stored,
             workspace=kind.workspace,
@@ -143,9 +154,14 @@ class LinearForm:
         return tuple((shape[0], math.prod(shape[1:]) * item_bytes) for shape in shapes)
 
     def elements(self, in_features: int, out_features: int, **arguments: Any) -> int:
-        """Elements of the weight that products are computed with, or of the factors of one."""
-        shapes = self.shapes(in_features, out_features, **arguments).values()
-        return sum(math.prod(shape) for shape in shapes)
+        """Elements of the weight that products are computed with, or of the factors of one.
+
+        Vectors have no matrix product.
+        """
+        own = self.shapes(in_features, out_features, **arguments)
+        resting = self.resting(in_features, out_features, **arguments)
+        shapes = (*own.values(), *resting.values())
+        return sum(math.prod(shape) for shape in shapes if len(shape) > 1)
 
     def weight_bytes(
         self,
@@ -163,6 +179,8 @@ class LinearForm:
         tensors = self.rows(in_features, out_features, item_bytes, **arguments)
         held = sum(rows * each for rows, each in tensors)
         held += self.index_bytes(in_features, out_features, **arguments)
+        resting = self.resting(in_features, out_features, **arguments).values()
+        held += item_bytes * sum(math.prod(shape) for shape in resting)
         return held + bias * out_features * item_bytes
 
     def index_bytes(self, in_features: int, out_features: int, **arguments: Any) -> int:

@@ -44,6 +44,11 @@ class FormedSize(TextSize):
         """How many the dense weights of these projections have."""
         return {name: rows * columns for name, (rows, columns) in self._formed().items()}
 
+    @property
+    def sides(self) -> int:
+        """Outputs and inputs of these projections, added up."""
+        return sum(map(sum, self._formed().values()))
+
     def _formed(self) -> dict[str, tuple[int, int]]:
         """Outputs and inputs of the projections that have a form."""
         config, found = self.model, {}

@@ -20,8 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.adapters import LoRA
+from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import optimizer_groups
+from modicum.core.contracts.run_hooks import RunHook
 from modicum.core.machine.memory import bytes_by_kind
 from modicum.core.random import derive_seed
 from modicum.models import ModelConfig, create
@@ -87,10 +89,12 @@ class Started:
     Args:
         optimizers: are stepped; a group's own rate is its `base_learning_rate`.
         before_update: is called with the step when gradients are there.
+        hook: takes part in the run.
     """
 
     optimizers: list[torch.optim.Optimizer]
     before_update: Callable[[int], None] | None = None
+    hook: RunHook | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,7 @@ class Text:
             schedule=SCHEDULE,
             clip=CLIP,
             before_update=started.before_update,
+            hooks=RunHooks({"method": started.hook}),
         )
         state = sum(bytes_by_kind(model, each)["optimizer"] for each in started.optimizers)
         return TextResult(self.held_out(model), state)

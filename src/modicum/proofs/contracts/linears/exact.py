@@ -160,7 +160,7 @@ def check_gradients_of_inputs(subject: LinearSubject) -> None:
             assert_close(found[1], out.sum(0), 1e-9, "the bias's gradient")
 
 
-@dense_check()
+@linears_check(unless=("has_no_dense_weight", "corrects_gradients"))
 def check_gradients_of_the_weight(subject: LinearSubject) -> None:
     """In float64 its tensors get the gradients that they get through the dense weight, or none."""
     form = form_of_value(small(subject))
