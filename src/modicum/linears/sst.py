@@ -20,7 +20,7 @@ from modicum.core.layers.form_layer import FormLayer, TensorShapes
 from modicum.core.random import uniform_
 from modicum.core.ranks.ranks import peer_errors
 from modicum.core.ranks.sharding import is_sharded, laid_out_like, own_part, whole
-from modicum.linears.base import LinearMethod
+from modicum.linears.base import FormContext, LinearMethod
 
 FLOOR = 1e-6  # of the largest singular value: as likely is a vector whose value is zero
 
@@ -367,6 +367,6 @@ class SST(LinearMethod):
     def arguments(self, in_features: int, out_features: int) -> Mapping[str, Any]:
         return {"rank": min(self.rank, in_features, out_features)}
 
-    def run_hook(self, bound: nn.Module) -> SSTRounds:
+    def run_hook(self, bound: FormContext | nn.Module) -> SSTRounds:
         """What swaps the vectors of a model's layers, wherever it is trained."""
-        return SSTRounds(bound, self)
+        return SSTRounds(bound.model if isinstance(bound, FormContext) else bound, self)
