@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,9 +186,17 @@ def _until(look: Any, seconds: float = 120.0) -> Any:
     return found
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C as Python has it: who starts tests in the background may have had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.expensive
 def test_a_comparison_is_killed_and_ends_with_the_same_table(
-    recipe: Recipe, tmp_path: Path
+    recipe: Recipe, tmp_path: Path, ctrl_c: None
 ) -> None:
     file = tmp_path / "small.yaml"
     file.write_text(recipe_yaml.dump(recipe))

@@ -9,6 +9,7 @@ who serves a model in few bits must do.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ import torch
 
 from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.base import Adapter
+from modicum.adapters.merging import RoundingWarning
 from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.layers.linear_forms import frozen_linears
 from modicum.linears.base import LinearMethod
@@ -136,7 +138,10 @@ class FewBitsBench:
 def merge_into(attached: AttachedAdapter, base: LinearMethod) -> None:
     """Fold an adapter into a base in few bits, and take it off; what became dense is coded anew."""
     model, coded = attached.model, set(frozen_linears(attached.model))
-    attached.merge(dense=torch.float32)
+    with warnings.catch_warnings():
+        # What rounding costs is what is measured here.
+        warnings.simplefilter("ignore", RoundingWarning)
+        attached.merge(dense=torch.float32)
     attached.detach()
     dense = tuple(sorted(coded - set(frozen_linears(model))))
     if dense:
