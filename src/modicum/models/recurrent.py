@@ -20,7 +20,8 @@ from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.layers.recomputing import recomputed
 from modicum.core.random import normal_
 from modicum.core.ranks.sharding import elements_before, own_part, whole
-from modicum.models.convnet import CONFIG, WEIGHTS, refuse_others
+from modicum.models.convnet import CONFIG as CONFIG
+from modicum.models.convnet import WEIGHTS, refuse_others
 from modicum.models.safetensors_file import read_entries
 
 _MODEL_TYPE = "modicum_recurrent"
