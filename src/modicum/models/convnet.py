@@ -260,7 +260,7 @@ def fill(model: ConvNet, folder: str | Path, skip: Collection[str] = ()) -> Conv
 
     file = Path(folder) / WEIGHTS
     found = {name: entry.shape for name, entry in read_entries(file).items()}
-    _refuse_others(model.config.parameter_shapes(), found, file)
+    refuse_others(model.config.parameter_shapes(), found, file)
     with safe_open(file, "pt") as tensors, torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in skip or name not in found:
@@ -283,9 +283,14 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> ConvNet:
     return fill(model, folder)
 
 
-def _refuse_others(
+def refuse_others(
     wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], file: Path
 ) -> None:
+    """Refuse a file whose tensors are not those of the configuration next to it.
+
+    Raises:
+        InputError: one has another shape, or is in one of the two alone.
+    """
     for name in [*wanted, *found]:
         if wanted.get(name) != found.get(name):
             raise InputError(

@@ -3,6 +3,7 @@ from modicum.core.exports import Exports
 from modicum.optim.adam_mini import AdamMini as AdamMini
 from modicum.optim.adamw import AdamW as AdamW
 from modicum.optim.adamw8bit import AdamW8bit as AdamW8bit
+from modicum.optim.admm_rnn import ADMMRNN as ADMMRNN
 from modicum.optim.auon import AuON as AuON
 from modicum.optim.backward import step_in_backward as step_in_backward
 from modicum.optim.base import MatrixOptimizer as MatrixOptimizer

@@ -27,6 +27,9 @@ NEEDS: dict[str, dict[str, Any]] = {
     "needs_convolutions": {
         "task": {"method": "images", "images": 96, "held_out": 16, "widths": [6, 6]}
     },
+    "needs_recurrence": {
+        "task": {"method": "sequences", "sequences": 96, "held_out": 16, "length": 5, "width": 12}
+    },
     "frees_gradient_in_backward": {"training": {"clip_norm": None}},
     "needs_no_gradients": {"training": {"clip_norm": None}},
     "takes_no_rate": {"training": {"schedule": "constant"}},

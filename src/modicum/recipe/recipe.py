@@ -183,7 +183,8 @@ class Recipe(Section):
             )
             for slot, record in self.methods().items()
         ]
-        asked["run_without_convolutions"] = not any("has_convolutions" in p.traits for p in parts)
+        for kind in ("convolutions", "recurrence"):
+            asked[f"run_without_{kind}"] = not any(f"has_{kind}" in p.traits for p in parts)
         run = frozenset(more) | {trait for trait, is_so in asked.items() if is_so}
         return [*parts, TraitHolder("the rest of the recipe", run)]
 

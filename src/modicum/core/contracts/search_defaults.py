@@ -57,4 +57,6 @@ def room_search(info: Info) -> SearchTable:
     >>> list(room_search(Info("a", "A", "adapters", "", "")).fields)
     ['learning_rate', 'warmup', 'weight_decay']
     """
+    if "takes_no_rate" in info.traits:
+        return _NOTHING
     return _TABLES.get(info.slot) or _TABLES.get(info.room, _NOTHING)

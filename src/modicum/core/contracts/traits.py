@@ -32,7 +32,7 @@ TRAITS = {
     "pairs_passes": "runs each batch as one of twice the rows, for a loss between two passes",
     "defers_update": "applies an update later than the step that computed it",
     "frees_gradient_in_backward": "consumes a gradient as soon as it is computed",
-    "needs_no_gradients": "makes its updates from losses alone",
+    "needs_no_gradients": "makes its updates without a backward pass",
     "takes_no_rate": "its updates have no learning rate",
     "transforms_gradients": "changes gradients between their reduction and clipping",
     "works_on_base": "works on the model's own weights, which must be trained",
@@ -41,6 +41,8 @@ TRAITS = {
     "freezes_the_rest": "what it does not make smaller is not trained",
     "needs_convolutions": "has to do with convolutions alone",
     "has_convolutions": "its model has convolutions",
+    "needs_recurrence": "finds the weights of a recurrent net alone",
+    "has_recurrence": "its model is a recurrent net",
     "follows_optimizer": "reads the optimizer's momentum after an update",
     "compresses_saved": "makes smaller what is saved for the backward pass",
     "needs_eager": "looks into what blocks compute",
@@ -68,6 +70,7 @@ TRAITS = {
     "run_recomputes": "the recipe sets training.recompute to blocks",
     "run_compiles": "the recipe sets training.compile to blocks",
     "run_without_convolutions": "the model has no convolutions",
+    "run_without_recurrence": "the model is no recurrent net",
     "run_alone": "there is one rank",
     "run_whole_weights": "every rank holds all weights",
     "run_cuts_weights": "ranks hold parts of the weights",
@@ -157,40 +160,40 @@ RULES = (
     TraitRule(
         "needs_no_gradients",
         "run_clips",
-        "updates are made from losses alone, so there are no gradients to clip; "
+        "updates are made without a backward pass, so there are no gradients to clip; "
         "set training.clip_norm to null",
     ),
     TraitRule(
         "needs_no_gradients",
         "run_recomputes",
-        "updates are made from losses alone, so nothing is kept that could be computed again; "
-        "set training.recompute to none",
+        "updates are made without a backward pass, so nothing is kept that could be computed again"
+        "; set training.recompute to none",
     ),
     TraitRule(
         "needs_no_gradients",
         "transforms_gradients",
-        "updates are made from losses alone, so there are no gradients to change",
+        "updates are made without a backward pass, so there are no gradients to change",
     ),
     TraitRule(
         "needs_no_gradients",
         "compresses_saved",
-        "updates are made from losses alone, so nothing is saved for a backward pass",
+        "updates are made without a backward pass, so nothing is saved for a backward pass",
     ),
     TraitRule(
         "needs_no_gradients",
         "crosses_wire",
-        "updates are made from losses alone, and they are all that ranks exchange; leave comm out",
+        "updates are made without a backward pass, so ranks exchange no gradients; leave comm out",
     ),
     TraitRule(
         "needs_no_gradients",
         "follows_steps",
-        "updates are made from losses alone, and what an adapter counts or adds to the loss comes "
-        "with backward passes",
+        "updates are made without a backward pass, with which comes what an adapter counts or adds "
+        "to the loss",
     ),
     TraitRule(
         "needs_no_gradients",
         "pairs_passes",
-        "updates are made from losses alone, and a loss between two passes is not among them",
+        "updates are made without a backward pass, and a loss between two passes is not among them",
     ),
     TraitRule(
         "takes_no_rate",
@@ -276,6 +279,28 @@ RULES = (
         "needs_convolutions",
         "run_without_convolutions",
         "it compresses what convolutions keep, and this model has none",
+    ),
+    TraitRule(
+        "needs_recurrence",
+        "run_without_recurrence",
+        "it finds the weights of a recurrent net, and this model is none; set task.method to "
+        "sequences",
+    ),
+    TraitRule(
+        "has_recurrence",
+        "run_compiles",
+        "its steps over time would be unrolled and compiled anew for each length; set "
+        "training.compile to none",
+    ),
+    TraitRule(
+        "has_recurrence",
+        "quantized_base",
+        "its model has no layers that take another form; leave the section linear out",
+    ),
+    TraitRule(
+        "has_recurrence",
+        "holds_trained_forms",
+        "its model has no layers that take another form; leave the section linear out",
     ),
     TraitRule(
         "compresses_saved",

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from modicum.core.contracts.catalog import MethodRecord
 from modicum.core.errors import InputError
 from modicum.planner.choose import layouts
+from modicum.planner.combinations import NEEDS
 from modicum.recipe import SLOTS, Recipe, methods_for
 from modicum.recipe.slots import slot_of
 
@@ -27,6 +28,8 @@ TEXT: dict[str, Any] = {"include": ["json/**", "email/**"], "sequence_length": 6
 # With fewer images on a rank, what a CPU's bf16 convolutions need at any size is most of the peak.
 IMAGES_BATCH = 32
 IMAGES: dict[str, Any] = {"method": "images", "images": 256, "held_out": 32, "widths": [8, 8, 16]}
+# What goes with nothing but a recurrent net is drawn alone, on one.
+SEQUENCES: dict[str, Any] = {"method": "sequences", "sequences": 256, "held_out": 32, "length": 6}
 NEW: dict[str, Any] = {"layers": 2, "width": 64, "heads": 4, "vocabulary_size": 600}
 
 
@@ -88,15 +91,23 @@ def draw(seed: int, number: int) -> Case:
     if "linears" in chosen and "adapters" not in chosen and chance.random() < SENSIBLE:
         chosen[chosen.index("linears")] = "adapters"
     recipe: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    alone: str | None = None
     for room in chosen:
         record = chance.choice(sorted(known[room], key=lambda record: record.name))
         slot = slot_of(record)
         assert slot is not None
+        alone = slot if "needs_recurrence" in record.info.traits else alone
+        for trait in {"needs_no_gradients", "takes_no_rate"} & set(record.info.traits):
+            training |= NEEDS[trait]["training"]
         recipe[slot] = {"method": record.name, **_fields(record, chance)}
         if slot == "adapter" and chance.random() < DRAWN:
             recipe[slot]["also"] = list(chance.choice(ALSO))
     recipe |= {"task": dict(IMAGES)} if images else _text(chosen, chance)
-    recipe |= _settings(recipe, chance)
+    if alone is not None:
+        chosen = ["optim"]
+        recipe = {alone: recipe[alone], "task": dict(SEQUENCES)}
+    recipe |= _settings(recipe, training, chance)
     return Case(
         seed,
         number,
@@ -131,10 +142,17 @@ def _text(chosen: list[str], chance: random.Random) -> dict[str, Any]:
     return {"model": model, "data": dict(TEXT)}
 
 
-def _settings(methods: dict[str, Any], chance: random.Random) -> dict[str, Any]:
-    """Everything else that a recipe says: mostly what goes with the methods, sometimes blindly."""
+def _settings(
+    methods: dict[str, Any], needed: dict[str, Any], chance: random.Random
+) -> dict[str, Any]:
+    """Everything else that a recipe says: mostly what goes with the methods, sometimes blindly.
+
+    Args:
+        needed: of the section training, by methods without gradients or a rate.
+    """
     for _ in range(TRIES if chance.random() < SENSIBLE else 1):
         drawn = _some_settings(8 if "task" not in methods else IMAGES_BATCH, chance)
+        drawn["training"] |= needed
         if _combine(methods | drawn):
             break
     return drawn

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from modicum.core.contracts.ledger import OptimizerQuery
 from modicum.core.contracts.method import Method
 from modicum.core.contracts.parameters import optimizer_groups, trained_shapes
 from modicum.core.contracts.state import StateRegistry
-from modicum.core.contracts.step import StepContext, StepOutcome, StepProgram
+from modicum.core.contracts.step import StepContext, StepOutcome, StepProgram, StepTask
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.machine.memory import tensor_bytes
 from modicum.data.batch import Batch
+from modicum.data.sequences import SequenceBatch, delayed_recall
+from modicum.models.recurrent import RecurrentConfig, create
 from modicum.optim.sgd import SGD
 from modicum.optim.transform import GradientTransform, TransformContext
 from modicum.proofs.bench.meters import saved_bytes
@@ -34,6 +37,7 @@ from modicum.proofs.contracts.optim.subjects import (
     without_a_class,
 )
 from modicum.tasks.causal_lm import CausalLM
+from modicum.tasks.sequences import SequenceClasses, SequenceTask
 
 ProgramSubject = type[Method] | Method
 Entered = Callable[[Callable[[Any], None]], Any]
@@ -51,21 +55,52 @@ def programs_check(**about: Any) -> Entered:
     return enter
 
 
-class _Lossless(CausalLM):
+class _Lossless:
     """A task whose losses are no numbers."""
 
-    def loss_of(self, outputs: Tensor, batch: Any) -> Tensor:
-        return super().loss_of(outputs, batch) * torch.nan
+    def __init__(self, task: StepTask) -> None:
+        self.outputs, self._loss_of = task.outputs, task.loss_of
+
+    def loss_of(self, outputs: Any, batch: Any) -> Tensor:
+        return self._loss_of(outputs, batch) * torch.nan
+
+
+@dataclass(frozen=True)
+class _World:
+    """What programs are tried on: a small model, its task, and a batch by a seed."""
+
+    task: StepTask
+    model: Callable[[], nn.Module]
+    batch: Callable[[int], Any]
+
+
+def _text(seed: int) -> Batch:
+    ids = tokens(seed=seed)
+    return Batch(ids[:, :-1], ids[:, 1:].clone())
+
+
+def _sequences(seed: int) -> SequenceBatch:
+    made = delayed_recall(4, length=5, classes=3, noise=0.1, seed=seed, shortest=3)
+    return made.batch(range(4))
+
+
+def _world(subject: ProgramSubject) -> _World:
+    """A decoder and text; a recurrent net and sequences for methods that need such a net."""
+    if "needs_recurrence" in subject.info.traits:
+        task, config = SequenceTask(SequenceClasses()), RecurrentConfig(3, 7, 3)
+        return _World(task, lambda: create(config, seed=0), _sequences)
+    return _World(CausalLM(), llama, _text)
 
 
 class ProgramTraining:
-    """A decoder, the method's program as a run would bind it, and what a checkpoint holds."""
+    """A model, the method's program as a run would bind it, and what a checkpoint holds."""
 
     def __init__(self, subject: ProgramSubject) -> None:
-        self.model = llama()
+        world = _world(subject)
+        self.batch, self.model = world.batch, world.model()
         self.strategy = Strategy()
         context = StepContext(
-            self.model, 3, task=CausalLM(), strategy=self.strategy, groups=self.groups
+            self.model, 3, task=world.task, strategy=self.strategy, groups=self.groups
         )
         if subject.info.slot == "transform":
             self.program: StepProgram = SGD.value(momentum=0.9).bind_step(context)
@@ -95,7 +130,7 @@ class ProgramTraining:
         self, step: int, *, size: int = 4, seed: int | None = None, multiplier: float = 1.0
     ) -> StepOutcome:
         """Update number `step`, in micro-batches of `size` rows, at a part of the rate."""
-        data = _batch(step if seed is None else seed)
+        data = self.batch(step if seed is None else seed)
         self.program.set_rate(multiplier)
         return self.program(step, data.split(size), data.count, lambda: None)
 
@@ -107,11 +142,6 @@ class ProgramTraining:
 
 def _tiny(subject: ProgramSubject) -> Method:
     return subject if isinstance(subject, Method) else subject.tiny()
-
-
-def _batch(seed: int) -> Batch:
-    ids = tokens(seed=seed)
-    return Batch(ids[:, :-1], ids[:, 1:].clone())
 
 
 @programs_check()
@@ -160,7 +190,7 @@ def check_rehearsing_changes_nothing(subject: ProgramSubject) -> None:
     plain.update(1)
     rehearsed.update(1)
     rehearsed.program.rehearsing = True
-    rehearsed.program.rehearse(_batch(9), 36)
+    rehearsed.program.rehearse(rehearsed.batch(9), 36)
     rehearsed.program.rehearsing = False
     for parameter in rehearsed.model.parameters():
         parameter.grad = None
@@ -180,7 +210,7 @@ def check_what_is_no_number_is_skipped(subject: ProgramSubject) -> None:
     training = ProgramTraining(subject)
     training.update(1)
     before = training.read()
-    training.program.task = _Lossless()
+    training.program.task = _Lossless(training.program.task)
     outcome = training.update(2)
     training.program.flush()
     assert outcome.skipped, "an update whose loss is no number is not skipped"
@@ -212,7 +242,7 @@ def check_has_no_backward_pass(subject: ProgramSubject) -> None:
     training = ProgramTraining(subject)
     for passes in (
         lambda: training.update(1),
-        lambda: training.program.rehearse(_batch(9), 36),
+        lambda: training.program.rehearse(training.batch(9), 36),
     ):
         with saved_bytes() as saved:
             passes()
