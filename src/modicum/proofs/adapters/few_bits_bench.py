@@ -135,13 +135,17 @@ class FewBitsBench:
         return self.sweep.outcome(repr(contender), contender, rate, seed, baseline)
 
 
+def fold(attached: AttachedAdapter) -> None:
+    """Fold an adapter into its base; what rounding costs is measured here, so no warning says it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RoundingWarning)
+        attached.merge(dense=torch.float32)
+
+
 def merge_into(attached: AttachedAdapter, base: LinearMethod) -> None:
     """Fold an adapter into a base in few bits, and take it off; what became dense is coded anew."""
     model, coded = attached.model, set(frozen_linears(attached.model))
-    with warnings.catch_warnings():
-        # What rounding costs is what is measured here.
-        warnings.simplefilter("ignore", RoundingWarning)
-        attached.merge(dense=torch.float32)
+    fold(attached)
     attached.detach()
     dense = tuple(sorted(coded - set(frozen_linears(model))))
     if dense:

@@ -22,7 +22,7 @@ from modicum.adapters.lora import LoRA
 from modicum.adapters.qa_hira import QAHiRA
 from modicum.core.layers.linear_forms import linear_form
 from modicum.linears.tiles import TileLinear, Tiles
-from modicum.proofs.adapters.few_bits_bench import FewBitsBench, OnBase
+from modicum.proofs.adapters.few_bits_bench import FewBitsBench, OnBase, fold
 from modicum.proofs.adapters.permutation_bench import PermutationSize
 from modicum.proofs.adapters.qa_lora import QALoRA
 from modicum.proofs.base import ProofRun, ratios
@@ -96,7 +96,7 @@ def _changed(adapter: QAHiRA | LoRA) -> float:
         before = model.get_submodule("0")
         assert isinstance(before, TileLinear)
         kept = before.codes.clone(), before.scales.clone()
-        attached.merge(dense=torch.float32)
+        fold(attached)
         now = model.get_submodule("0")
         if not isinstance(now, TileLinear):
             now = TileLinear.from_dense(now.get_parameter("weight").detach(), bits=bits)
