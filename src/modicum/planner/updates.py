@@ -22,7 +22,7 @@ def spent_in_updates(recipe: Recipe, model: Model, layout: Layout) -> Ledger:
     trained, micro_batches = model.structure.trained, model.shape.micro_batches
     # Where every rank computes with copies, those add gradients up; the masters' come with the sum.
     held = 1 if layout.copies else micro_batches
-    ledger = optimizer.ledger(OptimizerQuery(trained, layout.shards, held, model.shape))
+    ledger = optimizer.ledger(OptimizerQuery(trained, layout.shards, held, batch=model.shape))
     if transform is not None:
         assert isinstance(transform, GradientTransform)
         positions = model.shape.positions

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 EntryKind = Literal[
@@ -280,4 +280,4 @@ class OptimizerQuery:
     parameters: tuple[TrainedParameter, ...]
     shards: int = 1
     micro_batches: int = 1
-    batch: ModelQuery | None = None
+    batch: ModelQuery | None = field(default=None, kw_only=True)
