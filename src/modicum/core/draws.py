@@ -39,6 +39,7 @@ _HALF = 1 << 15  # entries of the table's positive half
 _UNIT = 2.0**-20
 _TO_UNIT_VARIANCE = 1.00001014110284  # the mean square of the quantiles below is 0.99997972
 _CHUNK = 1 << 15  # numbers at a time: few enough for a core's cache, a multiple of every width
+SCRATCH_BYTES = 24 * _CHUNK  # words, a copy that is shifted, places, numbers
 
 
 def add_(

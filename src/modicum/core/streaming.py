@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -138,6 +138,11 @@ class BlockStreamer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    @property
+    def taken(self) -> Collection[int]:
+        """The blocks that were taken and not released."""
+        return self._taken.keys()
 
     def home(self, index: int) -> dict[str, Tensor]:
         """A block's tensors on the host: views, whose values count once nothing is on its way."""

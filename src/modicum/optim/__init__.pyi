@@ -9,6 +9,7 @@ from modicum.optim.backward import step_in_backward as step_in_backward
 from modicum.optim.base import MatrixOptimizer as MatrixOptimizer
 from modicum.optim.cautious import Cautious as Cautious
 from modicum.optim.dct_adamw import DCTAdamW as DCTAdamW
+from modicum.optim.distzo2 import DistZO2 as DistZO2
 from modicum.optim.eva import Eva as Eva
 from modicum.optim.fair_optim import FairOptim as FairOptim
 from modicum.optim.frugal import FRUGAL as FRUGAL

@@ -35,6 +35,7 @@ TRAITS = {
     "needs_no_gradients": "makes its updates without a backward pass",
     "takes_no_rate": "its updates have no learning rate",
     "transforms_gradients": "changes gradients between their reduction and clipping",
+    "streams_blocks": "keeps the model's blocks on the host, and moves them as they compute",
     "works_on_base": "works on the model's own weights, which must be trained",
     "needs_trained_base": "begins with weights that mean something",
     "plans_from_weights": "weights say which layers take which size; plans count the most there is",
@@ -205,6 +206,24 @@ RULES = (
         "takes_no_rate",
         "run_sets_rate",
         "its updates have no learning rate; leave training.learning_rate out",
+    ),
+    TraitRule(
+        "streams_blocks",
+        "run_cuts_weights",
+        "blocks move between host and device in full, and here ranks hold parts of them; set "
+        "parallel.strategy to ddp, or optimizer.stream to false",
+    ),
+    TraitRule(
+        "streams_blocks",
+        "run_compiles",
+        "a block's weights are elsewhere at each pass, and compiled blocks expect them in one "
+        "place; set training.compile to none",
+    ),
+    TraitRule(
+        "streams_blocks",
+        "changes_shapes",
+        "blocks have a buffer each, of the size that they begin with; set optimizer.stream to "
+        "false",
     ),
     TraitRule(
         "defers_update",
