@@ -82,16 +82,14 @@ class Undivided(Collectives):
         self, shard: Tensor, into: Tensor | None = None, *, label: str = ""
     ) -> CollectiveHandle:
         """The buffer itself, which has it all."""
-        if into is None:
-            return super().all_gather(shard, label=label)
-        return _Then(lambda: into)
+        return super().all_gather(shard, label=label) if into is None else _Then(lambda: into)
 
 
 class OwnReduceScatter(Collectives):
     """The library's reduce-scatter, which on gloo is an all-reduce inside."""
 
     def reduce_scatter(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
-        """This rank's part of the sum; the label goes nowhere."""
+        """This rank's part of the sum."""
         shard = buffer.new_empty(buffer.numel() // self.size)
         call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         work = call(shard, buffer, async_op=True)

@@ -1,0 +1,191 @@
+"""A rank's calls in shared memory, where another process finds them whatever the rank does.
+
+The rank maps a file and writes into it; who reads it needs nothing of the rank, which may be
+stopped, dead, or in a call that holds the interpreter's lock. A record is written body first and
+number last, so one that is being written is passed over. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modicum.core.errors import InputError
+from modicum.core.ranks.observed_calls import ObservedCall
+
+MAGIC = b"modring1"
+CAPACITY = 1024
+# magic, rank, pid, calls written, beat, how it left, mark, place, words, bytes of the groups' JSON
+_HEADER = struct.Struct("<8sIIQdBB160s240sI")
+_WRITTEN, _BEAT, _LEFT, _MARK, _PLACE, _WORDS, _GROUPS = 16, 24, 32, 33, 34, 194, 434
+_TEXT, _RECORDS = 512, 32768
+# number + 1, sequence, index of the group, mark, kind, label, bytes, asked, begun, ended, waited
+_RECORD = struct.Struct("<QQHB16s64sQdddd")
+_SLOT = 160
+
+RUNNING, ENDED, FAILED, BEREFT = 0, 1, 2, 3
+"""How a rank left: not yet, in order, by an error of its own, or since it lost another rank."""
+
+
+@dataclass(frozen=True)
+class RingState:
+    """What a ring says of its rank at an instant; times are of its host's monotonic clock."""
+
+    rank: int
+    pid: int
+    written: int
+    beat: float
+    left: int
+    marked: bool
+    place: str
+    words: str
+    groups: Mapping[str, tuple[int, ...]]
+
+
+class RingWriter:
+    """An observer of calls that writes them into a file of fixed size.
+
+    Args:
+        path: the file; one that is there is replaced.
+    """
+
+    def __init__(self, path: Path, rank: int, capacity: int = CAPACITY) -> None:
+        self._capacity, self._lock = capacity, threading.Lock()
+        self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._keys: list[tuple[str, int] | None] = [None] * capacity
+        self._written, self.marked = 0, False
+        with open(path, "w+b") as file:
+            file.truncate(_RECORDS + capacity * _SLOT)
+            self._map = mmap.mmap(file.fileno(), 0)
+        begun = (rank, os.getpid(), 0, time.monotonic(), RUNNING, 0, b"", b"", 0)
+        _HEADER.pack_into(self._map, 0, MAGIC, *begun)
+
+    def began(self, call: ObservedCall) -> None:
+        """Write a record of it over the oldest one."""
+        with self._lock:
+            number, self._written = self._written, self._written + 1
+            slot = number % self._capacity
+            if (old := self._keys[slot]) is not None:
+                self._numbers.pop(old, None)
+            key = self._keys[slot] = (call.group, call.sequence)
+            self._numbers[key] = number
+            self._write(number, call)
+            struct.pack_into("<Q", self._map, _WRITTEN, self._written)
+
+    def changed(self, call: ObservedCall) -> None:
+        """Write its record again, if it is still there."""
+        with self._lock:
+            number = self._numbers.get((call.group, call.sequence))
+            if number is not None:
+                self._write(number, call)
+
+    def beat(self, place: str) -> None:
+        """Say that a thread of the rank runs, and where the rank's main thread is."""
+        struct.pack_into("<160s", self._map, _PLACE, _text(place, 160))
+        struct.pack_into("<d", self._map, _BEAT, time.monotonic())
+
+    def mark(self, *, marked: bool) -> None:
+        """Say that what follows is no ordinary step: an evaluation, a save."""
+        self.marked = marked
+        struct.pack_into("<B", self._map, _MARK, marked)
+
+    def leave(self, how: int, words: str = "") -> None:
+        """Say that the rank ends, and how; the first one counts."""
+        if struct.unpack_from("<B", self._map, _LEFT)[0] == RUNNING:
+            struct.pack_into("<240s", self._map, _WORDS, _text(words, 240))
+            struct.pack_into("<B", self._map, _LEFT, how)
+
+    def _group(self, call: ObservedCall) -> int:
+        key = (call.group, call.members)
+        if key not in self._groups:
+            known = dict([*self._groups, key])
+            text = json.dumps(known).encode()
+            if len(text) > _RECORDS - _TEXT:  # too many to tell; its calls count as one group's
+                return 0
+            self._groups[key] = len(self._groups)
+            self._map[_TEXT : _TEXT + len(text)] = text
+            struct.pack_into("<I", self._map, _GROUPS, len(text))
+        return self._groups[key]
+
+    def _write(self, number: int, call: ObservedCall) -> None:
+        at = _RECORDS + number % self._capacity * _SLOT
+        body = (call.sequence, self._group(call), self.marked, _text(call.kind, 16))
+        times = (call.asked, call.begun, call.ended, call.waited)
+        packed = _RECORD.pack(0, *body, _text(call.label, 64), call.bytes, *times)
+        self._map[at : at + _RECORD.size] = packed
+        struct.pack_into("<Q", self._map, at, number + 1)
+
+
+@dataclass(frozen=True)
+class RingCall:
+    """A record of a ring: a call, and whether it was marked as no ordinary step's."""
+
+    number: int
+    call: ObservedCall
+    marked: bool
+
+
+class RingReader:
+    """Reads a rank's ring.
+
+    Raises:
+        InputError: the file is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if len(self._map) < _RECORDS or self._map[:8] != MAGIC:
+            raise InputError("is no ring of calls", file=path)
+        self._capacity = (len(self._map) - _RECORDS) // _SLOT
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def state(self) -> RingState:
+        """What it says of its rank now."""
+        _, rank, pid, written, beat, left, mark, place, words, length = _HEADER.unpack_from(
+            self._map, 0
+        )
+        with suppress(ValueError):  # it is being written: those known hold until the next look
+            found: dict[str, Any] = json.loads(self._map[_TEXT : _TEXT + length] or b"{}")
+            self._known = {name: tuple(members) for name, members in found.items()}
+        texts = (_string(place), _string(words))
+        return RingState(rank, pid, written, beat, left, bool(mark), *texts, self._known)
+
+    def call(self, number: int) -> RingCall | None:
+        """The call of a number; None where it was written over, or is being written."""
+        at = _RECORDS + number % self._capacity * _SLOT
+        (now, sequence, group, mark, kind, label, *values) = _RECORD.unpack_from(self._map, at)
+        names = list(self._known)
+        again = struct.unpack_from("<Q", self._map, at)[0]
+        if now != number + 1 or again != now or group >= len(names):
+            return None
+        sent, asked, begun, ended, waited = values
+        name = names[group]
+        call = ObservedCall(
+            sequence, _string(kind), name, self._known[name], _string(label), sent,
+            asked, begun, ended, waited,
+        )  # fmt: skip
+        return RingCall(number, call, bool(mark))
+
+    def since(self, number: int) -> range:
+        """The numbers of the calls from this one on that are still there."""
+        written = struct.unpack_from("<Q", self._map, _WRITTEN)[0]
+        return range(max(number, written - self._capacity), written)
+
+
+def _text(words: str, most: int) -> bytes:
+    return words.encode("utf-8", "replace")[:most]
+
+
+def _string(packed: bytes) -> str:
+    return packed.rstrip(b"\0").decode("utf-8", "ignore")

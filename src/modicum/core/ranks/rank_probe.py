@@ -1,0 +1,127 @@
+"""What a process next to a rank sees of it: its ring, and the state of its process.
+
+The rank need not do anything for it, so a stopped or dead process is seen, and one whose threads
+wait for the interpreter's lock. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from modicum.core.ranks.call_ring import RingReader
+from modicum.core.ranks.rank_reports import (
+    MOST_CALLS,
+    MOST_GROUPS,
+    MOST_OPEN,
+    DoneCall,
+    OpenCall,
+    RankReport,
+)
+
+
+def process_state(pid: int) -> str:
+    """Whether a process is `running`, `stopped` by a signal, or `dead`; by /proc where that is.
+
+    >>> process_state(os.getpid())
+    'running'
+    """
+    try:
+        if not Path("/proc/self/stat").exists():
+            os.kill(pid, 0)
+            return "running"
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return "dead"
+    except PermissionError:
+        return "running"
+    state = text.rpartition(")")[2].split()[0]
+    return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(state, "running")
+
+
+class RankProbe:
+    """Looks at a rank of this host again and again.
+
+    Args:
+        path: its ring.
+
+    Attributes:
+        exited: a descriptor that is readable once the process is dead; None where there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._ring = RingReader(path)
+        state = self._ring.state()
+        self.rank, self.pid = state.rank, state.pid
+        self._next, self._open = 0, dict[int, OpenCall]()
+        self._entered: dict[str, int] = {}
+        self._process, self._since = "running", time.monotonic()
+        self.exited: int | None = None
+        with suppress(AttributeError, OSError):
+            self.exited = os.pidfd_open(self.pid)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is dead."""
+        return self._process == "dead"
+
+    def look(self) -> RankReport:
+        """What is new since the last look, and what is so now."""
+        now, process = time.monotonic(), process_state(self.pid)
+        if self._process == "dead":  # another process may have its number by now
+            process = "dead"
+        if process != self._process:
+            self._process, self._since = process, now
+        state = self._ring.state()
+        done = self._calls(now)
+        return RankReport(
+            rank=self.rank,
+            host=socket.gethostname()[:255],
+            process=process,
+            process_seconds=now - self._since,
+            beat_seconds=max(0.0, now - state.beat),
+            left=state.left,
+            words=_printable(state.words),
+            marked=state.marked,
+            place=_printable(state.place),
+            entered=dict(list(self._entered.items())[-MOST_GROUPS:]),
+            members=dict(list(state.groups.items())[-MOST_GROUPS:]),
+            open=tuple(list(self._open.values())[-MOST_OPEN:]),
+            done=tuple(done),
+        )
+
+    def end(self, signal_number: int = signal.SIGKILL) -> None:
+        """Send the process a signal, if it lives."""
+        if process_state(self.pid) != "dead" and not self.ended:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal_number)
+
+    def _calls(self, now: float) -> list[DoneCall]:
+        fresh = self._ring.since(self._next)
+        done: list[DoneCall] = []
+        for number in [*self._open, *fresh]:
+            if len(done) == MOST_CALLS:
+                break
+            if number >= self._next:
+                self._next = number + 1
+            self._open.pop(number, None)
+            found = self._ring.call(number)
+            if found is None:
+                continue
+            call = found.call
+            which = (call.group, call.sequence, _printable(call.kind), _printable(call.label))
+            self._entered[call.group] = max(self._entered.get(call.group, 0), call.sequence + 1)
+            if call.done:
+                took = max(0.0, call.ended - call.begun)
+                done.append(DoneCall(*which, call.bytes, took, call.ended, found.marked))
+            else:
+                self._open[number] = OpenCall(*which, max(0.0, now - call.begun))
+        return done
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text)

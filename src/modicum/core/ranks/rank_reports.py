@@ -1,0 +1,179 @@
+"""What an agent says of the ranks of its host: strict JSON of bounded size, a line a message.
+
+Only numbers, short words and durations travel. A rank's own clock stands in `ended`, which is
+compared with nothing but other values of the same rank. Whatever is not exactly of this form is
+refused. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MOST_BYTES = 1 << 18
+MOST_CALLS, MOST_OPEN, MOST_GROUPS = 256, 16, 64
+PROCESS = ("running", "stopped", "dead")
+
+
+@dataclass(frozen=True)
+class DoneCall:
+    """A call that has ended: seconds that it took, and when it ended on its rank's clock."""
+
+    group: str
+    sequence: int
+    kind: str
+    label: str
+    bytes: int
+    seconds: float
+    ended: float
+    marked: bool
+
+
+@dataclass(frozen=True)
+class OpenCall:
+    """A call that has not ended, and the seconds since it begun."""
+
+    group: str
+    sequence: int
+    kind: str
+    label: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What a rank's ring and its process say.
+
+    Args:
+        process: running, stopped or dead; `process_seconds` since when, as its agent saw it.
+        beat_seconds: since a thread of it last ran.
+        left: how it left (`modicum.core.ranks.call_ring`), `words` why.
+        entered: how many calls it has issued, by group.
+        members: the ranks of each group.
+    """
+
+    rank: int
+    host: str
+    process: str
+    process_seconds: float
+    beat_seconds: float
+    left: int
+    words: str
+    marked: bool
+    place: str
+    entered: dict[str, int]
+    members: dict[str, tuple[int, ...]]
+    open: tuple[OpenCall, ...]
+    done: tuple[DoneCall, ...]
+
+
+def report_line(reports: list[RankReport]) -> bytes:
+    """The reports as a message."""
+    return json.dumps([asdict(report) for report in reports], allow_nan=False).encode() + b"\n"
+
+
+def parse_reports(line: bytes, size: int) -> list[RankReport]:
+    """The reports of a message, checked.
+
+    Args:
+        size: how many ranks there are.
+
+    Raises:
+        ValueError: it is not exactly what `report_line` writes of ranks below `size`.
+
+    >>> parse_reports(b"[]", 2)
+    []
+    """
+    if len(line) > MOST_BYTES:
+        raise ValueError(f"a message of more than {MOST_BYTES} bytes")
+    try:
+        given = json.loads(line, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    return [_report(one, size) for one in _items(given, size)]
+
+
+def _report(given: Any, size: int) -> RankReport:
+    _keys(given, RankReport)
+    process = _word(given["process"], 8)
+    if process not in PROCESS:
+        raise ValueError("no such state of a process")
+    if not isinstance(given["entered"], dict) or not isinstance(given["members"], dict):
+        raise ValueError("groups are no object")
+    if max(len(given["entered"]), len(given["members"])) > MOST_GROUPS:
+        raise ValueError("too many groups")
+    return RankReport(
+        rank=_count(given["rank"], size - 1),
+        host=_word(given["host"], 255),
+        process=process,
+        process_seconds=_seconds(given["process_seconds"]),
+        beat_seconds=_seconds(given["beat_seconds"]),
+        left=_count(given["left"], 3),
+        words=_word(given["words"], 240),
+        marked=_flag(given["marked"]),
+        place=_word(given["place"], 160),
+        entered={_word(name, 255): _count(n) for name, n in given["entered"].items()},
+        members={
+            _word(name, 255): tuple(_count(rank, size - 1) for rank in _items(ranks, size))
+            for name, ranks in given["members"].items()
+        },
+        open=tuple(_open(call) for call in _items(given["open"], MOST_OPEN)),
+        done=tuple(_done(call) for call in _items(given["done"], MOST_CALLS)),
+    )
+
+
+def _open(given: Any) -> OpenCall:
+    _keys(given, OpenCall)
+    return OpenCall(*_which(given), _seconds(given["seconds"]))
+
+
+def _done(given: Any) -> DoneCall:
+    _keys(given, DoneCall)
+    times = (_seconds(given["seconds"]), _seconds(given["ended"]))
+    return DoneCall(*_which(given), _count(given["bytes"]), *times, _flag(given["marked"]))
+
+
+def _which(given: Any) -> tuple[str, int, str, str]:
+    names = (_word(given["kind"], 16), _word(given["label"], 64))
+    return _word(given["group"], 255), _count(given["sequence"]), *names
+
+
+def _keys(given: Any, kind: type) -> None:
+    if not isinstance(given, dict) or set(given) != set(kind.__annotations__):
+        raise ValueError(f"no {kind.__name__}")
+
+
+def _items(given: Any, most: int) -> list[Any]:
+    if not isinstance(given, list) or len(given) > most:
+        raise ValueError(f"no list of {most} at most")
+    return given
+
+
+def _count(given: Any, most: int = 1 << 62) -> int:
+    if type(given) is not int or not 0 <= given <= most:
+        raise ValueError(f"no integer of 0 to {most}")
+    return given
+
+
+def _seconds(given: Any) -> float:
+    if type(given) not in (int, float) or not math.isfinite(given) or not -1 <= given < 1e12:
+        raise ValueError("no seconds")
+    return float(given)
+
+
+def _flag(given: Any) -> bool:
+    if type(given) is not bool:
+        raise ValueError("neither true nor false")
+    return given
+
+
+def _word(given: Any, most: int) -> str:
+    if not isinstance(given, str) or len(given) > most or not given.isprintable():
+        raise ValueError(f"no line of {most} letters at most")
+    return given
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no number")

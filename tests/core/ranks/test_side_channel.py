@@ -1,0 +1,207 @@
+"""Rings, reports and the controller: what is written is what is read, and nothing else is taken."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modicum.core.errors import InputError
+from modicum.core.ranks.call_ring import BEREFT, FAILED, RingReader, RingWriter
+from modicum.core.ranks.observed_calls import ObservedCall
+from modicum.core.ranks.rank_probe import RankProbe, process_state
+from modicum.core.ranks.rank_reports import MOST_BYTES, parse_reports, report_line
+from modicum.core.ranks.side_channel import AgentLine, Controller
+
+
+def call(sequence: int, group: str = "0", ended: float = math.nan) -> ObservedCall:
+    now = time.monotonic()
+    return ObservedCall(
+        sequence, "all-reduce", group, (0, 1), f"layers.{sequence}", 8, now, now, ended
+    )
+
+
+def test_a_ring_gives_back_what_was_written(tmp_path: Path) -> None:
+    writer = RingWriter(tmp_path / "ring", 1, capacity=4)
+    reader = RingReader(tmp_path / "ring")
+    calls = [call(n, group="ab"[n % 2]) for n in range(6)]
+    for one in calls:
+        writer.began(one)
+    calls[5].ended, calls[5].waited, calls[0].ended = calls[5].begun + 2, 1.5, 0.0
+    writer.changed(calls[5])
+    writer.changed(calls[0])  # which was written over
+    writer.beat("packing.py:88, batch")
+    writer.mark(marked=True)
+    writer.leave(FAILED, "ValueError: no")
+    writer.leave(BEREFT, "later")
+    state = reader.state()
+    assert (state.rank, state.pid, state.written) == (1, os.getpid(), 6)
+    assert (state.left, state.words, state.marked) == (FAILED, "ValueError: no", True)
+    assert state.place == "packing.py:88, batch"
+    assert dict(state.groups) == {"a": (0, 1), "b": (0, 1)}
+    assert list(reader.since(0)) == [2, 3, 4, 5]
+    found = [reader.call(number) for number in range(6)]
+    assert found[:2] == [None, None]
+    assert str([one.call for one in found[2:] if one]) == str(calls[2:])  # NaN differs from itself
+
+
+def test_a_file_that_is_no_ring_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ring").write_bytes(b"x" * 40_000)
+    with pytest.raises(InputError, match="is no ring of calls"):
+        RingReader(tmp_path / "ring")
+
+
+def test_a_probe_sees_calls_once_and_the_process(tmp_path: Path) -> None:
+    program = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from modicum.core.ranks.call_ring import RingWriter\n"
+        "RingWriter(Path(sys.argv[1]), 3)\nassert 'torch' not in sys.modules\n"
+        "print('ready', flush=True)\ntime.sleep(100)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "ring")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        probe = RankProbe(tmp_path / "ring")
+        assert (probe.rank, probe.look().process) == (3, "running")
+        states = []
+        for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL):
+            os.kill(process.pid, number)
+            time.sleep(0.2)
+            states.append(probe.look().process)
+        assert states == ["stopped", "running", "dead"]
+        assert probe.ended
+        process.wait()
+        assert process_state(process.pid) == "dead"
+
+
+def reports(tmp_path: Path) -> Any:
+    writer = RingWriter(tmp_path / "ring", 1)
+    probe = RankProbe(tmp_path / "ring")
+    open_one, done = call(1), call(0)
+    writer.began(done)
+    writer.began(open_one)
+    done.ended = done.begun + 0.5
+    writer.changed(done)
+    return probe, probe.look()
+
+
+def test_reports_travel_as_they_are(tmp_path: Path) -> None:
+    probe, report = reports(tmp_path)
+    assert [one.seconds for one in report.done] == [pytest.approx(0.5)]
+    assert [one.label for one in report.open] == ["layers.1"]
+    assert report.entered == {"0": 2}
+    assert parse_reports(report_line([report]), 2) == [report]
+    assert probe.look().done == ()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(line=st.binary(max_size=300) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_nothing_but_reports_is_taken(line: bytes) -> None:
+    try:
+        found = parse_reports(line, 4)
+    except ValueError:
+        return
+    assert found == []
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    _, report = reports(tmp_path_factory.mktemp("valid"))
+    value: dict[str, Any] = json.loads(report_line([report]))[0]
+    return value
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_spoilt_report_is_refused_or_of_the_same_types(
+    valid: dict[str, Any], data: st.DataObject
+) -> None:
+    spoilt = json.loads(json.dumps(valid))
+    at = data.draw(st.sampled_from(sorted(spoilt)))
+    place = data.draw(st.sampled_from([spoilt, spoilt["done"][0], spoilt["open"][0]]))
+    at = at if at in place else data.draw(st.sampled_from(sorted(place)))
+    place[at] = data.draw(JSON)
+    try:
+        (found,) = parse_reports(json.dumps([spoilt]).encode(), 2)
+    except ValueError:
+        return
+    assert 0 <= found.rank < 2
+    assert all(
+        math.isfinite(one.seconds) and one.seconds >= -1 for one in (*found.done, *found.open)
+    )
+    assert all(set(members) <= {0, 1} for members in found.members.values())
+    assert parse_reports(report_line([found]), 2) == [found]
+
+
+@pytest.mark.parametrize(
+    "line", [b"[" * 100_000, b"[]" + b" " * MOST_BYTES, b'[{"rank": NaN}]', b"[{}, {}, {}]"]
+)
+def test_what_is_too_long_too_deep_or_no_number_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError, match=r"nested|more than|no number|no list|no RankReport"):
+        parse_reports(line, 2)
+
+
+def until(condition: Any) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_agents_reach_the_controller_and_hear_of_events(tmp_path: Path) -> None:
+    _, report = reports(tmp_path)
+    controller = Controller("127.0.0.1", "secret", 3)
+    lines = [AgentLine("127.0.0.1", controller.port, "secret", ranks) for ranks in ([0, 2], [1])]
+    lines[1].send([report])
+    until(lambda: controller.agents == 2)
+    found: list[Any] = []
+    until(lambda: found.extend(controller.reports()) or found)
+    assert found == [report]
+    controller.tell({"sentence": "rank 1 is dead"})
+    for line in lines:
+        heard: list[Any] = []
+        until(lambda line=line, heard=heard: heard.extend(line.events()) or heard)
+        assert heard == [{"sentence": "rank 1 is dead"}]
+    lines[0].send([report])  # not its own
+    until(lambda: not lines[0].open and controller.agents == 1)
+    assert controller.refused == ["a rank of another host"]
+    controller.close()
+    until(lambda: not lines[1].open)
+    for line in lines:
+        line.close()
+
+
+@pytest.mark.parametrize("said", [b"wrong\n[0]\n", b"\n", b"x" * (2 * MOST_BYTES)])
+def test_who_does_not_know_the_secret_is_refused(said: bytes) -> None:
+    controller = Controller("127.0.0.1", "secret", 2)
+    with socket.create_connection(("127.0.0.1", controller.port)) as stranger:
+        stranger.settimeout(20)
+        stranger.recv(100)
+        try:
+            stranger.sendall(said)
+            left = stranger.recv(100)
+        except OSError:
+            left = b""
+        assert left == b""
+    assert controller.agents == 0
+    assert len(controller.refused) == 1
+    controller.close()
