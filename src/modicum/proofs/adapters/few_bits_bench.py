@@ -136,7 +136,7 @@ class FewBitsBench:
 
 
 def fold(attached: AttachedAdapter) -> None:
-    """Fold an adapter into its base; what rounding costs is measured here, so no warning says it."""
+    """Fold an adapter into its base, without a warning: what rounding costs is measured."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RoundingWarning)
         attached.merge(dense=torch.float32)
