@@ -17,10 +17,11 @@ from modicum.core.errors import InputError
 from modicum.data.named_templates import END
 from modicum.planner.choose import choices
 from modicum.recipe import SLOTS, Recipe, methods_for
+from modicum.recipe.training import TrainingSection
 
 STEPS = 5
 TRIES = 20  # until settings go with the methods, or none do
-IMAGES, TEXT_CLASSES = 0.1, 0.15
+IMAGES, TEXT_CLASSES, SEQUENCES = 0.1, 0.15, 0.05
 # Where no method asks for trained weights, a case of text has a folder's model this often.
 FROM_FOLDER = 0.4
 TWO_RANKS, DIAGNOSED = 0.25, 0.1
@@ -70,6 +71,8 @@ def draw(seed: int, number: int) -> Case:
         made: dict[str, Any] = {"recipe": _images(ranks, chance)}
     elif kind < IMAGES + TEXT_CLASSES:
         made = _text_classes(ranks, chance)
+    elif kind < IMAGES + TEXT_CLASSES + SEQUENCES:
+        made = {"recipe": _sequences(ranks, chance)}
     else:
         made = _text(ranks, chance)
     recipe = made.pop("recipe")
@@ -139,8 +142,19 @@ def _images(ranks: int, chance: random.Random) -> dict[str, Any]:
     recipe: dict[str, Any] = {"task": task, "training": training}
     if chance.random() < 0.4:
         recipe["memory"] = _method("memory", chance)
-    recipe["optimizer"] = _method("optimizer", chance)
+    recipe["optimizer"] = _method("optimizer", chance, without="needs_recurrence")
     return recipe
+
+
+def _sequences(ranks: int, chance: random.Random) -> dict[str, Any]:
+    rows, length = chance.choice([1024, 2048]) * ranks, chance.choice([16, 32])
+    task = {"method": "sequences", "sequences": 4096, "length": length, "width": 512}
+    only = chance.choice([None, "needs_recurrence"])
+    return {
+        "task": task,
+        "training": {"batch_size": rows, "micro_batch_size": rows // ranks},
+        "optimizer": _method("optimizer", chance, only=only),
+    }
 
 
 def _text_classes(ranks: int, chance: random.Random) -> dict[str, Any]:
@@ -153,7 +167,7 @@ def _text_classes(ranks: int, chance: random.Random) -> dict[str, Any]:
     if chance.random() < 0.4:
         recipe["adapter"] = _method("adapter", chance)
     else:
-        recipe["optimizer"] = _method("optimizer", chance)
+        recipe["optimizer"] = _method("optimizer", chance, without="needs_recurrence")
     raw = sized(name, chance.choice([384, 512]), chance.choice([4, 6]), 8192, 512)
     return {"recipe": recipe, "raw": raw, "data": "classes"}
 
@@ -170,7 +184,7 @@ def _text(ranks: int, chance: random.Random) -> dict[str, Any]:
     elif way != "full":
         recipe[way] = _method(way, chance, without="quantized_base")
     if chance.random() < 0.6:
-        recipe["optimizer"] = _method("optimizer", chance)
+        recipe["optimizer"] = _method("optimizer", chance, without="needs_recurrence")
     if way == "full" and chance.random() < 0.15:
         recipe["transform"] = _method("transform", chance)
     length = chance.choice([128, 256, 512])
@@ -205,6 +219,7 @@ def _settings(recipe: dict[str, Any], ranks: int, chance: random.Random) -> dict
     training = dict(recipe["training"])
     rows = training["batch_size"] = max(training["batch_size"], 2 * ranks)
     training |= {"steps": STEPS, "learning_rate": 1e-4}
+    training |= _of_updates(recipe.get("optimizer"))
     training["precision"] = chance.choice(["fp32", "fp32", "bf16"])
     own = training.get("micro_batch_size", max(1, rows // ranks // 2))
     training["micro_batch_size"] = chance.choice(["auto", "auto", own]) if own < 64 else own
@@ -221,6 +236,20 @@ def _settings(recipe: dict[str, Any], ranks: int, chance: random.Random) -> dict
         "samples": {"count": 0 if "task" in recipe else chance.choice([0, 1])},
     }
     return made | ({"data": recipe["data"] | {"limit": "1MB"}} if "data" in recipe else {})
+
+
+def _of_updates(optimizer: dict[str, Any] | None) -> dict[str, Any]:
+    """What of a recipe means nothing to its optimizer, as people would leave it out."""
+    if optimizer is None:
+        return {}
+    fields = {name: value for name, value in optimizer.items() if name != "method"}
+    traits = methods_for("optimizer")[optimizer["method"]].traits(fields)
+    found: dict[str, Any] = {}
+    if {"frees_gradient_in_backward", "needs_no_gradients"} & set(traits):
+        found["clip_norm"] = None
+    if "takes_no_rate" in traits:
+        found |= {"learning_rate": TrainingSection().learning_rate, "schedule": "constant"}
+    return found
 
 
 def _words(recipe: dict[str, Any], raw: dict[str, Any] | None, ranks: int) -> tuple[str, ...]:
