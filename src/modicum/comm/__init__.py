@@ -9,7 +9,9 @@ EXPORTS = Exports(
     {
         "Schedule": "base",
         "ScheduleQuery": "base",
+        "Watch": "watching",
         "Wrapped": "base",
+        "watch": "watching",
     },
 )
 __getattr__, __dir__ = EXPORTS.load, EXPORTS.names

@@ -6,6 +6,8 @@ from modicum.comm.base import Wrapped as Wrapped
 from modicum.comm.dear import DeAR as DeAR
 from modicum.comm.powersgd import PowerSGD as PowerSGD
 from modicum.comm.sdp4bit import SDP4Bit as SDP4Bit
+from modicum.comm.watching import Watch as Watch
+from modicum.comm.watching import watch as watch
 from modicum.core.exports import Exports
 
 EXPORTS: Exports

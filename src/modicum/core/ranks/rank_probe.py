@@ -69,6 +69,11 @@ class RankProbe:
         """Whether the process is dead."""
         return self._process == "dead"
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the process was stopped by a signal when it was last looked at."""
+        return self._process == "stopped"
+
     def look(self) -> RankReport:
         """What is new since the last look, and what is so now."""
         now, process = time.monotonic(), process_state(self.pid)

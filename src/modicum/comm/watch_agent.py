@@ -1,0 +1,155 @@
+"""The process next to the ranks of a host: it looks at them, says what is wrong, and ends them.
+
+`python -m modicum.comm.watch_agent` reads its task, a line of JSON, from standard input, and says
+on standard output that it has begun. The agent of rank 0's host judges; others send it what they
+see. It lives in a session of its own, ends when its ranks have, and never imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from modicum.comm.judging import Anomaly, DiagnosisLimits, Judge
+from modicum.core.files import write_json
+from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
+from modicum.core.ranks.rank_probe import RankProbe
+from modicum.core.ranks.rank_reports import RankReport
+from modicum.core.ranks.side_channel import AgentLine, Controller
+
+LOOK_SECONDS = 0.25
+TICK_SECONDS = 1.0
+GRACE_SECONDS = 3.0
+# After all ranks of this host are dead: until the others' agents have left, or a verdict has come.
+FAREWELL_SECONDS = 3.0
+VERDICT = "verdict.json"
+
+
+class HostAgent:
+    """Looks at the ranks of a host until they have ended.
+
+    Args:
+        folder: where their rings are, `rank-N.ring`; it is removed at the end.
+        ranks: which of the ranks are here; `size` how many there are.
+        controller: the address and port of the one that judges; None where that is this one.
+        listen: there, the address at which to listen; None where no other host has ranks.
+        record: a file to which anomalies are added, a line each.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        ranks: Sequence[int],
+        size: int,
+        limits: dict[str, float],
+        secret: str,
+        controller: tuple[str, int] | None,
+        listen: str | None,
+        record: str | None,
+    ) -> None:
+        self._folder, self._limits = Path(folder), DiagnosisLimits(**limits)
+        self._probes = [RankProbe(self._folder / f"rank-{rank}.ring") for rank in ranks]
+        self._record = Path(record) if record else None
+        self._line = AgentLine(*controller, secret, ranks) if controller else None
+        self._judge = None if controller else Judge(size, self._limits, time.monotonic())
+        self._controller = Controller(listen, secret, size) if listen else None
+        self.port = self._controller.port if self._controller else 0
+        self._left: dict[int, int] = {}
+        self._ticked = self._ended = 0.0
+
+    def run(self) -> None:
+        """Look at the ranks until they have ended."""
+        try:
+            farewell = 0.0
+            while not farewell or (time.monotonic() < farewell and not self._finished()):
+                self._wait()
+                reports = [probe.look() for probe in self._probes]
+                self._left |= {report.rank: report.left for report in reports}
+                for event in self._events(reports):
+                    self._take(event)
+                self._end_ranks()
+                if not farewell and all(probe.ended for probe in self._probes):
+                    farewell = time.monotonic() + FAREWELL_SECONDS
+        finally:
+            for line in (self._line, self._controller):
+                if line is not None:
+                    line.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _wait(self) -> None:
+        """Until the next look is due, or a rank has died, which is seen at once."""
+        alive = [probe.exited for probe in self._probes if probe.exited and not probe.ended]
+        select.select(alive, [], [], LOOK_SECONDS)
+
+    def _finished(self) -> bool:
+        """Whether nothing is left to hear or to say once this host's ranks are dead."""
+        if self._ended or all(left == ENDED for left in self._left.values()):
+            return self._controller is None or not self._controller.agents
+        return False
+
+    def _events(self, reports: list[RankReport]) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        if self._judge is None:
+            return self._heard(reports, now)
+        more = self._controller.reports() if self._controller else []
+        self._judge.add([*reports, *more], now)
+        events = [anomaly.as_json() for anomaly in self._judge.look(now)]
+        if self._controller is not None:
+            for event in events:
+                self._controller.tell(event)
+            if now - self._ticked >= TICK_SECONDS:
+                self._ticked = now
+                self._controller.tell({})
+        return events
+
+    def _heard(self, reports: list[RankReport], now: float) -> list[dict[str, Any]]:
+        """What the controller said; where it says nothing for too long, that."""
+        line = self._line
+        assert line is not None
+        line.send(reports)
+        events = line.events()
+        silent = now - line.heard
+        if not events and not self._ended and silent >= self._limits.silent_seconds:
+            where = "the controller next to rank 0"
+            lost = Anomaly("silent", 0, where, "", False, "", silent, ends=True)
+            events = [lost.as_json()]
+        return events
+
+    def _take(self, event: dict[str, Any]) -> None:
+        """Say it, note it, and tell the ranks where the run is to end."""
+        print(f"modicum: {event['sentence']}", file=sys.stderr, flush=True)
+        if self._record is not None and self._judge is not None:
+            with open(self._record, "a", encoding="utf-8") as file:
+                file.write(json.dumps(event) + "\n")
+        if event["ends"] and not self._ended:
+            self._ended = time.monotonic()
+            write_json(self._folder / VERDICT, event)
+
+    def _end_ranks(self) -> None:
+        """End those that a verdict reached and that have not ended by themselves."""
+        late = self._ended and time.monotonic() - self._ended > GRACE_SECONDS
+        for probe in self._probes if self._ended else ():
+            left = self._left.get(probe.rank) in (ENDED, FAILED, BEREFT)
+            if probe.stopped or (late and not left):
+                probe.end()
+
+
+def main() -> None:
+    """Read the task, say that it is begun, and do it."""
+    task = json.loads(sys.stdin.readline())
+    if task["controller"]:
+        task["controller"] = tuple(task["controller"])
+    agent = HostAgent(**task)
+    print(json.dumps({"port": agent.port}), flush=True)
+    sys.stdout.close()
+    agent.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""`modicum.comm.watch()`: who holds up the others, in one sentence, in any script of several ranks.
+
+C4's diagnosis ("Boosting Large-scale Parallel Training Efficiency with C4", arXiv 2406.04594), by
+durations and numbers of calls, never the clocks of two hosts. Thresholds are this package's own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import math
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import modicum.comm
+import modicum.core.ranks
+from modicum.comm.judging import DiagnosisLimits
+from modicum.comm.watch_agent import VERDICT
+from modicum.core.errors import InputError, Interrupted
+from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED, RingWriter
+from modicum.core.ranks.environment import rank_and_size
+from modicum.core.ranks.observed_groups import begin_observing, end_observing
+from modicum.core.ranks.ranks import PeerLost, peer_errors
+from modicum.core.torch_private import default_store
+
+BEAT_SECONDS = 0.25
+# After an error that another rank's end has caused: until its name comes.
+VERDICT_SECONDS = 5.0
+_LIBRARIES = tuple(
+    str(Path(place)) + os.sep
+    for place in (
+        *torch.__path__,
+        *modicum.core.ranks.__path__,
+        *modicum.comm.__path__,
+        sysconfig.get_path("stdlib"),
+    )
+)
+_turns = itertools.count()
+
+
+def watch(
+    *,
+    silent_seconds: float = 8.0,
+    late_seconds: float = 30.0,
+    slow_share: float = 0.05,
+    record: str | Path | None = None,
+) -> Watch:
+    """Name the rank that holds up the others, and end a run that stands still.
+
+    Every rank calls it once, after `init_process_group`, before or after the model is wrapped. It
+    sees the collectives of bare loops, DistributedDataParallel, FSDP2 and modicum. On each host one
+    process without torch looks at the ranks and prints what it finds on standard error: a rank that
+    is dead or failed, stopped, late (with the collective that it has not entered, where it is in
+    the code, and since when), or slow in every iteration. A dead rank ends the run at once, a
+    stopped one, or one of whose host nothing is heard, after `silent_seconds`: all ranks that are
+    left end with exit code 4. Under torchrun, which itself ends the others of a rank that died, the
+    sentence is printed all the same.
+
+    Ranks of a process group count as of one role. At two ranks a late one is named; which end of a
+    slow link it is, is not. Only gloo was run; slow links are not told from slow ranks.
+
+    Args:
+        silent_seconds: without a sign of life, until the run is ended.
+        late_seconds: for which others wait until a rank that lives is named; five times as long
+            where it is marked, in the first calls of a group, or holds the interpreter's lock.
+        slow_share: of an iteration that the others wait for a rank, from which on it is slow.
+        record: a file to which rank 0's host adds what was found, a line of JSON each.
+
+    Raises:
+        InputError: there is no process group yet, a value is no positive number, or ranks differ.
+
+    >>> with watch() as watched:  # alone there is nobody to wait for
+    ...     watched.alone
+    True
+    """
+    limits = DiagnosisLimits(silent_seconds, late_seconds, slow_share)
+    for name, value in asdict(limits).items():
+        if not math.isfinite(value) or value <= 0:
+            raise InputError("is no positive number", field=name, value=value)
+    if not (dist.is_available() and dist.is_initialized()):
+        if rank_and_size()[1] > 1:
+            raise InputError("call watch after torch.distributed.init_process_group")
+        return Watch(None)
+    if dist.get_world_size() == 1:
+        return Watch(None)
+    return Watch(_Meeting(limits, Path(record).resolve() if record else None))
+
+
+class Watch:
+    """What `watch` began in this process; it ends with `close`, a `with`, or the process.
+
+    Attributes:
+        alone: whether there is no other rank, so that nothing is watched.
+    """
+
+    def __init__(self, meeting: _Meeting | None) -> None:
+        self.alone = meeting is None
+        if meeting is None:
+            return
+        self._ring, self._verdict = meeting.ring, meeting.folder / VERDICT
+        self._main = threading.main_thread().ident or 0
+        self._closed, self._failed = threading.Event(), False
+        self._hook = sys.excepthook
+        sys.excepthook = self._uncaught
+        begin_observing(self._ring)
+        self._thread = threading.Thread(target=self._beat, name="modicum watch", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    @contextmanager
+    def marked(self) -> Iterator[None]:
+        """Say that what happens in the block is no ordinary step: an evaluation, a save."""
+        if not self.alone:
+            self._ring.mark(marked=True)
+        try:
+            yield
+        finally:
+            if not self.alone:
+                self._ring.mark(marked=False)
+
+    def close(self) -> None:
+        """Watch this rank no more; the others are not surprised by its end."""
+        if self.alone or self._closed.is_set():
+            return
+        self._ring.leave(ENDED)
+        self._closed.set()
+        end_observing(self._ring)
+        self._thread.join(2 * BEAT_SECONDS)
+        if sys.excepthook == self._uncaught:
+            sys.excepthook = self._hook
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and not self.alone:
+            self._leave_by(error)
+        self.close()
+
+    def _beat(self) -> None:
+        """Show that this process runs and where it is; end it when that was decided."""
+        while not self._closed.wait(BEAT_SECONDS):
+            self._ring.beat(_place(vars(sys)["_current_frames"]().get(self._main)))
+            if self._verdict.exists() and not self._failed:
+                sys.stderr.flush()
+                os._exit(Interrupted.exit_code)
+
+    def _uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """An error ends the main thread: by another rank's end, or by itself."""
+        self._leave_by(error)
+        self._hook(kind, error, trace)
+
+    def _leave_by(self, error: BaseException) -> None:
+        if is_of_a_peer(error):
+            self._ring.leave(BEREFT)
+            self._thread.join(VERDICT_SECONDS)  # which ends this process once the cause is known
+        elif not isinstance(error, SystemExit):
+            self._failed = True
+            self._ring.leave(FAILED, f"{type(error).__name__}: {error}".partition("\n")[0])
+
+
+def is_of_a_peer(error: BaseException) -> bool:
+    """Whether an error says that another rank is gone."""
+    if isinstance(error, PeerLost):
+        return True
+    try:
+        with peer_errors():
+            raise error
+    except PeerLost:
+        return True
+    except BaseException:
+        return False
+
+
+def _place(frame: FrameType | None) -> str:
+    """Where a thread is, in the innermost code that is no library's: `packing.py:88, batch`."""
+    found = frame
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
+            found = frame
+            break
+        frame = frame.f_back
+    if found is None:
+        return ""
+    return f"{Path(found.f_code.co_filename).name}:{found.f_lineno}, {found.f_code.co_name}"
+
+
+class _Meeting:
+    """How ranks come to have a ring each, an agent on every host, and one controller.
+
+    All by the store in which they found each other, so no collective is issued.
+    """
+
+    def __init__(self, limits: DiagnosisLimits, record: Path | None) -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        self._store = dist.PrefixStore(f"modicum/watch/{next(_turns)}", default_store())
+        self._store.set(f"of {rank}", json.dumps([_host(), asdict(limits)]))
+        others = [json.loads(self._store.get(f"of {other}")) for other in range(size)]
+        for other, (_, theirs) in enumerate(others):
+            if theirs != others[0][1]:
+                raise InputError(
+                    f"rank {other} watches by {theirs}, and rank 0 by {others[0][1]}; give all "
+                    "ranks the same values"
+                )
+        here = [other for other, (host, _) in enumerate(others) if host == others[rank][0]]
+        several = len(here) < size
+        if rank == here[0]:
+            shared = Path("/dev/shm")
+            place = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
+            name = tempfile.mkdtemp(prefix="modicum-watch-", dir=place)
+            self._store.set(f"folder {here[0]}", name)
+        self.folder = Path(self._store.get(f"folder {here[0]}").decode())
+        self.ring = RingWriter(self.folder / f"rank-{rank}.ring", rank)
+        self._store.set(f"ring {rank}", "there")
+        if rank == here[0]:
+            for other in here:
+                self._store.get(f"ring {other}")
+            task = {
+                "folder": str(self.folder),
+                "ranks": here,
+                "size": size,
+                "limits": asdict(limits),
+                "secret": "",
+                "controller": None,
+                "listen": None,
+                "record": str(record) if record and not rank else None,
+            }
+            if several:
+                self._among_hosts(task, rank)
+            else:
+                self._begin(task)
+            self._store.set(f"agent {here[0]}", "there")
+        self._store.get(f"agent {here[0]}")
+
+    def _among_hosts(self, task: dict[str, Any], rank: int) -> None:
+        if rank == 0:
+            # The address at which the others reach this host is the one at which they met.
+            listen = socket.gethostbyname(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+            secret = secrets.token_hex(32)
+            port = self._begin(task | {"listen": listen, "secret": secret})
+            self._store.set("controller", json.dumps([listen, port, secret]))
+            return
+        listen, port, secret = json.loads(self._store.get("controller"))
+        self._begin(task | {"controller": [listen, port], "secret": secret})
+
+    def _begin(self, task: dict[str, Any]) -> int:
+        """Start the agent; the port at which it listens."""
+        command = [sys.executable, "-m", "modicum.comm.watch_agent"]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(task).encode() + b"\n")
+            process.stdin.close()
+        said = process.stdout.readline()
+        process.stdout.close()
+        # It outlives this process, and is no child to wait for.
+        process.returncode = 0
+        if not said:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise InputError("the process that watches the ranks of this host did not start")
+        port: int = json.loads(said)["port"]
+        return port
+
+
+def _host() -> str:
+    """What tells this host from others, also of the same name."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    number = boot.read_text(encoding="ascii").strip() if boot.exists() else ""
+    return f"{socket.gethostname()} {number}"

@@ -1,0 +1,203 @@
+"""The judge on made-up reports, of which the culprit is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from modicum.comm.judging import FIRST_CALLS, Anomaly, DiagnosisLimits, Judge
+from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
+from modicum.core.ranks.rank_reports import DoneCall, OpenCall, RankReport
+
+RANKS = 4
+
+
+def report(rank: int, calls: int = 0, **changed: Any) -> RankReport:
+    plain = RankReport(
+        rank=rank, host="ab"[rank // 2], process="running", process_seconds=0.0, beat_seconds=0.1,
+        left=0, words="", marked=False, place="packing.py:88, batch", entered={"0": calls},
+        members={"0": tuple(range(RANKS))}, open=(), done=(),
+    )  # fmt: skip
+    return replace(plain, **changed)
+
+
+def opened(sequence: int, seconds: float) -> tuple[OpenCall, ...]:
+    return (OpenCall("0", sequence, "all-gather", "layers.17", seconds),)
+
+
+def judged(*reports: RankReport, now: float = 1.0) -> list[Anomaly]:
+    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    judge.add(reports, 0.0)
+    return judge.look(now)
+
+
+def iterations(
+    slow: dict[int, float],
+    count: int,
+    *,
+    seed: int = 0,
+    jitter: float = 0.03,
+    calls: int = 3,
+    offsets: tuple[float, ...] = (0.0,) * RANKS,
+    marked: bool = False,
+) -> Iterator[list[RankReport]]:
+    """Iterations of so many collectives, each after compute of 10 ms; some ranks are slower."""
+    draws = random.Random(seed)
+    end = 0.0
+    for number in range(count * calls):
+        compute = [
+            0.01 * (1 + slow.get(rank, 0.0)) * (1 + draws.gauss(0, jitter)) for rank in range(RANKS)
+        ]
+        starts = [end + seconds for seconds in compute]
+        end = max(starts) + 0.002
+        yield [
+            report(
+                rank,
+                number + 1,
+                done=(
+                    DoneCall(
+                        "0", number, "all-reduce", "", 100 + number % calls, end - start,
+                        end + offsets[rank], marked,
+                    ),
+                ),
+            )
+            for rank, start in enumerate(starts)
+        ]  # fmt: skip
+
+
+def found(stream: Iterator[list[RankReport]]) -> list[tuple[int, Anomaly]]:
+    judge, anomalies = Judge(RANKS, DiagnosisLimits(), 0.0), []
+    for number, reports in enumerate(stream):
+        judge.add(reports, number * 0.01)
+        anomalies += [(number, one) for one in judge.look(number * 0.01)]
+    return anomalies
+
+
+@pytest.mark.parametrize("percent", [10, 20, 30, 50, 100])
+def test_a_slow_rank_is_named_and_no_other(percent: int) -> None:
+    right, latencies = 0, []
+    for seed in range(40):
+        culprit = seed % RANKS
+        named = found(iterations({culprit: percent / 100}, 40, seed=seed))
+        assert {one.kind for _, one in named} <= {"slow"}
+        right += {one.rank for _, one in named} == {culprit}
+        latencies += [(number - FIRST_CALLS) / 3 for number, _ in named[:1]]
+    assert right >= 38
+    assert sorted(latencies)[len(latencies) // 2] <= 12  # iterations after the first calls
+
+
+def test_without_a_slow_rank_nobody_is_named() -> None:
+    for seed in range(40):
+        assert found(iterations({}, 60, seed=seed)) == []
+
+
+def test_clocks_are_not_compared() -> None:
+    plain = found(iterations({2: 0.3}, 30))
+    off = found(iterations({2: 0.3}, 30, offsets=(10.0, -10.0, 3.0, 0.0)))
+    assert [(at, one.rank, one.kind) for at, one in off] == [
+        (at, one.rank, one.kind) for at, one in plain
+    ]
+    assert [one.rank for _, one in plain] == [2]
+    assert [one.share for _, one in off] == pytest.approx([one.share for _, one in plain])
+
+
+def test_marked_iterations_and_one_long_pause_name_nobody() -> None:
+    assert found(iterations({1: 1.0}, 30, marked=True)) == []
+    calm, pause = list(iterations({}, 60)), list(iterations({1: 30.0}, 60))
+    assert found(iter([*calm[:100], pause[100], *calm[101:]])) == []
+
+
+def test_a_rank_that_is_fast_again_may_be_named_again() -> None:
+    slow, calm = list(iterations({3: 0.5}, 150)), list(iterations({}, 150))
+    named = found(iter([*slow[:120], *calm[120:300], *slow[300:]]))
+    assert [one.rank for _, one in named] == [3, 3]
+
+
+def test_a_late_rank_is_named_with_collective_place_and_time() -> None:
+    waiting = [report(rank, 5125, open=opened(5124, 41.0)) for rank in (0, 1, 2)]
+    (late,) = judged(*waiting, report(3, 5124), now=0.0)
+    assert not late.ends
+    assert late.sentence == (
+        "rank 3 (host b) has not entered all-gather 5124 of layers.17; "
+        "it is in packing.py:88, batch, since 41 s"
+    )
+    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    judge.add([*waiting, report(3, 5124)], 0.0)
+    assert len(judge.look(0.0)) == 1
+    assert judge.look(5.0) == []  # once
+
+
+@pytest.mark.parametrize(
+    "changed", [{"marked": True}, {"beat_seconds": 41.0}, {"open": opened(3, 40.0)}]
+)
+def test_who_evaluates_holds_the_lock_or_waits_itself_has_more_time(changed: Any) -> None:
+    waiting = [report(rank, 5125, open=opened(5124, 120.0)) for rank in (0, 1, 2)]
+    late = report(3, 5124, **changed)
+    assert judged(*waiting, late, now=0.0) == []
+    if "open" not in changed:
+        longer = [replace(one, open=opened(5124, 160.0)) for one in waiting]
+        assert [one.rank for one in judged(*longer, late, now=0.0)] == [3]
+
+
+def test_a_stopped_rank_is_named_and_later_ends_the_run() -> None:
+    waiting = [report(rank, 51, open=opened(50, 1.0)) for rank in (0, 1, 2)]
+    stopped = report(3, 50, process="stopped", process_seconds=1.0)
+    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    judge.add([*waiting, stopped], 0.0)
+    assert judge.look(0.0) == []
+    (named,) = judge.look(1.0)
+    assert (named.kind, named.rank, named.ends, named.inside) == ("stopped", 3, False, False)
+    assert named.collective == "all-gather 50 of layers.17"
+    judge.add([*waiting, replace(stopped, process_seconds=7.5)], 7.0)
+    (ended,) = judge.look(7.6)
+    assert (ended.kind, ended.rank, ended.ends) == ("stopped", 3, True)
+    assert judge.look(9.0) == []
+
+
+def test_stopped_in_a_collective() -> None:
+    inside = {"process": "stopped", "process_seconds": 2.0, "open": opened(50, 2.0)}
+    waiting = [report(rank, 51, open=opened(50, 2.0)) for rank in (0, 1, 2)]
+    (named,) = judged(*waiting, report(3, 51, **inside), now=0.0)
+    assert (named.rank, named.inside) == (3, True)
+    assert named.sentence.startswith("rank 3 (host b) is stopped since 2 s, in all-gather 50")
+
+
+def test_a_call_that_has_ended_elsewhere_is_one_that_nobody_is_in() -> None:
+    stopped = report(3, 51, process="stopped", process_seconds=2.0, open=opened(50, 2.0))
+    ended = DoneCall("0", 50, "all-gather", "layers.17", 8, 0.1, 1.0, False)
+    waiting = replace(report(0, 52, open=opened(51, 2.0)), done=(ended,))
+    (named,) = judged(waiting, stopped, now=0.0)
+    assert (named.inside, named.collective) == (False, "all-gather 51 of layers.17")
+
+
+def test_the_first_that_died_is_named_and_ends_the_run() -> None:
+    dead = [report(rank, process="dead", process_seconds=(0.2, 0.5)[rank]) for rank in (0, 1)]
+    bereft = [report(2, process="dead", left=BEREFT), report(3, process="dead", left=ENDED)]
+    (named,) = judged(*dead, *bereft)
+    assert (named.kind, named.rank, named.ends) == ("dead", 1, True)
+
+
+def test_a_failed_rank_is_named_with_its_words() -> None:
+    (named,) = judged(report(0), report(1, left=FAILED, words="ValueError: no such row"))
+    assert named.sentence.startswith("rank 1 (host a) has failed")
+    assert named.sentence.endswith("(ValueError: no such row)")
+
+
+def test_a_host_that_says_nothing_is_named() -> None:
+    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    judge.add([report(rank) for rank in range(RANKS)], 0.0)
+    judge.add([report(0), report(1)], 8.0)
+    (named,) = judge.look(8.5)
+    assert (named.kind, named.rank, named.ends) == ("silent", 2, True)
+
+
+def test_nothing_is_wrong_when_all_end_in_order() -> None:
+    gone = [report(rank, process="dead", process_seconds=9.0, left=ENDED) for rank in range(4)]
+    assert judged(*gone, now=100.0) == []
+    waiting = report(0, 10, open=opened(9, 2.0))
+    (named,) = judged(waiting, *(report(rank, 9, left=ENDED) for rank in (1,)), now=0.0)
+    assert named.sentence.startswith("rank 1 (host a) has ended, and others wait for it since 2 s")
