@@ -74,7 +74,7 @@ def watch(
     sentence is printed all the same.
 
     Ranks of a process group count as of one role. At two ranks a late one is named; which end of a
-    slow link it is, is not. Only gloo was run; slow links are not told from slow ranks.
+    slow link it is, is not. Only gloo was run; slow links are not distinguished from slow ranks.
 
     Args:
         silent_seconds: without a sign of life, until the run is ended.
