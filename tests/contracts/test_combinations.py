@@ -13,7 +13,7 @@ import pytest
 import torch
 from pool import Pool
 
-from modicum.core.contracts.traits import RULES
+from modicum.core.contracts.trait_rules import RULES
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.ranks.ranks import Ranks
 from modicum.planner.choose import layouts

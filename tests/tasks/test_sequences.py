@@ -11,7 +11,7 @@ from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.sequences import SequenceBatch, delayed_recall
-from modicum.models.recurrent import RecurrentConfig, create
+from modicum.models.recurrent import RecurrentConfig, create, load
 from modicum.recipe import Recipe
 from modicum.tasks.sequences import SequenceClasses, SequenceTask
 
@@ -112,7 +112,9 @@ def test_a_model_comes_back_from_a_folder(tmp_path: Path) -> None:
     materialise(fresh, "cpu")
     again.fill(fresh, inputs)
     batch = data.train.batch(range(5))
-    assert torch.equal(again.outputs(fresh, batch), first.outputs(model, batch))
+    expected = first.outputs(model, batch)
+    assert torch.equal(again.outputs(fresh, batch), expected)
+    assert torch.equal(first.outputs(load(tmp_path / "run" / "model"), batch), expected)
     with pytest.raises(InputError, match="4 classes of sequences of 4 channels, and recall has 3"):
         task(path=str(tmp_path / "run"), classes=3).look(RECIPE)
 

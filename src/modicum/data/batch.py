@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from dataclasses import dataclass, fields, replace
+from typing import Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,59 @@ IGNORED = -100  # a label that is not trained; the default `ignore_index` of cro
 
 
 @dataclass(frozen=True)
-class Batch:
+class LabelledRows:
+    """Tensors that have a row for each example, `labels` among them; some may be None.
+
+    A subclass is a frozen dataclass whose fields are these tensors, and nothing else.
+    """
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self._labels)
+
+    @property
+    def count(self) -> int:
+        """How many labels are trained; on an accelerator, asking waits for it."""
+        return int((self._labels != IGNORED).sum())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self._labels.device
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        """The same batch on `device`."""
+        parts = self._parts().items()
+        return replace(self, **{k: part.to(device, non_blocking=non_blocking) for k, part in parts})
+
+    def split(self, micro_batch_size: int) -> list[Self]:
+        """Views of `micro_batch_size` rows each, in order; the last may have fewer."""
+        parts = {name: part.split(micro_batch_size) for name, part in self._parts().items()}
+        numbers = range(len(parts["labels"]))
+        return [replace(self, **{k: part[i] for k, part in parts.items()}) for i in numbers]
+
+    def idle(self) -> Self:
+        """The first row, in which nothing is trained."""
+        first = {name: part[:1] for name, part in self._parts().items()}
+        return replace(self, **first | {"labels": torch.full_like(first["labels"], IGNORED)})
+
+    def twice(self) -> Self:
+        """The rows, and after them the same again: for two passes at once."""
+        return replace(self, **{name: twice(part) for name, part in self._parts().items()})
+
+    @property
+    def _labels(self) -> Tensor:
+        return self._parts()["labels"]
+
+    def _parts(self) -> dict[str, Tensor]:
+        """The tensors that are there, by name."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: part for name, part in found.items() if part is not None}
+
+
+@dataclass(frozen=True)
+class Batch(LabelledRows):
     """Rows of tokens with their targets.
 
     Args:
@@ -32,48 +84,6 @@ class Batch:
     input_ids: Tensor
     labels: Tensor
     documents: Tensor | None = None
-
-    @property
-    def rows(self) -> int:
-        """How many rows there are."""
-        return len(self.labels)
-
-    @property
-    def count(self) -> int:
-        """How many labels are trained; on an accelerator, asking waits for it."""
-        return int((self.labels != IGNORED).sum())
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self.input_ids.device
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """The same batch on `device`."""
-
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=non_blocking)
-
-        documents = None if self.documents is None else move(self.documents)
-        return Batch(move(self.input_ids), move(self.labels), documents)
-
-    def split(self, micro_batch_size: int) -> list[Batch]:
-        """Views of `micro_batch_size` rows each, in order; the last may have fewer."""
-        inputs = self.input_ids.split(micro_batch_size)
-        labels = self.labels.split(micro_batch_size)
-        if self.documents is None:
-            return [Batch(*parts) for parts in zip(inputs, labels, strict=True)]
-        documents = self.documents.split(micro_batch_size)
-        return [Batch(*parts) for parts in zip(inputs, labels, documents, strict=True)]
-
-    def idle(self) -> Batch:
-        """The first row, in which nothing is trained."""
-        first = self.split(1)[0]
-        return replace(first, labels=torch.full_like(first.labels, IGNORED))
-
-    def twice(self) -> Batch:
-        """The rows, and after them the same again: for two passes at once."""
-        return Batch(twice(self.input_ids), twice(self.labels), twice(self.documents))
 
 
 def twice(tensor: T) -> T:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from modicum.core.errors import InputError
 from modicum.core.random import bits, key, philox
-from modicum.data.batch import IGNORED, twice
+from modicum.data.batch import LabelledRows
 
 SIDE = 32
 DIGIT_CLASSES, DIGITS = 10, 1797
@@ -28,7 +28,7 @@ _NOISE = 2.0
 
 
 @dataclass(frozen=True)
-class ImageBatch:
+class ImageBatch(LabelledRows):
     """Images with their labels.
 
     Args:
@@ -42,41 +42,6 @@ class ImageBatch:
 
     images: Tensor
     labels: Tensor
-
-    @property
-    def rows(self) -> int:
-        """How many images there are."""
-        return len(self.labels)
-
-    @property
-    def count(self) -> int:
-        """How many labels are trained; on an accelerator, asking waits for it."""
-        return int((self.labels != IGNORED).sum())
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self.images.device
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> ImageBatch:
-        """The same batch on `device`."""
-        images = self.images.to(device, non_blocking=non_blocking)
-        return ImageBatch(images, self.labels.to(device, non_blocking=non_blocking))
-
-    def split(self, micro_batch_size: int) -> list[ImageBatch]:
-        """Views of `micro_batch_size` images each, in order; the last may have fewer."""
-        parts = zip(
-            self.images.split(micro_batch_size), self.labels.split(micro_batch_size), strict=True
-        )
-        return [ImageBatch(*part) for part in parts]
-
-    def idle(self) -> ImageBatch:
-        """The first image, whose label is not trained."""
-        return ImageBatch(self.images[:1], torch.full_like(self.labels[:1], IGNORED))
-
-    def twice(self) -> ImageBatch:
-        """The images, and after them the same again: for two passes at once."""
-        return ImageBatch(twice(self.images), twice(self.labels))
 
 
 class Images(ABC):

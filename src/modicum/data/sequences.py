@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from modicum.core.random import bits, normal_
-from modicum.data.batch import IGNORED, twice
+from modicum.data.batch import LabelledRows
 from modicum.data.images import Images, digits
 
 
 @dataclass(frozen=True)
-class SequenceBatch:
+class SequenceBatch(LabelledRows):
     """Sequences with their labels.
 
     Args:
@@ -38,43 +38,9 @@ class SequenceBatch:
     labels: Tensor
 
     @property
-    def rows(self) -> int:
-        """How many sequences there are."""
-        return len(self.labels)
-
-    @property
-    def count(self) -> int:
-        """How many labels are trained; on an accelerator, asking waits for it."""
-        return int((self.labels != IGNORED).sum())
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self.inputs.device
-
-    @property
     def last(self) -> Tensor:
         """The number of each sequence's last step, from 0."""
         return self.lengths - 1
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> SequenceBatch:
-        """The same batch on `device`."""
-        parts = (self.inputs, self.lengths, self.labels)
-        return SequenceBatch(*(part.to(device, non_blocking=non_blocking) for part in parts))
-
-    def split(self, micro_batch_size: int) -> list[SequenceBatch]:
-        """Views of `micro_batch_size` sequences each, in order; the last may have fewer."""
-        parts = (part.split(micro_batch_size) for part in (self.inputs, self.lengths, self.labels))
-        return [SequenceBatch(*each) for each in zip(*parts, strict=True)]
-
-    def idle(self) -> SequenceBatch:
-        """The first sequence, whose label is not trained."""
-        none = torch.full_like(self.labels[:1], IGNORED)
-        return SequenceBatch(self.inputs[:1], self.lengths[:1], none)
-
-    def twice(self) -> SequenceBatch:
-        """The sequences, and after them the same again: for two passes at once."""
-        return SequenceBatch(twice(self.inputs), twice(self.lengths), twice(self.labels))
 
 
 class LabelledSequences:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from modicum.core.files import publish_folder, write_json
-from modicum.data.batch import IGNORED, twice
+from modicum.data.batch import LabelledRows
 
 WEIGHTS, COUNTS = "tokens.safetensors", "counts.json"
 
 
 @dataclass(frozen=True)
-class TextClassBatch:
+class TextClassBatch(LabelledRows):
     """Rows of tokens, each with one label, padded at the end to the longest of them.
 
     Args:
@@ -35,52 +35,6 @@ class TextClassBatch:
     labels: Tensor
     mask: Tensor | None = None
     types: Tensor | None = None
-
-    @property
-    def rows(self) -> int:
-        """How many rows there are."""
-        return len(self.labels)
-
-    @property
-    def count(self) -> int:
-        """How many labels are trained; on an accelerator, asking waits for it."""
-        return int((self.labels != IGNORED).sum())
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self.input_ids.device
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> TextClassBatch:
-        """The same batch on `device`."""
-        return TextClassBatch(
-            *(
-                None if tensor is None else tensor.to(device, non_blocking=non_blocking)  # type: ignore[arg-type]
-                for tensor in (self.input_ids, self.labels, self.mask, self.types)
-            )
-        )
-
-    def split(self, micro_batch_size: int) -> list[TextClassBatch]:
-        """Views of `micro_batch_size` rows each, in order; the last may have fewer."""
-        return [
-            self._part(start, micro_batch_size) for start in range(0, self.rows, micro_batch_size)
-        ]
-
-    def idle(self) -> TextClassBatch:
-        """The first row, whose label is not trained."""
-        first = self._part(0, 1)
-        return replace(first, labels=torch.full_like(first.labels, IGNORED))
-
-    def twice(self) -> TextClassBatch:
-        """The rows, and after them the same again: for two passes at once."""
-        ids, labels = twice(self.input_ids), twice(self.labels)
-        return TextClassBatch(ids, labels, twice(self.mask), twice(self.types))
-
-    def _part(self, start: int, rows: int) -> TextClassBatch:
-        part = slice(start, start + rows)
-        mask = None if self.mask is None else self.mask[part]
-        types = None if self.types is None else self.types[part]
-        return TextClassBatch(self.input_ids[part], self.labels[part], mask, types)
 
 
 @dataclass(frozen=True)

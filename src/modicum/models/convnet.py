@@ -7,26 +7,25 @@ what others do with its activations.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.core.errors import InputError
-from modicum.core.files import disk_errors, publish_folder, read_json, write_json
 from modicum.core.layers.map import ModelMap
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.layers.recomputing import recomputed
 from modicum.core.random import normal_
-from modicum.core.ranks.sharding import elements_before, own_part, whole
+from modicum.core.ranks.sharding import elements_before, own_part
 from modicum.models.layer_maps import convnet_map
-from modicum.models.safetensors_file import read_entries
+from modicum.models.own_folder import CONFIG as CONFIG
+from modicum.models.own_folder import fill_own, read_own_config, save_own
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _KERNEL = 3
 _MODEL_TYPE = "modicum_convnet"
 
@@ -201,25 +200,8 @@ def create(config: ConvNetConfig, seed: int, device: torch.device | str = "cpu")
 
 
 def save(model: ConvNet, folder: str | Path, *, write: bool = True) -> Path:
-    """Write `model` to `folder` as config.json and model.safetensors atomically.
-
-    Args:
-        write: of a model that is sharded over ranks every rank calls this, so that its tensors can
-            be gathered, and one rank writes.
-
-    Raises:
-        InputError: the disk is full or cannot be written.
-    """
-    from safetensors.torch import save_file
-
-    target = Path(folder)
-    weights = {name: whole(tensor.detach()) for name, tensor in model.named_parameters()}
-    if write:
-        with publish_folder(target) as temporary, disk_errors(target):
-            save_file({name: w.cpu().contiguous() for name, w in weights.items()},
-                      temporary / WEIGHTS, {"format": "pt"})  # fmt: skip
-            write_json(temporary / CONFIG, {"model_type": _MODEL_TYPE, **asdict(model.config)})
-    return target
+    """Write `model` to `folder`, as `own_folder.save_own` does."""
+    return save_own(model, model.config, _MODEL_TYPE, folder, write=write)
 
 
 def read_config(folder: str | Path) -> ConvNetConfig:
@@ -228,46 +210,17 @@ def read_config(folder: str | Path) -> ConvNetConfig:
     Raises:
         InputError: it is missing, cannot be read, or is another model's.
     """
-    file = Path(folder) / CONFIG
-    try:
-        raw: dict[str, Any] = read_json(file)
-        model_type = raw.pop("model_type", None)
-    except AttributeError:
-        raise InputError("cannot be read as a model's configuration", file=file) from None
-    if model_type != _MODEL_TYPE:
-        raise InputError(
-            "this is another kind of model", file=file, field="model_type", value=model_type,
-            allowed=_MODEL_TYPE,
-        )  # fmt: skip
-    try:
-        return ConvNetConfig(**raw | {"widths": tuple(raw["widths"])})
-    except (KeyError, TypeError) as error:
-        raise InputError(f"is no configuration of a ConvNet: {error}", file=file) from None
-    except InputError as error:
-        raise error.located(file=file) from None
+    return read_own_config(
+        folder,
+        _MODEL_TYPE,
+        "ConvNet",
+        lambda raw: ConvNetConfig(**raw | {"widths": tuple(raw["widths"])}),
+    )
 
 
 def fill(model: ConvNet, folder: str | Path, skip: Collection[str] = ()) -> ConvNet:
-    """Read the weights of a folder into a model that has memory; a rank, its part of each.
-
-    Args:
-        skip: parameters that are left as they are, as are those of adapters.
-
-    Raises:
-        InputError: the file is damaged, or its tensors are not those of the model.
-    """
-    from safetensors import safe_open
-
-    file = Path(folder) / WEIGHTS
-    found = {name: entry.shape for name, entry in read_entries(file).items()}
-    refuse_others(model.config.parameter_shapes(), found, file)
-    with safe_open(file, "pt") as tensors, torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in skip or name not in found:
-                continue
-            part, before = own_part(parameter)
-            part.copy_(tensors.get_slice(name)[before : before + len(part)])
-    return model
+    """Read the weights of a folder into a model that has memory, as `own_folder.fill_own` does."""
+    return fill_own(model, model.config, folder, skip)
 
 
 def load(folder: str | Path, device: torch.device | str = "cpu") -> ConvNet:
@@ -281,22 +234,3 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> ConvNet:
         model = ConvNet(config)
     materialise(model, device)
     return fill(model, folder)
-
-
-def refuse_others(
-    wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], file: Path
-) -> None:
-    """Refuse a file whose tensors are not those of the configuration next to it.
-
-    Raises:
-        InputError: one has another shape, or is in one of the two alone.
-    """
-    for name in [*wanted, *found]:
-        if wanted.get(name) != found.get(name):
-            raise InputError(
-                "the weights are not those of the model in config.json",
-                file=file,
-                field=name,
-                value=found.get(name),
-                allowed=str(wanted.get(name)),
-            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import add
 from typing import Any
@@ -25,6 +25,8 @@ NAMES = ("blocks.0.input.weight", "blocks.0.recurrent.weight", "blocks.0.input.b
          "head.weight", "head.bias")  # fmt: skip
 _UPDATE: tuple[Phase, ...] = ("forward", "loss", "step")
 SWEEP = 8  # tensors [steps, rows, width] that the update of states has at once
+# Bytes an element of a matrix of normal equations: while they are summed up, and while solved.
+SUMMING, SOLVING = 16, 56
 
 
 class ADMMStep(StepProgram):
@@ -86,19 +88,22 @@ class ADMMStep(StepProgram):
             check()
             for net in nets:
                 net.update_o(weights)
-            sums = self.summed_up([net.output_equations() for net in nets])
+            sums = self.summed_up(net.output_equations() for net in nets)
             weights = weights.with_output(sums.solved(weights.output, kappa))
             for net in nets:
                 net.update_s(weights)
                 net.update_a(weights)
-            sums = self.summed_up([net.recurrent_equations() for net in nets])
+            sums = self.summed_up(net.recurrent_equations() for net in nets)
             weights = weights.with_recurrent(sums.solved(weights.recurrent, kappa))
             for net in nets:
                 net.update_multipliers(weights)
         return weights
 
-    def summed_up(self, equations: list[NormalEquations]) -> NormalEquations:
-        """The sum over micro-batches and ranks, in float64: as many bytes whatever T and N are."""
+    def summed_up(self, equations: Iterable[NormalEquations]) -> NormalEquations:
+        """The sum over micro-batches, made one after the other, and ranks, where it is in float64.
+
+        As many bytes whatever steps, rows and micro-batches are.
+        """
         total = reduce(add, equations)
         if self.strategy.ranks.alone:
             return total
@@ -209,15 +214,17 @@ class ADMMRNN(Method):
         columns, ends = width + channels + 1, width + 1
         numbers = columns * (columns + width) + ends * (ends + classes) + 2
         wire = Wire("all_reduce", 8 * numbers * self.iterations, count=2 * self.iterations)
-        solving = Entry("workspace", 48 * columns**2, ("step",), "normal equations")
+        solving = SOLVING * columns**2
         if at.batch is None:
-            return Ledger.of(solving, wire)
+            return Ledger.of(Entry("workspace", solving, ("step",), "normal equations"), wire)
         steps, rows = at.batch.tokens, at.batch.sequences
         held = steps * (8 * width + 6) + 8 * width + 8 * classes + channels * 4 * steps
         worked = 4 * steps * max(SWEEP * width + columns, 2 * columns + 3 * width)
+        # Equations are solved when the block is gone; before, there are those of two micro-batches.
+        equations = max(SUMMING * columns**2, solving - worked * rows)
         return Ledger.of(
             Entry("workspace", held * rows * at.batch.micro_batches, _UPDATE, "variables"),
             Entry("workspace", worked * rows, _UPDATE, "a block of variables"),
-            solving,
+            Entry("workspace", equations, ("step",), "normal equations"),
             wire,
         )

@@ -20,7 +20,7 @@ from modicum.compress.base import Compressor
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.step import StepContext, StepProgram
 from modicum.core.contracts.strategy import Strategy
-from modicum.core.contracts.traits import MATRICES_ON_FSDP
+from modicum.core.contracts.trait_rules import MATRICES_ON_FSDP
 from modicum.core.errors import InputError
 from modicum.core.layers.basis_cache import bases_kept_in, own_folder
 from modicum.core.layers.full_model import FullModel, note_full_model

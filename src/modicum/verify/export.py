@@ -69,7 +69,9 @@ def verify_export(
     done = FinishedRun.of(run)
     kind = next((own for task, own in _KINDS.items() if isinstance(done.plan.task, task)), None)
     if kind is None:
-        problem = "exports of a task of your own cannot be verified"
+        problem = (
+            "exports of this task are not compared; those of text, text classes and images are"
+        )
         raise InputError(problem, field="task.method", value=done.plan.task.name)
     if changed := done.changed_base():
         expected, found = "the weights that the run began with", f"others in {', '.join(changed)}"

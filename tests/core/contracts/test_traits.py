@@ -6,7 +6,8 @@ import pytest
 
 import modicum
 from modicum.core.contracts.method import Info
-from modicum.core.contracts.traits import RULES, TRAITS, TraitHolder, clashes
+from modicum.core.contracts.trait_rules import RULES
+from modicum.core.contracts.traits import TRAITS, TraitHolder, clashes
 from modicum.core.errors import InputError
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,17 @@ from torch import Tensor, nn
 from modicum import adapters
 from modicum.checkpoint import CheckpointStore
 from modicum.core.ranks.ranks import Ranks
-from modicum.models import convnet, huggingface
+from modicum.models import convnet, huggingface, recurrent
 from modicum.planner import Plan, plan
 from modicum.recipe import Recipe
 from modicum.tasks.text import formed
 from modicum.trainer.evaluate import evaluate
 
+# What reads the model that a run of a task has left.
+_LOADERS: dict[str, Callable[[Path], nn.Module]] = {
+    "images": convnet.load,
+    "sequences": recurrent.load,
+}
 # What a row has that depends on the clock, the machine or the process.
 _OF_THE_PROCESS = {
     "seconds",
@@ -97,7 +102,7 @@ def exported(made: Plan, run: Path) -> nn.Module:
     """The model that a finished run has left."""
     recipe = made.recipe
     if recipe.task is not None:
-        return convnet.load(run / "model")
+        return _LOADERS[recipe.task["method"]](run / "model")
     if recipe.adapter is None:
         small = run / "compressed"
         return huggingface.load(small if small.is_dir() else run / "model")
