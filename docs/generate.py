@@ -240,7 +240,9 @@ def rows(section: Mapping[str, Any], schema: Mapping[str, Any], prefix: str) -> 
 
 def row(field: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     """A field as a row: name, type, default, meaning."""
-    default = f"`{value['default']}`" if value.get("default") is not None else ""
+    default = ""
+    if "default" in value:
+        default = "`null`" if value["default"] is None else f"`{value['default']}`"
     kind = cell(words_of(value, schema))
     return f"| `{field}` | {kind} | {default} | {cell(value.get('description', ''))} |"
 

@@ -40,6 +40,7 @@ class Chromium:
         path = found()
         assert path is not None
         words = ["--headless=new", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0",
+                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
                  f"--user-data-dir={folder}", "about:blank"]  # fmt: skip
         if os.getuid() == 0:
             words.insert(0, "--no-sandbox")

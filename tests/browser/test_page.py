@@ -174,7 +174,13 @@ def test_runs_are_laid_over_each_other(tab: OpenTab, runs: list[Path], tmp_path:
 def test_a_phone_loses_nothing(
     tab: OpenTab, runs: list[Path], tmp_path: Path, several: bool
 ) -> None:
-    both = report.compare(runs, tmp_path / "both.html") if several else report.write(runs[0])
+    seen = [{"layer": "model.layers.0.self_attn", "head": head, "gamma": 0.125, "length": 4096,
+             "width": 16, "degree": 3, "error": 1e-3, "columns": 969, "speedup": 0.26,
+             "verdict": "linear path after outlier removal"} for head in range(4)]  # fmt: skip
+    looked = run_folder(tmp_path / "looked", resumed_after=[120])
+    with open(looked / "evaluations.jsonl", "a") as handle:
+        handle.write(json.dumps({"step": 280, "loss": 2.0, "findings": {"diagnosis": seen}}) + "\n")
+    both = report.compare(runs, tmp_path / "both.html") if several else report.write(looked)
     page = tab(both, width=400)
     assert page.value("innerWidth") == 400
     assert page.value("document.documentElement.scrollWidth <= innerWidth")

@@ -21,7 +21,7 @@ def test_it_shows_figures_and_differences_side_by_side(make_run: MakeRun, tmp_pa
     (second / "recipe.yaml").write_text(RECIPE.replace("0.002", "0.004"))
     shown = Page(report.compare([first, second], tmp_path / "both.html").read_text())
     assert not shown.unbalanced
-    assert "first finished 2.3456 2.1234 240 983 k 7,432 tokens/s" in shown.text
+    assert "first finished 2.3456 2.1234 240 983 k tokens 7,432 tokens/s" in shown.text
     assert "second finished 1.5000" in shown.text
     assert "training.learning_rate 0.002 0.004" in shown.text
     assert "training.steps" not in shown.text

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.report.conftest import metrics
+from tests.report.conftest import RECIPE, metrics
 
 from modicum import report
 from modicum.cli.run_text import print_run
@@ -302,6 +302,40 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
         report.write(tmp_path)
     with pytest.raises(InputError, match="no such folder"):
         report.summary(tmp_path / "absent")
+
+
+def test_what_a_method_saw_stands_in_a_table_of_its_own(make_run: MakeRun) -> None:
+    folder = make_run()
+    seen = [
+        {"layer": "model.layers.0.self_attn", "head": head, "gamma": 0.125, "degree": degree,
+         "length": 4096, "verdict": verdict}
+        for head, degree, verdict in ((0, 3, "linear path"), (1, None, "<exact> only"))
+    ]  # fmt: skip
+    with open(folder / "evaluations.jsonl", "a") as handle:
+        for step in (240, 280):
+            row = {"step": step, "loss": 2.0, "findings": {"diagnosis": seen, "empty": []}}
+            handle.write(json.dumps(row) + "\n")
+    shown = written(folder)
+    assert "Diagnosis, step 280 layer head gamma degree length verdict" in shown.text
+    assert "model.layers.0.self_attn 0 0.125 3 4,096 linear path" in shown.text
+    assert "model.layers.0.self_attn 1 0.125 – 4,096 <exact> only" in shown.text
+    assert shown.html.count('data-label="verdict"') == 2
+    assert "What lora_limits" not in shown.text
+    (folder / "recipe.yaml").write_text(RECIPE + "diagnosis: {method: lora_limits}\n")
+    shown = written(folder)
+    assert "What lora_limits looks at, and what its columns say" in shown.text
+    assert "over_threshold is Gamma / sqrt(log L), with the longest row of keys L." in shown.text
+    assert not shown.unbalanced
+
+
+def test_losses_and_counts_are_of_the_task_s_unit(make_run: MakeRun) -> None:
+    folder = make_run(unit="sequences", data={"rows": 491_520})
+    shown = written(folder)
+    assert "2.3456 mean over sequences" in shown.text
+    assert "983 k sequences trained in 240 steps" in shown.text
+    assert "491,520 sequences, each of which the run trained 2 times, on average." in shown.text
+    assert '"note":"mean over sequences"' in shown.html
+    assert "nats per token" in written(make_run("other", unit=[3])).text
 
 
 ANYTHING = st.sampled_from(

@@ -13,6 +13,7 @@ from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
 from modicum.models import read_config
 from modicum.recipe import Recipe
+from modicum.verify import verify_export
 
 ZERO = {"strategy": "zero"}
 
@@ -53,6 +54,15 @@ def test_a_run_becomes_smaller_on_its_way(alone: Path) -> None:
     assert all(ranks[name] == rank for name, rank in last.items())
     assert len(set(ranks.values())) > 1, "ranks differ by layer"
     assert read_config(alone / "model").forms.plain
+
+
+@pytest.mark.expensive
+def test_what_it_exported_is_what_was_trained_in_the_last_shapes(alone: Path) -> None:
+    seen = verify_export(alone)
+    assert seen.findings == []
+    checks = {check["check"]: check for check in seen.checks}
+    assert checks["exported"]["error"] < 1e-4
+    assert checks["compressed"]["error"] == 0.0
 
 
 @pytest.mark.expensive

@@ -130,6 +130,7 @@ def test_asked_to_stop_between_updates(dataset, finished, tmp_path, signal_numbe
     assert [event["step"] for event in told if event["event"] == "resumed"] == [12]
     assert outcome(folder) == outcome(finished)
     assert (ended["status"], ended["interruptions"]) == ("finished", 1)
+    assert (record["resumed_after"], ended["resumed_after"]) == ([], [12])
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
@@ -220,7 +221,7 @@ def test_a_fork_starts_a_new_run_from_the_state_of_another(dataset, finished, tm
     content = run(values, folder, fork=finished, listener=told.append)
     assert {"event": "resumed", "step": 20} in told
     assert [row["step"] for row in rows(folder)] == [21, 22, 23]
-    assert content["forked_from"] == str(finished)
+    assert (content["forked_from"], content["resumed_after"]) == (str(finished), [])
     assert losses(folder)[0][1] < losses(finished)[2][1]
     # The same again is a finished run, the origin is as it was, and another fork is refused.
     assert run(values, folder, fork=finished)["steps"] == 23

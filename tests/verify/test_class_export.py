@@ -213,6 +213,20 @@ def test_images_are_verified_too(tmp_path: Path) -> None:
     assert verify_export(done, against=done).passed
 
 
+def test_sequences_are_verified_too(tmp_path: Path) -> None:
+    task = {"method": "sequences", "sequences": 64, "held_out": 16, "length": 5, "width": 8}
+    training = {"steps": 3, "batch_size": 8, "learning_rate": 1e-2}
+    done = run({"task": task, "training": training}, tmp_path / "run")
+    seen = verify_export(done, prompts=8)
+    assert seen.findings == []
+    assert seen.checks[0] == {"check": "rows", "of": "validation", "count": 8}
+    assert [(check["check"], check["error"]) for check in seen.checks[1:]] == [("exported", 0.0)]
+    folder = Path(shutil.copytree(done / "model", tmp_path / "other"))
+    changed(folder, lambda name, tensor: tensor * (1.0 if "head" in name else 1.2))
+    assert found(verify_export(done, against=folder)) == {("logits", "against")}
+    assert verify_export(done, against=done).passed
+
+
 def test_adapted_images_are_verified(tmp_path: Path) -> None:
     config = convnet.ConvNetConfig(widths=(8, 8), norm="group")
     convnet.save(convnet.create(config, 0), tmp_path / "base")

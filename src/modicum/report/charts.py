@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from modicum.core.files import JsonObject
 from modicum.report.columns import BY_CLASS, SKIPPED, StepColumns
 from modicum.report.events import events
-from modicum.report.facts import counted
+from modicum.report.facts import counted, unit
 from modicum.report.folder import FolderContents, section
-from modicum.report.numbers import as_count, number
+from modicum.report.numbers import as_count, number, per
 
 STRETCHES = 1000  # of a curve; each shows its least and its greatest value, and has a mean
 _UNITS = ("step", "tokens", "seconds")
@@ -60,7 +60,7 @@ def payload(
         name for run in runs for table in (run.metrics, run.evaluations) for name in table.names
     ]
     return {
-        "charts": [asdict(chart) for chart in charts(drawn)],
+        "charts": [asdict(_of_unit(chart, runs)) for chart in charts(drawn)],
         "runs": [of_run(run, low, high) for run in runs],
     }
 
@@ -75,12 +75,20 @@ def charts(names: Iterable[str]) -> list[Chart]:
     return [*known, *(Chart(name, name.replace("_", " ").capitalize()) for name in others)]
 
 
+def _of_unit(chart: Chart, runs: Sequence[FolderContents]) -> Chart:
+    """The chart of a loss with what the runs' losses are means over."""
+    if chart.name != "loss":
+        return chart
+    return replace(chart, note=", ".join(dict.fromkeys(per(unit(run)) for run in runs)))
+
+
 def of_run(run: FolderContents, low: float = -math.inf, high: float = math.inf) -> dict[str, Any]:
     """One run's curves between two steps, its events, and the levels that it was to keep."""
     clock = _Clock(run.metrics)
     tables = [table for table in (run.metrics, run.evaluations) if table]
     return {
         "name": run.name,
+        "unit": unit(run),
         "steps": as_count(run.metrics.steps[-1]) if run.metrics else 0,
         "start": clock.at(min(table.steps[0] for table in tables) if tables else 0),
         "end": clock.at(max(table.steps[-1] for table in tables) if tables else 0),

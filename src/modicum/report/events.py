@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
-from modicum.report.folder import FolderContents, section
+from modicum.report.folder import FolderContents, listing, section
 from modicum.report.numbers import as_count, number
 
 _MOST = 100  # marks of one kind: of more, the first ones
@@ -16,9 +17,10 @@ def events(run: FolderContents) -> list[dict[str, Any]]:
     """Marks in order of their steps: `step`, `kind`, and `text` in words.
 
     Kinds are skipped (an update that had no finite loss or gradient), surgery, ended (a
-    method, for good), best, stopped and checkpoint (one that is kept).
+    method, for good), resumed, elsewhere (from here on by another machine, version or number of
+    ranks), best, stopped and checkpoint (one that is kept).
     """
-    found = [*_skipped(run), *_plans(run), *_checkpoints(run)]
+    found = [*_skipped(run), *_plans(run), *_starts(run), *_checkpoints(run)]
     best = section(run.run, "best")
     if (step := number(best.get("step"))) is not None:
         found.append(_event(step, "best", "best evaluation"))
@@ -46,6 +48,22 @@ def _plans(run: FolderContents) -> list[dict[str, Any]]:
         ended = section(plan, "ended")
         if (step := number(ended.get("step"))) is not None:
             found.append(_event(step, "ended", f"a method has ended: {ended.get('why', '')}"))
+    return found
+
+
+def _starts(run: FolderContents) -> list[dict[str, Any]]:
+    steps = run.run.get("resumed_after")
+    found = [
+        _event(step, "resumed", "resumed from the checkpoint of this step")
+        for each in (steps if isinstance(steps, list) else ())[:_MOST]
+        if (step := number(each)) is not None
+    ]
+    places = listing(run.run, "environments")[:_MOST]
+    for before, place in pairwise(places):
+        names = [name for name in place if name != "after_step" and place[name] != before.get(name)]
+        if (step := number(place.get("after_step"))) is not None and names:
+            said = ", ".join(name.replace("_", " ") for name in names)
+            found.append(_event(step, "elsewhere", f"from here on another {said}"))
     return found
 
 

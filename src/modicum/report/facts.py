@@ -54,6 +54,7 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "steps_planned": _first(
             record.get("steps_planned"), section(run.recipe, "training").get("steps")
         ),
+        "unit": unit(run),
         "data": section(record, "data"),
         "steps_skipped": len(metrics.values(SKIPPED)),
         "tokens": tokens,
@@ -75,6 +76,12 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "notes": run.notes,
     }
     return finite(result | {"comparison": comparison(run, result)})
+
+
+def unit(run: FolderContents) -> str:
+    """What losses are means over and `tokens` counts, as a plural: tokens, unless the run says."""
+    said = run.run.get("unit")
+    return said if isinstance(said, str) and said else "tokens"
 
 
 def _first(*values: Any) -> Any:

@@ -91,6 +91,15 @@ def spent(cost: Mapping[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
+def per(unit: str) -> str:
+    """What a loss is, by what it is a mean over.
+
+    >>> per("tokens"), per("images")
+    ('nats per token', 'mean over images')
+    """
+    return "nats per token" if unit == "tokens" else f"mean over {unit}"
+
+
 def quantity(value: Any, unit: str) -> str:
     """`value` with its unit: "bytes", "seconds", "tokens/s", "nats" or "" (a plain count)."""
     known = number(value)

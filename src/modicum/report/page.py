@@ -70,6 +70,7 @@ def page_of(
     )
     environment.filters.update(
         quantity=numbers.quantity,
+        per=numbers.per,
         short=numbers.short,
         percent=numbers.percent,
         signed=lambda value: numbers.percent(value, signed=True),

@@ -7,6 +7,7 @@ from typing import Any
 from modicum.core.files import JsonObject
 from modicum.data.fitting import too_long_words
 from modicum.data.image_files import class_words
+from modicum.recipe import methods_for
 from modicum.report import facts as told
 from modicum.report import numbers, plots
 from modicum.report.events import events
@@ -38,7 +39,7 @@ def view(run: FolderContents) -> dict[str, Any]:
         "by_kind": sorted(told.kinds_measured(run), key=lambda row: plots.rank(row["kind"])),
         "ledger": listing(prediction, "table"),
         "samples": samples(run.samples),
-        "findings": findings(run.findings),
+        "findings": findings(run.findings, run.recipe),
         "data_lines": data_lines(result),
         "cost_lines": cost_lines(result, prediction),
         "changed": [field for field in recipe if field.changed],
@@ -50,15 +51,24 @@ def view(run: FolderContents) -> dict[str, Any]:
     }
 
 
-def findings(found: JsonObject) -> list[dict[str, Any]]:
-    """A table for each method that looked: its rows in the columns that the first one has."""
+def findings(found: JsonObject, recipe: JsonObject) -> list[dict[str, Any]]:
+    """A table for each method that looked: its rows in the columns that the first one has.
+
+    Args:
+        recipe: whose sections name the methods, which say what their columns mean (`about`).
+    """
     tables = []
     for name in found:
         if rows := listing(found, name):
             cells = [[_cell(row.get(column)) for column in rows[0]] for row in rows]
             columns = [column.replace("_", " ") for column in rows[0]]
-            table = {"name": name, "columns": columns, "rows": cells}
-            tables.append({**table, "step": numbers.number(found.get("step"))})
+            method = section(recipe, name).get("method")
+            record = methods_for(name).get(method) if isinstance(method, str) else None
+            tables.append({
+                "name": name, "columns": columns, "rows": cells,
+                "step": numbers.number(found.get("step")),
+                "method": record and record.name, "about": record.description if record else [],
+            })  # fmt: skip
     return tables
 
 
@@ -88,6 +98,10 @@ def data_lines(result: dict[str, Any]) -> list[str]:
             f"{often if taken and trained else ''}"
             f"{numbers.percent(waste or 0.0)} of the rows is padding."
         )
+    elif rows and documents is None:  # a task that is not of texts in rows
+        taken = numbers.number(result.get("tokens")) or 0
+        often = f", each of which the run trained {taken / rows:.3g} times, on average"
+        lines.append(f"{rows:,} {result.get('unit')}{often if taken else ''}.")
     lines += source_lines(counts.get("sources"))
     known = {key: value for key, value in counts.items() if numbers.number(value) is not None}
     if words := too_long_words(known):

@@ -56,6 +56,7 @@ class RunRecord:
             "environments": old.get("environments", []),
             "inputs": old.get("inputs", {}),
             "directory": old.get("directory", str(Path.cwd())),
+            "unit": plan.task.unit,
             "forked_from": old.get("forked_from", forked_from),
             "started": old.get("started") or _now(),
             "ended": old.get("ended"),
@@ -87,6 +88,7 @@ class RunRecord:
             "cost": old.get("cost"),
             "saves": old.get("saves"),
             "interruptions": old.get("interruptions", 0),
+            "resumed_after": old.get("resumed_after", []),
             "outputs": old.get("outputs", {}),
             "error": None,
             "failed_by": None,
@@ -131,6 +133,10 @@ class RunRecord:
             metrics: the rows of all steps, also of those that will be done again.
         """
         self.time.carry(carried(self._left, notes, metrics, step))
+        if notes:
+            before = self.content["resumed_after"]
+            steps = [*(before if isinstance(before, list) else ()), step]
+            self.content["resumed_after"] = [s for n, s in enumerate(steps) if s not in steps[:n]]
 
     def begun(self, ranks: Ranks) -> None:
         """The start-up of this process is over; all ranks call this."""

@@ -27,6 +27,7 @@ from modicum.tasks import Data, task_of
 from modicum.trainer.best import best_of
 from modicum.trainer.build import build_model, build_strategy
 from modicum.trainer.folder import BASE, EVALUATIONS, PLAN, PREPARED, RunFolder, operated_at
+from modicum.trainer.surgery import with_surgery
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,7 @@ class FinishedRun:
         """Look at a run folder; nothing in it is written.
 
         Raises:
-            InputError: there is no run, it has not finished, its layers changed their shapes while
-                it trained, or its checkpoint is damaged or gone.
+            InputError: there is no run, it has not finished, or its checkpoint is damaged or gone.
         """
         folder = RunFolder(Path(path))
         if not folder.path.is_dir() or not folder.started():
@@ -58,9 +58,6 @@ class FinishedRun:
         if record.get("status") != "finished":
             problem = "this run has not finished; the same `modicum train` command resumes it"
             raise InputError(problem, file=folder.path)
-        if any(operated_at(row) >= 0 for row in folder.rows(PLAN)):
-            problem = "layers of this run changed their shapes while it trained, which this does "
-            raise InputError(problem + "not restore yet", file=folder.path)
         recipe = folder.read_recipe()
         checkpoint = _exported(folder, recipe)
         plan, _ = plan_anyway(recipe)
@@ -68,6 +65,9 @@ class FinishedRun:
         if recipe.method("compress") is not None:
             inputs = plan.task.compressed(plan.inputs, folder.path / BASE)
             plan = replace(plan, inputs=inputs)
+        for row in folder.rows(PLAN):  # layers that changed their shapes while the run trained
+            if 0 <= operated_at(row) <= checkpoint.step:
+                plan = with_surgery(plan, row["surgery"], folder.path)
         return cls(folder, plan, checkpoint, base)
 
     def changed_base(self) -> list[str]:

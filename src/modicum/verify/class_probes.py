@@ -17,7 +17,7 @@ from modicum.core.errors import InputError
 from modicum.core.run_folders import is_adapter
 from modicum.data.image_arrays import CARD
 from modicum.data.pair_tokenizer import FILE, PairTokenizer
-from modicum.models import convnet
+from modicum.models import convnet, recurrent
 from modicum.models.huggingface import CONFIG, resolve
 from modicum.models.transformers.classes import classes_of
 from modicum.models.transformers.classifier_files import load_classifier
@@ -25,6 +25,7 @@ from modicum.serve import load_adapted
 from modicum.serve.adapted import adapted_classifier
 from modicum.tasks import Data
 from modicum.tasks.images import ImageTask
+from modicum.tasks.sequences import SequenceTask
 from modicum.tasks.text_classes import TextClassInputs, TextClassTask
 from modicum.trainer.restoring import FinishedRun
 from modicum.verify.export_probe import ExportProbe, Incomplete, Loaded
@@ -179,32 +180,54 @@ class TextClassProbe(ClassProbe):
             yield Wanting("padding", place, f"pad_token_id {self.padding}", f"{padding}")
 
 
-class ImageProbe(ClassProbe):
-    """Convolutional classifiers, with or without an adapter."""
+class OwnClassProbe(ClassProbe):
+    """Classifiers that are modicum's own, with or without an adapter."""
 
-    def __init__(self, done: FinishedRun, data: Data[Any], count: int | None, tokens: int) -> None:
-        super().__init__(done, data, count, tokens)
-        assert isinstance(done.plan.task, ImageTask)
-        self.names = done.plan.task.names
+    @staticmethod
+    @abstractmethod
+    def read(folder: Path, device: str) -> Any:
+        """The model of a folder."""
 
     def load(self, run: Path) -> LoadedClassifier:
         """The run's adapter on its base, or its model."""
         if not (run / "adapter").is_dir():
             return self.load_other(run / "model")
         assert self.done.base is not None
-        model = convnet.load(self.done.base, self.done.plan.device)
+        model = self.read(self.done.base, self.done.plan.device)
         adapter = load_adapter(model, run / "adapter", plugins=self.done.plan.recipe.plugins)
         return LoadedClassifier(model.eval(), adapter, ())
 
     def load_other(self, folder: Path) -> LoadedClassifier:
-        """A folder of `models.convnet`, or a run's; of one's own images it names the classes."""
+        """A folder of such a model, or a run's; of one's own images it names the classes."""
         if not folder.is_dir():
             raise InputError("no such folder", file=folder, field="--against")
         inner = folder if (folder / CONFIG).is_file() else folder / "model"
-        model = convnet.load(inner, self.done.plan.device).eval()
+        model = self.read(inner, self.done.plan.device).eval()
         card = inner / CARD
         names = json.loads(card.read_text(encoding="utf-8"))["classes"] if card.is_file() else ()
         return LoadedClassifier(model, None, tuple(names))
+
+
+class ImageProbe(OwnClassProbe):
+    """Convolutional classifiers."""
+
+    read = staticmethod(convnet.load)
+
+    def __init__(self, done: FinishedRun, data: Data[Any], count: int | None, tokens: int) -> None:
+        super().__init__(done, data, count, tokens)
+        assert isinstance(done.plan.task, ImageTask)
+        self.names = done.plan.task.names
+
+
+class SequenceProbe(OwnClassProbe):
+    """Recurrent nets."""
+
+    read = staticmethod(recurrent.load)
+
+    def __init__(self, done: FinishedRun, data: Data[Any], count: int | None, tokens: int) -> None:
+        super().__init__(done, data, count, tokens)
+        assert isinstance(done.plan.task, SequenceTask)
+        self.names = tuple(map(str, range(done.plan.task.classes)))
 
 
 def _outputs(logits: torch.Tensor) -> Outputs:

@@ -20,9 +20,10 @@ from modicum.core.machine.memory import release
 from modicum.core.progress import StageProgress
 from modicum.tasks import CausalLM, Data, Task
 from modicum.tasks.images import ImageTask
+from modicum.tasks.sequences import SequenceTask
 from modicum.tasks.text_classes import TextClassTask
 from modicum.trainer.restoring import FinishedRun
-from modicum.verify.class_probes import ImageProbe, TextClassProbe
+from modicum.verify.class_probes import ImageProbe, SequenceProbe, TextClassProbe
 from modicum.verify.export_probe import ExportProbe, Incomplete, Loaded
 from modicum.verify.findings import Verification, Wanting
 from modicum.verify.outputs import Outputs, distance
@@ -39,6 +40,7 @@ _KINDS: dict[type[Task[Any, Any, Any]], type[ExportProbe]] = {
     CausalLM: TextProbe,
     TextClassTask: TextClassProbe,
     ImageTask: ImageProbe,
+    SequenceTask: SequenceProbe,
 }
 
 
@@ -70,7 +72,8 @@ def verify_export(
     kind = next((own for task, own in _KINDS.items() if isinstance(done.plan.task, task)), None)
     if kind is None:
         problem = (
-            "exports of this task are not compared; those of text, text classes and images are"
+            "exports of this task are not compared; those of text, classes of texts, images and "
+            "sequences are"
         )
         raise InputError(problem, field="task.method", value=done.plan.task.name)
     if changed := done.changed_base():

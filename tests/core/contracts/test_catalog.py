@@ -165,6 +165,10 @@ def test_docstrings_say_what_every_field_means():
         if not record.meanings.get(field)
     }
     assert missing == set()
+    about = find("lora_limits").description
+    assert about[0].startswith("It changes nothing and is no adapter: a row for each head")
+    assert sum(line.startswith("- ") for line in about) >= 4
+    assert not any(word in line for line in about for word in ("Args:", ">>>", "Source:"))
     lora = find("lora").meanings
     assert "rank" in lora
     assert "\n" not in "".join(lora.values())

@@ -73,6 +73,11 @@ class MethodRecord:
         """What the docstring says of each field, read from the file."""
         return source_reading.meanings(self.file, self._class)
 
+    @functools.cached_property
+    def description(self) -> list[str]:
+        """What the docstring says after its first line, before `Args:`; a line a paragraph."""
+        return source_reading.description(self._class)
+
     @property
     def _class(self) -> ast.ClassDef:
         for node in _classes(self.file):

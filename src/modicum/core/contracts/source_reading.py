@@ -159,6 +159,13 @@ def meanings(file: Path, node: ast.ClassDef) -> dict[str, str]:
     return found
 
 
+def description(node: ast.ClassDef) -> list[str]:
+    """The paragraphs and list items of a class's docstring before its sections, a line each."""
+    text = re.split(r"\n(?:[A-Z]\w+:\n|Source: |>>> )", ast.get_docstring(node) or "")[0]
+    _, *paragraphs = re.split(r"\n\n|\n(?=- )", text.strip())
+    return [" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip()]
+
+
 def _signature(file: Path, node: ast.ClassDef) -> tuple[Path, ast.FunctionDef] | None:
     """The `__init__` of an optimizer, its own or that of a base; None for other classes."""
     for item in node.body:

@@ -42,9 +42,15 @@ function ticksText(ticks, unit) {
   return ticks.map((v) => (v === null ? "" : v.toFixed(decimals)));
 }
 
+// What `tokens` counts: of other tasks images, texts, sequences.
+function counted() {
+  const units = new Set(payload.runs.map((run) => run.unit));
+  return units.size === 1 ? [...units][0] : "trained";
+}
+
 const ALONG = {
   step: { title: "step", write: (v) => v.toLocaleString("en"), tick: (v) => (v >= 1e5 ? short(v) : v.toLocaleString("en")) },
-  tokens: { title: "tokens", write: (v) => `${short(v)} tokens`, tick: short },
+  tokens: { get title() { return counted(); }, write: (v) => `${short(v)} ${counted()}`, tick: short },
   seconds: { title: "time in steps", write: duration, tick: duration },
 };
 
