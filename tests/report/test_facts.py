@@ -49,4 +49,5 @@ def test_numbers_as_text() -> None:
     ]  # fmt: skip
     assert quantity(None, "bytes") == quantity(float("nan"), "nats") == "–"
     assert quantity(1.5, "seconds") == "1.5 s"
+    assert [quantity(s, "seconds") for s in (6.4e-5, 0.0012, 0)] == ["< 1 ms", "0.0012 s", "0 s"]
     assert finite({"a": [float("inf"), 1]}) == {"a": [None, 1]}

@@ -316,9 +316,9 @@ def test_what_a_method_saw_stands_in_a_table_of_its_own(make_run: MakeRun) -> No
             row = {"step": step, "loss": 2.0, "findings": {"diagnosis": seen, "empty": []}}
             handle.write(json.dumps(row) + "\n")
     shown = written(folder)
-    assert "Diagnosis, step 280 layer head gamma degree length verdict" in shown.text
-    assert "model.layers.0.self_attn 0 0.125 3 4,096 linear path" in shown.text
-    assert "model.layers.0.self_attn 1 0.125 – 4,096 <exact> only" in shown.text
+    assert "Diagnosis, step 280 layer verdict head gamma degree length" in shown.text
+    assert "model.layers.0.self_attn linear path 0 0.125 3 4,096" in shown.text
+    assert "model.layers.0.self_attn <exact> only 1 0.125 – 4,096" in shown.text
     assert shown.html.count('data-label="verdict"') == 2
     assert "What lora_limits" not in shown.text
     (folder / "recipe.yaml").write_text(RECIPE + "diagnosis: {method: lora_limits}\n")
@@ -335,6 +335,12 @@ def test_losses_and_counts_are_of_the_task_s_unit(make_run: MakeRun) -> None:
     assert "983 k sequences trained in 240 steps" in shown.text
     assert "491,520 sequences, each of which the run trained 2 times, on average." in shown.text
     assert '"note":"mean over sequences"' in shown.html
+    with open(folder / "evaluations.jsonl", "a") as handle:
+        handle.write('{"step": 280, "loss": 2.0, "accuracy": 0.5, "sequences": 64}\n')
+    shown = written(folder)
+    assert '"title":"Accuracy"' in shown.html
+    assert '"title":"Sequences"' not in shown.html
+    assert "<td>sequences</td>" not in shown.html
     assert "nats per token" in written(make_run("other", unit=[3])).text
 
 

@@ -57,7 +57,11 @@ def payload(
 ) -> dict[str, Any]:
     """All that the page's script draws, from one step to another."""
     drawn = [
-        name for run in runs for table in (run.metrics, run.evaluations) for name in table.names
+        name
+        for run in runs
+        for table in (run.metrics, run.evaluations)
+        for name in table.names
+        if name != unit(run)  # a count, as tokens are
     ]
     return {
         "charts": [asdict(_of_unit(chart, runs)) for chart in charts(drawn)],

@@ -148,7 +148,7 @@ def measures(run: FolderContents) -> list[dict[str, Any]]:
             "test": test.get(name),
         }
         for name in {**after, **test}
-        if name not in ("seconds", "tokens", "rows")
+        if name not in ("seconds", "tokens", "rows", unit(run))
     ]
 
 

@@ -108,6 +108,8 @@ def quantity(value: Any, unit: str) -> str:
     if unit == "bytes":
         return in_bytes(known)
     if unit == "seconds":
+        if 0 < known < 0.001:
+            return "< 1 ms"
         return f"{known:.2g} s" if 0 < known < 9.5 else format_duration(known)
     if unit == "tokens/s":
         return f"{known:,.0f} tokens/s" if known >= 10 else f"{known:.2g} tokens/s"

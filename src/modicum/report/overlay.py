@@ -9,8 +9,9 @@ from modicum.report import facts as told
 from modicum.report.folder import FolderContents
 from modicum.report.recipes import differing
 from modicum.report.samples import samples
+from modicum.report.subject import subject
 from modicum.report.time_rows import side_by_side
-from modicum.report.view import data_lines, subject
+from modicum.report.view import data_lines
 
 # Where a run stands rather than what it did: no difference of recipes.
 _PLACES = ("tracking.name",)

@@ -14,6 +14,7 @@ from modicum.report.events import events
 from modicum.report.folder import FolderContents, listing, section
 from modicum.report.recipes import fields
 from modicum.report.samples import samples
+from modicum.report.subject import subject
 
 
 def view(run: FolderContents) -> dict[str, Any]:
@@ -54,14 +55,17 @@ def view(run: FolderContents) -> dict[str, Any]:
 def findings(found: JsonObject, recipe: JsonObject) -> list[dict[str, Any]]:
     """A table for each method that looked: its rows in the columns that the first one has.
 
+    Columns of words come first: the verdict on a row must not be out of sight behind its numbers.
+
     Args:
         recipe: whose sections name the methods, which say what their columns mean (`about`).
     """
     tables = []
     for name in found:
         if rows := listing(found, name):
-            cells = [[_cell(row.get(column)) for column in rows[0]] for row in rows]
-            columns = [column.replace("_", " ") for column in rows[0]]
+            names = sorted(rows[0], key=lambda column: not isinstance(rows[0][column], str))
+            cells = [[_cell(row.get(column)) for column in names] for row in rows]
+            columns = [column.replace("_", " ") for column in names]
             method = section(recipe, name).get("method")
             record = methods_for(name).get(method) if isinstance(method, str) else None
             tables.append({
@@ -121,7 +125,7 @@ def cost_lines(result: JsonObject, prediction: JsonObject) -> list[str]:
     planned = dict(numbers.spent(prediction))
     for name, said in numbers.spent(cost):
         by = f" ({cost.get('kwh_by')})" if name == "energy" else ""
-        plan = f"; the last plan said {planned[name]}" if name in planned else ""
+        plan = f"; the last plan said {planned[name]} for the updates" if name in planned else ""
         lines.append(f"{name.capitalize()}: {said}{by}{plan}.")
     every, lost, share = (
         numbers.number(section(result, "saves").get(key))
@@ -154,39 +158,6 @@ def source_lines(sources: Any) -> list[str]:
                 f"own are taken {passes:.3g} times."
             )
     return lines
-
-
-def subject(recipe: JsonObject, begun_in: Any = None) -> dict[str, str]:
-    """What was trained, on what, and how, as far as the recipe says.
-
-    Args:
-        begun_in: the folder in which the run was begun; paths in it are shown as seen from there.
-    """
-
-    def named(part: Any, key: str) -> str:
-        if isinstance(part, str):
-            return part
-        value = part.get(key) if isinstance(part, dict) else None
-        if not isinstance(value, str):
-            return ""
-        above = f"{begun_in}/" if isinstance(begun_in, str) else ""
-        return value.removeprefix(above) or value
-
-    adapter, model = section(recipe, "adapter"), section(recipe, "model")
-    method, rank = named(recipe.get("adapter"), "method"), numbers.number(adapter.get("rank"))
-    if method and rank is not None:
-        method += f" (rank {rank})"
-    source = named(recipe.get("model"), "path")
-    layers, width = numbers.number(model.get("layers")), numbers.number(model.get("width"))
-    if not source and layers is not None and width is not None:
-        source = f"a new decoder, {layers} blocks of width {width}"
-    data = section(recipe, "data")
-    library = "the Python standard library" if "path" in data and data["path"] is None else ""
-    return {
-        "model": source,
-        "data": named(recipe.get("data"), "path") or library,
-        "method": method or ("full training" if recipe else ""),
-    }
 
 
 def revisions(plans: list[JsonObject]) -> list[dict[str, Any]]:

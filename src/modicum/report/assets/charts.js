@@ -142,8 +142,8 @@ function decorate({ chart }, plot) {
     const y = plot.valToPos(level.value, "y", true);
     stroke(ctx, several ? runRole(level.place) : level.role, [6 * scale, 4 * scale], 1.5 * scale, left, y, left + width, y);
   }
-  if (chart.wide) payload.runs.forEach((run, place) => { if (!state.hidden.has(place)) marks(run, place, plot, scale); });
   ctx.restore();
+  if (chart.wide) payload.runs.forEach((run, place) => { if (!state.hidden.has(place)) marks(run, place, plot, scale); });
 }
 
 function stroke(ctx, role, dash, width, x0, y0, x1, y1) {
@@ -162,6 +162,7 @@ function marks(run, place, plot, scale) {
   ctx.fillStyle = colour(several ? runRole(place) : "ink");
   for (const event of run.events) {
     const x = plot.valToPos(event[state.unit], "x", true);
+    if (x < plot.bbox.left - 1 || x > plot.bbox.left + plot.bbox.width + 1) continue;
     ctx.beginPath();
     ctx.moveTo(x - size, top - size);
     ctx.lineTo(x + size, top - size);
