@@ -148,6 +148,9 @@ def test_keys_read_zoom_and_leave(tab: OpenTab, runs: list[Path]) -> None:
     assert page.value("state.range") is None
     page.press("l")
     assert page.value(f"{LOSS}.plot.scales.y.distr") == 3
+    ticks = page.value(f"{LOSS}.plot.axes[1]._values.filter(text => text)")
+    assert ticks
+    assert all(len(text) <= 4 for text in ticks), ticks
     page.press("Escape")
     assert page.value("document.activeElement.className") != "plot"
     assert page.value(f"{LOSS}.tip.hidden")

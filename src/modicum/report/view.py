@@ -65,7 +65,10 @@ def findings(found: JsonObject, recipe: JsonObject) -> list[dict[str, Any]]:
         if rows := listing(found, name):
             names = sorted(rows[0], key=lambda column: not isinstance(rows[0][column], str))
             cells = [[_cell(row.get(column)) for column in names] for row in rows]
-            columns = [column.replace("_", " ") for column in names]
+            columns = [
+                {"title": name.replace("_", " "), "number": not isinstance(rows[0][name], str)}
+                for name in names
+            ]
             method = section(recipe, name).get("method")
             record = methods_for(name).get(method) if isinstance(method, str) else None
             tables.append({
@@ -76,12 +79,12 @@ def findings(found: JsonObject, recipe: JsonObject) -> list[dict[str, Any]]:
     return tables
 
 
-def _cell(value: Any) -> dict[str, Any]:
-    """What a table shows of a value, and whether it is a number."""
+def _cell(value: Any) -> str:
+    """What a table shows of a value."""
     number = numbers.number(value)
     if number is None:
-        return {"text": value if isinstance(value, str) else "–", "number": False}
-    return {"text": f"{value:,}" if type(value) is int else f"{number:.3g}", "number": True}
+        return value if isinstance(value, str) else numbers.NONE
+    return f"{value:,}" if type(value) is int else f"{number:.3g}"
 
 
 def data_lines(result: dict[str, Any]) -> list[str]:

@@ -38,6 +38,7 @@ function ticksText(ticks, unit) {
   if (unit === "bytes" || unit === "tokens/s") return ticks.map((v) => (v === null ? "" : unit === "bytes" ? inBytes(v) : short(v)));
   const shown = ticks.filter((v) => v !== null);
   if (shown.some((v) => Math.abs(v) >= 1e6 || (v !== 0 && Math.abs(v) < 1e-4))) return ticks.map((v) => (v === null ? "" : v === 0 ? "0" : v.toExponential()));
+  if (state.log) return ticks.map((v) => (v === null ? "" : digits(v, 3)));
   const decimals = Math.max(0, ...shown.map((v) => (String(Number(v.toPrecision(9))).split(".")[1] || "").length));
   return ticks.map((v) => (v === null ? "" : v.toFixed(decimals)));
 }
