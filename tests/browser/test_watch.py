@@ -82,5 +82,12 @@ def test_a_long_run_is_few_points_and_every_step_is_there_when_looked_at(
         page.value("look([12300, 12400])")
         page.wait(f"{COUNT} === 103")
         assert page.value("drawnCharts[0].lines[0].x.includes(12345)")
+        page.value("look([3000, 3100])")  # elsewhere, of which the page has no points by then
+        page.wait("drawnCharts[0].lines[0].x.includes(3050)")
+        page.value("zoom(2)")
+        page.wait("drawnCharts[0].lines[0].x.includes(2960)")
+        page.value("document.querySelector('input[value=seconds]').click()")
+        page.value("look([15000, 15100])")
+        page.wait("drawnCharts[0].lines[0].x.includes(15050)")
         page.value("look(null)")
         page.wait(f"{COUNT} > 1000")

@@ -11,11 +11,21 @@ function looked() {
 function stretch() {
   if (!state.range) return "";
   const steps = payload.runs.flatMap((run) => {
+    if (state.unit === "step") return state.range;
     const curve = Object.values(run.metrics)[0];
-    if (!curve) return [];
-    return state.range.map((at) => curve.step[nearest(curve[state.unit], at)]);
+    return curve ? state.range.map((at) => stepAt(run, curve, at)) : [];
   });
   return steps.length ? `low=${Math.min(...steps)}&high=${Math.max(...steps)}` : "";
+}
+
+// The step at a place along the charts. The curve may be that of an earlier stretch; outside of it
+// the step is about as far as the place is between the curve's end and the run's.
+function stepAt(run, curve, at) {
+  const along = curve[state.unit], last = along.length - 1;
+  const between = (from, to, low, high) => low + (high - low) * Math.min(1, Math.max(0, (at - from) / (to - from || 1)));
+  if (at < along[0]) return Math.floor(between(run.start[state.unit], along[0], run.start.step, curve.step[0]));
+  if (at > along[last]) return Math.ceil(between(along[last], run.end[state.unit], curve.step[last], run.end.step));
+  return curve.step[nearest(along, at)];
 }
 
 async function ask(again = false) {
