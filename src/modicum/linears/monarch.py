@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from modicum.core.contracts.method import Against, Info, PositiveInt
-from modicum.core.contracts.search import IntegerRange, SearchTable
+from modicum.core.contracts.search import IntegerRange, LinearRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.layers.form_layer import FormLayer, TensorShapes
 from modicum.core.ranks.sharding import is_sharded, laid_out_like, whole
@@ -126,6 +127,19 @@ class MonarchLinear(FormLayer):
         self.draw({"first": self.first, "second": self.second}, std=each, seed=seed, name=name)
 
 
+def part_rank(in_features: int, out_features: int, blocks: int, share: float) -> int:
+    """The largest rank of parts at which factors have at most `share` of the weight's elements.
+
+    It is 1 at least, and no larger than a part's smaller side.
+
+    >>> part_rank(192, 192, 4, 0.5), part_rank(192, 64, 4, 0.5)
+    (12, 6)
+    """
+    ins, outs = -(-in_features // blocks), -(-out_features // blocks)
+    rank = int(share * in_features * out_features / (blocks**2 * (ins + outs)))
+    return max(1, min(rank, ins, outs))
+
+
 class Monarch(LinearMethod):
     """Each weight as two block-diagonal factors: r b (in + out) elements, as two batched products.
 
@@ -142,8 +156,10 @@ class Monarch(LinearMethod):
 
     Args:
         blocks: b, groups of inputs and of outputs.
-        rank: r; None: the smaller side of a part, over b, which makes a square weight's factors
-            2 / b of it. A layer that would not become smaller stays dense.
+        share: of each layer's weight elements, the part that its factors have at most, of rank 1
+            more; None: r is the smaller side of a part, over b, which makes a square weight's
+            factors 2 / b of it.
+        rank: r, in place of what `share` gives. A layer that would not become smaller stays dense.
         targets, exclude: see `LinearMethod`.
 
     Source: Dao et al., "Monarch: Expressive Structured Matrices for Efficient and Accurate
@@ -179,16 +195,20 @@ class Monarch(LinearMethod):
         tiny={"blocks": 2},
     )
     search = SearchTable(
-        {"rank": IntegerRange(1, 64, 8, log=True), "blocks": IntegerRange(2, 16, 4, log=True)},
-        size="rank",
+        {"share": LinearRange(0.1, 0.9, 0.5), "blocks": IntegerRange(2, 16, 4, log=True)},
+        size="share",
     )
     layer = MonarchLinear
 
     blocks: PositiveInt = 4
+    share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
     rank: PositiveInt | None = None
 
     def arguments(self, in_features: int, out_features: int) -> Mapping[str, Any] | None:
-        shapes = MonarchLinear.shapes(in_features, out_features, self.blocks, self.rank)
+        sides, rank = (in_features, out_features), self.rank
+        if rank is None and self.share is not None:
+            rank = part_rank(*sides, self.blocks, self.share)
+        shapes = MonarchLinear.shapes(*sides, self.blocks, rank)
         if sum(map(math.prod, shapes.values())) >= in_features * out_features:
             return None
         return {"blocks": self.blocks, "rank": shapes["second"][1] // self.blocks}
