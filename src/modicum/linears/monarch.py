@@ -201,7 +201,7 @@ class Monarch(LinearMethod):
     layer = MonarchLinear
 
     blocks: PositiveInt = 4
-    share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    share: Annotated[float | None, Field(gt=0, lt=1, allow_inf_nan=False)] = None
     rank: PositiveInt | None = None
 
     def arguments(self, in_features: int, out_features: int) -> Mapping[str, Any] | None:
