@@ -81,6 +81,10 @@ class LinearMethod(Method):
         }
         return (within or FormPlan()).with_forms(planned)
 
+    def later(self, forms: FormPlan) -> FormPlan:
+        """The forms that the layers of such a plan have once a run has changed them; here these."""
+        return forms
+
     def bind(self, context: Context) -> FormedModel:
         """The handle to the context's model, of which nothing is changed yet.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -15,8 +16,10 @@ from modicum.core.contracts.method import Against, Info, PositiveInt
 from modicum.core.contracts.search import IntegerRange, LinearRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.layers.form_layer import FormLayer, TensorShapes
+from modicum.core.layers.form_plan import FormPlan
 from modicum.core.ranks.sharding import is_sharded, laid_out_like, whole
-from modicum.linears.base import LinearMethod
+from modicum.linears.base import FormContext, LinearMethod
+from modicum.linears.dense_later import DenseLater
 
 
 class MonarchLinear(FormLayer):
@@ -147,9 +150,10 @@ class Monarch(LinearMethod):
     rank r; the weight's own rank is up to r b^2, b times that of low-rank factors of as many
     elements. Sine and cosine transforms in the right order of inputs are that exactly, with r = 2.
     Prefer it for new models as wide as those at which its products are faster than dense ones (the
-    proof prints these widths), or to begin with before `FormedModel.merge` makes layers dense
-    again. Converting a trained model loses much unless it is trained further: of a random weight
-    it keeps no more energy than a truncated SVD of as many elements does.
+    proof prints these widths), or to begin with before `dense_after`, or `FormedModel.merge` in a
+    loop of one's own, makes layers dense. Converting a trained model loses much unless it is
+    trained further: of a random weight it keeps no more energy than a truncated SVD of as many
+    elements does.
 
     Under weight decay, or optimizers that see matrices, it is the factors that they see. A layer's
     outputs are grouped by o % b, its inputs in runs.
@@ -160,6 +164,8 @@ class Monarch(LinearMethod):
             more; None: r is the smaller side of a part, over b, which makes a square weight's
             factors 2 / b of it.
         rank: r, in place of what `share` gives. A layer that would not become smaller stays dense.
+        dense_after: the number of the update after which all layers are dense, with moments of
+            zero; None: they stay. A plan counts what is there then. Modicum's trainer does this.
         targets, exclude: see `LinearMethod`.
 
     Source: Dao et al., "Monarch: Expressive Structured Matrices for Efficient and Accurate
@@ -190,6 +196,7 @@ class Monarch(LinearMethod):
         "arXiv 2204.00595",
         claim="twice as fast training of transformers at equal quality",
         traits=("holds_trained_forms", "mergeable", "exact_resume", "compiles"),
+        traits_unless=(("dense_after", None, 2, "changes_shapes"),),
         evidence="against paper",
         against=Against("not shown here"),
         tiny={"blocks": 2},
@@ -203,6 +210,7 @@ class Monarch(LinearMethod):
     blocks: PositiveInt = 4
     share: Annotated[float | None, Field(gt=0, lt=1, allow_inf_nan=False)] = None
     rank: PositiveInt | None = None
+    dense_after: PositiveInt | None = None
 
     def arguments(self, in_features: int, out_features: int) -> Mapping[str, Any] | None:
         sides, rank = (in_features, out_features), self.rank
@@ -212,3 +220,15 @@ class Monarch(LinearMethod):
         if sum(map(math.prod, shapes.values())) >= in_features * out_features:
             return None
         return {"blocks": self.blocks, "rank": shapes["second"][1] // self.blocks}
+
+    def later(self, forms: FormPlan) -> FormPlan:
+        if self.dense_after is None:
+            return forms
+        kept = {name: form for name, form in forms.layers.items() if form.name != self.info.name}
+        return replace(forms, layers=kept)
+
+    def run_hook(self, bound: FormContext) -> DenseLater | None:
+        """What makes layers dense in a run that is to."""
+        if self.dense_after is None:
+            return None
+        return DenseLater(bound.model, MonarchLinear, self.dense_after)
