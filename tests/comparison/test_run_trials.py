@@ -287,3 +287,22 @@ def test_what_it_would_take_is_known_before(recipe: Recipe, tmp_path: Path) -> N
     assert adamw["trained"] == sgd["trained"]
     assert adamw["state"] > 1.9 * sgd["state"]
     assert row["hours"] > 0
+
+
+@pytest.mark.expensive
+def test_forms_of_layers_are_made_as_large_as_the_budget(recipe: Recipe, tmp_path: Path) -> None:
+    file, forms = tmp_path / "small.yaml", ["dense", "low_rank", "monarch", "sst", "lost"]
+    wide = {"layers": 4, "width": 192, "heads": 6, "kv_heads": 2, "vocabulary_size": 280}
+    file.write_text(recipe_yaml.dump(recipe.changed(model=wide)))
+    asked = settled([str(file)], vary=f"linear={','.join(forms)}", budget="trained=3MB")
+    assert [side.name for side in asked.taking_part] == forms
+    assert asked.references == ("dense",)
+    trained = {row["side"]: row["bytes"]["trained"] for row in asked.row()["sides"]}
+    assert trained.pop("dense") > 2 * 3e6
+    for name, size in trained.items():
+        assert 0.96 * 3e6 <= size <= 3e6, name
+        [(path, value)] = asked.fixed[name].items()
+        assert path == ("linear.rank" if name == "sst" else "linear.share")
+        side = next(side for side in asked.sides if side.name == name)
+        assert side.recipe is not None
+        assert side.recipe.linear == {"method": name, path.partition(".")[2]: value}

@@ -6,11 +6,13 @@ import copy
 import json
 import math
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from pool import Pool
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from modicum.compress import Calibration, CompressedModel, WeLore, load
 from modicum.compress.base import CompressorQuery
@@ -218,3 +220,21 @@ def _bits(ranks: Ranks) -> dict[str, Tensor]:
     model, value = planted(), WeLore(share=0.6)
     handle = value.fit(model, value.calibrate(model, ranks=ranks), ranks=ranks)
     return dict(handle.state_dict())
+
+
+@pytest.mark.parametrize("train", ["factors", "all"])
+def test_the_work_is_that_of_what_is_trained(train: Literal["factors", "all"]) -> None:
+    def work(model: nn.Module) -> tuple[int, int]:
+        inputs = torch.randn(7, 16, dtype=torch.float64, requires_grad=True)
+        with FlopCounterMode(display=False) as forward:
+            out = model(inputs)
+        with FlopCounterMode(display=False) as backward:
+            out.sum().backward()
+        return forward.get_total_flops(), backward.get_total_flops()
+
+    dense, model = work(planted()), planted()
+    handle = fitted(model, WeLore(share=0.7, train=train))
+    said, now = handle.ledger(ModelQuery(1, 7)), work(model)
+    assert 0 < len(handle.layers) < len(SHAPES)
+    for phase, before, after in zip(("forward", "backward"), dense, now, strict=True):
+        assert after - before == said.flops(phase)  # type: ignore[arg-type]

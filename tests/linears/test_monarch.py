@@ -136,6 +136,18 @@ def test_layers_that_would_not_become_smaller_stay_dense() -> None:
     assert value.arguments(6, 5) is None
     assert Monarch(blocks=4, rank=8).arguments(64, 64) is None
     assert Monarch(blocks=16).arguments(2048, 2048) == {"blocks": 16, "rank": 8}
+    assert Monarch(share=0.5).arguments(64, 64) == {"blocks": 4, "rank": 4}
+    assert Monarch(share=0.5, rank=2).arguments(64, 64) == {"blocks": 4, "rank": 2}
+    assert Monarch(share=0.01).arguments(64, 64) == {"blocks": 4, "rank": 1}
+    for sides in ((192, 512), (512, 192), (50, 35)):
+        for share in (0.25, 0.45, 0.9):
+            asked = Monarch(share=share).arguments(*sides)
+            assert asked is not None
+            sizes = [
+                sum(map(math.prod, MonarchLinear.shapes(*sides, 4, rank).values()))
+                for rank in (asked["rank"], asked["rank"] + 1)
+            ]
+            assert sizes[0] <= share * math.prod(sides) < sizes[1]
     made = MonarchLinear(64, 48, blocks=4)
     assert repr(made).startswith("MonarchLinear(in_features=64, out_features=48, blocks=4, rank=3")
 

@@ -16,17 +16,17 @@ import pytest
 import torch
 from pool import Pool
 from tests.trainer.test_ranks import DDP, FSDP, column, outcome, recipe_of, rows, trains
-from torch import Tensor
+from torch import Tensor, nn
 
 import modicum
 from modicum.checkpoint import CheckpointStore
-from modicum.core.contracts.state import StateRegistry
+from modicum.core.contracts.state import StateRegistry, model_view
 from modicum.core.contracts.surgery import Surgery, mapped
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import on_meta
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
-from modicum.linears import rank_surgery
+from modicum.linears import Monarch, rank_surgery
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
 from modicum.recipe import Recipe
@@ -383,6 +383,22 @@ def test_state_of_another_shape_is_refused_by_its_name() -> None:
     registry.add("optimizer", lambda: held, held.update)
     surgery = rank_surgery({"up": (0, 2)}, "smaller")
     with pytest.raises(InputError, match=r"optimizer keeps 'up.down/rows' of it as \(4,\)"):
-        hold(registry, surgery, {"up.down": (4, 3), "up.up": (5, 4)})
+        hold(registry, surgery, {"up.down": (4, 3), "up.up": (5, 4)}, nn.Module())
     held["up.down/rows"] = torch.ones(4, 3)
-    assert hold(registry, surgery, {"up.down": (4, 3)})["optimizer"]["up.down/rows"].shape == (2, 3)
+    moved = hold(registry, surgery, {"up.down": (4, 3)}, nn.Module())
+    assert moved["optimizer"]["up.down/rows"].shape == (2, 3)
+
+
+def test_state_of_a_layer_that_becomes_dense_is_refused_but_for_moments() -> None:
+    layer = Monarch.layer.from_dense(torch.ones(4, 6), blocks=2, rank=1)
+    model, registry = nn.ModuleDict({"up": layer}), StateRegistry()
+    registry.add_view(model_view(model))
+    registry.add("optimizer", lambda: {"up.first/exp_avg": torch.ones(3), "w/exp_avg": 1}, print)
+    surgery = Surgery("merges", dense=("up",))
+    held = hold(registry, surgery, {}, model)
+    assert held["optimizer"] == {"w/exp_avg": 1}
+    assert list(held["model"]) == ["up.weight"]
+    assert torch.equal(held["model"]["up.weight"], layer.to_dense().detach())
+    registry.add("owed", lambda: {"up.first": torch.ones(3)}, print)
+    with pytest.raises(InputError, match="owed keeps state of its tensors"):
+        hold(registry, surgery, {}, model)

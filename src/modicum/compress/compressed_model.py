@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from modicum.compress import files
 from modicum.compress.base import CompressorQuery, FittedLayer, LayerCompressor
-from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.contracts.ledger import Ledger, ModelQuery, Work
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration
+from modicum.core.layers.dense_layers import all_layers
 from modicum.core.layers.form_plan import FormPlan, LayerForm
 from modicum.core.layers.formed_model import FormedModel
 from modicum.core.progress import CountProgress
@@ -171,13 +172,19 @@ class CompressedModel(FormedModel):
     def ledger(self, shape: ModelQuery) -> Ledger:
         """What the forms spend beyond the dense layers, at the shape of a micro-batch.
 
+        Where only they are trained, the products for gradients of the other weights are left out.
+
         Raises:
             InputError: the layers were fitted before, and it is not known by what.
         """
         if self.method is None:
             raise InputError("the layers of this model were fitted before")
         layers = self.layers.values()
-        return Ledger.sum(self.method.ledger(CompressorQuery(each, shape)) for each in layers)
+        found = Ledger.sum(self.method.ledger(CompressorQuery(each, shape)) for each in layers)
+        if "freezes_the_rest" in self.method.traits:
+            frozen = sum(each.elements for each in all_layers(self.model).values())
+            found += Ledger.of(Work(-2 * shape.positions * frozen, phase="backward"))
+        return found
 
     def facts(self) -> dict[str, Any]:
         """What was done, as plain values that go next to the model's files."""

@@ -19,6 +19,7 @@ EXPORTS = Exports(
         "LowRankLinear": "low_rank",
         "MonarchLinear": "monarch",
         "NF4Linear": "nf4",
+        "OrderedConv2d": "ordered_convolution",
         "OrderedLinear": "ordered",
         "OrderedSteps": "ordered_steps",
         "SSTLinear": "sst",
@@ -28,6 +29,7 @@ EXPORTS = Exports(
         "linear_form": "modicum.core.layers.linear_forms",
         "make_linear": "modicum.core.layers.linear_forms",
         "rank_surgery": "low_rank",
+        "reestimate_batch_norms": "batch_norms",
         "write_weight": "modicum.core.layers.linear_forms",
     },
 )

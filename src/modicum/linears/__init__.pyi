@@ -10,6 +10,7 @@ from modicum.core.layers.linear_forms import make_linear as make_linear
 from modicum.core.layers.linear_forms import write_weight as write_weight
 from modicum.linears.base import FormContext as FormContext
 from modicum.linears.base import LinearMethod as LinearMethod
+from modicum.linears.batch_norms import reestimate_batch_norms as reestimate_batch_norms
 from modicum.linears.dense import Dense as Dense
 from modicum.linears.fp16 import FP16 as FP16
 from modicum.linears.fp16 import FP16Linear as FP16Linear
@@ -26,6 +27,7 @@ from modicum.linears.monarch import MonarchLinear as MonarchLinear
 from modicum.linears.nf4 import NF4 as NF4
 from modicum.linears.nf4 import NF4Linear as NF4Linear
 from modicum.linears.ordered import OrderedLinear as OrderedLinear
+from modicum.linears.ordered_convolution import OrderedConv2d as OrderedConv2d
 from modicum.linears.ordered_steps import OrderedSteps as OrderedSteps
 from modicum.linears.sst import SST as SST
 from modicum.linears.sst import SSTLinear as SSTLinear

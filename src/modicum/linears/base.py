@@ -37,7 +37,9 @@ class LinearMethod(Method):
 
     A method names the class of its layers, `layer`, which is then known as the form of the method's
     name wherever plans of forms are read. Its own fields are arguments of the layers; where those
-    depend on the shape, `arguments` says so.
+    depend on the shape, `arguments` says so. One with the trait `holds_convolutions` names also
+    the class of its layers in place of `nn.Conv2d`, `convolution`; to these W is the matrix
+    [out, in * places of the kernel], and layers are chosen by name alone.
 
     Args:
         targets: layers by full name, last name (`q_proj`), pattern, or `all-linear`, which leaves
@@ -46,6 +48,7 @@ class LinearMethod(Method):
     """
 
     layer: ClassVar[type[FormLayer]]
+    convolution: ClassVar[type[FormLayer] | None] = None
 
     targets: Names = ("all-linear",)
     exclude: Strings = ()
@@ -53,7 +56,7 @@ class LinearMethod(Method):
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         if "layer" in cls.__dict__:
-            register(LinearForm.of_layers(cls.info.name, cls.layer))
+            register(LinearForm.of_layers(cls.info.name, cls.layer, cls.convolution))
 
     def arguments(self, in_features: int, out_features: int) -> Mapping[str, Any] | None:
         """What a layer of this shape is made with; None where one stays dense."""
@@ -70,12 +73,17 @@ class LinearMethod(Method):
         Raises:
             InputError: a target matches no dense layer, or one whose weight is used elsewhere too.
         """
+        convolutions = "holds_convolutions" in self.info.traits
         planned = {
             layer.name: LayerForm(self.info.name, dict(arguments))
-            for layer in choose(model, self.targets, self.exclude)
+            for layer in choose(model, self.targets, self.exclude, convolutions=convolutions)
             if (arguments := self.arguments(layer.in_features, layer.out_features)) is not None
         }
         return (within or FormPlan()).with_forms(planned)
+
+    def later(self, forms: FormPlan) -> FormPlan:
+        """The forms that the layers of such a plan have once a run has changed them; here these."""
+        return forms
 
     def bind(self, context: Context) -> FormedModel:
         """The handle to the context's model, of which nothing is changed yet.

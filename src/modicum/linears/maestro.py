@@ -12,6 +12,7 @@ from modicum.core.contracts.search import LogRange, SearchTable
 from modicum.core.ranks.ranks import Ranks
 from modicum.linears.base import FormContext, LinearMethod
 from modicum.linears.ordered import OrderedLinear
+from modicum.linears.ordered_convolution import OrderedConv2d
 from modicum.linears.ordered_steps import OrderedSteps, ShrinkingSteps
 
 
@@ -32,9 +33,13 @@ class Maestro(LinearMethod):
     Weight decay is a penalty on ranks by itself. Rules that make each step equally large (Adam, and
     all like it) keep components near their learning rate, so choose thresholds above that.
 
-    Not done: the paper's distillation from the full model (its scripts leave it out too),
-    convolutions, and statistics of batch norm, which no model here has. A layer that lost all
-    components holds one that is zero. Under trainers other than modicum's, components are pruned to
+    In a loop of one's own convolutions of one group take the form too, `targets=("conv",)`: one to
+    r channels, then a 1x1. Batch norms follow the widths that are drawn, so
+    `reestimate_batch_norms` takes their statistics anew at each size that is used. Convolutions
+    have no proof yet: of three with batch norms on digits, after 500 updates of one seed, a quarter
+    of the work has 8.7 points of errors more than dense ones. Not done: the paper's distillation
+    from the full model (its scripts leave it out too). A layer that lost all components holds one
+    that is zero. Under trainers other than modicum's, components are pruned to
     zero, and leave memory by `shrink`.
 
     Args:
@@ -76,6 +81,7 @@ class Maestro(LinearMethod):
         claim="one training gives low-rank models of every size, better than truncated dense ones",
         traits=(
             "holds_trained_forms",
+            "holds_convolutions",
             "mergeable",
             "transforms_gradients",
             "changes_shapes",
@@ -86,6 +92,7 @@ class Maestro(LinearMethod):
     )
     search = SearchTable({"penalty": LogRange(1e-6, 1e-1, 5e-3)})
     layer = OrderedLinear
+    convolution = OrderedConv2d
 
     rank: PositiveInt | None = None
     penalty: NonNegativeFloat = 5e-3

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from modicum.core.contracts.method import Against, Info, PositiveInt
-from modicum.core.contracts.search import IntegerRange, SearchTable
+from modicum.core.contracts.search import IntegerRange, LinearRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.layers.form_layer import FormLayer, TensorShapes
+from modicum.core.layers.form_plan import FormPlan
 from modicum.core.ranks.sharding import is_sharded, laid_out_like, whole
-from modicum.linears.base import LinearMethod
+from modicum.linears.base import FormContext, LinearMethod
+from modicum.linears.dense_later import DenseLater
 
 
 class MonarchLinear(FormLayer):
@@ -126,6 +130,19 @@ class MonarchLinear(FormLayer):
         self.draw({"first": self.first, "second": self.second}, std=each, seed=seed, name=name)
 
 
+def part_rank(in_features: int, out_features: int, blocks: int, share: float) -> int:
+    """The largest rank of parts at which factors have at most `share` of the weight's elements.
+
+    It is 1 at least, and no larger than a part's smaller side.
+
+    >>> part_rank(192, 192, 4, 0.5), part_rank(192, 64, 4, 0.5)
+    (12, 6)
+    """
+    ins, outs = -(-in_features // blocks), -(-out_features // blocks)
+    rank = int(share * in_features * out_features / (blocks**2 * (ins + outs)))
+    return max(1, min(rank, ins, outs))
+
+
 class Monarch(LinearMethod):
     """Each weight as two block-diagonal factors: r b (in + out) elements, as two batched products.
 
@@ -133,17 +150,22 @@ class Monarch(LinearMethod):
     rank r; the weight's own rank is up to r b^2, b times that of low-rank factors of as many
     elements. Sine and cosine transforms in the right order of inputs are that exactly, with r = 2.
     Prefer it for new models as wide as those at which its products are faster than dense ones (the
-    proof prints these widths), or to begin with before `FormedModel.merge` makes layers dense
-    again. Converting a trained model loses much unless it is trained further: of a random weight
-    it keeps no more energy than a truncated SVD of as many elements does.
+    proof prints these widths), or to begin with before `dense_after`, or `FormedModel.merge` in a
+    loop of one's own, makes layers dense. Converting a trained model loses much unless it is
+    trained further: of a random weight it keeps no more energy than a truncated SVD of as many
+    elements does.
 
     Under weight decay, or optimizers that see matrices, it is the factors that they see. A layer's
     outputs are grouped by o % b, its inputs in runs.
 
     Args:
         blocks: b, groups of inputs and of outputs.
-        rank: r; None: the smaller side of a part, over b, which makes a square weight's factors
-            2 / b of it. A layer that would not become smaller stays dense.
+        share: of each layer's weight elements, the part that its factors have at most, of rank 1
+            more; None: r is the smaller side of a part, over b, which makes a square weight's
+            factors 2 / b of it.
+        rank: r, in place of what `share` gives. A layer that would not become smaller stays dense.
+        dense_after: the number of the update after which all layers are dense, with moments of
+            zero; None: they stay. A plan counts what is there then. Modicum's trainer does this.
         targets, exclude: see `LinearMethod`.
 
     Source: Dao et al., "Monarch: Expressive Structured Matrices for Efficient and Accurate
@@ -174,21 +196,39 @@ class Monarch(LinearMethod):
         "arXiv 2204.00595",
         claim="twice as fast training of transformers at equal quality",
         traits=("holds_trained_forms", "mergeable", "exact_resume", "compiles"),
+        traits_unless=(("dense_after", None, 2, "changes_shapes"),),
         evidence="against paper",
         against=Against("not shown here"),
         tiny={"blocks": 2},
     )
     search = SearchTable(
-        {"rank": IntegerRange(1, 64, 8, log=True), "blocks": IntegerRange(2, 16, 4, log=True)},
-        size="rank",
+        {"share": LinearRange(0.1, 0.9, 0.5), "blocks": IntegerRange(2, 16, 4, log=True)},
+        size="share",
     )
     layer = MonarchLinear
 
     blocks: PositiveInt = 4
+    share: Annotated[float | None, Field(gt=0, lt=1, allow_inf_nan=False)] = None
     rank: PositiveInt | None = None
+    dense_after: PositiveInt | None = None
 
     def arguments(self, in_features: int, out_features: int) -> Mapping[str, Any] | None:
-        shapes = MonarchLinear.shapes(in_features, out_features, self.blocks, self.rank)
+        sides, rank = (in_features, out_features), self.rank
+        if rank is None and self.share is not None:
+            rank = part_rank(*sides, self.blocks, self.share)
+        shapes = MonarchLinear.shapes(*sides, self.blocks, rank)
         if sum(map(math.prod, shapes.values())) >= in_features * out_features:
             return None
         return {"blocks": self.blocks, "rank": shapes["second"][1] // self.blocks}
+
+    def later(self, forms: FormPlan) -> FormPlan:
+        if self.dense_after is None:
+            return forms
+        kept = {name: form for name, form in forms.layers.items() if form.name != self.info.name}
+        return replace(forms, layers=kept)
+
+    def run_hook(self, bound: FormContext) -> DenseLater | None:
+        """What makes layers dense in a run that is to."""
+        if self.dense_after is None:
+            return None
+        return DenseLater(bound.model, MonarchLinear, self.dense_after)

@@ -77,13 +77,16 @@ class OrderedLinear(FormLayer):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs [..., in] to [..., out]; with no component left, to the bias."""
+        down, up = self.prefix()
+        return F.linear(F.linear(inputs, down), up.mT, self.bias)
+
+    def prefix(self) -> tuple[Tensor, Tensor]:
+        """Of both factors the rows that take part in the pass at hand."""
         width = self.width if self.training and self.width is not None else self.kept
         width = min(width, self.kept)
         down: Tensor = self.down
         up: Tensor = self.up
-        if width < self.rank:
-            down, up = down[:width], up[:width]
-        return F.linear(F.linear(inputs, down), up.mT, self.bias)
+        return (down[:width], up[:width]) if width < self.rank else (down, up)
 
     def to_dense(self) -> Tensor:
         """The weight [out, in] of what is kept, multiplied in fp32 or wider.

@@ -151,7 +151,7 @@ class OrderedSteps(WeightTerm):
                     layer.kept = min(layer.kept, int((each >= self.threshold).sum()))
             self._mask()
 
-    def keep_share(self, share: float) -> None:
+    def keep_share(self, share: float, places: Mapping[str, int] | None = None) -> None:
         """Keep the components with the most of their layer's energy for their work, within a share.
 
         Energy is the square of what a component multiplies isotropic inputs with; a later one never
@@ -160,16 +160,26 @@ class OrderedSteps(WeightTerm):
 
         Args:
             share: of the multiplications that dense layers of these shapes do.
+            places: of convolutions, by the layer's name, at how many places of an image they
+                compute; 1 by default.
 
         Raises:
-            InputError: it is negative or not finite.
+            InputError: the share is negative or not finite, or places name no ordered layer.
         """
+        places = places or {}
+        if other := sorted(places.keys() - self.layers.keys()):
+            problem = "the model has no ordered layer of this name"
+            raise InputError(problem, field="places", value=other[0], candidates=self.layers)
         if not 0 <= share < float("inf"):
             raise InputError("must be a number, 0 or more", field="share", value=share)
         squares, gains, left = row_squares(self.parameters, self.ranks), [], 0.0
-        work = {n: each.in_features + each.out_features for n, each in self.layers.items()}
+        work = {
+            name: places.get(name, 1) * (layer.in_features + layer.out_features)
+            for name, layer in self.layers.items()
+        }
         for name, layer in self.layers.items():
-            left += share * layer.in_features * layer.out_features
+            dense = layer.in_features * layer.out_features
+            left += share * places.get(name, 1) * dense
             energy = squares[f"{name}.down"] * squares[f"{name}.up"]
             energy = energy.cummin(0).values / energy.sum().clamp(min=1e-300) / work[name]
             gains += [(-value, place, name) for place, value in enumerate(energy.tolist())]

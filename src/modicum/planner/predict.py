@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from modicum.core.layers.meta import on_meta
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.ranks.layout import Layout
 from modicum.core.units import Every
+from modicum.linears.base import LinearMethod
 from modicum.memory.base import ActivationPolicy
 from modicum.models.traced_ledger import experts_of
 from modicum.parallel.ledger import staging
@@ -190,6 +191,11 @@ class Predictor:
         self._structures: dict[str, list[tuple[Any, Structure]]] = {}
 
     def __call__(self, recipe: Recipe, config: Any, choice: Choice) -> Prediction:
+        """What a rank's step takes; where layers take another form later, at the most."""
+        each = [self._of(recipe, one, choice) for one in (config, *_later(recipe, config))]
+        return max(each, key=lambda prediction: prediction.peak_bytes)
+
+    def _of(self, recipe: Recipe, config: Any, choice: Choice) -> Prediction:
         """Add up the ledgers of everything that the recipe puts into a rank's step."""
         task, half = task_of(recipe), recipe.training.precision == "bf16"
         frozen_half = half and recipe.adapter is not None
@@ -273,6 +279,13 @@ def _structure(recipe: Recipe, config: Any, prepared: Mapping[str, Mapping[str, 
             raise error.within("adapter") from None
         sites, travel = tuple(attached.sites.values()), travel_of(attached)
     return Structure(trained_shapes(model), adapter, sites, experts, travel)
+
+
+def _later(recipe: Recipe, config: Any) -> Iterator[Any]:
+    """The model's configuration with the forms that its layers take while the run goes."""
+    linear = recipe.method("linear")
+    if isinstance(linear, LinearMethod) and (forms := linear.later(config.forms)) != config.forms:
+        yield replace(config, forms=forms)
 
 
 def _saved_at_the_end_alone(recipe: Recipe, task: AnyTask) -> bool:

@@ -15,7 +15,7 @@ from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.contracts.surgery import Surgery
 from modicum.core.errors import InputError
 from modicum.core.files import read_json
-from modicum.core.layers.form_plan import FormPlan, LayerForm
+from modicum.core.layers.form_plan import DENSE_FORM, FormPlan, LayerForm
 from modicum.core.layers.linear_forms import forms_of, undense
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.progress import StageProgress
@@ -84,7 +84,7 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         return replace(inputs, model_folder=folder, config=config)
 
     def reshaped(self, config: DecoderConfig, surgery: Surgery) -> DecoderConfig:
-        """The decoder whose layers' forms have the surgery's arguments (`rank` of low_rank)."""
+        """The decoder whose layers have the surgery's arguments, such as a rank, or are dense."""
         changed = {}
         for name, arguments in surgery.layers.items():
             form = config.forms.of(name)
@@ -98,6 +98,7 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
                     word=name,
                 )
             changed[name] = LayerForm(form.name, {**form.arguments, **arguments})
+        changed |= dict.fromkeys(surgery.dense, DENSE_FORM)
         return replace(config, forms=config.forms.with_forms(changed))
 
     def reconfigured(self, inputs: TextInputs, recipe: Recipe) -> DecoderConfig:

@@ -1,8 +1,8 @@
 """The state of a run in memory, between what was built with old shapes and what is with new ones.
 
 Of a tensor that is sharded over ranks each rank holds its own part, in the host's memory, and gives
-it back as it was. Only what belongs to a parameter whose rows move is gathered, one tensor after
-the other; every rank holds all of what becomes of it.
+it back as it was. Only what belongs to a parameter whose rows move, or to a layer that becomes
+dense, is gathered, one after the other; every rank holds all of what becomes of it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from modicum.core.contracts.state import StateRegistry, View
 from modicum.core.contracts.surgery import RowMap, Shape, Surgery, mapped
 from modicum.core.errors import InputError
+from modicum.core.layers.form_plan import LayerForm
+from modicum.core.layers.linear_forms import form_of, full_weight, make_linear
 from modicum.core.ranks.sharding import is_sharded, laid_like, whole
 
 # What a run began with has no place in a surgery: it is compared, and does not change.
 SKIPPED = {"inputs"}
+# Who has state of a layer that becomes dense: the weights move, and the optimizer begins anew.
+_MODEL, _FORGETS = "model", {"model", "optimizer"}
 Held = dict[str, dict[str, Any]]
 """The state by view and name."""
 
@@ -31,23 +36,67 @@ class HeldPart:
     local: Tensor
 
 
-def hold(registry: StateRegistry, surgery: Surgery, shapes: Mapping[str, Shape]) -> Held:
+def hold(
+    registry: StateRegistry, surgery: Surgery, shapes: Mapping[str, Shape], model: nn.Module
+) -> Held:
     """All state, with rows moved by the surgery; every rank calls this, and nothing is changed yet.
 
     Args:
         shapes: of the model's parameters as they are now, by name.
+        model: as it is now.
 
     Raises:
-        InputError: a method keeps state of a parameter that changes in another shape than its own.
+        InputError: a method keeps state of a parameter that changes in another shape than its own,
+            or of a layer that becomes dense; or no dense weight computes what such a layer does.
     """
     held: Held = {}
     for view in registry.views.values():
         if view.name not in SKIPPED:
-            entries = view.read().items()
+            entries = view.read()
+            gone = _gone(view, entries, surgery)
             held[view.name] = {
-                key: _held(view, key, value, surgery.rows, shapes) for key, value in entries
+                key: _held(view, key, value, surgery.rows, shapes)
+                for key, value in entries.items()
+                if key not in gone
             }
+            if view.name == _MODEL:
+                held[_MODEL] |= _merged(entries, surgery, model)
     return held
+
+
+def _gone(view: View, entries: Mapping[str, Any], surgery: Surgery) -> set[str]:
+    """The entries of a view that belong to tensors which layers lose as they become dense."""
+    owners = {part for key in entries for part in key.split("/")}
+    old = {name for names in surgery.replaced(owners).values() for name in names}
+    gone = {key for key in entries if old & set(key.split("/"))}
+    if gone and view.name not in _FORGETS:
+        problem = f"becomes dense, and {view.name} keeps state of its tensors that no weight has"
+        raise InputError(problem, field="surgery", value=min(gone))
+    return gone
+
+
+def _merged(entries: Mapping[str, Any], surgery: Surgery, model: nn.Module) -> dict[str, Tensor]:
+    """The weight of each layer that becomes dense, as its tensors in the state represent it."""
+    found = {}
+    for layer, names in surgery.replaced(entries).items():
+        tensors = {name.rpartition(".")[2]: whole(entries[name].detach()) for name in names}
+        found[f"{layer}.weight"] = _dense_weight(model.get_submodule(layer), tensors).cpu()
+    return found
+
+
+@torch.no_grad()
+def _dense_weight(layer: Any, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The weight that a layer like this one represents with these full tensors, by their names."""
+    form = form_of(layer)
+    assert form is not None
+    like = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
+    made = make_linear(
+        LayerForm(form.name, dict(form.arguments(layer))),
+        layer.in_features, layer.out_features, False, like.device, like.dtype,
+    )  # fmt: skip
+    for name, tensor in tensors.items():
+        getattr(made, name).copy_(tensor)
+    return full_weight(made)
 
 
 def _held(

@@ -70,7 +70,8 @@ def operate(session: Session, surgery: Surgery) -> None:
     trained = _movable(session, surgery)
     stop_meter(session)
     plan = session.plan.operated(surgery, session.step)
-    held = hold(session.registry, surgery, session.plan.inputs.config.parameter_shapes())
+    shapes = session.plan.inputs.config.parameter_shapes()
+    held = hold(session.registry, surgery, shapes, session.model)
     row = plan.row() | {"surgery": {"step": session.step, **surgery.as_json()}}
     session.folder.append(PLAN, row)
     session.emit("phase", name="changing shapes", done=0, total=None)
@@ -86,7 +87,7 @@ def operate(session: Session, surgery: Surgery) -> None:
 
 
 def _movable(session: Session, surgery: Surgery) -> set[str]:
-    """The names of the trained parameters, among which are all that change.
+    """The names of the trained parameters before and after, among which are all that change.
 
     Raises:
         InputError: one that changes is not trained, or its state is with an owner.
@@ -100,10 +101,12 @@ def _movable(session: Session, surgery: Surgery) -> set[str]:
             value=type(optimizer).__name__,
         )
     trained = {name for name, _ in trainable(session.model)}
-    if frozen := sorted(surgery.rows.keys() - trained):
+    own = dict(session.model.named_parameters())
+    changed = {*surgery.rows, *(n for names in surgery.replaced(own).values() for n in names)}
+    if frozen := sorted(changed - trained):
         problem = "is not trained: its rows come from the base model's files at each start"
         raise InputError(problem, field="surgery", value=frozen[0])
-    return trained
+    return trained | surgery.weights
 
 
 def _take_down(session: Session) -> None:

@@ -30,3 +30,16 @@ def test_maps_lead_to_the_new_shapes(
 def test_a_map_keeps_each_place_once(kept: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="each once"):
         RowMap(0, kept)
+
+
+def test_a_layer_that_becomes_dense_has_a_weight_in_place_of_its_tensors() -> None:
+    surgery = Surgery("merges", dense=("up",))
+    before = {"up.first": (4, 3), "up.second": (4, 2), "up.bias": (4,), "head.weight": (2, 4)}
+    after = {"up.weight": (4, 3), "up.bias": (4,), "head.weight": (2, 4)}
+    surgery.check(before, after)
+    assert Surgery.from_json(surgery.as_json()) == surgery
+    assert "dense" not in Surgery("").as_json()
+    with pytest.raises(InputError, match="adds or removes parameters"):
+        surgery.check(before, after | {"down.weight": (1, 1)})
+    with pytest.raises(InputError, match="no layer of another form"):
+        Surgery("merges", dense=("head",)).check(before, before)

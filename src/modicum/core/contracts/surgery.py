@@ -6,12 +6,13 @@ whose shape changes which of its rows stay. A trainer builds everything anew fro
 configuration and moves the state by the maps; a run that resumes replays it.
 
 State that belongs to a parameter is what is kept under its name. Of the parameter's own shape it
-moves by the parameter's map; one number (a count of steps) stays; anything else is refused.
+moves by the parameter's map; one number (a count of steps) stays; anything else is refused. A layer
+that becomes dense has the weight that its tensors represent; an optimizer begins anew with that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -74,16 +75,19 @@ class Surgery:
         layers: the arguments that the forms of these layers have from here on, by the layer's name
             in the model; those that are not named stay.
         rows: by the parameter's name the maps, one a dimension, of all whose shape changes.
+        dense: layers that are dense from here on.
     """
 
     why: str
     layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rows: Mapping[str, tuple[RowMap, ...]] = field(default_factory=dict)
+    dense: tuple[str, ...] = ()
 
     def as_json(self) -> JsonObject:
         """The value as JSON, from which `from_json` makes it again."""
         return {
             "why": self.why,
+            **({"dense": list(self.dense)} if self.dense else {}),
             "layers": {name: dict(arguments) for name, arguments in self.layers.items()},
             "rows": {
                 name: [{"dimension": each.dimension, "kept": list(each.kept)} for each in maps]
@@ -113,9 +117,28 @@ class Surgery:
                     )
                     for name, maps in value["rows"].items()
                 },
+                tuple(str(name) for name in value.get("dense", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError("is no surgery as a run writes it", field="surgery") from None
+
+    def replaced(self, names: Iterable[str]) -> dict[str, list[str]]:
+        """Of these names those of the tensors that each layer has no more once it is dense.
+
+        >>> Surgery("merges", dense=("up",)).replaced(["up.down", "up.up", "up.bias", "head.up"])
+        {'up': ['up.down', 'up.up']}
+        """
+        found: dict[str, list[str]] = {layer: [] for layer in self.dense}
+        for name in names:
+            layer, _, leaf = name.rpartition(".")
+            if layer in found and leaf not in ("bias", "weight"):
+                found[layer].append(name)
+        return found
+
+    @property
+    def weights(self) -> set[str]:
+        """The parameters that the layers have once they are dense."""
+        return {f"{layer}.weight" for layer in self.dense}
 
     def check(self, before: Mapping[str, Shape], after: Mapping[str, Shape]) -> None:
         """Make sure that the maps lead from a model's shapes to those of the changed one.
@@ -127,6 +150,13 @@ class Surgery:
         Raises:
             InputError: they lead elsewhere, or parameters come or disappear.
         """
+        old = self.replaced(before)
+        if unformed := [layer for layer, names in old.items() if not names]:
+            problem = "becomes dense, and is no layer of another form"
+            raise InputError(problem, field="surgery", value=unformed[0])
+        gone = {name for names in old.values() for name in names}
+        before = {name: shape for name, shape in before.items() if name not in gone}
+        after = {name: shape for name, shape in after.items() if name not in self.weights}
         if different := sorted(before.keys() ^ after.keys())[:3]:
             problem = "adds or removes parameters, and a map of rows makes none of nothing"
             raise InputError(problem, field="surgery", value=", ".join(different))

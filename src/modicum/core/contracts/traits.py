@@ -55,6 +55,7 @@ TRAITS = {
     "changes_shapes": "changes shapes of weights between two updates",
     "keeps_own_shapes": "keeps state of parameters in other shapes than they have",
     "holds_trained_forms": "holds weights in another form than as a matrix, and trains them",
+    "holds_convolutions": "convolutions can take its form too, in a loop of one's own",
     "has_no_dense_weight": "its layers compute what no dense weight does",
     "needs_global_norm_first": "needs the norm of all gradients before the first update",
     "varies_length": "rows are as long as the longest of their batch",

@@ -1,14 +1,17 @@
-"""Which layers take another form: a model's dense linear layers, and how names choose them."""
+"""Which layers take another form: dense ones, and convolutions; and how names choose them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from modicum.core.errors import InputError
 from modicum.core.layers import targets as targeting
 from modicum.core.layers.layer_sites import Site, other_users, survey
+from modicum.core.layers.plain_layers import why_not_plain
 
 
 def all_layers(model: nn.Module) -> dict[str, Site]:
@@ -21,11 +24,40 @@ def all_layers(model: nn.Module) -> dict[str, Site]:
     return {name: site for name, site in survey(model, ["linear"]).sites.items() if site.dense}
 
 
-def choose(model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()) -> list[Site]:
+def all_convolutions(model: nn.Module) -> dict[str, Site]:
+    """Every two-dimensional convolution of one group by its name, as the matrix that its weight is.
+
+    That is [out, channels * height * width of the kernel]. Left out is what pads with
+    anything but zeros, or does not compute what its type says.
+
+    >>> list(all_convolutions(nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(4, 4, 3, groups=2))))
+    ['0']
+    """
+    found = {}
+    for name, site in survey(model, ["convolution"]).sites.items():
+        layer = model.get_submodule(name)
+        if type(layer) is not nn.Conv2d or layer.groups != 1 or layer.padding_mode != "zeros":
+            continue
+        if why_not_plain(model, name, nn.Conv2d) is None:
+            columns = math.prod(layer.weight.shape[1:])
+            found[name] = replace(site, in_features=columns, dense=True)
+    return found
+
+
+def choose(
+    model: nn.Module,
+    targets: Sequence[str],
+    exclude: Sequence[str] = (),
+    *,
+    convolutions: bool = False,
+) -> list[Site]:
     """The layers that `targets` name: a full name, its last parts, a pattern, or `all-linear`.
 
     `all-linear` is every linear layer but the output head that computes what its type says. Nothing
     is read but shapes.
+
+    Args:
+        convolutions: whether names may be those of `all_convolutions` too.
 
     Raises:
         InputError: a target matches no layer, or one that may compute something else, or one whose
@@ -40,6 +72,9 @@ def choose(model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()
     layers = {name: site for name, site in found.every.items() if site.dense}
     plain = [name for name in layers if name not in found.refused]
     kind = "dense linear layer"
+    if convolutions:
+        layers |= all_convolutions(model)
+        kind += " or convolution of one group"
     names = targeting.choose(model, list(layers), targets, exclude, linear=plain, kind=kind)
     for name in names:
         if (why := found.refused.get(name)) is not None:

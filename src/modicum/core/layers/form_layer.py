@@ -194,6 +194,10 @@ class FormLayer(nn.Module):
         """
         return None
 
+    def read_as(self, convolution: nn.Conv2d) -> None:
+        """Read inputs as this convolution does, whose weight as a matrix the layer holds."""
+        raise NotImplementedError(f"{type(self).__name__} is a linear layer")
+
     def frozen_tensors(self) -> tuple[Tensor, ...] | None:
         """What W is made of, where it takes no gradient and is made anew for each product."""
         return None

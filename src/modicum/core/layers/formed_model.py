@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from modicum.core.contracts.parameters import metadata
 from modicum.core.errors import InputError
-from modicum.core.layers.dense_layers import all_layers, untied
+from modicum.core.layers.dense_layers import all_convolutions, all_layers, untied
 from modicum.core.layers.form_layer import FormLayer
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.layer_sites import Site
@@ -37,11 +38,14 @@ class FormedModel:
 
     def __init__(self, model: nn.Module, plan: FormPlan) -> None:
         self.model, self.plan = model, plan
-        there = all_layers(model)
-        for name in plan.layers:
+        there = all_layers(model) | all_convolutions(model)
+        for name, form in plan.layers.items():
             if name not in there:
                 problem = "the model has no dense linear layer of this name"
                 raise InputError(problem, value=name, candidates=there)
+            if there[name].kind == "convolution" and linear_form(form.name).convolution is None:
+                problem = f"{form.name} holds linear layers alone, and this is a convolution"
+                raise InputError(problem, value=name)
         chosen = untied(model, [there[name] for name in plan.layers])
         self.layers = {layer.name: layer for layer in chosen}
         self._dense: dict[str, nn.Module] = {}
@@ -60,9 +64,13 @@ class FormedModel:
         """
         for name in self.layers:
             weight = self._weight(name)
-            form = linear_form(self.plan.of(name).name)
-            made = form.from_dense(weight, None, **self.plan.of(name).arguments)
-            self._put_in(name, made)
+            planned = self.plan.of(name)
+            form: Any = linear_form(planned.name)
+            kind = form.convolution if self._convolves(name) else form
+            self._put_in(name, kind.from_dense(weight, None, **planned.arguments))
+
+    def _convolves(self, name: str) -> bool:
+        return self.layers[name].kind == "convolution"
 
     def _weight(self, name: str) -> Tensor:
         """The weight [out, in] of a layer that is dense still."""
@@ -71,16 +79,19 @@ class FormedModel:
         stored = self.model.get_submodule(name).get_parameter("weight").detach()
         if stored.is_meta:
             raise InputError("this needs the trained weights, and this model has no memory")
-        return stored.T if self.layers[name].transposed else stored
+        return stored.T if self.layers[name].transposed else stored.flatten(1)
 
     def _replace(self, name: str) -> nn.Module:
         """Replace a dense layer by a form of undefined numbers."""
         if name in self._dense:
             raise InputError("this layer has another form already", value=name)
         layer, weight = self.layers[name], self.model.get_submodule(name).get_parameter("weight")
-        sizes = layer.in_features, layer.out_features
-        made = make_linear(self.plan.of(name), *sizes, False, weight.device, weight.dtype)
-        return self._put_in(name, made)
+        sizes, planned = (layer.in_features, layer.out_features), self.plan.of(name)
+        device, dtype = weight.device, weight.dtype
+        kind: Any = linear_form(planned.name).convolution if self._convolves(name) else None
+        if kind is None:
+            return self._put_in(name, make_linear(planned, *sizes, False, device, dtype))
+        return self._put_in(name, kind(*sizes, False, device, dtype, **planned.arguments))
 
     def _put_in(self, name: str, form: nn.Module) -> nn.Module:
         """Replace a dense layer by this one, which gets its bias."""
@@ -91,6 +102,8 @@ class FormedModel:
             form.requires_grad_(weight.requires_grad)
             if isinstance(form, FormLayer):
                 form.describe(metadata(weight))
+                if isinstance(dense, nn.Conv2d):
+                    form.read_as(dense)
         form.register_parameter("bias", bias)
         dense._parameters["bias"] = None
         self._dense[name] = dense.to("meta")
@@ -119,7 +132,7 @@ class FormedModel:
             dense = copy.deepcopy(self._dense.pop(name)).train(form.training)
             materialise(dense, weight.device)
             parameter = dense.get_parameter("weight")
-            parameter.copy_(weight.T if layer.transposed else weight)
+            parameter.copy_((weight.T if layer.transposed else weight).view(parameter.shape))
             own = [each for each, _ in form.named_parameters(recurse=False) if each != "bias"]
             parameter.requires_grad_(any(form.get_parameter(each).requires_grad for each in own))
             dense._parameters["bias"] = form._parameters.get("bias")

@@ -93,6 +93,7 @@ class LinearForm:
         final: `final(in_features, out_features)`, elements of the tensors whose products come after
             all that is kept, so that a block that is recomputed leaves them out.
         arguments: of a layer, those that make another one like it.
+        convolution: the class of its layers in place of `nn.Conv2d`; None: there is none.
     """
 
     name: str
@@ -114,10 +115,13 @@ class LinearForm:
     between: Callable[..., int] = _nothing
     final: Callable[..., int] = _all_elements
     arguments: Callable[[Any], Mapping[str, Any]] = _no_arguments
+    convolution: type[FormLayer] | None = None
 
     @classmethod
-    def of_layers(cls, name: str, kind: type[FormLayer]) -> LinearForm:
-        """The form whose layers are of a class."""
+    def of_layers(
+        cls, name: str, kind: type[FormLayer], convolution: type[FormLayer] | None = None
+    ) -> LinearForm:
+        """The form whose layers are of a class, and of another in place of convolutions."""
         return cls(
             name,
             kind,
@@ -138,6 +142,7 @@ class LinearForm:
             between=kind.between,
             final=kind.final,
             arguments=kind.arguments,
+            convolution=convolution,
         )
 
     def rows(
