@@ -56,6 +56,14 @@ def test_every_choice_costs_what_its_arithmetic_says():
     assert again.peak_bytes < whole.peak_bytes
 
 
+def test_the_step_of_an_update_is_counted_once_whatever_its_micro_batches_are():
+    recipe = Recipe(model={"layers": 2, "width": 64}, optimizer={"method": "muon"})
+    config = new_config(recipe)
+    made = [predict(recipe, config, Choice(8 // n, n, recompute=False)) for n in (1, 4)]
+    assert made[0].flops == made[1].flops
+    assert made[0].flops - made[0].ledger.flops("step") < made[0].flops
+
+
 def test_a_checkpoint_at_the_end_alone_takes_no_copy_of_the_state():
     recipe = Recipe(model={"layers": 2, "width": 64}, training={"steps": 8})
     choice = Choice(2, 1, recompute=False, asynchronous=True)

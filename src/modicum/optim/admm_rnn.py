@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from modicum.core.clock import FORWARD, WIRE
-from modicum.core.contracts.ledger import Entry, Ledger, OptimizerQuery, Phase, Wire
+from modicum.core.contracts.ledger import Entry, Ledger, OptimizerQuery, Phase, Wire, Work
 from modicum.core.contracts.method import Info, Method, NonNegativeFloat, PositiveFloat, PositiveInt
 from modicum.core.contracts.search import IntegerRange, LogRange, SearchTable
 from modicum.core.contracts.step import StepContext, StepOutcome, StepProgram
@@ -23,7 +23,7 @@ from modicum.optim.unfolded_net import NetWeights, NormalEquations, Penalties, U
 
 NAMES = ("blocks.0.input.weight", "blocks.0.recurrent.weight", "blocks.0.input.bias",
          "head.weight", "head.bias")  # fmt: skip
-_UPDATE: tuple[Phase, ...] = ("forward", "loss", "step")
+_UPDATE: tuple[Phase, ...] = ("step",)  # its forward pass too is its own, not the model's
 SWEEP = 8  # tensors [steps, rows, width] that the update of states has at once
 # Bytes an element of a matrix of normal equations: while they are summed up, and while solved.
 SUMMING, SOLVING = 16, 56
@@ -208,7 +208,7 @@ class ADMMRNN(Method):
         return ADMMStep(context, self)
 
     def ledger(self, at: OptimizerQuery) -> Ledger:
-        """Variables of an update's rows and what a sweep works in; normal equations on the wire."""
+        """Variables of an update's rows, what a sweep works in and takes; equations on the wire."""
         width, channels = next(p.shape for p in at.parameters if p.name.endswith(NAMES[0]))
         classes = next(p.shape[0] for p in at.parameters if p.name.endswith(NAMES[4]))
         columns, ends = width + channels + 1, width + 1
@@ -222,7 +222,13 @@ class ADMMRNN(Method):
         worked = 4 * steps * max(SWEEP * width + columns, 2 * columns + 3 * width)
         # Equations are solved when the block is gone; before, there are those of two micro-batches.
         equations = max(SUMMING * columns**2, solving - worked * rows)
+        places = steps * rows * at.batch.micro_batches
+        # Products for s, a and residuals, three triangular solves, sums of equations; then, in
+        # twice the bytes, what is solved once.
+        sweep = places * (8 * columns * width + 8 * width**2 + 2 * columns**2)
+        once = 5 * width**3 + 2 * (2 * columns**3 // 3 + 2 * columns**2 * width)
         return Ledger.of(
+            Work(self.iterations * (sweep + once), phase="step"),
             Entry("workspace", held * rows * at.batch.micro_batches, _UPDATE, "variables"),
             Entry("workspace", worked * rows, _UPDATE, "a block of variables"),
             Entry("workspace", equations, ("step",), "normal equations"),

@@ -50,7 +50,7 @@ def factors_ledger(at: TransformQuery, *, every: int, item: int) -> Ledger:
         Entry("buffer", 4 * vectors, what="sums of the update"),
         Entry("activation", 4 * inputs, _KEPT, "sums of inputs"),
         Entry("workspace", most + gathered + 12 * vectors, ("step",), "factors, rows, vectors"),
-        Work(at.micro_batches * at.positions * vectors, phase="backward"),
+        Work(at.positions * vectors, phase="backward"),
         Work(max(products), phase="step"),
     )
     if at.ranks > 1:

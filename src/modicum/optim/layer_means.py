@@ -202,7 +202,7 @@ def means_ledger(at: TransformQuery, *, gradients: bool, hooked: bool) -> Ledger
     vectors = 4 * sum(i + 1 + gradients * o for o, i in sides)
     held = [4 * p.rows(0, at.shards) * i for p, (_, i) in zip(at.layers, sides, strict=True)]
     copies = (size for size, p in zip(held, at.layers, strict=True) if p.element_bytes < 4)
-    seen = at.micro_batches * at.positions * sum(i + gradients * o for o, i in sides)
+    seen = at.positions * sum(i + gradients * o for o, i in sides)
     over, axis = (at.ranks, "data") if hooked else (at.shards, "shard")
     wire = Wire("all_reduce", 2 * vectors * (over - 1) // over, axis)
     return Ledger.of(

@@ -109,8 +109,9 @@ class Prediction:
 
     @property
     def flops(self) -> int:
-        """Of an update: every micro-batch's forward and backward pass."""
-        return self.ledger.flops() * self.choice.micro_batches
+        """Of an update: every micro-batch's forward and backward pass, and the step."""
+        step = self.ledger.flops("step")
+        return (self.ledger.flops() - step) * self.choice.micro_batches + step
 
     @property
     def wire_bytes(self) -> int:

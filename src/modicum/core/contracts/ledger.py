@@ -59,7 +59,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Work:
-    """Floating-point operations (a multiply and an add are two) and bytes moved, in a phase."""
+    """Floating-point operations (a multiply and an add are two) and bytes moved, in a phase.
+
+    Those of the phases `forward` and `backward` are a micro-batch's, those of `step` an update's.
+    """
 
     flops: int
     bytes_moved: int = 0
