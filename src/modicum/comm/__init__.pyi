@@ -4,6 +4,7 @@ from modicum.comm.base import Schedule as Schedule
 from modicum.comm.base import ScheduleQuery as ScheduleQuery
 from modicum.comm.base import Wrapped as Wrapped
 from modicum.comm.dear import DeAR as DeAR
+from modicum.comm.dense_sums import DenseSums as DenseSums
 from modicum.comm.powersgd import PowerSGD as PowerSGD
 from modicum.comm.sdp4bit import SDP4Bit as SDP4Bit
 from modicum.comm.watching import Watch as Watch

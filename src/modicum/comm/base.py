@@ -22,7 +22,7 @@ from modicum.core.contracts.method import Method
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.ranks.collectives import Link
-from modicum.core.ranks.exchange import ExchangeContext
+from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery, ShardExchange
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange, MatrixQuery, TensorShape
 from modicum.core.ranks.ranks import Ranks
@@ -110,6 +110,17 @@ class MatrixMethod(Method):
     @abstractmethod
     def ledger(self, at: MatrixQuery) -> Ledger:
         """Bytes that a rank sends in an update, and the buffers that stand on the way."""
+
+    def bind_rows(self, context: ExchangeContext) -> ShardExchange | None:
+        """What sums where each rank owns rows of the sums; None: `bind`'s exchange does there too.
+
+        All ranks call this.
+        """
+        return None
+
+    def ledger_of_rows(self, at: ExchangeQuery) -> Ledger | None:
+        """The ledger of what `bind_rows` gives, if it gives anything."""
+        return None
 
     def dense(self, shapes: Mapping[str, TensorShape]) -> list[str]:
         """The names of the gradients that travel as they are, since nothing would be saved."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from modicum.core.clock import WIRE, Clock
+from modicum.core.ranks.observed_calls import naming
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -51,20 +52,28 @@ class CountedWire(_Allocating):
 
     Args:
         call: it, with the arguments that FSDP2 gives.
+        label: whose values travel.
     """
 
-    def __init__(self, clock: Clock, call: Callable[..., Any]) -> None:
-        self._clock, self._call = clock, call
+    def __init__(self, clock: Clock, call: Callable[..., Any], label: str = "") -> None:
+        self._clock, self._call, self._label = clock, call, label
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **options: Any) -> Any:
         """Do as FSDP2 would."""
-        with self._clock(WIRE):
+        with self._clock(WIRE), naming(self._label):
             return self._call(output_tensor, input_tensor, **options)
 
 
-def let_count(modules: Iterable[FSDPModule], clock: Clock) -> None:
-    """Have FSDP2's collectives count as the wire's, where this PyTorch lets one in between."""
-    for module in modules:
+def let_count(modules: Iterable[tuple[str, FSDPModule]], clock: Clock) -> None:
+    """Have FSDP2's collectives count as the wire's, where this PyTorch lets one in between.
+
+    Args:
+        modules: what is gathered by itself, each with its name.
+    """
+    for label, module in modules:
         if hasattr(module, "set_custom_all_gather"):
-            module.set_custom_all_gather(cast(Any, CountedWire(clock, _gather)))
-            module.set_custom_reduce_scatter(cast(Any, CountedWire(clock, _reduce_scatter)))
+            gather, scatter = (
+                CountedWire(clock, each, label) for each in (_gather, _reduce_scatter)
+            )
+            module.set_custom_all_gather(cast(Any, gather))
+            module.set_custom_reduce_scatter(cast(Any, scatter))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from modicum.core.contracts.parameters import describe_parameter, metadata
 from modicum.core.ranks.exchange import Pending, ShardExchange
+from modicum.core.ranks.observed_calls import AGREEMENT, naming
 from modicum.core.ranks.ranks import peer_errors
 from modicum.parallel.bucketed import Bucket
 from modicum.parallel.buffer_rows import BufferRows, laid_out
@@ -36,6 +37,7 @@ class MasterBucket(Bucket):
     ) -> None:
         super().__init__(parameters)
         self.name, self._exchange = name, exchange
+        self.label = name  # whose calls these are, for who observes them
         self.rows = BufferRows((tuple(p.shape) for p in parameters), exchange.ranks.size)
         self._mesh, self.rank = mesh, exchange.ranks.rank
         # The masters are views of one row, which travels as it is.
@@ -62,12 +64,13 @@ class MasterBucket(Bucket):
         used[sorted(self._filled)] = 1
         work = None
         if not self._exchange.ranks.alone:
-            with peer_errors():
+            with peer_errors(), naming(AGREEMENT):
                 work = dist.all_reduce(used, async_op=True)
         self._used = used, work
         gradients = self._zeros(torch.float32) if self._gradients is None else self._gradients
         self._gradients = None  # the exchange keeps it as long as it needs it
-        self._sum = self._exchange.reduce_scatter(gradients, self.name)
+        with naming(self.label):
+            self._sum = self._exchange.reduce_scatter(gradients, self.name)
 
     def land(self) -> None:
         """Wait for the sum: each master that any rank used has its gradient."""
@@ -100,11 +103,10 @@ class MasterBucket(Bucket):
             )
         else:
             copies = self._copies(dtype)
-        return (
-            exchange.spread(copies, self._shard)
-            if exactly
-            else exchange.refresh(copies, self._shard, self.name)
-        )
+        with naming(self.label):
+            if exactly:
+                return exchange.spread(copies, self._shard)
+            return exchange.refresh(copies, self._shard, self.name)
 
     def store(self, pending: Pending) -> None:
         """Put what `refresh` brings into the model."""

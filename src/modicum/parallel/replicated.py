@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange
+from modicum.core.ranks.observed_calls import label_of, naming
 from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.parallel.bucketed import Bucket, Bucketed
 from modicum.parallel.matrix_buckets import MatrixBucket
@@ -38,7 +39,7 @@ class Replicated(Bucketed[Bucket]):
     def _bucket(self, parameters: Sequence[nn.Parameter], names: Sequence[str]) -> Bucket:
         if self.matrices is not None:
             return MatrixBucket(dict(zip(names, parameters, strict=True)), self.matrices)
-        return FlatBucket(parameters)
+        return FlatBucket(parameters, names)
 
     def held(self) -> Iterable[Tensor]:
         """What an exchange owes, and its factors."""
@@ -52,8 +53,9 @@ class FlatBucket(Bucket):
     sum tells who was used by no rank at all.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], names: Sequence[str] = ()) -> None:
         super().__init__(parameters)
+        self._label = label_of(names)
         self._ends = list(accumulate(p.numel() for p in parameters))
         self._flat: Tensor | None = None
         self._handle: dist.Work | None = None
@@ -74,7 +76,7 @@ class FlatBucket(Bucket):
 
     def launch(self) -> None:
         """Begin to sum over the ranks."""
-        with peer_errors():
+        with peer_errors(), naming(self._label):
             self._handle = dist.all_reduce(self._whole(), async_op=True)
 
     def land(self) -> None:

@@ -24,6 +24,7 @@ from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.ranks.exchange import ShardExchange
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.observed_calls import label_of, naming
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.parallel.buffer_rows import EXCHANGE, BufferRows, laid_out
@@ -114,7 +115,7 @@ class Sharded(Strategy):
         if self.exchange is not None and not self.ranks.alone:
             self._connect(model, self.exchange)
         elif device.type == "cpu":
-            let_count(_sharded_modules(model), self.ranks.clock)
+            let_count(_labelled(model), self.ranks.clock)
 
     def _connect(self, model: nn.Module, exchange: ShardExchange) -> None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -200,7 +201,8 @@ class Sharded(Strategy):
     def _reduced(self, group: _Group, gradients: Tensor) -> Tensor:
         """This rank's part of the sum, rounded anew in each pass."""
         rows = gradients.view(self.ranks.size, -1)
-        return group.exchange.reduce_scatter(rows, f"{group.name}/{self._micro_batch}")()
+        with naming(group.label):
+            return group.exchange.reduce_scatter(rows, f"{group.name}/{self._micro_batch}")()
 
     # Updates
 
@@ -229,6 +231,7 @@ class _Group:
     ) -> None:
         self.name, self.exchange = name, exchange
         self._names, self._rows = list(shapes), BufferRows(shapes.values(), exchange.ranks.size)
+        self.label = label_of(self._names)
         self.copy: Tensor | None = None
         self.stale = False
 
@@ -237,12 +240,13 @@ class _Group:
 
         The first time they are sent as they are.
         """
-        if self.copy is None:
-            assert len(shard) == self._rows.width, f"FSDP2 orders {self.name} in another way"
-            self.copy = shard.new_empty(self._rows.shards, self._rows.width)
-            self.exchange.spread(self.copy, shard)()
-        elif self.stale:
-            self.exchange.refresh(self.copy, shard, self.name)()
+        with naming(self.label):
+            if self.copy is None:
+                assert len(shard) == self._rows.width, f"FSDP2 orders {self.name} in another way"
+                self.copy = shard.new_empty(self._rows.shards, self._rows.width)
+                self.exchange.spread(self.copy, shard)()
+            elif self.stale:
+                self.exchange.refresh(self.copy, shard, self.name)()
         self.stale = False
         return self.copy
 
@@ -282,6 +286,13 @@ def _own(module: nn.Module) -> Iterator[nn.Parameter]:
         if not isinstance(child, FSDPModule):
             yield from _own(child)
     yield from module.parameters(recurse=False)
+
+
+def _labelled(model: nn.Module) -> list[tuple[str, FSDPModule]]:
+    """What is gathered by itself, under the names that its calls are recorded by."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = _sharded_modules(model)
+    return [(names[id(module)] or "outside blocks", module) for module in found]
 
 
 def _sharded_modules(model: nn.Module) -> list[FSDPModule]:

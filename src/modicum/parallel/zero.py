@@ -23,6 +23,7 @@ from modicum.core.errors import InputError
 from modicum.core.ranks.exchange import ExchangeContext, ShardExchange
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange
+from modicum.core.ranks.observed_calls import label_of
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.parallel.bucketed import Bucketed
@@ -97,6 +98,7 @@ class Zero(Bucketed[MasterBucket]):
             bucket = MasterBucket(name, parameters, exchange, mesh)
         else:
             bucket = MatrixMasterBucket(name, parameters, exchange, mesh, names, self.matrices)
+        bucket.label = label_of(names)
         for parameter, master in zip(parameters, bucket.masters, strict=True):
             self._masters[id(parameter)] = master
             if parameter.dtype != torch.float32:

@@ -241,6 +241,7 @@ class Plan:
                 "table": ledger.table(),
                 "by_phase": ledger.by_phase(),
                 "wire_bytes": self.prediction.wire_bytes,
+                "wire": self.prediction.wire_rows(),
                 "tokens_per_second": rate,
                 "seconds": self.seconds,
                 "seconds_in_fp32": self.seconds_in_fp32,

@@ -118,6 +118,16 @@ class Prediction:
         """Bytes that the rank sends in an update, around a ring."""
         return sum(wire.bytes for wire in self.ledger.wire)
 
+    def wire_rows(self) -> list[dict[str, Any]]:
+        """The same by collective and axis, with the calls that there are in an update."""
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        for wire in self.ledger.wire:
+            named = {"collective": wire.collective, "axis": wire.axis}
+            row = rows.setdefault((wire.collective, wire.axis), {**named, "bytes": 0, "calls": 0})
+            row["bytes"] += wire.bytes
+            row["calls"] += wire.count
+        return list(rows.values())
+
     @property
     def host_bytes(self) -> int:
         """Bytes in addition to the device's: of what is staged for checkpoints."""

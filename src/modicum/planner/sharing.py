@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +19,7 @@ from modicum.adapters.widths import narrow_layers
 from modicum.comm.base import MatrixMethod, Schedule, ScheduleQuery
 from modicum.core.contracts.ledger import Entry, Ledger, ModelQuery, TrainedParameter
 from modicum.core.layers.saved_tensors import Shares
-from modicum.core.ranks.exchange import ShardExchange
+from modicum.core.ranks.exchange import ExchangeQuery, ShardExchange
 from modicum.core.ranks.layout import Layout
 from modicum.models.ledger import AdapterActivations
 from modicum.parallel import exchange_ledger
@@ -225,7 +226,7 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
                 slack=model.slack(),
                 exchange=comm.ledger,
             )
-        exchange = exchange_ledger.with_matrices(trained, section.bucket, comm.ledger)
+        exchange = _on_masters(comm, trained, section.bucket)
     if layout.copies:
         return exchange_ledger.zero(
             ledger,
@@ -254,6 +255,19 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
         ranks_per_node=layout.shards,
         exchange=exchange,
     )
+
+
+def _on_masters(
+    comm: MatrixMethod, trained: Sequence[TrainedParameter], bucket_bytes: int
+) -> ExchangeLedger:
+    """The ledger of what a method sends where each rank owns rows of the sums of gradients."""
+    of_matrices = exchange_ledger.with_matrices(trained, bucket_bytes, comm.ledger)
+
+    def spent(at: ExchangeQuery) -> Ledger:
+        of_rows = comm.ledger_of_rows(at)
+        return of_matrices(at) if of_rows is None else of_rows
+
+    return spent
 
 
 def sent_dense(recipe: Recipe, structure: Structure) -> dict[str, int]:

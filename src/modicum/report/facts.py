@@ -10,6 +10,7 @@ from modicum.report.columns import BY_CLASS, SKIPPED, StepColumns
 from modicum.report.folder import FolderContents, listing, read, section
 from modicum.report.numbers import as_count, finite, number
 from modicum.report.time_rows import time_spent
+from modicum.report.wire_rows import wire
 
 STATUSES = ("finished", "running", "interrupted", "failed")
 # Kinds that lie elsewhere than what a phase's total counts.
@@ -61,6 +62,7 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "tokens_per_second": rate,
         "data_wait": number(record.get("data_wait")),
         "time": time_spent(run),
+        "wire": wire(run),
         "parameters": {name: number(parameters.get(name)) for name in ("total", "trainable")},
         "loss": _losses(run),
         "peak_bytes": peak,

@@ -31,6 +31,7 @@ class FolderContents:
     metrics: StepColumns = field(default_factory=StepColumns)
     evaluations: StepColumns = field(default_factory=StepColumns)
     samples: list[JsonObject] = field(default_factory=list)
+    wire: list[JsonObject] = field(default_factory=list)
     findings: JsonObject = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -154,6 +155,7 @@ def read(
             _columns(path / "evaluations.jsonl", notes) if evaluations is None else evaluations
         ),
         samples=_rows(path / "samples.jsonl", notes),
+        wire=_rows(path / "wire.jsonl", notes),
         findings=_findings(path / "evaluations.jsonl"),
         notes=notes,
     )

@@ -10,11 +10,13 @@ from modicum.data.image_files import class_words
 from modicum.recipe import methods_for
 from modicum.report import facts as told
 from modicum.report import numbers, plots
+from modicum.report.call_plot import call_plot, kinds_drawn
 from modicum.report.events import events
 from modicum.report.folder import FolderContents, listing, section
 from modicum.report.recipes import fields
 from modicum.report.samples import samples
 from modicum.report.subject import subject
+from modicum.report.wire_rows import drawn
 
 
 def view(run: FolderContents) -> dict[str, Any]:
@@ -22,8 +24,8 @@ def view(run: FolderContents) -> dict[str, Any]:
     result = told.facts(run)
     prediction = section(run.plans[-1], "prediction") if run.plans else {}
     peak, phases = result["peak_bytes"], told.kinds_by_phase(run)
-    drawn = dict.fromkeys(kind for stack in phases.values() for kind in stack)
-    recipe = fields(run.recipe)
+    kinds = dict.fromkeys(kind for stack in phases.values() for kind in stack)
+    recipe, update = fields(run.recipe), drawn(run)
     return {
         "facts": result,
         "run": run,
@@ -36,9 +38,12 @@ def view(run: FolderContents) -> dict[str, Any]:
         "best_step": numbers.number(section(run.run, "best").get("step")),
         "events": events(run),
         "memory": plots.bars(phases, peak["budget"], peak["measured"]),
-        "kinds": sorted(drawn, key=plots.rank),
+        "kinds": sorted(kinds, key=plots.rank),
         "by_kind": sorted(told.kinds_measured(run), key=lambda row: plots.rank(row["kind"])),
         "ledger": listing(prediction, "table"),
+        "wire_drawn": "" if update is None else call_plot(update),
+        "wire_kinds": [] if update is None else kinds_drawn(update),
+        "wire_step": None if update is None else numbers.number(update.get("step")),
         "samples": samples(run.samples),
         "findings": findings(run.findings, run.recipe),
         "data_lines": data_lines(result),

@@ -34,6 +34,8 @@ OFFERED = ".offered-data"  # prepared for another run; it is taken if it is what
 PREPARED = "prepared"  # what its adapter found out from data before the first update
 START = "start"  # a copy of the adapter that training starts from
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
+WIRE = "wire.jsonl"  # calls of some updates, of several ranks
+_BY_STEP = (METRICS, EVALUATIONS, SAMPLES, WIRE)
 # In the order in which a run is removed: while its record is there, the others are no stranger's.
 _OUTPUTS = ("model", "adapter", "compressed")
 _FOLDERS = (
@@ -47,13 +49,14 @@ _FOLDERS = (
     "tensorboard",
     "wandb",
 )
-_FILES = ("report.html", "tracking.json", PLAN, METRICS, EVALUATIONS, SAMPLES, RECIPE, RUN)
+_FILES = ("report.html", "tracking.json", PLAN, *_BY_STEP, RECIPE, RUN)
 _NUMBER = (int, float)
 _ROWS: dict[str, Types] = {
     PLAN: {"revision": int, "why": str, "choices": list},
     METRICS: {"step": int, "loss": (*_NUMBER, type(None)), "tokens": _NUMBER, "seconds": _NUMBER},
     EVALUATIONS: {"step": int, "loss": (*_NUMBER, type(None))},
     SAMPLES: {"step": int},
+    WIRE: {"step": int, "every": int, "calls": list, "so_far": dict},
 }
 _RECORD: Types = {
     **dict.fromkeys(("seconds", "steps", "tokens", "interruptions"), _NUMBER),
@@ -100,10 +103,10 @@ class RunFolder:
                 left.unlink()
         if not self.started():
             return
-        for name in (PLAN, METRICS, EVALUATIONS, SAMPLES):
+        for name in (PLAN, *_BY_STEP):
             path, rows = self.path / name, self.rows(name)
             if path.is_file() and not path.read_bytes().endswith(b"\n"):
-                self._rewrite(name, rows)
+                self.replace_rows(name, rows)
 
     # The recipe
 
@@ -249,7 +252,8 @@ class RunFolder:
         with disk_errors(self.path), open(self.path / name, "a", encoding="utf-8") as handle:
             handle.write(_lines(rows))
 
-    def _rewrite(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+    def replace_rows(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Let a .jsonl file hold these rows and no others, atomically."""
         write_text(self.path / name, _lines(rows))
 
     def rows(self, name: str) -> list[dict[str, Any]]:
@@ -266,13 +270,13 @@ class RunFolder:
 
         These are surgeries, and methods that have ended.
         """
-        for name in (METRICS, EVALUATIONS, SAMPLES):
+        for name in _BY_STEP:
             if (self.path / name).exists():
-                self._rewrite(name, (row for row in self.rows(name) if row["step"] <= step))
+                self.replace_rows(name, (row for row in self.rows(name) if row["step"] <= step))
         plans = self.rows(PLAN)
         kept = [row for row in plans if changed_at(row) <= step]
         if len(kept) < len(plans):
-            self._rewrite(PLAN, kept)
+            self.replace_rows(PLAN, kept)
 
     # The record
 
@@ -310,6 +314,9 @@ class Onlooker(RunFolder):
         """Rank 0 does."""
 
     def append(self, name: str, *rows: dict[str, Any]) -> None:
+        """Rank 0 does."""
+
+    def replace_rows(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         """Rank 0 does."""
 
     def take_offered(self) -> None:

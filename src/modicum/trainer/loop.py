@@ -134,7 +134,8 @@ def run(session: Session) -> None:
             comes after the state is saved.
     """
     try:
-        _run(session)
+        with session.wire:
+            _run(session)
     except (StopRequested, BrokenStream):
         session.save(last=True)
         session.settle()
@@ -179,6 +180,7 @@ def _run(session: Session) -> None:
             if session.step - first == REVISED_AFTER:
                 revise_plan(session, f"speed measured over {REVISED_AFTER} steps")
             note_ended(session)
+        session.wire.write()
         operate_if_asked(session)
     evaluate_now(session)
     keep_if_best(session)

@@ -27,6 +27,7 @@ from modicum.trainer.record import RunRecord
 from modicum.trainer.schedule import factor
 from modicum.trainer.stop import StopRequested, StopSignals
 from modicum.trainer.time_account import Waits
+from modicum.trainer.wire_account import WireAccount
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Session:
     `save_costs` what it was each time, and `written` how long the newest took until it was in
     place, on rank 0. `updated` is whether any update of this run was not skipped. The meter is on
     up to the update `metered_until`. `clock` says where this process's time goes, `waits` what of
-    it was waiting for other ranks.
+    it was waiting for other ranks, `wire` what rank 0 sends.
     """
 
     ranks: Ranks
@@ -76,6 +77,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.clock, self.waits = self.ranks.clock, Waits(self.ranks)
+        self.wire = WireAccount(self.folder, self.ranks)
         self._data_before = 0.0
 
     @property
@@ -143,7 +145,7 @@ class Session:
     def train_one(self, update: Update) -> StepOutcome:
         """Update number `step + 1`, and its row in the metrics."""
         training, start = self.plan.recipe.training, self.clock.seconds
-        with self.clock(UPDATE):
+        with self.clock(UPDATE), self.wire.update(self.step + 1):
             rate = self.step_program.set_rate(factor(self.step, training, self.plan.length))
             outcome = self._try(update)
         self.step += 1

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from modicum.core.clock import WIRE
-from modicum.core.ranks.observed_calls import CallNote, noting, observed
+from modicum.core.ranks.observed_calls import CallNote, named, noting, observed
 from modicum.core.ranks.ranks import Ranks, peer_errors
 
 # Newer versions of PyTorch warn of the older names.
@@ -300,7 +300,7 @@ class Collectives:
     ) -> CollectiveHandle:
         note = None
         if observed():
-            note = CallNote(name.replace("_", "-"), label, sent, time.monotonic())
+            note = CallNote(name.replace("_", "-"), label or named(), sent, time.monotonic())
         handle = CollectiveHandle(self, begin, result, sent, steps, note)
         self.meter.add(name, sent)
         if self.size == 1:
@@ -324,8 +324,11 @@ class Collectives:
             )
 
 
-def sum_in_order(rows: Tensor) -> Tensor:
-    """The sum [n] of rows [W, n], first to last, in fp32 at least, rounded to their dtype once.
+def sum_in_order(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The sum [n] of rows [W, n], first to last, in fp32 at least, rounded to a dtype once.
+
+    Args:
+        dtype: of the sum; by default that of the rows.
 
     >>> sum_in_order(torch.tensor([[1.0], [2**-24], [2**-24]])).item() == 1.0
     True
@@ -334,7 +337,7 @@ def sum_in_order(rows: Tensor) -> Tensor:
     total = rows[0].to(wide, copy=True)
     for row in rows[1:]:
         total += row
-    return total.to(rows.dtype)
+    return total.to(rows.dtype if dtype is None else dtype)
 
 
 def _bytes(buffer: Tensor) -> Tensor:

@@ -251,6 +251,24 @@ class ShardExchange:
         self._mesh = None
 
 
+def narrow_ledger(at: ExchangeQuery, element_bytes: int) -> Ledger:
+    """The ledger of gradients that travel in so many bytes an element, and of weights as they are.
+
+    They are rounded into one buffer, and received into another.
+    """
+    plain, others = ShardExchange.ledger(at), at.ranks - 1
+    most, calls = at.ranks * max(at.rows, default=0), len(at.rows)
+    sent = element_bytes * at.reductions * others * sum(at.rows)
+    last = 2 * element_bytes * at.ranks * at.rows[-1] if calls else 0
+    weights = min(2, calls) * at.copy_bytes * most
+    return Ledger.of(
+        Entry("workspace", 4 * element_bytes * most * (calls > 1), ("backward",), "on the wire"),
+        at.stepping(last, weights, "gradients or weights on the wire"),
+        Wire("all_to_all", sent, SHARD, at.reductions * calls),
+        *(wire for wire in plain.wire if wire.collective == "all_gather"),
+    )
+
+
 def coded_sum(wire: Collectives, rows: Tensor, code: ElementCodec, stream: Stream) -> Pending:
     """Send each of the peers its share of the rows [k, n], coded; the sum [k / W, n] of one's own.
 

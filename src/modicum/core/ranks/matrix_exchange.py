@@ -99,9 +99,10 @@ class MatrixQuery:
         """Those of all buckets."""
         return [shape for bucket in self.buckets for shape in bucket]
 
-    def wire(self, messages: Sequence[int], calls: int = 1) -> Wire:
-        """An all-reduce of so many fp32 numbers for each bucket, on average over updates."""
-        sent = sum(2 * (self.ranks - 1) * 4 * numbers // self.ranks for numbers in messages)
+    def wire(self, messages: Sequence[int], calls: int = 1, element_bytes: int = 4) -> Wire:
+        """An all-reduce of so many numbers, fp32 as a rule, for each bucket, on average."""
+        others = 2 * (self.ranks - 1) * element_bytes
+        sent = sum(others * numbers // self.ranks for numbers in messages)
         return Wire("all_reduce", sent, REPLICATE, calls * len(messages))
 
 
@@ -120,7 +121,10 @@ class PendingSums:
         """Begin the second call, where the exchange has one; every rank calls it in one order."""
         if self._totals is not None:
             return
-        self._totals = self._parts.split(self._handle.wait())
+        total = self._handle.wait()
+        if self._exchange.message_dtype is not None:
+            total = total.float()
+        self._totals = self._parts.split(total)
         second = {
             name: message
             for name, total in zip(self._names, self._totals, strict=False)
@@ -161,10 +165,11 @@ class Parts:
         self._shapes = [tuple(shape) for shape in shapes]
         self._sizes = [math.prod(shape) for shape in self._shapes]
 
-    def joined(self, tensors: Sequence[Tensor]) -> Tensor:
-        """A new buffer that holds them."""
-        dtypes = (tensor.dtype for tensor in tensors)
-        dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
+    def joined(self, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        """A new buffer that holds them, rounded to `dtype` where one is given."""
+        if dtype is None:
+            dtypes = (tensor.dtype for tensor in tensors)
+            dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
         flat = torch.empty(sum(self._sizes), dtype=dtype, device=tensors[0].device)
         for place, tensor in zip(self.split(flat), tensors, strict=True):
             place.copy_(tensor)
@@ -205,6 +210,8 @@ class MatrixExchange:
 
     # Whether what is sent next depends on what was sent before: then a checkpoint keeps its state.
     stateful = False
+    # What the numbers of first calls are rounded to on the wire; None: they are not.
+    message_dtype: torch.dtype | None = None
 
     def __init__(self, context: ExchangeContext | None = None) -> None:
         self.context = context or ExchangeContext()
@@ -238,7 +245,7 @@ class MatrixExchange:
         flags = messages[0].new_tensor([float(name in used) for name in gradients])
         parts = Parts([*(message.shape for message in messages), flags.shape])
         handle = self.wire.all_reduce(
-            parts.joined([*messages, flags]), label=label_of(list(gradients))
+            parts.joined([*messages, flags], self.message_dtype), label=label_of(list(gradients))
         )
         self._begun.append(PendingSums(self, list(gradients), handle, parts))
         return self._begun[-1]

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -82,6 +82,10 @@ class CallNote:
     asked: float
 
 
+# What ranks exchange to agree on something (counts, signals, who has a gradient); no ledger has it.
+AGREEMENT = "agreement"
+
+
 def label_of(names: Sequence[str]) -> str:
     """Parameters that travel together, for people: the module of the first, and of the last.
 
@@ -115,6 +119,25 @@ def noting(note: CallNote) -> Iterator[None]:
         yield
     finally:
         _local.note = before
+
+
+def naming(label: str) -> AbstractContextManager[None]:
+    """Have the calls that this thread issues in the block be recorded under a label."""
+    return _named(label) if observed() else nullcontext()
+
+
+@contextmanager
+def _named(label: str) -> Iterator[None]:
+    before, _local.label = named(), label
+    try:
+        yield
+    finally:
+        _local.label = before
+
+
+def named() -> str:
+    """The label of the calls that this thread issues; empty: nobody said."""
+    return getattr(_local, "label", "")
 
 
 def noted() -> CallNote | None:

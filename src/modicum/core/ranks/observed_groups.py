@@ -33,6 +33,7 @@ from modicum.core.ranks.observed_calls import (
     CallObserver,
     ObservedCall,
     listed,
+    named,
     noted,
     observed,
     show_begun,
@@ -164,7 +165,7 @@ def _record(group: Any, kind: str, tensors: Iterable[Tensor], values: list[Any])
     if note is not None:
         kind, label, sent, asked = note.kind, note.label, note.bytes, note.asked
     else:
-        label, asked = "", now
+        label, asked = named(), now
         payload = sum(tensor.nbytes for tensor in tensors)
         root = next((value.rootRank for value in values if hasattr(value, "rootRank")), None)
         sent = ring_bytes(kind, payload, seen.size, is_root=root == seen.rank)

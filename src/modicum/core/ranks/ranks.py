@@ -26,6 +26,7 @@ from torch import Tensor
 from modicum.core.clock import JOINING, WAITING, WIRE, Clock
 from modicum.core.errors import InputError, Interrupted
 from modicum.core.ranks.environment import local_rank_and_size, meeting_place, rank_and_size
+from modicum.core.ranks.observed_calls import AGREEMENT, naming
 from modicum.core.torch_private import default_store
 
 T = TypeVar("T")
@@ -101,7 +102,7 @@ class Ranks:
         if self.alone:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
-        with self.clock(WIRE), peer_errors():
+        with self.clock(WIRE), peer_errors(), naming(AGREEMENT):
             dist.all_reduce(tensor, operation)
         return tensor.tolist()
 
@@ -110,7 +111,7 @@ class Ranks:
         if self.alone:
             return value
         text = json.dumps(value).encode() if self.first else b""
-        with self.clock(WIRE), peer_errors():
+        with self.clock(WIRE), peer_errors(), naming(AGREEMENT):
             size = torch.tensor([len(text)])
             dist.broadcast(size, 0)
             buffer = torch.zeros(int(size), dtype=torch.uint8)
@@ -128,7 +129,7 @@ class Ranks:
         mine = torch.zeros(longest + 8, dtype=torch.uint8)  # gloo gathers equal sizes alone
         framed = len(text).to_bytes(8, "little") + text
         mine[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
-        with self.clock(WIRE), peer_errors():
+        with self.clock(WIRE), peer_errors(), naming(AGREEMENT):
             everybody = [torch.empty_like(mine) for _ in range(self.size)]
             dist.all_gather(everybody, mine)
         values = []

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.comm import ACPSGD, PowerSGD
+from modicum.comm import ACPSGD, DenseSums, PowerSGD
 from modicum.comm.base import MatrixMethod
 from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.ranks.collectives import Link
@@ -29,7 +29,11 @@ from modicum.proofs.bench.training import train
 from modicum.proofs.comm.sharded_training import SCHEDULE, generator_of
 from modicum.proofs.comm.step_time_bench import Fields
 
-METHODS: dict[str, type[MatrixMethod]] = {"acp_sgd": ACPSGD, "powersgd": PowerSGD}
+METHODS: dict[str, type[MatrixMethod]] = {
+    "acp_sgd": ACPSGD,
+    "dense_sums": DenseSums,
+    "powersgd": PowerSGD,
+}
 BUCKET = 40_000
 TRAINED = 1437  # images that are learned from; the others are held out
 
@@ -78,6 +82,33 @@ def trained(
 
 def _train(ranks: Ranks, arm: Fields, size: DigitsSize, seed: int) -> tuple[float, Any]:
     images, labels = _digits()
+    exchange = exchange_of(ranks, arm)
+    model, strategy = _trained_model(ranks, exchange, size, seed)
+    meter = exchange.wire.meter
+    counted = {
+        "bytes": meter.bytes["all_reduce"] / size.steps,
+        "calls": meter.calls["all_reduce"] / size.steps,
+        "buckets": len(strategy.buckets),
+        "said": said_to_send(arm, model, ranks.size),
+    }
+    with torch.no_grad():
+        return float(_loss(model(images[TRAINED:]), labels[TRAINED:])), counted
+
+
+def bits_apart(ranks: Ranks, *, arm: Fields, size: Fields) -> float:
+    """The largest difference of a weight from replicas whose gradients no exchange carries."""
+    models = [
+        _trained_model(ranks, exchange, DigitsSize(**size), 0)[0]
+        for exchange in (exchange_of(ranks, arm), None)
+    ]
+    ours, theirs = (nn.utils.parameters_to_vector(model.parameters()) for model in models)
+    return float((ours - theirs).abs().max().detach())
+
+
+def _trained_model(
+    ranks: Ranks, exchange: MatrixExchange | None, size: DigitsSize, seed: int
+) -> tuple[nn.Module, Replicated]:
+    images, labels = _digits()
     torch.manual_seed(seed)
     model = nn.Sequential(
         nn.Linear(64, size.width),
@@ -86,7 +117,6 @@ def _train(ranks: Ranks, arm: Fields, size: DigitsSize, seed: int) -> tuple[floa
         nn.Tanh(),
         nn.Linear(size.width, 10),
     )
-    exchange = exchange_of(ranks, arm)
     strategy = Replicated(ranks, Layout.of(ranks.size), BUCKET, exchange)
     strategy.start(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=size.learning_rate, momentum=0.9)
@@ -97,15 +127,7 @@ def _train(ranks: Ranks, arm: Fields, size: DigitsSize, seed: int) -> tuple[floa
         return _loss(model(images[chosen]), labels[chosen]) / ranks.size
 
     train([optimizer], loss, size.steps, schedule=SCHEDULE, clip=1.0, strategy=strategy)
-    meter = exchange.wire.meter
-    counted = {
-        "bytes": meter.bytes["all_reduce"] / size.steps,
-        "calls": meter.calls["all_reduce"] / size.steps,
-        "buckets": len(strategy.buckets),
-        "said": said_to_send(arm, model, ranks.size),
-    }
-    with torch.no_grad():
-        return float(_loss(model(images[TRAINED:]), labels[TRAINED:])), counted
+    return model, strategy
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
