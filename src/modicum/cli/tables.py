@@ -87,8 +87,12 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         between = f"{' to '.join(least_most)}; " if least_most else ""
         costs.append(("process", format_bytes(process), between + limit))
     if sent := number(prediction.get("wire_bytes")):
-        alone = number((plan.get("machine") or {}).get("wire_seconds"))
-        at_least = "" if alone is None else f", {alone:.2g} s at the link's rate"
+        busy, waited = (
+            number((plan.get("link") or {}).get(f"{what}_seconds")) for what in ("busy", "waited")
+        )
+        at_least = ""
+        if busy is not None and waited is not None:
+            at_least = f", {busy:.2g} s on the link, for which a step waits {waited:.2g} s"
         costs.append(("wire", format_bytes(sent), f"sent by each rank in an update{at_least}"))
     costs += data_rows(plan)
     if (rate := number(prediction.get("tokens_per_second"))) is not None:
@@ -166,6 +170,9 @@ def print_plan(plan: Mapping[str, Any], stream: TextIO | None = None) -> None:
     table(
         ("Cost", "Predicted", ""), costs, title=None if choices else plan_title(plan), stream=stream
     )
+    if ways := plan.get("exchanges"):
+        stream.write("\n")
+        table(("Exchange", "Step", "Waits", "Sent", "Faster"), _exchanges(ways), stream=stream)
     entries = (plan.get("prediction") or {}).get("table") or ()
     if entries:
         stream.write("\n")
@@ -175,6 +182,31 @@ def print_plan(plan: Mapping[str, Any], stream: TextIO | None = None) -> None:
             for entry in entries if isinstance(entry, Mapping)
         ]  # fmt: skip
         table(("Kind", "Phase", "Bytes", "What"), rows, stream=stream)
+
+
+def _exchanges(ways: Sequence[Mapping[str, Any]]) -> list[TableRow]:
+    """Each way to exchange gradients: a step's time, what of it waits, and when it pays."""
+    rows: list[TableRow] = []
+    for way in ways:
+        fields = dict(way.get("comm") or {"method": "as it is"})
+        name = str(fields.pop("method"))
+        named = ", ".join([name, *(f"{key} {value}" for key, value in fields.items())])
+        below = number(way.get("break_even"))
+        pays = "" if name == "as it is" else "at no rate"
+        if way.get("always"):
+            pays = "at every rate"
+        elif below is not None:
+            pays = f"below {8e-6 * below:,.4g} Mb/s"
+        rows.append(
+            (
+                named + (" (the recipe's)" if way.get("here") else ""),
+                quantity(way.get("step_seconds"), "seconds"),
+                quantity(way.get("waited_seconds"), "seconds"),
+                quantity(way.get("bytes"), "bytes"),
+                pays,
+            )
+        )
+    return rows
 
 
 def print_proof(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -103,6 +103,9 @@ class Schedule(Method):
 class MatrixMethod(Method):
     """What full gradient matrices look like on the wire; the value of every such method."""
 
+    late_part: ClassVar[float] = 0.0
+    """The part of its bytes that can leave only when the backward pass is over."""
+
     @abstractmethod
     def bind(self, context: ExchangeContext) -> MatrixExchange:
         """The exchange among these ranks; all of them call this."""
@@ -121,6 +124,10 @@ class MatrixMethod(Method):
     def ledger_of_rows(self, at: ExchangeQuery) -> Ledger | None:
         """The ledger of what `bind_rows` gives, if it gives anything."""
         return None
+
+    def coding_flops(self, shapes: Iterable[TensorShape]) -> int:
+        """Operations of an update for what is sent, and for what is made of it, at each rank."""
+        return 0
 
     def dense(self, shapes: Mapping[str, TensorShape]) -> list[str]:
         """The names of the gradients that travel as they are, since nothing would be saved."""

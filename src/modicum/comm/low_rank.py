@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -69,6 +69,16 @@ class LowRankMethod(MatrixMethod):
     def dense(self, shapes: Mapping[str, TensorShape]) -> list[str]:
         """The names of gradients that travel as they are."""
         return [name for name, shape in shapes.items() if not self.rank_of(shape)]
+
+    def coding_flops(self, shapes: Iterable[TensorShape]) -> int:
+        """Products with the matrix (for each factor that travels, for the error, for the sum), and
+        orthogonalizing a factor."""
+        flops = 0
+        for shape in shapes:
+            if rank := self.rank_of(shape):
+                flops += 2 * (self.halves + 2) * rank * math.prod(shape)
+                flops += 4 * rank * rank * max(_sides(shape))
+        return flops
 
     def ledger(self, at: MatrixQuery) -> Ledger:
         """Bytes that a rank sends in an update on average, its debts, and what makes new ones."""

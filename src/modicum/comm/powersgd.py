@@ -89,6 +89,7 @@ class PowerSGD(LowRankMethod):
         tiny={"rank": 2},
     )
     halves: ClassVar[int] = 2
+    late_part: ClassVar[float] = 0.5
 
     def bind(self, context: ExchangeContext) -> PowerSGDExchange:
         """The exchange among these ranks; all of them call this."""

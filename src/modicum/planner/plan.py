@@ -14,6 +14,7 @@ from modicum.core.contracts.surgery import Surgery
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine
+from modicum.core.machine.links import MeasuredLink
 from modicum.core.machine.record import MachineRecord
 from modicum.core.units import Every
 from modicum.planner.choose import (
@@ -21,6 +22,7 @@ from modicum.planner.choose import (
     choice_of,
 )
 from modicum.planner.cost import cost_of
+from modicum.planner.exchanges import wire_query
 from modicum.planner.length import Derived, RunLength, derived, shown_length
 from modicum.planner.predict import Prediction, predict
 from modicum.planner.profiles import Profile
@@ -28,6 +30,7 @@ from modicum.planner.resuming import asked_at_start, carried, same_start
 from modicum.planner.save_interval import EVERY, FIRST
 from modicum.planner.shown import plan_html
 from modicum.planner.uses import Use
+from modicum.planner.wire_time import WireQuery, WireTime, wire_time
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, Inputs
 
@@ -50,6 +53,8 @@ class Plan:
         counts: of the data, `rows` and what else the task counts; `exact` once it is prepared.
         profile: where the machine's figures are from, if not from the machine that we are on.
         uses: what the room that is left could be spent on.
+        link: between the ranks, where it was measured or stated.
+        exchanges: what a step would take with each way to exchange gradients.
         advice: which other adapters the prediction speaks for.
         prepared: by layer, what the adapter found out from data; empty before.
     """
@@ -74,6 +79,8 @@ class Plan:
     uses: tuple[Use, ...] = ()
     advice: tuple[JsonObject, ...] = ()
     prepared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    link: MeasuredLink | None = None
+    exchanges: tuple[JsonObject, ...] = ()
 
     @property
     def process_bytes(self) -> int | None:
@@ -174,13 +181,28 @@ class Plan:
     def tokens_per_second(self) -> float:
         """Of all ranks: measured in this run, else estimated from a rank's rate.
 
-        The estimate leaves out what ranks wait for the wire.
+        The estimate leaves out what ranks wait for the wire where no link was measured or stated.
         """
         if self.measured_tokens_per_second is not None:
             return self.measured_tokens_per_second
-        efficiency = self.record.efficiency_in(half=self.prediction.half)
-        rate = self.machine.flops * efficiency
-        return self.tokens_per_update * rate / self.prediction.flops
+        if self.link is None:
+            return self.tokens_per_update * self._rate / self.prediction.flops
+        at = self._wire_query
+        return self.tokens_per_update / (at.compute + wire_time(at, self.link).waited)
+
+    @property
+    def _rate(self) -> float:
+        """Operations a second that a rank's step reaches."""
+        return self.machine.flops * self.record.efficiency_in(half=self.prediction.half)
+
+    @property
+    def _wire_query(self) -> WireQuery:
+        return wire_query(self.recipe, self.prediction, self.device, self._rate)
+
+    @property
+    def wire_time(self) -> WireTime | None:
+        """What an update's calls take, and what of it a step waits for; None: no link is known."""
+        return None if self.link is None else wire_time(self._wire_query, self.link)
 
     @property
     def seconds(self) -> float:
@@ -218,6 +240,10 @@ class Plan:
             more["room"] = [use.row() for use in self.uses]
         if self.advice:
             more["advice"] = list(self.advice)
+        if self.exchanges:
+            more["exchanges"] = list(self.exchanges)
+        if (wire := self.wire_time) is not None:
+            more["link"] = {"busy_seconds": wire.busy, "waited_seconds": wire.waited}
         return {
             **more,
             "revision": self.revision,

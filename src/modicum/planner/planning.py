@@ -7,7 +7,7 @@ arithmetic exact; `choose` says what, and in which order. What else would help i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -16,11 +16,13 @@ from modicum.core.arguments import check_type
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine, pick_device, this_machine
+from modicum.core.machine.links import LOCAL, NODE, MeasuredLink, known_links, link_of
 from modicum.core.machine.rate import shared_machine
 from modicum.core.machine.record import MachineRecord, Reads, machine_record
 from modicum.core.ranks.ranks import Ranks
 from modicum.planner.adapted_otherwise import rows_of_instead
 from modicum.planner.advice import advice
+from modicum.planner.auto_exchange import without_auto
 from modicum.planner.choose import (
     DEVICE,
     Room,
@@ -31,6 +33,7 @@ from modicum.planner.choose import (
     layouts,
 )
 from modicum.planner.earlier_adapter import started
+from modicum.planner.exchanges import exchanges
 from modicum.planner.explained import explained
 from modicum.planner.length import check_counted_in
 from modicum.planner.plan import Plan
@@ -42,6 +45,7 @@ from modicum.planner.refusal import does_not_fit
 from modicum.planner.remedies import Remedy, changed, remedies
 from modicum.planner.uses import uses_of_room
 from modicum.recipe import Recipe
+from modicum.recipe.auto_exchange import is_auto
 from modicum.tasks import task_of
 from modicum.tasks.model_origins import pinned
 
@@ -91,7 +95,8 @@ def plan(
     if not advise:
         return made
     uses, given = uses_of_room(asked, made.prediction), advice(asked.recipe, made.prediction)
-    return replace(made, uses=tuple(uses), advice=tuple(given))
+    ways = [] if asked.link is None else exchanges(asked, made.prediction, asked.link)
+    return replace(made, uses=tuple(uses), advice=tuple(given), exchanges=tuple(ways))
 
 
 def answered(asked: Question, live: Ranks | None = None, keep: Sequence[JsonObject] = ()) -> Plan:
@@ -180,6 +185,9 @@ def asked_of(
     live = Ranks() if isinstance(ranks, int) else ranks
     count = ranks if isinstance(ranks, int) else ranks.size
     recipe = recipe.anchored()
+    section = recipe.comm
+    if is_auto("comm", section):
+        recipe = recipe.changed(comm=None)
     layouts(recipe, count)  # what does not go with the ranks is reported before all else
     task = task_of(recipe)
     check_counted_in(recipe, task)
@@ -204,17 +212,32 @@ def asked_of(
     # After the room is measured: what this leaves in memory is used again when the run tokenizes.
     # Every rank looks, so that what is wrong with the data is reported by all.
     counts = live.broadcast(task.survey(recipe, inputs))
-    return Question(
+    question = Question(
         recipe, task, inputs, device, found, record, room, predictor, counts, count, machine,
-        (*commit, *rows, *start),
+        (*commit, *rows, *start), _link(live, count, machine),
     )  # fmt: skip
+    if section is not None and is_auto("comm", section):
+        question = without_auto(question, section, live)
+    return question
+
+
+def _link(live: Ranks, count: int, machine: Profile | None) -> MeasuredLink | None:
+    """The link that the ranks' calls are held by: between hosts where there are several."""
+    if count == 1:
+        return None
+    if machine is not None:
+        return None if machine.link is None else MeasuredLink(0.0, machine.link, ranks=count)
+    axis = NODE if live.size > live.local_size else LOCAL
+    found = known_links().get(axis) if live.first else None
+    said = live.broadcast(None if found is None else asdict(found))
+    return None if said is None else link_of(said)
 
 
 def planned(asked: Question, prediction: Prediction, rows: tuple[JsonObject, ...] = ()) -> Plan:
     """The plan that answers a question with this prediction and these choices."""
     return Plan(
         asked.recipe, asked.task, asked.inputs, asked.machine, asked.device, prediction, rows,
-        asked.room.base, asked.record, counts=asked.counts, profile=asked.profile,
+        asked.room.base, asked.record, counts=asked.counts, profile=asked.profile, link=asked.link,
     )  # fmt: skip
 
 

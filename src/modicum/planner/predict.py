@@ -31,7 +31,7 @@ from modicum.memory.base import ActivationPolicy
 from modicum.models.traced_ledger import experts_of
 from modicum.parallel.ledger import staging
 from modicum.planner.length import steps_without_data
-from modicum.planner.sharing import Model, Structure, sent_dense, shared
+from modicum.planner.sharing import Model, Structure, coding_flops, sent_dense, shared
 from modicum.planner.traced import traces
 from modicum.planner.updates import spent_in_updates, treated
 from modicum.recipe import Recipe
@@ -88,6 +88,7 @@ class Prediction:
         treated: what the optimizer does with each class of parameters, if not the same.
         sent_dense: trained tensors of which a method of `comm` sends the numbers themselves, with
             how many they are.
+        coding_flops: by which a method of `comm` makes what an update sends; not among `flops`.
     """
 
     choice: Choice
@@ -101,6 +102,7 @@ class Prediction:
     narrow: Mapping[str, int] = field(default_factory=dict)
     treated: tuple[ClassTreatment, ...] = ()
     sent_dense: Mapping[str, int] = field(default_factory=dict)
+    coding_flops: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -249,6 +251,7 @@ class Predictor:
         return Prediction(
             choice, spent, total, trainable, frozen, half, traced, structure.travel,
             structure.narrow, treated(recipe, model), sent_dense(recipe, structure),
+            coding_flops(recipe, structure) if choice.layout.ranks > 1 else 0,
         )  # fmt: skip
 
     def adapted_layers(self, recipe: Recipe, config: Any) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine
+from modicum.core.machine.links import MeasuredLink
 from modicum.core.machine.record import MachineRecord
 from modicum.planner.choose import Room, choices, first_that_fits
 from modicum.planner.predict import Prediction, Predictor
@@ -32,6 +33,7 @@ class Question:
         counts: what is known of the data.
         ranks: how many there are.
         profile: where the machine's figures are from, if not from this machine.
+        link: between the ranks, where it was measured or stated.
         settled: what the recipe left open and the inputs alone decide, as rows of a plan.
     """
 
@@ -47,6 +49,7 @@ class Question:
     ranks: int = 1
     profile: Profile | None = None
     settled: tuple[JsonObject, ...] = ()
+    link: MeasuredLink | None = None
     _configs: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def config(self, recipe: Recipe) -> Any:

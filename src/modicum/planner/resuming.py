@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modicum.core.files import JsonObject
+from modicum.planner.auto_exchange import FIELD as EXCHANGE
 from modicum.planner.choose import COMPILE, DEVICE
 from modicum.planner.earlier_adapter import START
 from modicum.planner.precision import PRECISION
 from modicum.recipe import Recipe
 from modicum.tasks.model_origins import PATH
 
-_CARRIED = (COMPILE, DEVICE, PATH, PRECISION, START)
+_CARRIED = (COMPILE, DEVICE, EXCHANGE, PATH, PRECISION, START)
 
 
 def same_start(recipe: Recipe, ranks: int, row: Mapping[str, Any]) -> bool:
@@ -25,8 +26,8 @@ def same_start(recipe: Recipe, ranks: int, row: Mapping[str, Any]) -> bool:
 def carried(rows: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     """Of a run's rows of plans, the choices that stay whatever the ranks.
 
-    The device, the precision, the adapter that it starts from, whether blocks are compiled, and a
-    limit of the micro-batch that the run has met.
+    The device, the precision, how ranks exchange, the adapter that it starts from, whether blocks
+    are compiled, and a limit of the micro-batch that the run has met.
     """
     last: list[JsonObject] = list(rows[-1]["choices"]) if rows else []
     return [row for row in last if row["field"] in _CARRIED or "most" in row]

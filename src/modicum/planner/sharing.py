@@ -270,6 +270,14 @@ def _on_masters(
     return spent
 
 
+def coding_flops(recipe: Recipe, structure: Structure) -> int:
+    """Operations by which an exchange of matrices makes what it sends, and sums of that."""
+    comm = recipe.method("comm")
+    if not isinstance(comm, MatrixMethod):
+        return 0
+    return comm.coding_flops(tuple(parameter.shape) for parameter in structure.trained)
+
+
 def sent_dense(recipe: Recipe, structure: Structure) -> dict[str, int]:
     """Trained tensors that an exchange of matrices sends as they are, with their elements."""
     comm = recipe.method("comm")

@@ -17,6 +17,7 @@ from modicum.core.contracts.catalog import MethodRecord, added
 from modicum.core.contracts.method import NO_SECTION, Method, Strings, describe
 from modicum.core.contracts.traits import TraitHolder, clashes
 from modicum.core.errors import InputError
+from modicum.recipe.auto_exchange import AUTO, check_auto, filled_auto, is_auto
 from modicum.recipe.cost import CostSection
 from modicum.recipe.nested import assign
 from modicum.recipe.outputs import ExportSection, TrackingSection
@@ -69,7 +70,8 @@ class Recipe(Section):
     memory: dict[str, Any] | None = None
     """How saved activations are kept: a method of the room `memory`."""
     comm: dict[str, Any] | None = None
-    """How several ranks exchange gradients and weights: a method of the room `comm`."""
+    """How several ranks exchange gradients and weights: a method of the room `comm`; auto: what is
+    fastest on the measured link, of what changes no number and the methods in the list `among`."""
     diagnosis: dict[str, Any] | None = None
     """What is looked at in evaluations and reported, and changes nothing: a method of the room
     `adapters`."""
@@ -95,6 +97,8 @@ class Recipe(Section):
         for slot in SLOTS:
             if isinstance(fields.get(slot), Method):
                 fields[slot] = spelled(fields[slot])
+        if fields.get("comm") == AUTO:
+            fields["comm"] = {"method": AUTO}
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -112,6 +116,8 @@ class Recipe(Section):
             added(self.plugins)
         except InputError as error:
             raise error.located(field="plugins") from None
+        if self.comm is not None and is_auto("comm", self.comm):
+            check_auto(self.comm, self.plugins)
         for slot, record in self.methods().items():
             record.validate(self.fields(slot), prefix=f"{slot}.")
         self._check_model()
@@ -148,7 +154,7 @@ class Recipe(Section):
         return {
             slot: find_in(slot, value, self.plugins)
             for slot in SLOTS
-            if (value := getattr(self, slot)) is not None
+            if (value := getattr(self, slot)) is not None and not is_auto(slot, value)
         }
 
     def fields(self, slot: str) -> dict[str, Any]:
@@ -156,8 +162,8 @@ class Recipe(Section):
         return {key: value for key, value in getattr(self, slot).items() if key != "method"}
 
     def method(self, slot: str) -> Method | None:
-        """The value of the method in a section; imports its file."""
-        if getattr(self, slot) is None:
+        """The value of the method in a section, where it names one; imports its file."""
+        if getattr(self, slot) is None or is_auto(slot, getattr(self, slot)):
             return None
         return self.methods()[slot].load()(**self.fields(slot))
 
@@ -281,6 +287,8 @@ class Recipe(Section):
             values["model"] = {key: values["model"][key] for key in _OF_A_PATH}
         for slot, record in self.methods().items():
             values[slot] = filled(record, self.fields(slot))
+        if self.comm is not None and is_auto("comm", self.comm):
+            values["comm"] = filled_auto(self.comm, self.plugins)
         return values
 
     def changed(self, **paths: Any) -> Recipe:

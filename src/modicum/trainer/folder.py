@@ -13,6 +13,7 @@ from modicum.core.files import disk_errors, remove, write_json, write_text
 from modicum.core.folder_lock import LOCK, locked_folder
 from modicum.models.hub_models import PREFIX, commit_of
 from modicum.recipe import Recipe, differences
+from modicum.recipe.auto_exchange import is_auto
 from modicum.recipe.paths import anchored
 from modicum.recipe.training import LENGTHS
 from modicum.trainer.contents import (
@@ -184,16 +185,19 @@ class RunFolder:
     def as_begun(self, recipe: Recipe) -> Recipe:
         """The recipe with what the run that is here has settled, where it leaves that open.
 
-        That is the precision, the form of frozen weights, the fields of the adapter that training
-        started from, and the commit of a model of the hub.
+        That is the precision, the form of frozen weights, how ranks exchange, the fields of the
+        adapter that training started from, and the commit of a model of the hub.
         """
         start, path = recipe.model.adapter, recipe.model.path or ""
-        settled = recipe.training.precision != "auto" and start is None
+        open_exchange = is_auto("comm", recipe.comm)
+        settled = recipe.training.precision != "auto" and start is None and not open_exchange
         if (settled and not path.startswith(PREFIX)) or not self.started():
             return recipe
         run = self.read_recipe()
         if commit_of(path, run.model.path or ""):
             recipe = recipe.changed(model__path=run.model.path)
+        if open_exchange:
+            recipe = recipe.changed(comm=run.comm)
         if recipe.training.precision == "auto":
             recipe = recipe.changed(
                 training__precision=run.training.precision, linear=recipe.linear or run.linear

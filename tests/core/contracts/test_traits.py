@@ -56,7 +56,8 @@ def test_every_word_is_read():
     root = Path(modicum.__file__).parent
     read = {word for rule in RULES for word in (rule.one, rule.other)}
     asking = [*root.glob("proofs/contracts/**/*.py"), *root.glob("trainer/*.py")]
-    asking += [*root.glob("planner/*.py"), *root.glob("recipe/*.py"), *root.glob("adapters/*.py")]
+    asking += [*root.glob("planner/*.py"), *root.glob("recipe/*.py")]
+    asking += [*root.glob("adapters/*.py"), root / "linears/base.py"]
     text = "\n".join(file.read_text(encoding="utf-8") for file in asking)
     assert {word for word in TRAITS.keys() - read if f'"{word}"' not in text} == set()
 

@@ -1,0 +1,100 @@
+"""What a step would take with each way to exchange gradients, on the link that was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from modicum.comm.base import MatrixMethod, Schedule
+from modicum.core.errors import InputError
+from modicum.core.files import JsonObject
+from modicum.core.machine.links import MeasuredLink
+from modicum.planner.choose import refused, traits_of
+from modicum.planner.predict import Prediction
+from modicum.planner.question import Question
+from modicum.planner.wire_time import WireQuery, break_even, wire_time
+from modicum.recipe import Recipe
+
+# From what is exact to what is not: numbers as they are, when they travel, in 16 bits, fewer.
+CANDIDATES: tuple[dict[str, Any] | None, ...] = (
+    None,
+    {"method": "dear"},
+    {"method": "dense_sums", "dtype": "bf16"},
+    {"method": "acp_sgd"},
+    {"method": "powersgd"},
+)
+
+
+def wire_query(recipe: Recipe, prediction: Prediction, device: str, rate: float) -> WireQuery:
+    """An update's calls as `wire_time` is asked for them.
+
+    Args:
+        rate: operations a second that a step reaches.
+    """
+    comm, choice = recipe.method("comm"), prediction.choice
+    return WireQuery(
+        prediction.ledger.wire,
+        choice.layout,
+        (prediction.flops + prediction.coding_flops) / rate,
+        choice.micro_batches,
+        device,
+        isinstance(comm, Schedule),
+        comm.late_part if isinstance(comm, MatrixMethod) else 0.0,
+    )
+
+
+def exchanges(
+    asked: Question,
+    made: Prediction,
+    link: MeasuredLink,
+    candidates: Sequence[dict[str, Any] | None] = CANDIDATES,
+) -> list[JsonObject]:
+    """Each way that goes with the plan's layout, with its step, bytes, and where it pays.
+
+    `step_seconds` of an update, of them `waited_seconds` for the wire; `bytes` that a rank sends;
+    `break_even`: the rate in bytes a second below which it is faster than numbers as they are, null
+    where it is so at no rate; `here`: whether it is what the recipe has.
+    """
+    rate = asked.machine.flops * asked.record.efficiency_in(half=made.half)
+    found: list[tuple[dict[str, Any] | None, WireQuery, int]] = []
+    for fields, prediction, recipe in _tried(asked, made, candidates):
+        at = wire_query(recipe, prediction, asked.device, rate)
+        found.append((fields, at, prediction.wire_bytes))
+    plain = next((at for fields, at, _ in found if fields is None), None)
+    rows = []
+    for fields, at, sent in found:
+        waited = wire_time(at, link).waited
+        below = None if plain is None or fields is None else break_even(plain, at, link)
+        rows.append(
+            {
+                "comm": fields,
+                "step_seconds": at.compute + waited,
+                "waited_seconds": waited,
+                "bytes": sent,
+                "break_even": None if below is None or math.isinf(below) else below,
+                "always": below is not None and math.isinf(below),
+                "here": fields == asked.recipe.comm,
+            }
+        )
+    return rows
+
+
+def _tried(
+    asked: Question, made: Prediction, ways: Sequence[dict[str, Any] | None]
+) -> Iterator[tuple[dict[str, Any] | None, Prediction, Recipe]]:
+    candidates = list(ways)
+    if asked.recipe.comm is not None:
+        method = asked.recipe.comm["method"]
+        candidates = [each for each in candidates if each is None or each["method"] != method]
+        candidates.append(asked.recipe.comm)
+    for fields in candidates:
+        recipe = asked.recipe.model_copy(update={"comm": fields})
+        if fields is not None and fields != asked.recipe.comm:
+            try:
+                recipe = asked.recipe.changed(comm=fields)
+            except InputError:
+                continue
+        if refused(recipe, traits_of(recipe, made.choice)) is not None:
+            continue
+        yield fields, asked.predictor(recipe, asked.inputs.config, made.choice), recipe

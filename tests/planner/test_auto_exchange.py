@@ -1,0 +1,93 @@
+"""`comm: auto`: what it becomes by the link, what it never takes unasked, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modicum.core.errors import InputError
+from modicum.core.machine.links import MeasuredLink
+from modicum.planner import planning
+from modicum.planner.planning import plan
+from modicum.recipe import Recipe
+from modicum.recipe_yaml import dump, parse
+
+LOSSY: list[dict[str, Any]] = [
+    {"method": "dense_sums", "dtype": "bf16"},
+    {"method": "acp_sgd", "rank": 2},
+]
+
+
+def at(monkeypatch: pytest.MonkeyPatch, rate: float | None) -> None:
+    links = {} if rate is None else {"local": MeasuredLink(1e-5, rate, 0.0, 2, "now")}
+    monkeypatch.setattr(planning, "known_links", lambda: links)
+
+
+def chosen(new: Any, ranks: int = 2, **comm: Any) -> tuple[Any, str]:
+    recipe = new(
+        parallel={"strategy": "ddp"}, training={"batch_size": 8}, comm={"method": "auto", **comm}
+    )
+    made = plan(recipe, ranks=ranks)
+    [why] = [row["why"] for row in made.choices if row["field"] == "comm"]
+    return made.recipe.comm, why
+
+
+def test_a_fast_link_sends_numbers_as_they_are(new, monkeypatch) -> None:
+    at(monkeypatch, 1e12)
+    comm, why = chosen(new, among=LOSSY)
+    assert comm is None
+    assert "with acp_sgd" in why
+
+
+def test_a_slow_link_takes_what_is_listed_and_nothing_lossy_that_is_not(new, monkeypatch) -> None:
+    at(monkeypatch, 1e4)
+    comm, _ = chosen(new, among=LOSSY)
+    assert comm is not None
+    assert comm["method"] == "acp_sgd"
+    assert comm["rank"] == 2
+    comm, why = chosen(new)
+    assert comm is None or comm == {"method": "dear"}
+    assert "dense_sums" not in why
+    assert "acp_sgd" not in why
+    comm, _ = chosen(new, among=LOSSY[:1])
+    assert comm is not None
+    assert comm["method"] == "dense_sums"
+
+
+def test_without_a_link_or_with_one_rank_nothing_is_guessed(new, monkeypatch) -> None:
+    at(monkeypatch, None)
+    comm, why = chosen(new, among=LOSSY)
+    assert comm is None
+    assert "modicum bench link" in why
+    assert chosen(new, ranks=1, among=LOSSY) == (None, "there is one rank, and nothing travels")
+
+
+def test_text_and_python_spell_it_alike(tmp_path: Path) -> None:
+    short, long = Recipe(comm="auto"), Recipe(comm={"method": "auto"})
+    assert short == long
+    assert short.method("comm") is None
+    assert short.plain()["comm"] == {"method": "auto", "among": []}
+    values, _ = parse(dump(Recipe(comm={"method": "auto", "among": LOSSY})), "recipe.yaml")
+    again = Recipe(**values)
+    assert again.comm is not None
+    assert again.comm["among"][1]["rank"] == 2
+    assert again.comm["among"][1]["start_after"] == 0
+
+
+@pytest.mark.parametrize(
+    ("section", "field"),
+    [
+        ({"amog": []}, "comm.amog"),
+        ({"among": "acp_sgd"}, "comm.among"),
+        ({"among": ["acp_sgd"]}, "comm.among.0"),
+        ({"among": [{"method": "auto"}]}, "comm.among.0.method"),
+        ({"among": [{"method": "lora"}]}, "comm.among.0.method"),
+        ({"among": [{"method": "acp_sgd", "rang": 2}]}, "comm.among.0.rang"),
+    ],
+)
+def test_what_is_wrong_with_it_is_named(section: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Recipe(comm={"method": "auto", **section})
+    assert caught.value.field == field

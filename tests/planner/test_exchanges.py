@@ -1,0 +1,123 @@
+"""What a step waits for on a measured link: by hand, in a plan, and for each way to exchange."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from modicum.cli.tables import plan_tables, print_plan
+from modicum.core.contracts.ledger import Wire
+from modicum.core.machine.links import MeasuredLink
+from modicum.core.ranks.layout import Layout
+from modicum.planner import planning
+from modicum.planner.planning import plan
+from modicum.planner.wire_time import WireQuery, break_even, wire_time
+
+SUMS = (Wire("all_reduce", 8_000_000, "replicate", 4),)
+LINK = MeasuredLink(0.001, 1e6)
+
+
+def test_sums_hide_behind_the_last_backward_pass_but_the_last_of_them() -> None:
+    at = WireQuery(SUMS, Layout.of(3), compute=6.0)
+    busy = 8.0 + 4 * 4 * 0.001
+    assert wire_time(at, LINK).busy == pytest.approx(busy)
+    assert wire_time(at, LINK).waited == pytest.approx(busy - 4.0)
+    assert wire_time(replace(at, micro_batches=6), LINK).waited == pytest.approx(busy - 4.0 / 6)
+    assert wire_time(replace(at, compute=100.0), LINK).waited == pytest.approx(busy / 4)
+    assert wire_time(replace(at, compute=100.0, late=0.5), LINK).waited > busy / 2
+
+
+def test_weights_are_waited_for_unless_they_are_deferred() -> None:
+    wires = (
+        Wire("reduce_scatter", 1_000_000, "shard", 2),
+        Wire("all_gather", 3_000_000, "shard", 2),
+    )
+    at = WireQuery(wires, Layout.of(2, 2, copies=True), compute=30.0)
+    link = MeasuredLink(0.0, 1e6)
+    assert wire_time(at, link).waited == pytest.approx(0.5 + 3.0)
+    assert wire_time(replace(at, deferred=True), link).waited == pytest.approx(0.5)
+    cut = replace(at, layout=Layout.of(2, 2))
+    assert wire_time(cut, link).waited == pytest.approx(4.0)
+    assert wire_time(replace(cut, device="cuda"), link).waited == 0.0
+
+
+def test_moving_bytes_takes_the_processor_that_computes() -> None:
+    at, link = WireQuery(SUMS, Layout.of(2), compute=100.0), MeasuredLink(0.0, 1e9, cpu=1e-7)
+    assert wire_time(at, link).waited == pytest.approx(0.008 / 4 + 0.8)
+    assert wire_time(replace(at, device="cuda"), link).waited == pytest.approx(0.008 / 4)
+
+
+def test_where_fewer_bytes_pay() -> None:
+    dense = WireQuery(SUMS, Layout.of(2), compute=3.0)
+    fewer = replace(dense, wires=(Wire("all_reduce", 800_000, "replicate", 4),), compute=3.1)
+    link = MeasuredLink(0.0, 1.0)
+    rate = break_even(dense, fewer, link)
+    assert rate is not None
+    at = MeasuredLink(0.0, rate)
+    steps = [each.compute + wire_time(each, at).waited for each in (dense, fewer)]
+    assert steps[0] == pytest.approx(steps[1], rel=1e-3)
+    assert break_even(dense, replace(fewer, wires=SUMS), link) is None
+    assert break_even(dense, replace(fewer, compute=1.0), link) == math.inf
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> MeasuredLink:
+    """A link of 10 Mb/s between ranks of this host."""
+    link = MeasuredLink(0.001, 1.25e6, 1e-9, 2, "now")
+    monkeypatch.setattr(planning, "known_links", lambda: {"local": link})
+    return link
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "known_links", dict)
+
+
+def test_a_plan_s_seconds_are_compute_and_what_waits_for_the_wire(new, slow) -> None:
+    recipe = new(parallel={"strategy": "ddp"}, training={"batch_size": 8})
+    made = plan(recipe, ranks=2)
+    alone = replace(made, link=None)
+    assert made.wire_time is not None
+    waited = made.seconds - alone.seconds
+    assert waited == pytest.approx(made.steps * made.wire_time.waited, rel=1e-6)
+    assert made.wire_time.busy > made.prediction.wire_bytes / slow.rate
+    assert made.row()["link"]["busy_seconds"] == made.wire_time.busy
+    assert plan(recipe).wire_time is None
+
+
+def test_without_a_link_nothing_is_said_of_it(new, fast) -> None:
+    made = plan(new(parallel={"strategy": "ddp"}, training={"batch_size": 8}), ranks=2, advise=True)
+    assert made.wire_time is None
+    assert "link" not in made.row()
+    assert "exchanges" not in made.row()
+
+
+def test_each_way_to_exchange_has_its_step_and_where_it_pays(new, slow, capsys) -> None:
+    comm = {"method": "powersgd", "rank": 2}
+    recipe = new(parallel={"strategy": "ddp"}, training={"batch_size": 8}, comm=comm)
+    made = plan(recipe, ranks=2, advise=True)
+    ways = {(way["comm"] or {"method": "plain"})["method"]: way for way in made.row()["exchanges"]}
+    assert set(ways) == {"plain", "dear", "dense_sums", "acp_sgd", "powersgd"}
+    assert ways["powersgd"]["here"]
+    assert ways["powersgd"]["comm"]["rank"] == 2
+    assert ways["powersgd"]["bytes"] == made.prediction.wire_bytes
+    assert ways["dense_sums"]["bytes"] * 2 == ways["plain"]["bytes"]
+    assert ways["plain"]["break_even"] is None
+    for name in ("dense_sums", "acp_sgd"):
+        way, below = ways[name], ways[name]["break_even"]
+        faster = way["step_seconds"] < ways["plain"]["step_seconds"]
+        assert way["always"] or below is not None
+        assert faster == (way["always"] or slow.rate < below)
+    print_plan(made.row())
+    shown = capsys.readouterr().out
+    assert "powersgd, rank 2 (the recipe's)" in shown
+    costs = {row[0]: row[2] for row in plan_tables(made.row())[1]}
+    assert "on the link, for which a step waits" in costs["wire"]
+
+
+def test_what_does_not_go_with_the_layout_is_left_out(new, slow) -> None:
+    recipe = new(parallel={"strategy": "fsdp"}, training={"batch_size": 8})
+    ways = plan(recipe, ranks=2, advise=True).row()["exchanges"]
+    assert [way["comm"] for way in ways] == [None]
