@@ -1,30 +1,23 @@
 """Who holds up the others: read off what each rank says of its own calls.
 
-Only durations and numbers of calls are compared, never the clocks of two ranks. All ranks of a
-collective wait in it for the one that comes last, which itself waits least: the shortest duration
-is the late rank's. A rank that has issued fewer calls in a group than others, who are in one, is
-the one that they wait for. Nothing here imports torch.
+Only durations and numbers of calls are compared, never the clocks of two ranks. A rank that has
+issued fewer calls in a group than others, who are in one, is the one that they wait for; who is
+slow in every iteration, `slowness` says. Where all processes are stopped, as by Ctrl-Z, nobody
+waits for anybody. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from modicum.comm.slowness import FIRST_CALLS, GroupCalls
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
-from modicum.core.ranks.rank_reports import DoneCall, OpenCall, RankReport
+from modicum.core.ranks.rank_reports import OpenCall, RankReport
 
-# Of the others the late rank is compared with the median; those with a root do not wait for all.
-COMPARED = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "barrier")
-WINDOW = 8  # iterations
-PERSISTENT = 3  # so many windows in a row
-LONGEST_PERIOD = 256  # calls in an iteration
 HELD_SECONDS = 2.0  # without a sign of any thread: one of them holds the interpreter's lock
 PATIENCE = 5.0  # times as long may take what is marked, compiles, or holds the lock
-FIRST_CALLS = 20  # of a group: what is compiled, warmed up, and learned
 
 
 @dataclass(frozen=True)
@@ -115,31 +108,6 @@ class _Seen:
     when: float
 
 
-@dataclass
-class _Compared:
-    """A call that has ended at all ranks of its group: durations and ends by rank."""
-
-    signature: tuple[str, str, int]
-    seconds: dict[int, float]
-    ended: dict[int, float]
-    marked: bool
-
-
-@dataclass
-class _GroupCalls:
-    """The calls of a group, as they end at one rank after the other."""
-
-    members: tuple[int, ...]
-    pending: dict[int, dict[int, DoneCall]] = field(default_factory=dict)
-    last: deque[_Compared] = field(
-        default_factory=lambda: deque(maxlen=(WINDOW + 2) * LONGEST_PERIOD)
-    )
-    through: dict[int, int] = field(default_factory=dict)  # calls that have ended, by rank
-    fresh: int = 0
-    streak: tuple[int, int] = (-1, 0)
-    named: int = -1
-
-
 class Judge:
     """Takes reports of all ranks, in any order, and says what is wrong.
 
@@ -151,7 +119,7 @@ class Judge:
     def __init__(self, size: int, limits: DiagnosisLimits, now: float) -> None:
         self._size, self._limits, self._begun = size, limits, now
         self._seen: dict[int, _Seen] = {}
-        self._groups: dict[str, _GroupCalls] = {}
+        self._groups: dict[str, GroupCalls] = {}
         self._named: set[tuple[Any, ...]] = set()
         self._ending = False
 
@@ -162,9 +130,10 @@ class Judge:
             for name, members in report.members.items():
                 known = self._groups.get(name)
                 if known is None or known.members != members:
-                    self._groups[name] = _GroupCalls(members)
+                    self._groups[name] = GroupCalls(members)
             for call in report.done:
-                self._done(report.rank, call)
+                if (group := self._groups.get(call.group)) is not None:
+                    group.done(report.rank, call)
 
     def look(self, now: float) -> list[Anomaly]:
         """What is wrong at `now`, and has not been said."""
@@ -185,6 +154,8 @@ class Judge:
 
     def _gone(self, now: float) -> list[Anomaly]:
         found = []
+        living = [seen.report.process for seen in self._seen.values()]
+        all_stopped = "running" not in living and "stopped" in living
         for rank, seen in sorted(self._seen.items(), key=lambda item: -self._dead_for(item[1])):
             report, since = seen.report, now - seen.when
             if report.left == FAILED:
@@ -196,7 +167,7 @@ class Judge:
                 found.append(self._anomaly("dead", rank, now, stood, ends=True))
             elif since >= self._limits.silent_seconds:
                 found.append(self._anomaly("silent", rank, now, since, ends=True))
-            elif report.process == "stopped":
+            elif report.process == "stopped" and not all_stopped:
                 stood = report.process_seconds + since
                 if stood >= self._limits.stopped_seconds:
                     ends = stood >= self._limits.silent_seconds
@@ -283,96 +254,25 @@ class Judge:
 
     # Who is slow
 
-    def _done(self, rank: int, call: DoneCall) -> None:
-        group = self._groups.get(call.group)
-        if group is None or rank not in group.members or len(group.members) < 2:
-            return
-        group.through[rank] = max(group.through.get(rank, 0), call.sequence + 1)
-        ranks = group.pending.setdefault(call.sequence, {})
-        ranks[rank] = call
-        if len(ranks) < len(group.members):
-            if len(group.pending) > LONGEST_PERIOD * WINDOW:  # calls that were written over
-                del group.pending[min(group.pending)]
-            return
-        del group.pending[call.sequence]
-        if call.kind in COMPARED and call.sequence >= FIRST_CALLS:
-            marked = any(one.marked for one in ranks.values())
-            group.last.append(
-                _Compared(
-                    (call.kind, call.label, call.bytes),
-                    {rank: one.seconds for rank, one in ranks.items()},
-                    {rank: one.ended for rank, one in ranks.items()},
-                    marked,
-                )
-            )
-            group.fresh += 1
-
     def _slow(self) -> list[Anomaly]:
-        found = []
+        found, least = [], self._limits.slow_share
         for group in self._groups.values():
-            period = _period(group.last) if group.fresh else 0
-            if not period or group.fresh < period:
-                continue
-            group.fresh = 0
-            rank, share = _waited_for(group.last, period, group.members)
-            if share < self._limits.slow_share:
-                group.streak = (-1, 0)
-                if share < self._limits.slow_share / 2 and group.named >= 0:
-                    self._named.discard(("slow", group.named, False, ""))
-                    group.named = -1
-                continue
-            same = group.streak[0] == rank
-            group.streak = (rank, group.streak[1] + 1 if same else 1)
-            if group.streak[1] >= PERSISTENT and rank in self._seen:
-                group.named = rank
-                report = self._seen[rank].report
+            before, slow = group.named, group.slow(least)
+            if slow is not None:
+                self._named.discard(("slow", before, False, ""))
+            if slow is not None and slow.rank in self._seen:
+                report = self._seen[slow.rank].report
                 found.append(
-                    Anomaly("slow", rank, report.host, "", False, report.place, 0.0, False, share)
-                )
+                    Anomaly(
+                        "slow", slow.rank, report.host, "", False, report.place, 0.0, False,
+                        slow.share,
+                    )
+                )  # fmt: skip
+            if (rank := group.recovered(least)) >= 0:
+                self._named.discard(("slow", rank, False, ""))
         return found
 
 
 def said_of(call: OpenCall) -> str:
     """A call, for people: `all-gather 5124 of layers.17`."""
     return f"{call.kind} {call.sequence}" + (f" of {call.label}" if call.label else "")
-
-
-def _period(calls: deque[_Compared]) -> int:
-    """After how many calls an iteration begins anew; 0 where that is not known yet."""
-    signatures = [call.signature for call in calls]
-    for period in range(1, min(LONGEST_PERIOD, len(signatures) // WINDOW) + 1):
-        tail = signatures[-3 * period :]
-        if tail == tail[:period] * 3:
-            return period
-    return 0
-
-
-def _waited_for(
-    calls: deque[_Compared], period: int, members: tuple[int, ...]
-) -> tuple[int, float]:
-    """The rank for which the others wait most, and which share of their time.
-
-    Of the last iterations those with the largest and the smallest wait are left out. It must be
-    the last to come in all of them but one; otherwise the share is 0.
-    """
-    last = list(calls)[-WINDOW * period - 1 :]
-    if len(last) <= WINDOW * period or any(call.marked for call in last):
-        return -1, 0.0
-    waits: list[Mapping[int, float]] = []
-    spans: list[float] = []
-    for start in range(1, len(last), period):
-        iteration = last[start : start + period]
-        late: dict[int, float] = dict.fromkeys(members, 0.0)
-        for call in iteration:
-            for rank in members:
-                others = [call.seconds[other] for other in members if other != rank]
-                late[rank] += statistics.median(others) - call.seconds[rank]
-        waits.append(late)
-        ends, before = iteration[-1].ended, last[start - 1].ended
-        spans.append(statistics.median(ends[rank] - before[rank] for rank in members))
-    suspect = max(members, key=lambda rank: statistics.median(wait[rank] for wait in waits))
-    if sum(max(wait, key=lambda rank: wait[rank]) == suspect for wait in waits) < WINDOW - 1:
-        return suspect, 0.0
-    kept = sorted(range(len(waits)), key=lambda at: waits[at][suspect])[1:-1]
-    total = sum(spans[at] for at in kept)
-    return suspect, sum(waits[at][suspect] for at in kept) / total if total > 0 else 0.0

@@ -13,21 +13,25 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from modicum.comm.judging import Anomaly, DiagnosisLimits, Judge
+from modicum.core.errors import InputError
 from modicum.core.files import write_json
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
 from modicum.core.ranks.rank_probe import RankProbe
 from modicum.core.ranks.rank_reports import RankReport
 from modicum.core.ranks.side_channel import AgentLine, Controller
+from modicum.core.run_folders import note_interrupted
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 0.1
 TICK_SECONDS = 1.0
 GRACE_SECONDS = 3.0
-# After all ranks of this host are dead: until the others' agents have left, or a verdict has come.
-FAREWELL_SECONDS = 3.0
+# After all ranks of this host have left: until the others' agents have, or a verdict has come; and
+# for one that waits for the verdict.
+FAREWELL_SECONDS = 6.0
 VERDICT = "verdict.json"
 
 
@@ -40,6 +44,7 @@ class HostAgent:
         controller: the address and port of the one that judges; None where that is this one.
         listen: there, the address at which to listen; None where no other host has ranks.
         record: a file to which anomalies are added, a line each.
+        run: the `run.json` of a run, in which is said why it was ended.
     """
 
     def __init__(
@@ -52,16 +57,18 @@ class HostAgent:
         controller: tuple[str, int] | None,
         listen: str | None,
         record: str | None,
+        run: str | None = None,
     ) -> None:
         self._folder, self._limits = Path(folder), DiagnosisLimits(**limits)
         self._probes = [RankProbe(self._folder / f"rank-{rank}.ring") for rank in ranks]
-        self._record = Path(record) if record else None
+        self._record, self._run = (Path(path) if path else None for path in (record, run))
         self._line = AgentLine(*controller, secret, ranks) if controller else None
         self._judge = None if controller else Judge(size, self._limits, time.monotonic())
         self._controller = Controller(listen, secret, size) if listen else None
         self.port = self._controller.port if self._controller else 0
         self._left: dict[int, int] = {}
         self._ticked = self._ended = 0.0
+        self._said, self._leaving = "", dict[int, float]()
 
     def run(self) -> None:
         """Look at the ranks until they have ended."""
@@ -74,13 +81,22 @@ class HostAgent:
                 for event in self._events(reports):
                     self._take(event)
                 self._end_ranks()
-                if not farewell and all(probe.ended for probe in self._probes):
+                self._conclude()
+                if not farewell and all(map(self._over, self._probes)):
                     farewell = time.monotonic() + FAREWELL_SECONDS
         finally:
             for line in (self._line, self._controller):
                 if line is not None:
                     line.close()
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _over(self, probe: RankProbe) -> bool:
+        """Whether a rank is dead, or needs nobody who looks: it may live on without its watch."""
+        left = self._left.get(probe.rank)
+        if left in (FAILED, BEREFT):
+            since = self._leaving.setdefault(probe.rank, time.monotonic())
+            return probe.ended or time.monotonic() - since > FAREWELL_SECONDS
+        return probe.ended or left == ENDED
 
     def _wait(self) -> None:
         """Until the next look is due, or a rank has died, which is seen at once."""
@@ -123,13 +139,21 @@ class HostAgent:
 
     def _take(self, event: dict[str, Any]) -> None:
         """Say it, note it, and tell the ranks where the run is to end."""
-        print(f"modicum: {event['sentence']}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # nobody reads any more
+            print(f"modicum: {event['sentence']}", file=sys.stderr, flush=True)
         if self._record is not None and self._judge is not None:
-            with open(self._record, "a", encoding="utf-8") as file:
-                file.write(json.dumps(event) + "\n")
+            with suppress(OSError), open(self._record, "a", encoding="utf-8") as file:
+                file.write(json.dumps(event) + "\n")  # a full disk is no reason to be silent
         if event["ends"] and not self._ended:
-            self._ended = time.monotonic()
+            self._ended, self._said = time.monotonic(), event["sentence"]
             write_json(self._folder / VERDICT, event)
+
+    def _conclude(self) -> None:
+        """Say in the run's record why it was ended, where rank 0 has not, and will not any more."""
+        if self._run is not None and self._said and self._over(self._probes[0]):
+            with suppress(InputError, OSError):
+                note_interrupted(self._run, self._said)
+            self._run = None
 
     def _end_ranks(self) -> None:
         """End those that a verdict reached and that have not ended by themselves."""

@@ -7,7 +7,6 @@ durations and numbers of calls, never the clocks of two hosts. Thresholds are th
 from __future__ import annotations
 
 import atexit
-import itertools
 import json
 import math
 import os
@@ -19,8 +18,9 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -33,6 +33,7 @@ import modicum.comm
 import modicum.core.ranks
 from modicum.comm.judging import DiagnosisLimits
 from modicum.comm.watch_agent import VERDICT
+from modicum.core.contracts.run_hooks import RunHook
 from modicum.core.errors import InputError, Interrupted
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED, RingWriter
 from modicum.core.ranks.environment import rank_and_size
@@ -52,7 +53,6 @@ _LIBRARIES = tuple(
         sysconfig.get_path("stdlib"),
     )
 )
-_turns = itertools.count()
 
 
 def watch(
@@ -61,6 +61,7 @@ def watch(
     late_seconds: float = 30.0,
     slow_share: float = 0.05,
     record: str | Path | None = None,
+    run: str | Path | None = None,
 ) -> Watch:
     """Name the rank that holds up the others, and end a run that stands still.
 
@@ -82,6 +83,8 @@ def watch(
             where it is marked, in the first calls of a group, or holds the interpreter's lock.
         slow_share: of an iteration that the others wait for a rank, from which on it is slow.
         record: a file to which rank 0's host adds what was found, a line of JSON each.
+        run: the `run.json` of a run, in which rank 0's host says why it was ended, where that is
+            so and no process of it has said anything.
 
     Raises:
         InputError: there is no process group yet, a value is no positive number, or ranks differ.
@@ -100,11 +103,15 @@ def watch(
         return Watch(None)
     if dist.get_world_size() == 1:
         return Watch(None)
-    return Watch(_Meeting(limits, Path(record).resolve() if record else None))
+    files = {"record": record, "run": run}
+    return Watch(_Meeting(limits, {k: str(Path(v).resolve()) for k, v in files.items() if v}))
 
 
-class Watch:
+class Watch(RunHook):
     """What `watch` began in this process; it ends with `close`, a `with`, or the process.
+
+    It is a run hook as well: given to `transformers.Trainer` as `callback()`, evaluations are
+    marked, and it ends with the training.
 
     Attributes:
         alone: whether there is no other rank, so that nothing is watched.
@@ -116,7 +123,7 @@ class Watch:
             return
         self._ring, self._verdict = meeting.ring, meeting.folder / VERDICT
         self._main = threading.main_thread().ident or 0
-        self._closed, self._failed = threading.Event(), False
+        self._closed, self._ends_itself = threading.Event(), False
         self._hook = sys.excepthook
         sys.excepthook = self._uncaught
         begin_observing(self._ring)
@@ -127,13 +134,41 @@ class Watch:
     @contextmanager
     def marked(self) -> Iterator[None]:
         """Say that what happens in the block is no ordinary step: an evaluation, a save."""
-        if not self.alone:
+        before = self.alone or self._ring.marked
+        if not before:
             self._ring.mark(marked=True)
         try:
             yield
         finally:
-            if not self.alone:
+            if not before:
                 self._ring.mark(marked=False)
+
+    def evaluation(self) -> AbstractContextManager[object]:
+        """What evaluations run in: they are no ordinary steps."""
+        return self.marked()
+
+    def cause(self, seconds: float = VERDICT_SECONDS) -> str | None:
+        """Who is the cause, in a sentence, after an error that another rank's end has caused.
+
+        From here on this process is not ended by others. None: nobody has found out in so many
+        seconds.
+        """
+        if self.alone:
+            return None
+        self._ends_itself = True
+        self._ring.leave(BEREFT)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with suppress(OSError, ValueError, KeyError):
+                return str(json.loads(self._verdict.read_bytes())["sentence"])
+            time.sleep(0.05)
+        return None
+
+    def fail(self, error: BaseException) -> None:
+        """Say that an error of this rank's own ends it; the others are then ended."""
+        if not self.alone:
+            self._ends_itself = True
+            self._ring.leave(FAILED, f"{type(error).__name__}: {error}".partition("\n")[0])
 
     def close(self) -> None:
         """Watch this rank no more; the others are not surprised by its end."""
@@ -164,7 +199,7 @@ class Watch:
         """Show that this process runs and where it is; end it when that was decided."""
         while not self._closed.wait(BEAT_SECONDS):
             self._ring.beat(_place(vars(sys)["_current_frames"]().get(self._main)))
-            if self._verdict.exists() and not self._failed:
+            if self._verdict.exists() and not self._ends_itself:
                 sys.stderr.flush()
                 os._exit(Interrupted.exit_code)
 
@@ -180,8 +215,7 @@ class Watch:
             self._ring.leave(BEREFT)
             self._thread.join(VERDICT_SECONDS)  # which ends this process once the cause is known
         elif not isinstance(error, SystemExit):
-            self._failed = True
-            self._ring.leave(FAILED, f"{type(error).__name__}: {error}".partition("\n")[0])
+            self.fail(error)
 
 
 def is_of_a_peer(error: BaseException) -> bool:
@@ -216,9 +250,11 @@ class _Meeting:
     All by the store in which they found each other, so no collective is issued.
     """
 
-    def __init__(self, limits: DiagnosisLimits, record: Path | None) -> None:
+    def __init__(self, limits: DiagnosisLimits, files: Mapping[str, str]) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
-        self._store = dist.PrefixStore(f"modicum/watch/{next(_turns)}", default_store())
+        store = default_store()
+        turn = store.add(f"modicum/watches of {rank}", 1)
+        self._store = dist.PrefixStore(f"modicum/watch/{turn}", store)
         self._store.set(f"of {rank}", json.dumps([_host(), asdict(limits)]))
         others = [json.loads(self._store.get(f"of {other}")) for other in range(size)]
         for other, (_, theirs) in enumerate(others):
@@ -248,8 +284,10 @@ class _Meeting:
                 "secret": "",
                 "controller": None,
                 "listen": None,
-                "record": str(record) if record and not rank else None,
+                "record": None,
+                "run": None,
             }
+            task |= {} if rank else dict(files)
             if several:
                 self._among_hosts(task, rank)
             else:

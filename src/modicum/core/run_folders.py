@@ -1,18 +1,44 @@
-"""Which folders hold a run, for whoever named one that does not."""
+"""Which folders hold a run, and what is said of one from outside. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from modicum.core.errors import InputError
+from modicum.core.files import read_json, write_json
 
+PEER_LOST = "PeerLost"  # what `run.json` calls the end of another rank
 RECORD = "run.json"  # written first, and removed last
 # Deep enough for `work/project/runs/mine`; a home folder is not searched for longer than a blink.
 _DEPTH, _MOST_FOLDERS = 3, 2000
 _RUNS = Path("runs")
 _MODEL, _ADAPTERS = "config.json", ("adapter_config.json", "modicum_adapter.json")
+
+
+def note_interrupted(record: Path, sentence: str) -> None:
+    """Say in a run's `run.json` why it was ended, unless a process of the run has said something.
+
+    Raises:
+        InputError: it cannot be read or written.
+    """
+    run = read_json(record)
+    if not isinstance(run, dict) or run.get("status") != "running":
+        return
+    interruptions = run.get("interruptions")
+    write_json(
+        record,
+        run
+        | {
+            "status": "interrupted",
+            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+            "interruptions": interruptions + 1 if isinstance(interruptions, int) else 1,
+            "error": sentence,
+            "failed_by": PEER_LOST,
+        },
+    )
 
 
 def no_run(folder: Path, *, models: bool = False) -> InputError:

@@ -2,8 +2,8 @@
 
 `observing(observer)` shows an observer every collective of this process: modicum's own, FSDP2's,
 DDP's, those of a script. Tensors and orders are left as they are, so results are the same to the
-bit, and afterwards nothing is wrapped. Calls that C++ issues for others (functional collectives of
-compiled code, the buffers that DDP broadcasts) are not seen.
+bit, and afterwards nothing is wrapped. Calls that C++ issues for others, functional collectives of
+compiled code, are not seen.
 
     with observing(CallLog()) as log:
         dist.all_reduce(tensor)
@@ -11,7 +11,8 @@ compiled code, the buffers that DDP broadcasts) are not seen.
 
 Python's callers find a group's methods on its class; there they are wrapped while somebody
 observes. DDP's reducer calls from C++, past the class: it is given a group written in Python, which
-forwards to the one that it would have used.
+forwards to the one that it would have used. The buffers that DDP broadcasts before a forward pass
+are one call.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.ranks.observed_calls import (
+    CallNote,
     CallObserver,
     ObservedCall,
     listed,
     named,
     noted,
+    noting,
     observed,
     show_begun,
     show_ended,
@@ -65,6 +68,7 @@ METHODS = {
     "scatter": ("scatter", 1),
     "barrier": ("barrier", 0),
 }
+BROADCAST_BUFFERS = "_distributed_broadcast_coalesced"  # DDP's, before a forward pass
 # What DDP's reducer and its start call from C++.
 FORWARDED = ("allreduce", "allreduce_coalesced", "broadcast", "allgather", "barrier")
 
@@ -128,6 +132,7 @@ def _see_groups(*, see: bool) -> None:
             _wrap(dist.ProcessGroup, name, partial(_recorded, kind, given))
     _wrap(dist.Work, "wait", _waited)
     _wrap(DistributedDataParallel, "__init__", _seen_ddp)
+    _wrap(DistributedDataParallel, BROADCAST_BUFFERS, _seen_buffers)
     for model in _models():
         _see_reducer(model)
 
@@ -267,6 +272,26 @@ def _seen_ddp(original: Any) -> Any:
         _see_reducer(model)
 
     return construct
+
+
+def _seen_buffers(original: Any) -> Any:
+    """What broadcasts a model's buffers, which returns when they are there."""
+
+    def broadcast(model: Any, tensors: list[Tensor], size: int, source: int = 0) -> None:
+        if not observed() or not tensors:
+            original(model, tensors, size, source)
+            return
+        group = model.process_group
+        sent = sum(tensor.nbytes for tensor in tensors)
+        is_root = source == group.rank()
+        sent = ring_bytes("broadcast", sent, group.size(), is_root=is_root)
+        with noting(CallNote("broadcast", "buffers", sent, time.monotonic())):
+            record = _record(group, "broadcast", [], [])
+        seeing = show_begun(record)
+        original(model, tensors, size, source)
+        show_ended(record, seeing)
+
+    return broadcast
 
 
 def _see_reducer(model: DistributedDataParallel) -> None:
