@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -178,8 +179,8 @@ class Bench:
 
     def fsdp(self) -> None:
         """Two ranks that share the weights: the losses of one."""
-        at = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29617"}
-        at |= {"LOCAL_WORLD_SIZE": "2"}
+        at = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        at["MASTER_PORT"] = str(free_port())
 
         def rank(number: int) -> str:
             os.environ |= at | {"RANK": str(number), "LOCAL_RANK": str(number)}
@@ -231,6 +232,13 @@ COLUMNS = (
 )
 NEEDS = {"resume": "train", "export": "train", "chat": "train", "merge": "lora", "fsdp": "train"}
 NEEDS |= {"compile": "train"}
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def losses(run: Path) -> list[float]:

@@ -253,11 +253,13 @@ def models_page() -> str:
     columns = {
         "train": "train", "resume": "resume to the bit", "export": "export", "chat": "chat",
         "lora": "LoRA", "merge": "merge", "nf4": "nf4 + LoRA", "compress": "compress",
-        "fsdp": "FSDP2", "compile": "compile",
+        "fsdp": "FSDP2", "compile": "compile", "forecast": "forecast",
     }  # fmt: skip
     said: dict[str, None] = {}
 
-    def mark(words: str) -> str:
+    def mark(words: str | dict[str, int]) -> str:
+        if isinstance(words, dict):
+            return f"{words['predicted'] / words['measured'] - 1:+.1%}"
         if words == "seen":
             return "✓"
         said.setdefault(words)
@@ -291,7 +293,8 @@ def models_page() -> str:
         "4-bit weights: the loss falls. Export and merge: transformers computes the same logits. "
         "Chat: token for token what transformers generates. Compress: low-rank factors of fwsvd, "
         "trained; their small folder computes what transformers does on the dense export. FSDP2, "
-        "on two ranks, and compiled blocks: the losses of one eager process. An empty cell was "
+        "on two ranks, and compiled blocks: the losses of one eager process. Forecast: how far the "
+        "planned peak of tensors was from the measured one, in full training. An empty cell was "
         "not run.",
         "",
         f"| model | `model_type` | {' | '.join(columns.values())} |",

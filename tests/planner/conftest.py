@@ -13,6 +13,7 @@ import pytest
 from modicum.core.machine.record import MachineRecord
 from modicum.data.tokenizer import Tokenizer
 from modicum.models.config import ModelConfig
+from modicum.models.traced_cache import TraceFailed, TraceRequest, answer
 from modicum.planner.choose import with_headroom
 from modicum.planner.plan import Plan
 from modicum.recipe import Recipe
@@ -30,6 +31,24 @@ def _steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("planning", "starting.method"):
         module = importlib.import_module(f"modicum.planner.{name}")
         monkeypatch.setattr(module, "machine_record", lambda device: RECORD)
+
+
+@pytest.fixture
+def traced_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What would be traced by another process, which takes seconds to start, is traced here."""
+    found: list[str] = []
+
+    def here(request: TraceRequest, wanted: list[Any]) -> Any:
+        found.append(request.build)
+        given = {"build": request.build, "arguments": request.arguments, "wanted": wanted}
+        made = json.loads(answer(json.loads(json.dumps(given))))
+        if "failed" in made:
+            raise TraceFailed(made["failed"])
+        return made["passes"]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("modicum.models.traced_cache._traced_apart", here)
+    return found
 
 
 @pytest.fixture(scope="session")

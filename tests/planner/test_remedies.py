@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,7 +18,7 @@ from modicum.planner import made_to_fit, plan
 from modicum.planner.knobs import EXACT, METHOD, NUMERICS, ROWS, loosening, tightening
 from modicum.planner.planning import asked_of
 from modicum.planner.profiles import profile_of
-from modicum.planner.remedies import Remedy, _Search, changed, remedies
+from modicum.planner.remedies import MOST_TRACED, Remedy, _Search, changed, remedies
 from modicum.planner.uses import uses_of_room
 from modicum.recipe import Recipe, assign
 
@@ -68,6 +72,36 @@ def test_seven_billion_under_eight_gigabytes_are_answered_by_four_bits_and_an_ad
     for section, fields in yaml.safe_load(caught.value.yaml).items():
         values[section] = {**values.get(section, {}), **fields}
     assert plan(Recipe(**values)).prediction == made.prediction
+
+
+@pytest.fixture
+def qwen(tmp_path: Path, text: Path) -> Callable[..., Recipe]:
+    """A model of transformers, of which the config.json alone is here: it is traced."""
+
+    def make(sizes: dict[str, int], **sections: Any) -> Recipe:
+        folder = tmp_path / "qwen3"
+        folder.mkdir()
+        raw = {"model_type": "qwen3", "num_attention_heads": 32, "num_key_value_heads": 8, **sizes}
+        (folder / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", **raw}))
+        data = {"path": str(text), "sequence_length": 128}
+        return Recipe(model={"path": str(folder)}, data=data, **sections)
+
+    return make
+
+
+@pytest.mark.expensive
+def test_a_model_of_transformers_gets_the_same_answer_by_few_traces(qwen, traced_here):
+    sizes = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
+    recipe = qwen(sizes, budget={"tensors": "8GB"}, training={"batch_size": 4})
+    with pytest.raises(DoesNotFit) as caught:
+        plan(recipe)
+    assert len(traced_here) <= 1 + MOST_TRACED
+    first = caught.value.changes[0].split(" (needs")[0]
+    assert "linear.method=nf4" in first
+    assert "adapter.method=lora" in first
+    made = plan(applied(recipe, first))
+    assert made.prediction.traced
+    assert made.prediction.peak_bytes <= 8 * 10**9
 
 
 @pytest.mark.expensive

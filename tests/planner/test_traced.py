@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from modicum.core.errors import InputError
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.ranks.layout import Layout
 from modicum.models.config import ModelConfig
-from modicum.models.traced_cache import TraceFailed, TraceRequest, answer
 from modicum.planner import plan, traced
 from modicum.planner.predict import Choice, Prediction, predict
 from modicum.recipe import Recipe
@@ -25,21 +23,8 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 @pytest.fixture(autouse=True)
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What would be traced by another process, which takes seconds to start, is traced here."""
-    found: list[str] = []
-
-    def here(request: TraceRequest, wanted: list[Any]) -> Any:
-        found.append(request.build)
-        given = {"build": request.build, "arguments": request.arguments, "wanted": wanted}
-        made = json.loads(answer(json.loads(json.dumps(given))))
-        if "failed" in made:
-            raise TraceFailed(made["failed"])
-        return made["passes"]
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("modicum.models.traced_cache._traced_apart", here)
-    return found
+def asked(traced_here: list[str]) -> list[str]:
+    return traced_here
 
 
 def small(**sections: dict[str, Any]) -> tuple[Recipe, ModelConfig]:

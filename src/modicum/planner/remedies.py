@@ -15,13 +15,14 @@ from itertools import combinations, islice
 from typing import Any
 
 from modicum.core.errors import InputError
+from modicum.planner.few_traces import FewTraces, with_few_traces
 from modicum.planner.knobs import METHOD, NUMERICS, Knob, tightening
 from modicum.planner.question import Question
 from modicum.recipe import SLOTS, Recipe
 from modicum.recipe.nested import assign
 
 MOST_TOGETHER = 3
-# Recipes that are tried before the search ends. A trace is made by another process, in seconds.
+# Recipes that are tried before the search ends, and models that are traced for it, in seconds each.
 MOST_TRIED, MOST_TRACED = 600, 16
 
 _NEARLY = 1.02
@@ -110,10 +111,11 @@ class _Search:
     def __init__(self, asked: Question) -> None:
         self._asked, self._limit = asked, asked.room.limit
         self._known: dict[str, _Spent | None] = {}
-        base = asked.frugal(asked.recipe)
-        self._left = MOST_TRACED if base.traced else MOST_TRIED
+        self._left, traced = MOST_TRIED, asked.frugal(asked.recipe).traced
+        self._traces = FewTraces(asked.recipe, MOST_TRACED) if traced else None
         layers = asked.predictor.adapted_layers(asked.recipe, asked.inputs.config)
-        self.knobs = tightening(asked.recipe, asked.ranks, layers)
+        knobs = tightening(asked.recipe, asked.ranks, layers)
+        self.knobs = with_few_traces(knobs) if traced else knobs
         self._savings: dict[tuple[str, int], tuple[int, ...] | None] = {}
 
     def of(self, cost: int, count: int) -> Iterator[Remedy]:
@@ -135,7 +137,7 @@ class _Search:
 
     def _tried(self, change: FieldValues) -> _Spent | None:
         recipe = changed(self._asked.recipe, change)
-        if recipe is None:
+        if recipe is None or (self._traces is not None and not self._traces.allow(recipe)):
             return None
         self._left -= 1
         try:
