@@ -176,9 +176,7 @@ class GroupCalls:
             return None
         rank = _suspect(last, self.members)
         count = sum(
-            one.waits[rank] > LEAST_WAIT
-            and max(self.members, key=lambda member, one=one: one.waits[member]) == rank
-            for one in last
+            one.waits[rank] > LEAST_WAIT and _suspect([one], self.members) == rank for one in last
         )
         found = SlowFinding(rank, _share(last, rank))
         enough = count >= len(last) - len(last) // WINDOW and found.share >= share
