@@ -303,7 +303,8 @@ def test_a_run_has_a_row_for_each_head_in_its_report(tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == [0, 2, 3]
     assert all(len(row["findings"]["diagnosis"]) == 4 for row in rows)
     assert rows[0]["findings"] != rows[2]["findings"]
-    [table] = findings(read(run).findings)
+    folder = read(run)
+    [table] = findings(folder.findings, folder.recipe)
     assert (table["name"], table["step"], len(table["rows"])) == ("diagnosis", 3, 4)
     page = write(run).read_text(encoding="utf-8")
     assert "<h2>Diagnosis, step 3</h2>" in page
