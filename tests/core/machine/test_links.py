@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from modicum.core.errors import InputError
 from modicum.core.machine import links
-from modicum.core.machine.links import MeasuredLink, fitted, keep_links, known_links
+from modicum.core.machine.links import MeasuredLink, fitted, keep_links, known_links, link_of
 from modicum.core.ranks.link_bench import measure_links
 from modicum.core.ranks.ranks import Ranks
 
@@ -22,8 +24,17 @@ def test_a_link_is_found_again_in_what_its_calls_took() -> None:
     assert rate == pytest.approx(5e7, rel=1e-4)
 
 
+@given(st.lists(st.floats(1e-6, 10.0), min_size=2, max_size=5))
+def test_whatever_was_measured_can_be_read_again(seconds: list[float]) -> None:
+    latency, rate = fitted([4096 << n for n in range(len(seconds))], 2, seconds)
+    link = MeasuredLink(latency, rate)
+    assert link_of(asdict(link)) == link
+
+
 def test_neither_is_negative_whatever_was_measured() -> None:
-    assert fitted([10, 1000], 2, [0.001, 0.0005])[1] == math.inf
+    latency, rate = fitted([10, 1000], 2, [0.001, 0.0005])  # the more, the faster: noise
+    assert 2 * latency == pytest.approx(1000 / rate, rel=1e-5)
+    assert 0.0005 < 2 * latency < 0.001
     latency, rate = fitted([1000, 4000], 2, [0.0005, 0.006])
     assert latency == 0.0
     assert 0 < rate < 1e7

@@ -52,7 +52,9 @@ class MeasuredLink:
 def fitted(sent: Sequence[int], steps: int, seconds: Sequence[float]) -> tuple[float, float]:
     """The latency of a step and the rate that explain what calls of these bytes took.
 
-    By least squares of what is off, relative to what each took; neither is negative.
+    By least squares of what is off, relative to what each took; neither is negative. Where calls of
+    more bytes took no longer, which noise can do, the rate is what the largest one reached at
+    least, and so is finite.
 
     >>> fitted([0, 1000, 4000], 2, [0.002, 0.003, 0.006])
     (0.001, 1000000.0)
@@ -66,7 +68,7 @@ def fitted(sent: Sequence[int], steps: int, seconds: Sequence[float]) -> tuple[f
     below = math.fsum(w * (s - x) ** 2 for w, s in zip(weights, sent, strict=True))
     slope = above / below if below else 0.0
     if slope <= 0:
-        return y / steps, math.inf
+        return float(f"{y / steps:.6g}"), float(f"{max(sent) / y:.6g}")
     start = y - slope * x
     if start < 0:  # through the origin then
         squares = math.fsum(w * s * s for w, s in zip(weights, sent, strict=True))
