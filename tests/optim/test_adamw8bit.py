@@ -17,7 +17,6 @@ from modicum.checkpoint import CheckpointStore
 from modicum.core.contracts.ledger import OptimizerQuery, TrainedParameter
 from modicum.core.contracts.parameters import optimizer_groups, trained_shapes
 from modicum.core.contracts.state import StateRegistry, model_view, optimizer_view
-from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.machine.memory import TensorMeter, bytes_by_kind
 from modicum.core.random import normal_
@@ -106,13 +105,6 @@ def test_any_layout_in_memory_is_updated() -> None:
     for one in (weight, other):
         steps(AdamW8bit([one], smallest=SMALLEST), one, 0, 3)
     assert torch.equal(weight, other)
-
-
-def test_sparse_gradients_are_refused() -> None:
-    table = nn.Embedding(5, 4, sparse=True)
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(InputError, match="sparse gradients"):
-        AdamW8bit(table.parameters()).step()
 
 
 class Training:

@@ -190,9 +190,6 @@ def test_what_cannot_be_is_refused() -> None:
     weight.grad = torch.full((6, 4), torch.inf)
     with pytest.raises(InputError, match="not finite"):
         optimizer.step()
-    weight.grad = torch.eye(6, 4).to_sparse()
-    with pytest.raises(InputError, match="sparse gradients"):
-        optimizer.step()
     with pytest.raises(InputError, match="block_size"):
         Kron([weight], block_size=0)
     with pytest.raises(InputError, match="factor_rate"):

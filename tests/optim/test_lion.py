@@ -8,7 +8,6 @@ from torch import nn
 
 from modicum.core.contracts.ledger import OptimizerQuery
 from modicum.core.contracts.parameters import trained_shapes
-from modicum.core.errors import InputError
 from modicum.core.machine.memory import bytes_by_kind
 from modicum.optim import AdamW, Lion
 from modicum.proofs.contracts.optim.subjects import TrainedOptimizer, llama, numbers
@@ -48,10 +47,3 @@ def test_state_is_half_of_adamws_moments_to_the_byte(dtype: torch.dtype) -> None
     training.steps(0, 1)
     kept = bytes_by_kind(training.model, training.optimizer)["optimizer"]
     assert 2 * kept == moments
-
-
-def test_sparse_gradients_are_refused() -> None:
-    weight = nn.Parameter(torch.ones(3))
-    weight.grad = torch.ones(3).to_sparse()
-    with pytest.raises(InputError, match="use dense gradients"):
-        Lion([weight]).step()

@@ -150,11 +150,3 @@ def test_gradients_without_a_subspace_are_refused() -> None:
     weight.grad = torch.full((4, 4), torch.nan)
     with pytest.raises(InputError, match="not finite"):
         GaLore([weight], rank=2).step()
-
-
-def test_sparse_gradients_are_refused() -> None:
-    table = nn.Embedding(5, 4, sparse=True)
-    optimizer = GaLore(table.parameters(), rank=2)
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(InputError, match="sparse"):
-        optimizer.step()

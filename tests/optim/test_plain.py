@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from modicum.core.contracts.catalog import find, of_value
+from modicum.core.errors import InputError
 from modicum.core.random import normal_
 from modicum.optim import SGD, AdamW
 
@@ -49,3 +50,42 @@ def test_they_do_what_pytorchs_do(
 
 def test_the_defaults_are_the_recipes() -> None:
     assert AdamW.value().fields() == {"betas": (0.9, 0.95), "epsilon": 1e-8, "weight_decay": 0.0}
+
+
+def test_sparse_gradients_are_taken_where_nothing_is_kept_of_them() -> None:
+    torch.optim.SGD(weights()).step()  # from here on PyTorch's class calls hooks, as ours does
+    ours, theirs = weights(), weights()
+    optimizer, other = SGD(ours, lr=0.1, momentum=0.0), torch.optim.SGD(theirs, lr=0.1)
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+
+    def closure() -> float:
+        for weight in (*ours, *theirs):
+            rows = normal_(torch.empty(weight.shape), seed=1, name="rows")
+            rows[1] = 0
+            weight.grad = rows.to_sparse(1)
+        return 3.0
+
+    assert optimizer.step(closure) == 3.0
+    assert calls == ["before", "after"]
+    other.step()
+    for before, mine, yours in zip(weights(), ours, theirs, strict=True):
+        assert torch.equal(mine, yours)
+        assert torch.equal(mine[1], before[1])
+        assert not torch.equal(mine[0], before[0])
+
+
+@pytest.mark.parametrize("fields", [{"momentum": 0.9}, {"momentum": 0.0, "weight_decay": 0.1}])
+def test_sparse_gradients_are_refused_before_another_group_is_updated(
+    fields: dict[str, Any],
+) -> None:
+    ours = weights()
+    plain = {"momentum": 0.0, "weight_decay": 0.0}
+    optimizer = SGD([{"params": ours[:1], **plain}, {"params": ours[1:], **fields}], lr=0.1)
+    for weight in ours:
+        weight.grad = torch.ones_like(weight).to_sparse(1)
+    with pytest.raises(InputError, match=r"give dense gradients, .*\(4,\)"):
+        optimizer.step()
+    for before, mine in zip(weights(), ours, strict=True):
+        assert torch.equal(mine, before)

@@ -10,6 +10,7 @@ import torch
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.run_hooks import ExtraLoss, RunHook
 from modicum.core.contracts.step import StandardStep, StepContext
+from modicum.core.errors import InputError
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama, create
@@ -37,6 +38,15 @@ def program(net: Llama, clip_norm: float | None = None, rate: float = 0.1) -> St
 
     context = StepContext(net, task=CausalLM(), groups=groups, clip_norm=clip_norm)
     return StandardStep(context, torch.optim.SGD(groups(0.0)))
+
+
+def test_layers_with_sparse_gradients_are_refused_before_the_first_update():
+    net = model()
+    net.model.embed_tokens.sparse = True
+    with pytest.raises(InputError, match=r"layer model.embed_tokens gives sparse .*sparse=False"):
+        program(net)
+    net.model.embed_tokens.weight.requires_grad_(False)
+    update(program(net), [batch()])
 
 
 def update(step: StandardStep, batches: list[Batch], check: Callable[[], None] = lambda: None):

@@ -7,12 +7,13 @@ from torch.optim.optimizer import ParamsT
 
 from modicum.core.contracts.ledger import Ledger, OptimizerQuery
 from modicum.core.contracts.method import Against, Betas, Info, NonNegativeFloat, PositiveFloat
-from modicum.core.contracts.optimizers import OptimizerMethod, Valued
+from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.search import SearchChoice, SearchTable
 from modicum.optim.ledger import elementwise
+from modicum.optim.with_gradients import TorchStep
 
 
-class AdamW(Valued, torch.optim.AdamW):
+class AdamW(TorchStep, torch.optim.AdamW):
     """Adam with decoupled weight decay: the reference among optimizers.
 
     It keeps two moments of the size of the weights. Prefer it wherever these fit: it needs the

@@ -21,7 +21,6 @@ from modicum.core.contracts.method import (
 )
 from modicum.core.contracts.optimizers import OptimizerMethod, Valued
 from modicum.core.contracts.search import SearchChoice, SearchTable
-from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import cut_alike, is_sharded, own_part
 from modicum.optim.coded_rows import (
     blocks_of,
@@ -35,6 +34,7 @@ from modicum.optim.coded_rows import (
 from modicum.optim.ledger import gradients
 from modicum.optim.parts import COUNTER
 from modicum.optim.saved_dtypes import load_as_saved
+from modicum.optim.with_gradients import with_gradients
 
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # and whether they have a sign
 # fp32 copies of a chunk at the worst moment: two moments, the update, the gradient, and what coding
@@ -122,13 +122,8 @@ class AdamW8bit(Valued, torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                if parameter.grad.is_sparse:
-                    raise InputError("sparse gradients have no 8-bit moments; use dense ones")
-                self._update(parameter, group)
+        for parameter, group in with_gradients(self.param_groups):
+            self._update(parameter, group)
         return loss
 
     def _update(self, parameter: nn.Parameter, group: Mapping[str, Any]) -> None:

@@ -26,7 +26,6 @@ from modicum.core.contracts.ledger import (
 from modicum.core.contracts.optimizers import OptimizerMethod, Valued
 from modicum.core.contracts.parameters import class_by_shape
 from modicum.core.contracts.step import InBackwardStep, StandardStep, StepContext, StepProgram
-from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import own_part
 from modicum.optim.ledger import of_matrices, treatment_of
 from modicum.optim.owners import Owners, Round
@@ -35,6 +34,7 @@ from modicum.optim.row_steps import RowUpdate, by_rows, step_rows, wide
 from modicum.optim.rules import UpdateRule
 from modicum.optim.saved_dtypes import load_as_saved
 from modicum.optim.subspaces import SubspaceStep, drop_moments, is_active
+from modicum.optim.with_gradients import with_gradients
 
 
 class MatrixOptimizer(Valued, torch.optim.Optimizer):
@@ -155,13 +155,8 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
             self.parts.choice.number(len(self.owners))
         groups: dict[nn.Parameter, dict[str, Any]] = {}
         rows: dict[nn.Parameter, dict[str, Any]] = {}
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                if parameter.grad.is_sparse:
-                    raise InputError("sparse gradients cannot be projected; use dense ones")
-                (rows if self.rules[parameter] else groups)[parameter] = group
+        for parameter, group in with_gradients(self.param_groups):
+            (rows if self.rules[parameter] else groups)[parameter] = group
         self._step_rows(rows)
         self._step_matrices(groups)
         return loss

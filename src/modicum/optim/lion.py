@@ -13,9 +13,9 @@ from modicum.core.contracts.ledger import Entry, Ledger, OptimizerQuery
 from modicum.core.contracts.method import Against, Betas, Info, NonNegativeFloat, PositiveFloat
 from modicum.core.contracts.optimizers import OptimizerMethod, Valued
 from modicum.core.contracts.search import LogRange, SearchChoice, SearchTable
-from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import own_part
 from modicum.optim.ledger import elementwise, local_elements
+from modicum.optim.with_gradients import with_gradients
 
 
 class Lion(Valued, torch.optim.Optimizer):
@@ -94,13 +94,8 @@ class Lion(Valued, torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                if parameter.grad.is_sparse:
-                    raise InputError("Lion's moment is dense; use dense gradients")
-                self._update(parameter, group)
+        for parameter, group in with_gradients(self.param_groups):
+            self._update(parameter, group)
         return loss
 
     def _update(self, parameter: nn.Parameter, group: Mapping[str, Any]) -> None:

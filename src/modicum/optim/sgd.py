@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,16 +16,18 @@ from modicum.core.contracts.method import (
     PositiveFloat,
     Probability,
 )
-from modicum.core.contracts.optimizers import OptimizerMethod, Valued
+from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.search import LogRange, SearchChoice, SearchTable
 from modicum.optim.ledger import elementwise, local_elements
+from modicum.optim.with_gradients import TorchStep
 
 
-class SGD(Valued, torch.optim.SGD):
+class SGD(TorchStep, torch.optim.SGD):
     """Stochastic gradient descent with momentum: one moment, or none at all.
 
     Prefer it where the gradient is preconditioned already, and for convolutional networks. This is
-    `torch.optim.SGD`; its weight decay is not decoupled, it goes through the momentum.
+    `torch.optim.SGD`; its weight decay is not decoupled, it goes through the momentum. Where
+    there is neither, gradients may be sparse.
 
     Args:
         lr: the learning rate of groups that name none.
@@ -82,6 +85,10 @@ class SGD(Valued, torch.optim.SGD):
             weight_decay=weight_decay,
             foreach=False,
         )
+
+    def takes_sparse(self, group: Mapping[str, Any]) -> bool:
+        """Where nothing but the gradient itself is taken off the weights."""
+        return not group["momentum"] and not group["weight_decay"]
 
     @staticmethod
     def spends(value: OptimizerMethod, at: OptimizerQuery) -> Ledger:

@@ -26,6 +26,7 @@ from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.contracts.method import Context
 from modicum.core.contracts.parameters import is_idle
 from modicum.core.contracts.run_hooks import ExtraLoss, PassKind
+from modicum.core.contracts.sparse_layers import refuse_sparse_layers
 from modicum.core.contracts.state import StateRegistry, optimizer_view
 from modicum.core.contracts.stepping import Stepper
 from modicum.core.contracts.strategy import Strategy
@@ -197,12 +198,16 @@ class StandardStep(StepProgram):
 
     Args:
         optimizer: over the context's groups.
+
+    Raises:
+        InputError: a trained embedding gives sparse gradients.
     """
 
     optimizer: torch.optim.Optimizer
 
     def __init__(self, context: StepContext, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(context)
+        refuse_sparse_layers(context.model)
         self.optimizer, self.clip_norm = optimizer, context.clip_norm
 
     def __call__(

@@ -10,6 +10,7 @@ from torch import nn
 
 from modicum.core.contracts.parameters import optimizer_groups, trainable
 from modicum.core.contracts.stepping import Stepper
+from modicum.core.errors import InputError
 from modicum.optim.backward import step_in_backward
 from modicum.proofs.contracts.base import NotApplicable
 from modicum.proofs.contracts.optim.subjects import (
@@ -125,6 +126,34 @@ def check_missing_gradients(subject: OptimizerSubject) -> None:
     training.optimizer.zero_grad()
     training.steps(1, 3)
     assert not torch.equal(idle, before), "a parameter that was idle once is never updated"
+
+
+@optimizers_check()
+def check_sparse_gradients(subject: OptimizerSubject) -> None:
+    """A sparse gradient is refused before anything changes, or taken as a dense one."""
+    found: list[list[torch.Tensor]] = []
+    for sparse in (False, True):
+        weights = [nn.Parameter(numbers(5, 4, name="one")), nn.Parameter(numbers(6, 4))]
+        # A group each: the first one's parameters must not be updated when the second is looked at.
+        optimizer = small(subject).bind([{"params": [w], "lr": RATE} for w in weights])
+        for step in range(2):
+            weights[0].grad = numbers(5, 4, name=f"dense {step}")
+            rows = numbers(6, 4, name=f"rows {step}") * (torch.arange(6) != step).view(-1, 1)
+            weights[1].grad = rows.to_sparse(1) if sparse else rows
+            before = [weight.detach().clone() for weight in weights]
+            try:
+                optimizer.step()
+            except InputError as error:
+                said = str(error)
+                assert sparse, f"dense gradients are refused: {said}"
+                assert "sparse" in said, f"what is wrong is not said: {said}"
+                same = all(torch.equal(w, old) for w, old in zip(weights, before, strict=True))
+                assert same, "weights change before a sparse gradient is refused"
+                assert not optimizer.state, "there is state of an update that was refused"
+                return
+        found.append([weight.detach() for weight in weights])
+    for dense, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, dense, rtol=1e-6, atol=1e-7)
 
 
 @optimizers_check()

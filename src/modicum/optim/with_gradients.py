@@ -1,0 +1,62 @@
+"""Which parameters an optimizer steps: those that have a gradient, none of which is sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from modicum.core.contracts.optimizers import Valued
+from modicum.core.errors import InputError
+
+
+def with_gradients(groups: Sequence[dict[str, Any]]) -> list[tuple[nn.Parameter, dict[str, Any]]]:
+    """Each parameter that has a gradient, with its group, in order.
+
+    Raises:
+        InputError: a gradient is sparse; nothing is changed by then.
+    """
+    found = [(p, group) for group in groups for p in group["params"] if p.grad is not None]
+    for parameter, _ in found:
+        assert parameter.grad is not None
+        if parameter.grad.is_sparse:
+            raise InputError(
+                "sparse gradients are not taken, as what is kept of them is dense; have the layer "
+                "give dense gradients, as nn.Embedding(sparse=False) does",
+                value=tuple(parameter.shape),
+            )
+    return found
+
+
+class TorchStep(Valued):
+    """Put before an optimizer of PyTorch's: its step, unless a gradient is one it does not take.
+
+    PyTorch looks at a group when the groups before it are updated already, and keeps a sparse
+    momentum of some parameters where all others have a dense one.
+    """
+
+    param_groups: list[dict[str, Any]]
+
+    def takes_sparse(self, group: Mapping[str, Any]) -> bool:
+        """Whether sparse gradients of a group are taken, as dense ones are."""
+        return False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient.
+
+        Raises:
+            InputError: a gradient is sparse and not taken; nothing is changed by then.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with_gradients([group for group in self.param_groups if not self.takes_sparse(group)])
+        step: Any = super().step  # type: ignore[misc]
+        if getattr(step, "hooked", False):  # hooks of a step were called before this one
+            step.__wrapped__(self)
+        else:
+            step()
+        return loss
