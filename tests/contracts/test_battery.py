@@ -13,7 +13,7 @@ from modicum.proofs.contracts.base import BATTERIES, Check, NotApplicable, check
 # Tasks are what methods work on; they have tests of their own.
 WITHOUT = {"tasks"}
 # Where expensive checks start several ranks, and what a room's battery has at least.
-WITH_RANKS = {"comm", "linears"}
+WITH_RANKS = {"comm", "linears", "optim"}
 LEAST = {"adapters": 25, "comm": 9, "compress": 20, "linears": 15, "memory": 10, "optim": 15}
 CHECKED = [record for record in catalog().values() if record.room not in WITHOUT]
 

@@ -55,7 +55,7 @@ def programs_check(**about: Any) -> Entered:
     return enter
 
 
-class _Lossless:
+class Lossless:
     """A task whose losses are no numbers."""
 
     def __init__(self, task: StepTask) -> None:
@@ -93,12 +93,19 @@ def _world(subject: ProgramSubject) -> _World:
 
 
 class ProgramTraining:
-    """A model, the method's program as a run would bind it, and what a checkpoint holds."""
+    """A model, the method's program as a run would bind it, and what a checkpoint holds.
 
-    def __init__(self, subject: ProgramSubject) -> None:
+    Args:
+        strategy: how ranks share the rows of each update; None: this process is alone.
+    """
+
+    def __init__(self, subject: ProgramSubject, strategy: Strategy | None = None) -> None:
         world = _world(subject)
         self.batch, self.model = world.batch, world.model()
-        self.strategy = Strategy()
+        self.strategy = strategy or Strategy()
+        blocks: Any = self.model.blocks
+        self.strategy.cut(self.model, blocks, torch.device("cpu"))
+        self.strategy.start(self.model)
         context = StepContext(
             self.model, 3, task=world.task, strategy=self.strategy, groups=self.groups
         )
@@ -124,7 +131,12 @@ class ProgramTraining:
 
     def groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """The model's groups, as a run gives them."""
-        return optimizer_groups(self.model, learning_rate=RATE, weight_decay=weight_decay)
+        return optimizer_groups(
+            self.model,
+            learning_rate=RATE,
+            weight_decay=weight_decay,
+            trained=dict(self.strategy.trained(self.model)),
+        )
 
     def update(
         self, step: int, *, size: int = 4, seed: int | None = None, multiplier: float = 1.0
@@ -132,7 +144,9 @@ class ProgramTraining:
         """Update number `step`, in micro-batches of `size` rows, at a part of the rate."""
         data = self.batch(step if seed is None else seed)
         self.program.set_rate(multiplier)
-        return self.program(step, data.split(size), data.count, lambda: None)
+        ranks = self.strategy.ranks
+        mine = data if ranks.alone else data.split(-(-data.rows // ranks.size))[ranks.rank]
+        return self.program(step, mine.split(size), data.count, lambda: None)
 
     def read(self) -> Mapping[str, Any]:
         """A copy of all state, no update being deferred."""
@@ -210,7 +224,7 @@ def check_what_is_no_number_is_skipped(subject: ProgramSubject) -> None:
     training = ProgramTraining(subject)
     training.update(1)
     before = training.read()
-    training.program.task = _Lossless(training.program.task)
+    training.program.task = Lossless(training.program.task)
     outcome = training.update(2)
     training.program.flush()
     assert outcome.skipped, "an update whose loss is no number is not skipped"
