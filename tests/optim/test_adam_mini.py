@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from pool import Pool
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
+from modicum.adapters.head_blocks import note_fused_heads
 from modicum.core.contracts.ledger import OptimizerQuery
 from modicum.core.contracts.parameters import attention_heads, optimizer_groups, trained_shapes
+from modicum.core.layers.meta import on_meta
+from modicum.core.machine.memory import bytes_by_kind
+from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.sharding import whole
 from modicum.models import ModelConfig, create
 from modicum.optim import AdamMini, AdamW
 from modicum.proofs.contracts.optim.subjects import numbers
@@ -79,6 +89,98 @@ def test_heads_of_a_model_of_transformers_are_known() -> None:
     found = attention_heads(transformers.LlamaForCausalLM(config))
     prefix = "model.layers.0.self_attn"
     assert found == {f"{prefix}.q_proj.weight": 4, f"{prefix}.k_proj.weight": 2}
+
+
+def fused_models() -> dict[str, Any]:
+    """Three that fuse queries, keys and values each in another way, with four heads of width 4."""
+    transformers = pytest.importorskip("transformers")
+    alike = {"vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    small = {**alike, "intermediate_size": 24, "max_position_embeddings": 8}
+    phi3 = {"num_key_value_heads": 2, "pad_token_id": 0}
+    gpt2 = transformers.GPT2Config(vocab_size=11, n_embd=16, n_layer=2, n_head=4, n_positions=8)
+    return {
+        "gpt2": transformers.GPT2LMHeadModel(gpt2),
+        "phi3": transformers.Phi3ForCausalLM(transformers.Phi3Config(**small, **phi3)),
+        "neox": transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**small)),
+    }
+
+
+# Counted by hand: of heads of width 4 the queries and the keys, and each output of the values.
+FUSED = {
+    # 4 heads' queries, 4 heads' keys, 16 values, along the columns of W^T.
+    "gpt2": ("transformer.h.1.attn.c_attn.weight", (1, 8, 4, 16, 1), 24),
+    # 4 heads' queries, 2 heads' keys, 8 values.
+    "phi3": ("model.layers.1.self_attn.qkv_proj.weight", (0, 6, 4, 8, 1), 14),
+    # Of each head queries, keys, 4 values.
+    "neox": (
+        "gpt_neox.layers.1.attention.query_key_value.weight",
+        (0, *(2, 4, 4, 1) * 4),
+        4 * 6,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FUSED)
+def test_heads_in_fused_layers_are_blocks_counted_by_hand(kind: str) -> None:
+    name, blocks, count = FUSED[kind]
+    model = fused_models()[kind]
+    assert name not in attention_heads(model)
+    noted = note_fused_heads(model)
+    assert noted[name] == blocks == attention_heads(model)[name]
+    with on_meta():  # as a plan asks
+        assert note_fused_heads(type(model)(model.config)) == noted
+    others = {n: b for n, b in noted.items() if b[0] == 0 and b != blocks}
+    assert others == {}, "layers that are not fused need no blocks"
+    optimizer = AdamMini(optimizer_groups(model, learning_rate=0.01, weight_decay=0.0))
+    at = OptimizerQuery(trained_shapes(model))
+    weight = model.get_parameter(name)
+    before = weight.detach().clone()
+    for parameter in model.parameters():
+        parameter.grad = numbers(*parameter.shape, name="first")
+    gradient = weight.grad.clone()
+    optimizer.step()
+    sizes = [size for n, size in zip(blocks[1::2], blocks[2::2], strict=True) for _ in range(n)]
+    assert optimizer.state[weight]["exp_avg_sq"].shape == (count,) == (len(sizes),)
+    # After one step the moments are the gradient, and the mean square of its block.
+    for part, old, new in zip(
+        *(each.split(sizes, blocks[0]) for each in (gradient, before, weight.detach())), strict=True
+    ):
+        expected = old - 0.01 * part / (part.square().mean().sqrt() + 1e-8)
+        torch.testing.assert_close(new, expected, rtol=1e-5, atol=1e-6)
+    kept = bytes_by_kind(model, optimizer)["optimizer"]
+    assert kept == AdamMini.value().ledger(at).bytes("optimizer")
+
+
+def of_fused(ranks: Ranks, shards: bool) -> dict[str, Any]:
+    """Weights after four steps, with rows on one rank or on all."""
+    weights = {"down": (0, 3, 4, 2, 1), "across": (1, 2, 3, 4, 1)}
+    shapes = {"down": (14, 5), "across": (6, 10)}
+    found = {}
+    for name, blocks in weights.items():
+        full = numbers(*shapes[name], name=name)
+        given: Any = full
+        if shards:
+            mesh = init_device_mesh("cpu", (ranks.size,))
+            given = distribute_tensor(full, mesh, [Shard(0)])
+        weight = nn.Parameter(given)
+        groups = {"params": [weight], "names": [name], "classes": ["matrix"], "heads": [blocks]}
+        optimizer = AdamMini([groups], lr=0.01)
+        for step in range(4):
+            gradient: Any = numbers(*shapes[name], name=f"{name} {step}")
+            if shards:
+                gradient = distribute_tensor(gradient, mesh, [Shard(0)])
+            weight.grad = gradient
+            optimizer.step()
+        found[name] = whole(weight.detach()).clone()
+    return found
+
+
+@pytest.mark.ranks
+def test_blocks_of_fused_layers_are_the_same_on_three_ranks(pool: Pool) -> None:
+    alone = of_fused(Ranks(), False)
+    for found in pool.run(of_fused, True, ranks=3):
+        for name, weight in alone.items():
+            torch.testing.assert_close(found[name], weight, rtol=1e-6, atol=1e-7)
 
 
 def test_vectors_may_follow_adamw() -> None:

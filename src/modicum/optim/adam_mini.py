@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from modicum.core.contracts.ledger import TrainedParameter
+from modicum.core.contracts.ledger import HeadBlocks, TrainedParameter
 from modicum.core.contracts.method import Betas, Info, NonNegativeFloat, PositiveFloat
 from modicum.core.contracts.search import SearchChoice, SearchTable
 from modicum.optim.base import MatrixOptimizer
@@ -46,11 +47,23 @@ class RowAdam:
 
 @dataclass(frozen=True)
 class BlockAdam(SummingRule):
-    """Adam whose second moment is one number for each of some blocks of as many rows."""
+    """Adam whose second moment is one number for each of some blocks of rows.
+
+    Args:
+        blocks: how many, of as many rows each.
+        fused: of blocks of other sizes: the dimension along which they lie, 0 or 1, and how many
+            there are of how many rows (or columns), in turn.
+    """
 
     betas: tuple[float, float]
     epsilon: float
     blocks: int = 1
+    fused: HeadBlocks = ()
+
+    @classmethod
+    def of_fused(cls, betas: tuple[float, float], epsilon: float, fused: HeadBlocks) -> BlockAdam:
+        """By the blocks of a fused layer."""
+        return cls(betas, epsilon, sum(fused[1::2]), fused)
 
     def state(self, shape: tuple[int, ...]) -> dict[str, KeptTensor]:
         second = KeptTensor((self.blocks,), squared=True)
@@ -64,8 +77,9 @@ class BlockAdam(SummingRule):
     ) -> Tensor:
         if self.blocks == 1:
             return torch.linalg.vector_norm(gradient).square_().view(1)
-        squares = torch.linalg.vector_norm(gradient.flatten(1), dim=1).square_()
-        return squares.new_zeros(self.blocks).index_add_(0, self._block(squares, rows), squares)
+        along = 0 if self.fused and self.fused[0] else 1
+        squares = torch.linalg.vector_norm(gradient.flatten(1), dim=along).square_()
+        return squares.new_zeros(self.blocks).index_add_(0, self._block(gradient, rows), squares)
 
     def direction_by(
         self,
@@ -76,17 +90,38 @@ class BlockAdam(SummingRule):
         sums: Tensor,
     ) -> tuple[Tensor, float]:
         squares = sums * (self.blocks / max(1, rows.elements))
+        if self.fused:
+            lines = rows.shape[self.fused[0]]
+            squares = sums * (lines / rows.elements) / _sizes(self.fused).to(sums)
         first, root = _moved(gradient, moments, self.betas, self.epsilon, age, squares)
-        if self.blocks > 1:
-            root = root[self._block(gradient, rows)].view(-1, *[1] * (gradient.ndim - 1))
-        else:
+        if self.blocks == 1:
             root = root.view(())
+        elif self.fused and self.fused[0]:
+            root = root[self._block(gradient, rows)]
+        else:
+            root = root[self._block(gradient, rows)].view(-1, *[1] * (gradient.ndim - 1))
         return moments["exp_avg"] / root, first
 
     def _block(self, own: Tensor, rows: RowRange) -> Tensor:
-        """The block of each row."""
-        places = torch.arange(rows.before, rows.before + len(own), device=own.device)
+        """The block of each of these rows, or of each column where they lie along these."""
+        last = rows.before + len(own)
+        if self.fused:
+            of_all = _blocks(self.fused).to(own.device)
+            return of_all if self.fused[0] else of_all[rows.before : last]
+        places = torch.arange(rows.before, last, device=own.device)
         return places // (rows.shape[0] // self.blocks)
+
+
+@functools.lru_cache(maxsize=256)
+def _sizes(fused: HeadBlocks) -> Tensor:
+    """How many rows each block has."""
+    return torch.tensor(fused[2::2]).repeat_interleave(torch.tensor(fused[1::2]))
+
+
+@functools.lru_cache(maxsize=256)
+def _blocks(fused: HeadBlocks) -> Tensor:
+    """The block of each row."""
+    return torch.arange(sum(fused[1::2])).repeat_interleave(_sizes(fused))
 
 
 def _moved(
@@ -116,9 +151,10 @@ class AdamMini(MatrixOptimizer):
     Prefer it to AdamW where half of the state matters and nothing else may change: learning rate,
     betas and weight decay are AdamW's.
 
-    Heads are known of groups by `optimizer_groups`, as recipes make them, for attention with layers
-    of their own for queries and keys. Of bare parameters, or of fused queries, keys and values,
-    a row is a block.
+    Heads are known of groups by `optimizer_groups`, as recipes make them: of layers for queries and
+    for keys by their names, of fused ones by the map of a model of transformers (in a loop of your
+    own call `modicum.adapters.head_blocks.note_fused_heads(model)` first). Of bare parameters a row
+    is a block.
 
     Args:
         lr: the learning rate of groups that name none.
@@ -162,6 +198,7 @@ class AdamMini(MatrixOptimizer):
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )
+    reads_heads: ClassVar[bool] = True
     search = SearchTable({"betas": SearchChoice(((0.9, 0.95), (0.9, 0.999)), (0.9, 0.95))})
 
     def __init__(
@@ -192,6 +229,8 @@ class AdamMini(MatrixOptimizer):
 
         def rule_of(parameter: TrainedParameter) -> UpdateRule:
             rows, heads = parameter.rows(0, 1), parameter.heads
+            if not isinstance(heads, int):
+                return BlockAdam.of_fused(betas, epsilon, tuple(heads))
             if len(parameter.shape) < 2:
                 adam = Adam(betas, epsilon, "outside_root")
                 return adam if value.norms_by_adamw else BlockAdam(betas, epsilon)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from modicum.adapters.base import Adapter
+from modicum.adapters.head_blocks import note_fused_heads
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.travel import Travel, travel_of
 from modicum.compress.base import Compressor
@@ -20,6 +21,7 @@ from modicum.core.contracts.ledger import (
     ModelQuery,
     Phase,
 )
+from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import on_meta
@@ -267,7 +269,7 @@ class Predictor:
         """
         seed = recipe.training.seed if recipe.adapter is not None else None
         sections = recipe.task, recipe.adapter, recipe.compress, recipe.plugins
-        key = json.dumps([*sections, seed], sort_keys=True)
+        key = json.dumps([*sections, seed, _reads_heads(recipe)], sort_keys=True)
         known = self._structures.setdefault(key, [])
         for other, structure in known:
             if other is config or other == config:
@@ -276,9 +278,17 @@ class Predictor:
         return known[-1][1]
 
 
+def _reads_heads(recipe: Recipe) -> bool:
+    """Whether the optimizer wants the heads in fused layers."""
+    optimizer = recipe.method("optimizer")
+    return isinstance(optimizer, OptimizerMethod) and optimizer.reads_heads
+
+
 def _structure(recipe: Recipe, config: Any, prepared: Mapping[str, Mapping[str, Any]]) -> Structure:
     with on_meta():
         model = task_of(recipe).model(config)
+        if _reads_heads(recipe):
+            note_fused_heads(model)
         adapter, experts = recipe.method("adapter"), experts_of(model)
         if adapter is None:
             if isinstance(compressor := recipe.method("compress"), Compressor):

@@ -13,10 +13,12 @@ from modicum.adapters import AttachedAdapter
 from modicum.adapters.base import Adapter
 from modicum.adapters.diagnosis import DiagnosisContext, ModelDiagnosis
 from modicum.adapters.files import read_stored
+from modicum.adapters.head_blocks import note_fused_heads
 from modicum.adapters.preparation import Preparation
 from modicum.adapters.starting import start_from
 from modicum.comm.base import MatrixMethod, Schedule
 from modicum.compress.base import Compressor
+from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.step import StepContext, StepProgram
 from modicum.core.contracts.strategy import Strategy
@@ -233,6 +235,8 @@ def build_program(plan: Plan, model: nn.Module, strategy: Strategy) -> StepProgr
 
     method = plan.recipe.method("optimizer")
     assert method is not None
+    if isinstance(method, OptimizerMethod) and method.reads_heads:
+        note_fused_heads(model)
     return method.bind_step(
         StepContext(
             model,

@@ -204,6 +204,10 @@ class ModelQuery:
         return self.sequences * self.tokens
 
 
+# The dimension of a weight's outputs; then, in turn, how many blocks there are of how many outputs.
+HeadBlocks = tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class TrainedParameter:
     """A parameter that an optimizer trains.
@@ -213,14 +217,15 @@ class TrainedParameter:
         shape: of the full parameter, whatever a rank holds of it.
         parameter_class: what it is to optimizers that treat classes apart.
         element_bytes: bytes of an element of the parameter and of its gradient.
-        heads: of attention whose queries or keys its rows make, each as many rows; 0: none.
+        heads: of attention whose queries or keys its rows make, each as many rows; 0: none. Of
+            fused layers the blocks of neighbouring outputs that are a head's, or alone.
     """
 
     name: str
     shape: tuple[int, ...]
     parameter_class: ParameterClass
     element_bytes: int = 4
-    heads: int = 0
+    heads: int | HeadBlocks = 0
 
     @property
     def matrix(self) -> bool:

@@ -68,6 +68,14 @@ class OptimizerMethod(Method):
         found: tuple[ClassTreatment, ...] = () if treatment is None else treatment(self, at)
         return found
 
+    @property
+    def reads_heads(self) -> bool:
+        """Whether it wants the heads in fused layers too, which take a map to find.
+
+        An optimizer's class may say so by `reads_heads`.
+        """
+        return bool(getattr(self.optimizer_class, "reads_heads", False))
+
     def fields(self) -> dict[str, Any]:
         """The fields by name."""
         return {name: getattr(self, name) for name in type(self).model_fields}

@@ -15,11 +15,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from modicum.core.contracts.ledger import ParameterClass, TrainedParameter
+from modicum.core.contracts.ledger import HeadBlocks, ParameterClass, TrainedParameter
 from modicum.core.layers.targets import output_head
 from modicum.core.ranks.sharding import own_part
 
 _ATTRIBUTE = "_modicum_metadata"
+_HEAD_BLOCKS = "_modicum_head_blocks"
 # What attention calls the width of its heads, and the layers that make queries and keys.
 _HEAD_WIDTHS = ("head_width", "head_dim", "attention_head_size")
 _HEAD_LAYERS = ("q_proj", "k_proj", "query", "key")
@@ -257,11 +258,17 @@ def matrices(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, found in classes(model).items() if found == "matrix")
 
 
-def attention_heads(model: nn.Module) -> dict[str, int]:
+def note_head_blocks(model: nn.Module, blocks: Mapping[str, HeadBlocks]) -> None:
+    """Note what `attention_heads` is to say of some weights, by their names."""
+    object.__setattr__(model, _HEAD_BLOCKS, dict(blocks))
+
+
+def attention_heads(model: nn.Module) -> dict[str, int | HeadBlocks]:
     """Of how many heads' queries or keys a weight's rows are, by its name.
 
     Known of attention that says how wide a head is (as here and in transformers' models) and has
-    layers of their own for both (`q_proj`, `k_proj`, `query`, `key`); of fused ones nothing is.
+    layers of their own for both (`q_proj`, `k_proj`, `query`, `key`); of fused ones what was noted
+    (`note_head_blocks`).
 
     >>> from modicum.models import ModelConfig, create
     >>> config = ModelConfig(vocabulary_size=9, width=8, layers=1, heads=4, kv_heads=2)
@@ -269,7 +276,7 @@ def attention_heads(model: nn.Module) -> dict[str, int]:
     >>> {name.rpartition("self_attn.")[2]: count for name, count in found.items()}
     {'q_proj.weight': 4, 'k_proj.weight': 2}
     """
-    found: dict[int, int] = {}
+    found: dict[int, int | HeadBlocks] = {}
     for module in model.modules():
         width = next((w for name in _HEAD_WIDTHS if (w := getattr(module, name, None))), None)
         for name in _HEAD_LAYERS if isinstance(width, int) else ():
@@ -278,7 +285,9 @@ def attention_heads(model: nn.Module) -> dict[str, int]:
                 assert isinstance(width, int)
                 if weight.shape[0] % width == 0:
                     found[id(weight)] = weight.shape[0] // width
-    return {name: found[id(p)] for name, p in trainable(model) if id(p) in found}
+    noted: Mapping[str, HeadBlocks] = getattr(model, _HEAD_BLOCKS, {})
+    known = {name: found[id(p)] for name, p in trainable(model) if id(p) in found}
+    return known | {name: noted[name] for name, _ in trainable(model) if name in noted}
 
 
 def trained_shapes(model: nn.Module) -> tuple[TrainedParameter, ...]:
