@@ -88,6 +88,16 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         parts = cls.parts_of(value)
         return treatment_of(parts, at, cls.__name__) if parts.classes or parts.rule_of else ()
 
+    @classmethod
+    def projected(cls, value: OptimizerMethod, at: OptimizerQuery) -> dict[str, int]:
+        """The matrices for the projector, with their smaller width, where there is a rank."""
+        parts = cls.parts_of(value)
+        return {
+            p.name: min(p.shape)
+            for p in at.parameters
+            if "rank" in value.fields() and parts.meant(p.name, p.parameter_class)
+        }
+
     @staticmethod
     def step_program(
         value: OptimizerMethod, context: StepContext, optimizer: MatrixOptimizer

@@ -122,9 +122,12 @@ class OptimizerParts:
         self, name: str | None, shape: Sequence[int], parameter_class: ParameterClass
     ) -> bool:
         """Whether a parameter is a matrix for the projector; else it gets the rest rule."""
+        return self.meant(name, parameter_class) and self.projector.fits(tuple(shape))
+
+    def meant(self, name: str | None, parameter_class: ParameterClass) -> bool:
+        """Whether a parameter is for the projector, as far as its name and class tell."""
         excluded = name is not None and named(name, self.exclude)
-        known = parameter_class in self.classes
-        return known and not excluded and self.projector.fits(tuple(shape))
+        return parameter_class in self.classes and not excluded
 
     def inside(self, shape: MatrixShape) -> Mapping[str, KeptTensor]:
         """What the inner rule keeps for a matrix of this shape."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from modicum.adapters.widths import listed
@@ -31,10 +31,12 @@ def explained(
     room: Room,
     kept: Mapping[str, JsonObject],
     seconds: float,
+    steps: int,
 ) -> list[JsonObject]:
-    """The choices as rows for people; `seconds` is what the run is estimated to take."""
+    """The choices as rows for people; `seconds` is what the run's `steps` are estimated to take."""
     choice, training = prediction.choice, recipe.training
     rows: list[JsonObject] = _narrow(recipe, prediction) + _sent_dense(recipe, prediction)
+    rows += _narrow_matrices(recipe, prediction) + _never(recipe, steps)
     if MICRO in kept:
         rows.append({**kept[MICRO], "value": choice.micro_batch_size})
     elif training.micro_batch_size == "auto":
@@ -77,6 +79,51 @@ def _narrow(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:
     rank = getattr(recipe.method("adapter"), "rank", None)
     why = f"above the smaller width of {listed(found)}, where rank {enough} is enough"
     return [_row("adapter.rank", rank, why)]
+
+
+def _narrow_matrices(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:
+    """A row that names the matrices for which the optimizer's rank is too high, if there are."""
+    if not (found := prediction.narrow_matrices):
+        return []
+    rank = getattr(recipe.method("optimizer"), "rank", None)
+    why = (
+        f"above the smaller width of {listed(found)}, which are trained as what is no matrix is; "
+        f"rank {min(found.values())} fits all"
+    )
+    return [_row("optimizer.rank", rank, why)]
+
+
+def _never(recipe: Recipe, steps: int) -> list[JsonObject]:
+    """A row for each thing that a method does after more updates than the run has."""
+    rows = []
+    for (slot, field), what in _LATER.items():
+        method = recipe.method(slot)
+        after = getattr(method, field, None)
+        if isinstance(after, int) and after >= steps and (said := what(method)):
+            why = f"the run has {steps} updates, so {said}"
+            rows.append(_row(f"{slot}.{field}", after, why))
+    return rows
+
+
+def _part_stays(method: Any) -> str:
+    kept = 0 < getattr(method, "density", 0) < 1
+    return "the same part has moments throughout" if kept else ""
+
+
+def _never_ends(method: Any) -> str:
+    return "the method never ends" if getattr(method, "hybrid", False) else ""
+
+
+def _none_swapped(method: Any) -> str:
+    return "the vectors that are trained are the same throughout"
+
+
+# By slot and field, of how many updates, what never happens where the run has no more.
+_LATER: dict[tuple[str, str], Callable[[Any], str]] = {
+    ("optimizer", "update_gap"): _part_stays,
+    ("transform", "hybrid_after"): _never_ends,
+    ("linear", "interval"): _none_swapped,
+}
 
 
 def _sent_dense(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:

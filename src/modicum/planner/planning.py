@@ -118,7 +118,7 @@ def answered(asked: Question, live: Ranks | None = None, keep: Sequence[JsonObje
     if found is None:
         raise does_not_fit(asked)
     made = planned(asked, found)
-    rows = explained(asked.recipe, found, asked.room, kept, made.seconds)
+    rows = explained(asked.recipe, found, asked.room, kept, made.seconds, made.steps)
     return made.with_choices((live or Ranks()).broadcast([*asked.settled, *rows]))
 
 
@@ -133,7 +133,7 @@ def plan_anyway(
     asked = asked_of(recipe, ranks=ranks, machine=machine)
     found = asked.fitting(asked.recipe)
     made = planned(asked, found or asked.frugal(asked.recipe))
-    rows = explained(asked.recipe, made.prediction, asked.room, {}, made.seconds)
+    rows = explained(asked.recipe, made.prediction, asked.room, {}, made.seconds, made.steps)
     return replace(made, choices=(*asked.settled, *rows)), found is not None
 
 

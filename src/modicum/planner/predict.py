@@ -35,7 +35,7 @@ from modicum.parallel.ledger import staging
 from modicum.planner.length import steps_without_data
 from modicum.planner.sharing import Model, Structure, coding_flops, sent_dense, shared
 from modicum.planner.traced import traces
-from modicum.planner.updates import spent_in_updates, treated
+from modicum.planner.updates import narrow_matrices, spent_in_updates, treated
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, task_of
 
@@ -90,6 +90,7 @@ class Prediction:
         treated: what the optimizer does with each class of parameters, if not the same.
         sent_dense: trained tensors of which a method of `comm` sends the numbers themselves, with
             how many they are.
+        narrow_matrices: those narrower than the optimizer's rank, with their smaller width.
         coding_flops: by which a method of `comm` makes what an update sends; not among `flops`.
     """
 
@@ -104,6 +105,7 @@ class Prediction:
     narrow: Mapping[str, int] = field(default_factory=dict)
     treated: tuple[ClassTreatment, ...] = ()
     sent_dense: Mapping[str, int] = field(default_factory=dict)
+    narrow_matrices: Mapping[str, int] = field(default_factory=dict)
     coding_flops: int = 0
 
     @property
@@ -253,6 +255,7 @@ class Predictor:
         return Prediction(
             choice, spent, total, trainable, frozen, half, traced, structure.travel,
             structure.narrow, treated(recipe, model), sent_dense(recipe, structure),
+            narrow_matrices(recipe, model),
             coding_flops(recipe, structure) if choice.layout.ranks > 1 else 0,
         )  # fmt: skip
 

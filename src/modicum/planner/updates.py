@@ -33,6 +33,25 @@ def spent_in_updates(recipe: Recipe, model: Model, layout: Layout) -> Ledger:
     return ledger
 
 
+def narrow_matrices(recipe: Recipe, model: Model) -> dict[str, int]:
+    """The matrices that are narrower than the optimizer's rank, with their smaller width.
+
+    Raises:
+        InputError: all are, so there is none that it could project.
+    """
+    optimizer = recipe.method("optimizer")
+    if not isinstance(optimizer, OptimizerMethod):
+        return {}
+    widths = optimizer.projects(OptimizerQuery(model.structure.trained))
+    rank = optimizer.fields().get("rank", 0)
+    narrow = {name: width for name, width in widths.items() if width < rank}
+    if narrow and len(narrow) == len(widths):
+        problem = "above the smaller width of every matrix; the largest rank that fits one is"
+        most = max(narrow.values())
+        raise InputError(f"{problem} {most}", field="optimizer.rank", value=rank)
+    return narrow
+
+
 def treated(recipe: Recipe, model: Model) -> tuple[ClassTreatment, ...]:
     """What the optimizer does with each class of parameters; nothing, where it treats all alike."""
     optimizer = recipe.method("optimizer")

@@ -76,6 +76,15 @@ class OptimizerMethod(Method):
         """
         return bool(getattr(self.optimizer_class, "reads_heads", False))
 
+    def projects(self, at: OptimizerQuery) -> dict[str, int]:
+        """The matrices that it would project to its field `rank`, each with its smaller width.
+
+        An optimizer's class may have `projected(value, at)`. Nothing, where it projects none.
+        """
+        projected = getattr(self.optimizer_class, "projected", None)
+        found: dict[str, int] = {} if projected is None else projected(self, at)
+        return found
+
     def fields(self) -> dict[str, Any]:
         """The fields by name."""
         return {name: getattr(self, name) for name in type(self).model_fields}

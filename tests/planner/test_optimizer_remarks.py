@@ -1,0 +1,45 @@
+"""What a plan says of an optimizer's rank and gap, and what it refuses before the first update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from modicum import Recipe, plan
+from modicum.core.errors import InputError
+
+
+def recipe(text: Any, optimizer: dict[str, Any], **training: Any) -> Recipe:
+    return Recipe(
+        model={"layers": 2, "width": 32, "heads": 4, "kv_heads": 1, "vocabulary_size": 300},
+        data={"path": str(text), "sequence_length": 32},
+        training={"batch_size": 4, "steps": 50, **training},
+        optimizer=optimizer,
+    )
+
+
+def said(made: Recipe) -> dict[str, str]:
+    return {row["field"]: row["why"] for row in plan(made).choices}
+
+
+def test_a_rank_above_some_widths_is_a_row_and_above_all_is_refused(text):
+    for name in ("galore", "dct_adamw", "trion"):
+        found = said(recipe(text, {"method": name, "rank": 9}))
+        assert found["optimizer.rank"].startswith("above the smaller width of model.layers.0.self_")
+        assert found["optimizer.rank"].endswith("rank 8 fits all")
+        assert "optimizer.rank" not in said(recipe(text, {"method": name, "rank": 8}))
+        with pytest.raises(InputError, match=r"optimizer\.rank: above .* fits one is 32 \(found"):
+            plan(recipe(text, {"method": name, "rank": 33}))
+
+
+def test_a_part_that_never_changes_is_a_row(text):
+    frugal = {"method": "frugal", "density": 0.5}
+    assert "50 updates" in said(recipe(text, {**frugal, "update_gap": 50}))["optimizer.update_gap"]
+    assert "optimizer.update_gap" not in said(recipe(text, {**frugal, "update_gap": 49}))
+    assert "optimizer.update_gap" not in said(recipe(text, {"method": "frugal", "density": 1.0}))
+
+
+def test_a_density_of_no_matrix_is_refused(text):
+    with pytest.raises(InputError, match="less than half of one; take 0, or more"):
+        plan(recipe(text, {"method": "frugal", "density": 0.01}))
