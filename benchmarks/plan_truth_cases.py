@@ -17,7 +17,6 @@ from modicum.core.errors import InputError
 from modicum.data.named_templates import END
 from modicum.planner.choose import choices
 from modicum.recipe import SLOTS, Recipe, methods_for
-from modicum.recipe.training import TrainingSection
 
 STEPS = 5
 TRIES = 20  # until settings go with the methods, or none do
@@ -220,6 +219,8 @@ def _settings(recipe: dict[str, Any], ranks: int, chance: random.Random) -> dict
     rows = training["batch_size"] = max(training["batch_size"], 2 * ranks)
     training |= {"steps": STEPS, "learning_rate": 1e-4}
     training |= _of_updates(recipe.get("optimizer"))
+    if training["learning_rate"] is None:
+        del training["learning_rate"]
     training["precision"] = chance.choice(["fp32", "fp32", "bf16"])
     own = training.get("micro_batch_size", max(1, rows // ranks // 2))
     training["micro_batch_size"] = chance.choice(["auto", "auto", own]) if own < 64 else own
@@ -248,7 +249,7 @@ def _of_updates(optimizer: dict[str, Any] | None) -> dict[str, Any]:
     if {"frees_gradient_in_backward", "needs_no_gradients"} & set(traits):
         found["clip_norm"] = None
     if "takes_no_rate" in traits:
-        found |= {"learning_rate": TrainingSection().learning_rate, "schedule": "constant"}
+        found |= {"learning_rate": None, "schedule": "constant"}
     return found
 
 

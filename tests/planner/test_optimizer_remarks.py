@@ -43,3 +43,16 @@ def test_a_part_that_never_changes_is_a_row(text):
 def test_a_density_of_no_matrix_is_refused(text):
     with pytest.raises(InputError, match="less than half of one; take 0, or more"):
         plan(recipe(text, {"method": "frugal", "density": 0.01}))
+
+
+def test_a_rate_means_nothing_to_a_method_without_one_be_it_the_default():
+    fields: dict[str, Any] = {
+        "task": {"method": "sequences", "sequences": 96, "held_out": 16},
+        "optimizer": {"method": "admm_rnn"},
+    }
+    training = {"schedule": "constant", "clip_norm": None}
+    made = Recipe(**fields, training=training)
+    assert "learning_rate" not in made.plain()["training"]
+    assert Recipe(**made.plain()) == made
+    with pytest.raises(InputError, match=r"have no learning rate; leave training\.learning_rate"):
+        Recipe(**fields, training={**training, "learning_rate": 1e-3})

@@ -280,13 +280,16 @@ class Recipe(Section):
     def plain(self) -> dict[str, Any]:
         """The recipe as plain values, every field spelled out: what YAML and JSON hold.
 
-        A model from a path has no shape of its own, so none is spelled out.
+        A model from a path has no shape of its own, so none is spelled out; nor is the learning
+        rate of a method that has none.
         """
         values = self.model_dump(mode="json")
         if self.model.path is not None:
             values["model"] = {key: values["model"][key] for key in _OF_A_PATH}
         for slot, record in self.methods().items():
             values[slot] = filled(record, self.fields(slot))
+            if "takes_no_rate" in record.traits(self.fields(slot)):
+                values["training"].pop("learning_rate", None)
         if self.comm is not None and is_auto("comm", self.comm):
             values["comm"] = filled_auto(self.comm, self.plugins)
         return values

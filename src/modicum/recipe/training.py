@@ -129,9 +129,8 @@ class TrainingSection(Section):
 
     @property
     def sets_rate(self) -> bool:
-        """Whether the learning rate is another than that of a recipe that says none."""
-        default: float = type(self).model_fields["learning_rate"].default
-        return self.learning_rate != default
+        """Whether the recipe says a learning rate, be it the default."""
+        return "learning_rate" in self.model_fields_set
 
     @property
     def changes_rate(self) -> bool:

@@ -55,6 +55,19 @@ def test_adapters_are_drawn_with_copies_with_preparation_and_on_tiles() -> None:
     assert tiled
 
 
+def test_most_recipes_of_a_method_without_a_rate_are_accepted() -> None:
+    (method,) = (m for m in rooms()["optim"] if "takes_no_rate" in m.info.traits)
+    optimizers = [(case.recipe.get("optimizer") or {}).get("method") for case in many()]
+    drawn = [c.recipe for c, name in zip(many(), optimizers, strict=True) if name == method.name]
+    reasons = []
+    for recipe in drawn:
+        try:
+            Recipe(**recipe)
+        except InputError as reason:
+            reasons.append(str(reason))
+    assert len(reasons) < len(drawn) / 2, reasons[:3]
+
+
 def test_what_is_refused_is_refused_with_a_reason(tmp_path: Path) -> None:
     reasons = []
     for number in range(30):

@@ -169,7 +169,7 @@ def _combine(recipe: dict[str, Any]) -> bool:
 
 def _some_settings(batch: int, chance: random.Random) -> dict[str, Any]:
     """Settings, half of them as people leave them."""
-    training: dict[str, Any] = {"steps": STEPS, "batch_size": batch, "learning_rate": 1e-3}
+    training: dict[str, Any] = {"steps": STEPS, "batch_size": batch}
     training["precision"] = chance.choice(["fp32", "fp32", "bf16"])
     training["micro_batch_size"] = chance.choice(["auto", "auto", batch // 4])
     training["recompute"] = chance.choice(["auto", "none", "blocks"])
