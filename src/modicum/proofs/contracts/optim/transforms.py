@@ -84,7 +84,7 @@ class TransformedTraining:
     @property
     def rounding(self) -> float:
         """By how much of the largest element sums in another order may change an outcome."""
-        return max(1e-4, *(2 * torch.finfo(v.dtype).eps for v in self.tensors().values()))
+        return max([1e-4, *(2 * torch.finfo(v.dtype).eps for v in self.tensors().values())])
 
     def outcome(self) -> dict[str, Tensor]:
         """Gradients after `apply`, and the state's tensors."""
