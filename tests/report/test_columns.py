@@ -41,10 +41,11 @@ def test_what_was_written_last_of_a_step_counts(rows: list[dict[str, Any]], spli
 
 def test_sums_know_of_gaps() -> None:
     columns = StepColumns([{"step": 1, "tokens": 5}, {"step": 2}, {"step": 3, "tokens": 2, "x": 1}])
-    assert columns.running("tokens") == [5.0, 5.0, 7.0]
-    assert columns.running("x") == [0.0, 0.0, 1.0]
-    assert columns.running("absent") == [0.0, 0.0, 0.0]
+    assert columns.running("tokens").tolist() == [5.0, 5.0, 7.0]
+    assert columns.running("x").tolist() == [0.0, 0.0, 1.0]
+    assert columns.running("absent").tolist() == [0.0, 0.0, 0.0]
     assert (columns.total("tokens"), columns.total("absent")) == (7.0, None)
+    assert (columns.greatest("tokens"), columns.greatest("absent")) == (5.0, None)
     assert (columns.last("tokens"), columns.last("absent")) == (2.0, None)
     assert columns.points("x") == ([2], [1.0])
     assert columns.between(2, 3) == (1, 3)
