@@ -225,6 +225,20 @@ def test_a_phone_loses_nothing(
     assert beyond == []
 
 
+def test_on_a_phone_the_reading_covers_no_curve(
+    tab: OpenTab, runs: list[Path], tmp_path: Path
+) -> None:
+    page = tab(report.compare(runs, tmp_path / "both.html"), width=400)
+    page.pointer("mouseMoved", *place(page, 80))
+    page.wait(f"!{LOSS}.tip.hidden")
+    top, right, bottom = page.value(f"""(() => {{
+        const tip = {LOSS}.tip.getBoundingClientRect();
+        return [tip.top, tip.right, {LOSS}.plot.over.getBoundingClientRect().bottom];
+    }})()""")
+    assert top >= bottom
+    assert right <= 400
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_is_readable_by_day_and_by_night(tab: OpenTab, runs: list[Path], scheme: str) -> None:
     page = tab(report.write(runs[0]), prefers_color_scheme=scheme)
