@@ -40,6 +40,8 @@ class CompareCommand:
     ranks: int = 1
     on: Any = None
     protocol: str | None = None
+    fresh: bool = False
+    retry: bool = False
     overrides: tuple[str, ...] = ()
     mode: str = "auto"
     as_json: bool = False
@@ -78,7 +80,8 @@ class CompareCommand:
         says.begin(asked)
         found = run_settled(
             asked, self.folder, sampler=self.sampler, tune=self.tune, baseline=self.baseline,
-            parallel=self.parallel, ranks=self.ranks, on=self.on, progress=says,
+            parallel=self.parallel, ranks=self.ranks, on=self.on, fresh=self.fresh,
+            retry=self.retry, progress=says,
         )  # fmt: skip
         from modicum.report.compared import write_compared
 
@@ -103,7 +106,7 @@ class CompareCommand:
         assert self.protocol is not None
         report = run_protocol(
             asked, self.folder, self.protocol, tune=self.tune, baseline=self.baseline,
-            ranks=self.ranks, progress=says,
+            ranks=self.ranks, fresh=self.fresh, progress=says,
         )  # fmt: skip
         if self.as_json:
             print_json(report)
@@ -173,6 +176,8 @@ class CompareLines:
             told = f"loss {outcome['loss']:.4f}"
         if outcome["message"]:
             told += f" ({outcome['message']})"
+        if outcome["taken"]:
+            told += ", taken from another comparison"
         what = words_of(event["settings"]) if tuning else f"seed {event['seed']}"
         if "ratio" in event:  # a protocol's
             number = f"at {event['ratio']:g} of the tokens"
@@ -262,6 +267,8 @@ def show_report(report: Mapping[str, Any]) -> None:
         table(("Side", "Data", title, "95 %", ""), rows)
     for note in report["notes"]:
         print(note)
+    if report["taken"]:
+        print(f"{report['taken']} trials were taken from other comparisons, without their seconds.")
 
 
 def _speedup_cells(speedup: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -326,6 +333,9 @@ def sentences(found: Comparison) -> list[str]:
         said.append(f"On test data, which nothing was chosen by ({name}), {winner} better.")
     if any(not row["same"] for row in found.data.values()):
         said.append("The sides did not see the same rows in the same order: their data differ.")
+    if found.taken:
+        taken = f"{found.taken} of {len(found.trials)} trials"
+        said.append(f"{taken} were taken from other comparisons, without their seconds.")
     said += [f"{one.side}: {one.reason}." for one in found.judgement.differences if one.reason]
     for side in found.sides:
         said += [f"{side.name}: {note}." for note in side.notes]

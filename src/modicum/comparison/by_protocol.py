@@ -13,17 +13,18 @@ from typing import Any
 
 from modicum.comparison.comparing import Settled
 from modicum.comparison.identity import as_json, refuse_other
-from modicum.comparison.outcome import Outcome
+from modicum.comparison.outcome import Outcome, trial_name
 from modicum.comparison.run_trials import RECIPE, RunTrials, recipe_digest
+from modicum.comparison.shared_runs import SharedRuns
 from modicum.comparison.spaces import space_of
-from modicum.core.errors import InputError
+from modicum.core.errors import InputError, Interrupted
 from modicum.core.files import read_json, write_json
 from modicum.core.folder_lock import locked_folder
 from modicum.core.progress import Listener
 from modicum.optim.protocol import ProtocolContext, carry_out, protocol_of
 from modicum.optim.protocol_trials import ProtocolRegime, ProtocolTrial, TrialResult
 from modicum.optim.search_grid import SearchGrid
-from modicum.trainer.folder import METRICS, RunFolder
+from modicum.trainer.folder import RunFolder
 
 RATIOS = (0.5, 1.0, 2.0, 4.0)  # of the budget's tokens; three unknowns need four of them
 STUDY, RESULT = "study.json", "protocol.json"
@@ -40,6 +41,7 @@ def run_protocol(
     tune: tuple[str, ...] = (),
     baseline: str | None = None,
     ranks: int = 1,
+    fresh: bool = False,
     progress: Listener = lambda event: None,
     train: Callable[[str, Mapping[str, Any], int, Any], Outcome] | None = None,
 ) -> dict[str, Any]:
@@ -53,6 +55,7 @@ def run_protocol(
         name: of the protocol.
         tune: fields that are tuned; empty: all of each side's search table.
         baseline: the side whose curve speed-ups are measured on; None: the first.
+        fresh: make also runs that another comparison has made alike.
         train: what makes a trial, instead of a run folder.
 
     Returns:
@@ -86,7 +89,8 @@ def run_protocol(
     )
     digests = {side: recipe_digest(recipe) for side, recipe in recipes.items()}
     identity = as_json({**context.to_json(), "protocol": value.model_dump(), "recipes": digests})
-    runs = train or RunTrials(folder, recipes, ranks=ranks)
+    taken: set[str] = set()
+    runs = train or SharedRuns(RunTrials(folder, recipes, ranks=ranks), fresh=fresh)
 
     def result(trial: ProtocolTrial) -> TrialResult:
         settings = {
@@ -97,6 +101,8 @@ def run_protocol(
                 "seed": trial.seed, "part": trial.part, "ratio": trial.regime.ratio,
                 "known": False, "outcome": outcome.to_json()}  # fmt: skip
         progress(told)
+        if outcome.taken:
+            taken.add(trial_name(trial.side, settings, trial.seed, trial.part))
         return _result(outcome)
 
     with locked_folder(folder, "comparison"):
@@ -104,7 +110,11 @@ def run_protocol(
         if file.exists():
             refuse_other(read_json(file).get("identity", {}), identity, file)
         write_json(file, {"identity": identity})
-        report: dict[str, Any] = carry_out(value.bind(context), result).to_json()
+        try:
+            report: dict[str, Any] = carry_out(value.bind(context), result).to_json()
+        except KeyboardInterrupt:
+            raise Interrupted("stopped between trials; the same command resumes") from None
+        report["taken"] = len(taken)
         write_json(folder / RESULT, {"identity": identity, **report})
     return report
 
@@ -129,7 +139,7 @@ def _curve(outcome: Outcome) -> list[tuple[float, float]]:
     """Shares of training and losses, at most a hundred."""
     if not outcome.folder:
         return []
-    rows = RunFolder(Path(outcome.folder)).rows(METRICS)
+    rows = RunFolder(Path(outcome.folder)).curve()
     stride = max(1, len(rows) // _POINTS)
     kept = [(n, row["loss"]) for n, row in enumerate(rows, 1) if n % stride == 0 or n == len(rows)]
     return [(n / len(rows), loss) for n, loss in kept if loss is not None]
