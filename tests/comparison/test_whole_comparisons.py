@@ -235,6 +235,20 @@ def test_a_trial_that_the_system_kills_is_said_and_run_again_when_asked(
     assert table(tmp_path / "killed") == table(tmp_path / "calm")
 
 
+def test_another_comparison_is_refused_with_what_differs_said_once(
+    made: dict[str, Path], quick: QuickRuns, tmp_path: Path
+) -> None:
+    ask: dict[str, Any] = {"vary": "optimizer=adamw,sgd", "trials": 1, "seeds": 2}
+    compare(str(made["new"]), tmp_path / "out", budget="tokens=5k", **ask)
+    with pytest.raises(InputError) as caught:
+        compare(str(made["new"]), tmp_path / "out", budget="tokens=6k", **ask)
+    differs = str(caught.value).partition("(")[2].partition("); give it")[0]
+    assert differs == (
+        "training.tokens: 5000 there, 6000 here (adamw, sgd); "
+        'given.budget: "5,000 tokens" there, "6,000 tokens" here'
+    )
+
+
 def test_one_seed_is_run_and_claims_nothing(
     made: dict[str, Path], quick: QuickRuns, tmp_path: Path
 ) -> None:
@@ -255,6 +269,10 @@ def test_one_seed_is_run_and_claims_nothing(
         ({"seeds": 0}, "seeds: one at least"),
         ({"tune": ["momentumm"]}, "no search table of adamw has such a field"),
         ({"budget": "steps=5"}, "not a budget"),
+        (
+            {"vary": "optimizer=galore,trion", "budget": "peak=700kB", "tune": ["rank"]},
+            "the budget, peak 700 kB, settles this for galore",
+        ),
         ({"budget": "seconds=300", "parallel": 2}, "seconds are the budget; one at a time"),
     ],
 )

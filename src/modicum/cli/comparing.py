@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from modicum.comparison.comparing import Settled
     from modicum.comparison.comparison import Comparison
 
-_FEW_SEEDS = 5
+_TIMED = 2  # trials, before it is said how long the others will take
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,11 @@ class CompareCommand:
         Raises:
             ModicumError: what is wrong, or in the way.
         """
-        from modicum.comparison.comparing import run_settled, settled
+        from modicum.comparison.comparing import run_settled, settled, tuned_ranges
+        from modicum.optim.protocol import protocol_of
 
+        if self.protocol is not None:
+            protocol_of(self.protocol)
         says = CompareLines(silent=self.mode == "quiet", as_json=self.mode == "json")
         asked = settled(
             self.recipes, vary=self.vary, budget=self.budget, overrides=self.overrides,
@@ -72,6 +75,7 @@ class CompareCommand:
             tell=lambda text: says({"event": "phase", "name": text}),
         )  # fmt: skip
         if dry_run:
+            tuned_ranges(asked, self.tune)
             _show_settled(asked, as_json=self.as_json)
             return
         if self.protocol is not None:
@@ -122,14 +126,18 @@ class CompareLines:
     silent: bool = False
     as_json: bool = False
     runs: int = 0
-    done: int = 0
-    spent: float = 0.0
-    _last: float = field(default_factory=time.monotonic)
+    _sides: int = 0
+    _seeds: int = 0
+    _done: int = 0
+    _trained: int = 0
+    _begun: float = field(default_factory=lambda: time.monotonic())
 
     def begin(self, asked: Settled) -> None:
         """Say what will be done, and who does not take part."""
         row = asked.row()
         self.runs = row["runs"]
+        self._sides, self._seeds = len(asked.taking_part), asked.seeds
+        self._begun = time.monotonic()
         for side in row["sides"]:
             if side["refused"]:
                 self._say(f"{side['side']} does not take part: {side['refused']}")
@@ -163,14 +171,14 @@ class CompareLines:
             f"is {event['low']:.4g} to {event['high']:.4g} now; every side gets trials up to "
             f"{event['trials']}"
         )
+        self.runs = max(self.runs, self._sides * (event["trials"] + self._seeds))
 
     def _on_trial(self, event: Mapping[str, Any]) -> None:
         outcome, tuning = event["outcome"], event["part"] == "tune"
-        self.done += 1
+        self._done += 1
         if event["known"]:
             return
-        now = time.monotonic()
-        self.spent, self._last = self.spent + now - self._last, now
+        self._trained += not outcome["taken"]
         told = outcome["status"].replace("_", " ")
         if outcome["loss"] is not None:
             told = f"loss {outcome['loss']:.4f}"
@@ -183,7 +191,16 @@ class CompareLines:
             number = f"at {event['ratio']:g} of the tokens"
         else:
             number = f"{event['number'] + 1}/{event['of']}"
-        self._say(f"{'tune ' if tuning else 'judge'} {event['side']} {number}  {what}: {told}")
+        part, left = "tune " if tuning else "judge", self._left()
+        self._say(f"{part} {event['side']} {number}  {what}: {told}{left}")
+
+    def _left(self) -> str:
+        """How long the others will take, as long as those that were trained since it began."""
+        left = self.runs - self._done
+        if left < 1 or self._trained < _TIMED:
+            return ""
+        seconds = left * (time.monotonic() - self._begun) / self._trained
+        return f"; {left} more in about {format_duration(seconds)}"
 
     def _say(self, text: str) -> None:
         if not self.silent:
@@ -319,6 +336,8 @@ def _most(outcomes: Sequence[Any], kind: str) -> str:
 
 def sentences(found: Comparison) -> list[str]:
     """What may be said of it, and what not."""
+    from modicum.comparison.judgement import FEW, FEW_SEEDS
+
     count, said = len(found.judgement.seeds), []
     if found.winner is not None:
         said.append(f"{found.winner} is better than every other side, at 95 % over {count} seeds.")
@@ -326,7 +345,7 @@ def sentences(found: Comparison) -> list[str]:
         said.append("One seed gives no interval: nothing is shown. --seeds 5 judges.")
     else:
         said.append(f"No side is shown to be better than all others, at 95 % over {count} seeds.")
-    if 1 < count < _FEW_SEEDS:
+    if 1 < count < FEW:
         said.append(f"{count} seeds are few: the intervals are wide. --seeds 5 adds to these.")
     for name, test in found.tests.items():
         winner = f"{test.winner} is" if test.winner else "no side is shown to be"
@@ -336,7 +355,8 @@ def sentences(found: Comparison) -> list[str]:
     if found.taken:
         taken = f"{found.taken} of {len(found.trials)} trials"
         said.append(f"{taken} were taken from other comparisons, without their seconds.")
-    said += [f"{one.side}: {one.reason}." for one in found.judgement.differences if one.reason]
+    reasons = {one.side: one.reason for one in found.judgement.differences}
+    said += [f"{side}: {why}." for side, why in reasons.items() if why not in ("", FEW_SEEDS)]
     for side in found.sides:
         said += [f"{side.name}: {note}." for note in side.notes]
     return said

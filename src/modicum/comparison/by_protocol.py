@@ -88,7 +88,8 @@ def run_protocol(
         recipes[first.name].training.seed,
     )
     digests = {side: recipe_digest(recipe) for side, recipe in recipes.items()}
-    identity = as_json({**context.to_json(), "protocol": value.model_dump(), "recipes": digests})
+    given = {side: recipe.plain() for side, recipe in recipes.items()}
+    identity = as_json({**context.to_json(), "protocol": value.model_dump(), "recipes": given})
     taken: set[str] = set()
     runs = train or SharedRuns(RunTrials(folder, recipes, ranks=ranks), fresh=fresh)
 

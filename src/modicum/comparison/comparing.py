@@ -16,7 +16,7 @@ from modicum.comparison.run_trials import RECIPE, RunTrials, recipe_digest
 from modicum.comparison.shared_runs import SharedRuns
 from modicum.comparison.sides import RecipeSide, planned, sides_of
 from modicum.comparison.space import Side
-from modicum.comparison.spaces import size_of, space_of
+from modicum.comparison.spaces import TunedRange, size_of, space_of
 from modicum.comparison.step_times import kept_step_seconds
 from modicum.comparison.study import Study
 from modicum.comparison.study_file import STUDY
@@ -116,11 +116,11 @@ def settled(
     if limit is not None and limit.kind == "seconds":
         sides, fixed = _timed(sides, limit, folder, tell)
     found = Settled(tuple(sides), limit, trials, seeds, fixed, tuple(references))
-    _refuse_pointless(found)
+    _refuse_pointless(found, budget)
     return found
 
 
-def _refuse_pointless(found: Settled) -> None:
+def _refuse_pointless(found: Settled, budget: str | None) -> None:
     """Refuse a comparison of fewer than two sides, or whose budget decides nothing.
 
     Raises:
@@ -129,7 +129,7 @@ def _refuse_pointless(found: Settled) -> None:
     """
     problem = ""
     if len(found.taking_part) < 2:
-        problem = "fewer than two sides can take part. "
+        problem, budget = "fewer than two sides can take part. ", None
     elif len(found.references) == len(found.taking_part):
         problem = "no side has a size that could be raised to it; take tokens or seconds. "
     if not problem:
@@ -142,9 +142,7 @@ def _refuse_pointless(found: Settled) -> None:
     problem = problem.removesuffix(". ")
     if not all(side.fits for side in found.sides):
         raise DoesNotFit(problem)
-    if found.references and found.budget is not None:
-        raise InputError(problem, field="--budget", value=found.budget.said)
-    raise InputError(problem)
+    raise InputError(problem, **({"field": "--budget", "value": budget} if budget else {}))
 
 
 def _small_enough(side: RecipeSide, ranks: int) -> tuple[RecipeSide, dict[str, Any]]:
@@ -293,6 +291,21 @@ def compare(
     )  # fmt: skip
 
 
+def tuned_ranges(asked: Settled, tune: Sequence[str] = ()) -> dict[str, dict[str, TunedRange]]:
+    """Of each side that takes part, what is tuned and over which range.
+
+    Raises:
+        InputError: a field that no search table has, or one that the budget has settled.
+    """
+    found = {side.name: space_of(side, asked.trials, tuple(tune)) for side in asked.taking_part}
+    for name, ranges in found.items():
+        twice = set(ranges) & set(asked.fixed.get(name, ()))
+        if twice and asked.budget is not None:
+            problem = f"the budget, {asked.budget.said}, settles this for {name}: it is not tuned"
+            raise InputError(problem, field="--tune", value=min(twice).rpartition(".")[2])
+    return found
+
+
 def run_settled(
     asked: Settled,
     out: str | Path,
@@ -316,13 +329,13 @@ def run_settled(
     if timed and (parallel > 1 or on is not None):
         problem = "runs that share the cores are slower, and seconds are the budget; one at a time"
         raise InputError(problem, field="--parallel", value=parallel, allowed="1")
-    folder, recipes, sides = Path(out), {}, []
+    folder, recipes, sides, spaces = Path(out), {}, [], tuned_ranges(asked, tune)
     for side in asked.sides:
         if side.refused is not None or side.recipe is None:
             sides.append(Side(side.name, refusal=side.refused or "it has no recipe"))
             continue
         recipes[side.name] = side.recipe.anchored()
-        space = space_of(side, asked.trials, tuple(tune))
+        space = spaces[side.name]
         sides.append(Side(side.name, space, {RECIPE: recipe_digest(recipes[side.name])}))
     first = next(iter(recipes.values()))
     task = next(side.plan.task for side in asked.sides if side.name in recipes and side.plan)
