@@ -18,7 +18,7 @@ import modicum
 from modicum import recipe_yaml
 from modicum.comparison import cache
 from modicum.comparison.budgets import set_in, spent_of
-from modicum.comparison.by_protocol import run_protocol
+from modicum.comparison.by_protocol import foreseen, run_protocol
 from modicum.comparison.comparing import compare, run_settled, settled
 from modicum.comparison.spaces import size_of
 from modicum.core.errors import DoesNotFit, InputError, Interrupted
@@ -151,6 +151,9 @@ def test_a_protocol_is_killed_and_ends_with_the_same_report(
     calm = run("calm", fresh=True)
     often = len(quick.trained)
     assert often == len(set(quick.trained))
+    most = foreseen(asked)
+    assert often <= most["runs"] == 2 * 4 * (6 + 2 * 2)
+    assert most["hours"] == pytest.approx(asked.row()["hours"] * 7.5 * 10 / 8)
     for deaths in (2, often // 2):
         with pytest.raises(Interrupted, match="the same command resumes"):
             run("cut", fresh=True, progress=dies_after(deaths))

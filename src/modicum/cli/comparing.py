@@ -62,6 +62,7 @@ class CompareCommand:
         Raises:
             ModicumError: what is wrong, or in the way.
         """
+        from modicum.comparison.by_protocol import foreseen
         from modicum.comparison.comparing import run_settled, settled, tuned_ranges
         from modicum.optim.protocol import protocol_of
 
@@ -76,7 +77,7 @@ class CompareCommand:
         )  # fmt: skip
         if dry_run:
             tuned_ranges(asked, self.tune)
-            _show_settled(asked, as_json=self.as_json)
+            _show_settled(asked.row() if self.protocol is None else foreseen(asked), self.as_json)
             return
         if self.protocol is not None:
             self._by_protocol(asked, says)
@@ -233,9 +234,8 @@ def _short(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def _show_settled(asked: Settled, *, as_json: bool) -> None:
+def _show_settled(row: Mapping[str, Any], as_json: bool) -> None:
     """What a comparison would take."""
-    row = asked.row()
     if as_json:
         print_json(row)
         return
@@ -254,7 +254,8 @@ def _show_settled(asked: Settled, *, as_json: bool) -> None:
         )  # fmt: skip
     table(("Side", "Runs", "Time", "Peak", "State", "Settled"), rows)
     hours = format_duration(row["hours"] * 3600)
-    print(f"{row['runs']} runs, about {hours} by the plans, without what each takes to start")
+    most = "at the most " if "at_most" in row else ""
+    print(f"{most}{row['runs']} runs, about {hours} by the plans, without what each takes to start")
 
 
 def show_comparison(found: Comparison, asked: Settled, folder: Path) -> None:

@@ -33,6 +33,30 @@ _FIELDS = 1 << 16  # trials, for `space_of`: a protocol tunes all fields of a ta
 _POINTS = 100  # of a training curve
 
 
+def foreseen(asked: Settled) -> dict[str, Any]:
+    """What `--dry-run` shows: at the most so many runs and hours, over all amounts of data.
+
+    Raises:
+        InputError: no budget in tokens.
+    """
+    _tokens_of(asked)
+    row = asked.row()
+    each = asked.trials + 2 * asked.seeds  # seeds judge the best settings, and the default
+    known = [side for side in row["sides"] if side["refused"] is None]
+    for side in known:
+        side["seconds"] *= sum(RATIOS) * each / side["runs"]
+        side["runs"] = len(RATIOS) * each
+    runs, seconds = (sum(side[name] for side in known) for name in ("runs", "seconds"))
+    return {**row, "runs": runs, "hours": seconds / 3600, "at_most": True}
+
+
+def _tokens_of(asked: Settled) -> float:
+    if asked.budget is None or asked.budget.kind != "tokens":
+        problem = "a protocol needs the tokens of a run"
+        raise InputError(problem, field="--budget", value=None, allowed="tokens=500k")
+    return asked.budget.amount
+
+
 def run_protocol(
     asked: Settled,
     out: str | Path,
@@ -66,9 +90,7 @@ def run_protocol(
             run that ended by no fault of its settings.
         Interrupted: it was stopped; the same call resumes.
     """
-    if asked.budget is None or asked.budget.kind != "tokens":
-        problem = "a protocol needs the tokens of a run"
-        raise InputError(problem, field="--budget", value=None, allowed="tokens=500k")
+    budget = _tokens_of(asked)
     value = protocol_of(name, {"seeds": asked.seeds, "most_settings": asked.trials})
     folder, sides = Path(out), asked.taking_part
     recipes = {side.name: side.recipe.anchored() for side in sides if side.recipe is not None}
@@ -83,7 +105,7 @@ def run_protocol(
             }
             for side in sides
         },
-        [ProtocolRegime(parameters, ratio, asked.budget.amount / parameters) for ratio in RATIOS],
+        [ProtocolRegime(parameters, ratio, budget / parameters) for ratio in RATIOS],
         baseline or first.name,
         recipes[first.name].training.seed,
     )

@@ -142,7 +142,9 @@ def _refuse_pointless(found: Settled, budget: str | None) -> None:
     problem = problem.removesuffix(". ")
     if not all(side.fits for side in found.sides):
         raise DoesNotFit(problem)
-    raise InputError(problem, **({"field": "--budget", "value": budget} if budget else {}))
+    if budget is not None:
+        raise InputError(problem, field="--budget", value=budget)
+    raise InputError(problem)
 
 
 def _small_enough(side: RecipeSide, ranks: int) -> tuple[RecipeSide, dict[str, Any]]:
