@@ -16,12 +16,14 @@ import torch
 
 from modicum.optim import ADMMRNN
 from modicum.proofs.base import ProofRun
+from modicum.proofs.bench.sweep import Sweep
 from modicum.proofs.optim.recall_bench import (
     ADAM_RATES,
     PAIRS,
     SGD_RATES,
     SOLVED,
     RecallBench,
+    RecallResult,
     Train,
     by_admm,
     through_time,
@@ -108,12 +110,21 @@ def digits(run: ProofRun, seeds: tuple[int, ...]) -> None:
     def errors(train: Train, seed: int) -> float:
         return 1 - RecallBench(asked, seed).result(train).accuracy
 
-    trains = {rate: through_time(torch.optim.Adam, rate, updates) for rate in rates}
-    known = {}
-    for rate, train in trains.items():
-        run.progress(f"digits by rows, Adam at {rate}")
-        known[rate] = errors(train, seeds[0])
-    best = min(known, key=lambda rate: known[rate])
+    def by_adam(arm: str, rate: float, seed: int) -> RecallResult:
+        return RecallBench(asked, seed).result(through_time(torch.optim.Adam, rate, updates))
+
+    sweep: Sweep[str, RecallResult] = Sweep(
+        run,
+        by_adam,
+        lambda found: 1 - found.accuracy,
+        shared={"bench": "digits by rows", "asked": asked, "updates": updates},
+        kind=RecallResult,
+    )
+
+    def adam(rate: float, seed: int) -> float:
+        return 1 - sweep.outcome("digits by rows, Adam", "Adam", rate, seed, True).accuracy
+
+    best = min(rates, key=lambda rate: adam(rate, seeds[0]))
     run.swept("Adam", best, rates)
     contender = run.contender(
         admm(sweeps=updates),
@@ -123,8 +134,7 @@ def digits(run: ProofRun, seeds: tuple[int, ...]) -> None:
     pairs = []
     for seed in seeds:
         run.progress(f"digits by rows, seed {seed}")
-        theirs = known[best] if seed == seeds[0] else errors(trains[best], seed)
-        pairs.append((errors(contender, seed), theirs))
+        pairs.append((errors(contender, seed), adam(best, seed)))
     mine, theirs = (sum(each) / len(pairs) for each in zip(*pairs, strict=True))
     run.figure("errors on held-out digits by rows; Adam", method=mine, baseline=theirs)
     run.at_most("errors on held-out digits, above Adam's", mine - theirs, 0.02, part="check")
