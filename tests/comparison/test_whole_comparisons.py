@@ -16,6 +16,7 @@ from quick_runs import QuickRuns
 
 import modicum
 from modicum import recipe_yaml
+from modicum.cli.comparing import sentences
 from modicum.comparison import cache
 from modicum.comparison.budgets import set_in, spent_of
 from modicum.comparison.by_protocol import foreseen, run_protocol
@@ -230,6 +231,9 @@ def test_a_trial_that_the_system_kills_is_said_and_run_again_when_asked(
     assert killed.outcome.message == "was killed by signal 9"
     standing = next(one for one in found.judgement.standings if one.side == killed.job.side)
     assert standing.problem == "crashed in 1 of 2 seeds"
+    said = sentences(found)[-2:]
+    assert said[0] == f"{killed.job.side} crashed in 1 of 2 seeds: no mean is claimed."
+    assert said[1].startswith("--retry runs again")
     assert compare(str(made["new"]), tmp_path / "killed", **ask).to_json() == found.to_json()
     often = len(quick.trained)
     compare(str(made["new"]), tmp_path / "killed", retry=True, **ask)

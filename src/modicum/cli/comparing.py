@@ -357,7 +357,11 @@ def sentences(found: Comparison) -> list[str]:
         taken = f"{found.taken} of {len(found.trials)} trials"
         said.append(f"{taken} were taken from other comparisons, without their seconds.")
     reasons = {one.side: one.reason for one in found.judgement.differences}
-    said += [f"{side}: {why}." for side, why in reasons.items() if why not in ("", FEW_SEEDS)]
+    for name, why in reasons.items():
+        if why not in ("", FEW_SEEDS):
+            said.append(f"{why}." if why.startswith(f"{name} ") else f"{name}: {why}.")
+    if any(row.outcome.status in ("crashed", "out_of_memory") for row in found.trials):
+        said.append("--retry runs again what crashed or ran out of memory.")
     for side in found.sides:
         said += [f"{side.name}: {note}." for note in side.notes]
     return said
