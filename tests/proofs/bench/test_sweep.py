@@ -10,7 +10,6 @@ import pytest
 from modicum.comparison import cache
 from modicum.core.contracts.catalog import find
 from modicum.proofs.base import ProofRun
-from modicum.proofs.bench import baselines
 from modicum.proofs.bench.sweep import Sweep
 
 
@@ -126,21 +125,3 @@ def test_what_is_kept_of_an_arm_is_taken_only_if_it_is_whole(
     found = damaged.sweep.outcome("bowl", 2.0, 1.0, 0, baseline=True)
     assert mended.sweep.outcome("bowl", 2.0, 1.0, 0, baseline=True) == found == Ended(1.0)
     assert [len(bowl.trained) for bowl in (damaged, mended)] == [1, 0]
-
-
-def test_what_is_kept_is_read_only_if_it_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    recipe = {"a": 1}
-    kept = baselines.trained_once(Ended, recipe, lambda: Ended(0.5))
-    assert kept == (Ended(0.5), False)
-    assert baselines.trained_once(Ended, recipe, lambda: Ended(0.7)) == (Ended(0.5), True)
-    (file,) = tmp_path.rglob("*.json")
-    for text in ("", "{}", '{"outcome": {"loss": "much"}}', '{"outcome": [1]}'):
-        file.write_text(text)
-        assert baselines.trained_once(Ended, recipe, lambda: Ended(0.7)) == (Ended(0.7), False)
-    file.unlink()
-    file.parent.chmod(0o500)
-    assert baselines.trained_once(Ended, recipe, lambda: Ended(0.9))[0] == Ended(0.9)
-    file.parent.chmod(0o700)
