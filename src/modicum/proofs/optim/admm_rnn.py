@@ -82,13 +82,19 @@ def shares(run: ProofRun, length: int) -> None:
     mine = {f"mu {mu}, rho {rho}": admm(mu, rho) for mu, rho in pairs}
     theirs = {f"SGD at {rate}": through_time(torch.optim.SGD, rate, SWEEPS) for rate in rates}
     arms = run.contender(mine, null=theirs, null_is="SGD's rates instead of the pairs")
-    found = {}
-    for side, trains in (("method", arms), ("SGD", theirs)):
-        results = []
-        for name, train in trains.items():
-            run.progress(f"recall over {length} steps, {name}")
-            results.append(recall(length).result(train))
-        found[side] = results
+    sweep: Sweep[str, RecallResult] = Sweep(
+        run,
+        lambda arm, rate, seed: recall(length).result(theirs[f"SGD at {rate}"]),
+        lambda result: 1 - result.accuracy,
+        shared={"bench": "recall", "asked": recall(length), "updates": SWEEPS},
+        kind=RecallResult,
+    )
+    name = f"recall over {length} steps"
+    found = {"SGD": [sweep.outcome(f"{name}, SGD", "SGD", rate, 0, True) for rate in rates]}
+    found["method"] = []
+    for own, train in arms.items():
+        run.progress(f"{name}, {own}")
+        found["method"].append(recall(length).result(train))
     solved = {
         side: sum(each.accuracy >= SOLVED for each in results) / len(results)
         for side, results in found.items()
