@@ -41,7 +41,7 @@ test-rest: install ## the tests that the sample leaves out
 test-more: install ## of what the sample leaves out a seeded half, or one in ONE_IN
 	@$(PYTEST) --rest-of=$(SEED) --one-in=$(ONE_IN)
 
-test-all: install ## every test: about an hour on two cores
+test-all: install ## every test: about two hours on two cores
 	@$(PYTEST)
 
 # What a kernel takes in addition to its result is another amount on processors without AVX-512, and

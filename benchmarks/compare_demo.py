@@ -46,7 +46,7 @@ def main() -> None:
             modicum(
                 "compare", "demo-adapt", "--vary", f"adapter={SIDES}", "--budget",
                 f"tokens={TOKENS}", "--trials", str(TRIALS), "--seeds", str(SEEDS), "--out",
-                str(out), "--set", f"model.path={base}", "--json",
+                str(out), "--set", f"model.path={base}", "--fresh", "--json",
             )
         )  # fmt: skip
         seconds = time.perf_counter() - start

@@ -20,4 +20,12 @@ sandbox=()
 "$browser" --headless=new --disable-gpu --hide-scrollbars --no-first-run "${sandbox[@]}" \
     --user-data-dir="$profile" --window-size=1200,2560 --virtual-time-budget=5000 \
     --screenshot="$file" "file://$(realpath "$run")/report.html" 2> /dev/null
+# A third of the bytes, where Pillow is installed: a page has few colours.
+python=.venv/bin/python
+[[ -x $python ]] || python=python3
+"$python" - "$file" << 'END' || echo "report_picture: kept as it is, since Pillow is not installed" >&2
+import sys
+from PIL import Image
+Image.open(sys.argv[1]).convert("RGB").quantize(128).save(sys.argv[1], optimize=True)
+END
 echo "$file"

@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(__file__).parent))
 from pool import pool as pool
 from reach import Checkout, Reached, changed_since, last_green, note_green
+from seconds import TIMED, SecondsNoted, drawn_once_in
 
 from modicum.cli.allocator import tuned
 from modicum.core.contracts.catalog import MethodRecord, catalog
@@ -41,7 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--sample",
         metavar="SEED",
-        help=f"leave out slow tests, and of those marked `expensive` all but one in {SAMPLE}",
+        help=f"leave out slow tests, of those marked `expensive` all but one in {SAMPLE}, and "
+        "others that take long in proportion to their seconds (tests/seconds.json)",
     )
     parser.addoption(
         "--rest-of",
@@ -61,6 +63,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="of the sample, only what changes since the last commit that passed can reach; of "
         "that, slow tests too. A commit that passes is noted in git's folder",
     )
+    parser.addoption(
+        "--note-seconds",
+        action="store_true",
+        help="write how long the tests took into tests/seconds.json",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--note-seconds") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SecondsNoted(TIMED, ROOT))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -122,7 +134,8 @@ def in_sample(item: pytest.Item, seed: str) -> bool:
     """Whether a test is in the sample: all that is fast, and a share of what is expensive."""
     if item.get_closest_marker("committed"):
         return True
-    one_in = SAMPLE if item.get_closest_marker("expensive") else 1.0
+    marked = SAMPLE if item.get_closest_marker("expensive") else 1.0
+    one_in = max(marked, drawn_once_in(item.nodeid))
     if method_of(item) is not None:
         one_in *= max(1.0, len(catalog()) / METHODS)
     return item.get_closest_marker("slow") is None and sampled(item.nodeid, seed, one_in)
@@ -137,7 +150,8 @@ def is_reached(item: pytest.Item, reached: Reached, in_the_sample: bool) -> bool
         return battery is None or battery in reached.methods or in_the_sample
     if method_of(item) in reached.methods:
         return True
-    expensive = bool(item.get_closest_marker("expensive") or item.get_closest_marker("slow"))
+    marked = item.get_closest_marker("expensive") or item.get_closest_marker("slow")
+    expensive = bool(marked) or drawn_once_in(item.nodeid) > 1
     battery = item.path.name == "test_battery.py"
     return reached.batteries and (in_the_sample if expensive else battery)
 

@@ -16,7 +16,14 @@ from pathlib import Path
 # A change under which more methods than this stand reaches every method's fast battery instead.
 FEW = 5
 # Files of which no test can be told apart: all that is fast, and the sample, as without a base.
-EVERYTHING = ("tests/conftest.py", "tests/pool.py", "tests/reach.py", "pyproject.toml")
+EVERYTHING = (
+    "tests/conftest.py",
+    "tests/pool.py",
+    "tests/reach.py",
+    "tests/seconds.json",
+    "tests/seconds.py",
+    "pyproject.toml",
+)
 # Other files that are no modules, and the tests that look at them.
 LOOKED_AT = {
     ".ci": ("tests/test_ci.py",),

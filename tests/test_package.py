@@ -103,6 +103,17 @@ def test_the_lowest_versions_are_those_of_every_requirement() -> None:
     assert {name: {version} for name, version in pins("constraints-lowest.txt").items()} == lowest
 
 
+def test_the_page_on_installing_names_the_oldest_torch() -> None:
+    torch = next(
+        one
+        for each in PROJECT["project"]["dependencies"]
+        if (one := Requirement(each)).name == "torch"
+    )
+    oldest = next(each.version for each in torch.specifier if each.operator == ">=")
+    page = (ROOT / "docs" / "how-to" / "install.md").read_text()
+    assert f"if that is {oldest} or newer" in " ".join(page.split())
+
+
 def test_the_tests_run_on_the_pinned_versions() -> None:
     """The usual ones, or the lowest."""
     names = ("torch", "pydantic", "safetensors")

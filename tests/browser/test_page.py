@@ -156,6 +156,38 @@ def test_keys_read_zoom_and_leave(tab: OpenTab, runs: list[Path]) -> None:
     assert page.value(f"{LOSS}.tip.hidden")
 
 
+@pytest.mark.parametrize("by_key", [False, True])
+def test_a_chart_is_made_larger_and_small_again(
+    tab: OpenTab, runs: list[Path], by_key: bool
+) -> None:
+    page = tab(report.write(runs[0]))
+    norm = "drawnCharts.find(d => d.chart.name === 'gradient_norm')"
+    button = f"{norm}.figure.querySelector('.size')"
+
+    def turn() -> None:
+        if by_key:
+            page.value(f"{norm}.holder.focus()")
+            page.press("f")
+        else:
+            page.value(f"{button}.click()")
+        page.frame()
+
+    def size() -> list[float]:
+        return list(page.value(f"[{norm}.plot.width, {norm}.plot.height]"))
+
+    small = size()
+    assert page.value(f"{LOSS}.figure.querySelector('.size')") is None  # it is large
+    turn()
+    page.wait(f"{norm}.plot.width > {1.8 * small[0]}")
+    assert size()[1] > 1.5 * small[1]
+    assert page.value(f"{button}.getAttribute('aria-pressed')") == "true"
+    page.value("redraw()")
+    assert size()[1] > 1.5 * small[1]
+    turn()
+    page.wait(f"{norm}.plot.width === {small[0]}")
+    assert size() == small
+
+
 def test_runs_are_laid_over_each_other(tab: OpenTab, runs: list[Path], tmp_path: Path) -> None:
     page = tab(report.compare(runs, tmp_path / "both.html"))
     lines = page.value(f"{LOSS}.lines.map(line => [line.run.name, line.kind, line.y.length])")
@@ -191,6 +223,20 @@ def test_a_phone_loses_nothing(
         .filter(one => one.offsetParent && one.getBoundingClientRect().right > 400.5)
         .map(one => one.textContent)""")
     assert beyond == []
+
+
+def test_on_a_phone_the_reading_covers_no_curve(
+    tab: OpenTab, runs: list[Path], tmp_path: Path
+) -> None:
+    page = tab(report.compare(runs, tmp_path / "both.html"), width=400)
+    page.pointer("mouseMoved", *place(page, 80))
+    page.wait(f"!{LOSS}.tip.hidden")
+    top, right, bottom = page.value(f"""(() => {{
+        const tip = {LOSS}.tip.getBoundingClientRect();
+        return [tip.top, tip.right, {LOSS}.plot.over.getBoundingClientRect().bottom];
+    }})()""")
+    assert top >= bottom
+    assert right <= 400
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

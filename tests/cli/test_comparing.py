@@ -26,6 +26,7 @@ def found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Comparison:
     assert all(": loss " in line for line in lines)
     assert any("/6  " in line for line in lines)
     assert any("seed 1:" in line for line in lines)
+    assert not any("more in about" in line for line in lines)  # nobody said how many there are
     return comparison
 
 
@@ -69,3 +70,22 @@ def test_every_event_is_a_line_or_none(
 
 def test_settings_in_words() -> None:
     assert words_of({"a.rate": 0.00123456, "b.kind": "x", "recipe": "f"}) == "rate 0.001235, kind x"
+
+
+def test_lines_say_how_many_trials_are_left_and_how_long_they_take(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 1000, 60))
+    monkeypatch.setattr("modicum.cli.comparing.time.monotonic", lambda: next(clock))
+    says = CompareLines(runs=5)
+    trial = {"event": "trial", "side": "a", "settings": {}, "seed": 0, "part": "tune", "of": 3,
+             "outcome": Outcome("finished", 1.0).to_json()}  # fmt: skip
+    taken = Outcome("finished", 1.0, taken=True).to_json()
+    for number, more in enumerate(
+        ({"known": True}, {"known": False, "outcome": taken}, {"known": False}, {"known": False})
+    ):
+        says({**trial, "number": number, **more})
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first.endswith("taken from another comparison")
+    assert second.endswith("loss 1.0000")
+    assert third.endswith("; 1 more in about 30 s")

@@ -9,7 +9,6 @@ import pytest
 from formula_trials import Bowl, sides
 
 from modicum.comparison import Settings, SharedTrials, Study, TrialPart
-from modicum.comparison.cache import KNOWN
 
 
 def recipe(side: str, settings: Settings, seed: int, part: TrialPart) -> Mapping[str, Any]:
@@ -31,9 +30,11 @@ def test_studies_share_what_they_train_alike_but_no_times(tmp_path: Path) -> Non
     ours, theirs = (
         [row.outcome for row in found.trials if row.job.side == "a"] for found in (one, two)
     )
-    assert [replace(o, seconds=None) for o in ours] == [replace(o, message="") for o in theirs]
+    assert [replace(o, seconds=None) for o in ours] == [replace(o, taken=False) for o in theirs]
     assert {o.seconds for o in ours} == {1.0}
-    assert {o.message for o in theirs} == {KNOWN}
+    assert {o.taken for o in theirs} == {True}
+    assert (one.taken, two.taken) == (0, len(theirs))
+    assert two.to_json()["taken"] == len(theirs)
 
 
 @pytest.mark.parametrize("status", ["crashed", "out_of_memory", "refused"])
@@ -46,6 +47,16 @@ def test_what_may_end_otherwise_next_time_is_not_kept(status: str) -> None:
     bowl.ends = {("a", 1): "diverged"}
     assert [shared("a", {"rate": 0.1}, 1, "tune").status for _ in range(2)] == ["diverged"] * 2
     assert len(bowl.calls) == 3
+
+
+def test_what_nothing_is_known_by_is_trained_and_so_is_all_that_is_asked_for_anew() -> None:
+    bowl = Bowl()
+    unknown = SharedTrials(bowl, lambda *given: None)
+    assert not any(unknown("a", {"rate": 0.1}, 1, "tune").taken for _ in range(2))
+    anew = SharedTrials(bowl, recipe, fresh=True)
+    assert not any(anew("a", {"rate": 0.1}, 1, "tune").taken for _ in range(2))
+    assert len(bowl.calls) == 4
+    assert SharedTrials(bowl, recipe)("a", {"rate": 0.1}, 1, "tune").taken
 
 
 def test_other_sources_and_damaged_entries_are_trained_again(cache: Path) -> None:

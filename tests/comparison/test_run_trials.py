@@ -15,6 +15,7 @@ import pytest
 
 import modicum
 from modicum import recipe_yaml
+from modicum.comparison import cache
 from modicum.comparison.comparing import compare, settled
 from modicum.comparison.run_trials import RECIPE, RunTrials, outcome_of, recipe_digest
 from modicum.comparison.study import RESULT
@@ -23,6 +24,12 @@ from modicum.recipe import Recipe
 from modicum.trainer.folder import DATA, OFFERED, RunFolder
 
 RATE = "training.learning_rate"
+
+
+@pytest.fixture(autouse=True)
+def no_known_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is taken from what this machine has trained before, and nothing is left there."""
+    monkeypatch.setattr(cache, "FOLDER", str(tmp_path / "known-trials"))
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +222,7 @@ def test_a_comparison_is_killed_and_ends_with_the_same_table(
     resumed = compare(str(file), tmp_path / "cut", **ask)
     for run, when in runs.items():
         assert run.stat().st_mtime_ns == when
-    once = compare(str(file), tmp_path / "once", **ask)
+    once = compare(str(file), tmp_path / "once", fresh=True, **ask)
     assert resumed.judgement == once.judgement
     assert [row["same"] for row in once.data.values()] == [True, True]
     best = recipe_yaml.load(tmp_path / "once" / "best.yaml")

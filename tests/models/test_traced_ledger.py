@@ -17,7 +17,7 @@ from modicum.core.contracts.ledger import PHASES, Ledger, ModelQuery, OptimizerQ
 from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.layers.meta import on_meta
 from modicum.core.machine.memory import TensorMeter, tensor_bytes
-from modicum.models import convnet, convnet_ledger
+from modicum.models import convnet, convnet_ledger, recurrent
 from modicum.models.block_kinds import block_lists
 from modicum.models.traced_builds import decoder
 from modicum.models.traced_cache import StoredLedgers, TraceFailed, TraceRequest
@@ -146,6 +146,25 @@ def test_the_classifiers_peak_is_the_meters(recompute: bool, half: bool) -> None
     assert spent.bytes("activation", "loss") == pytest.approx(
         counted.bytes("activation", "loss"), rel=0.01
     )
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_gradients_that_autograd_adds_in_place_are_counted_once(recompute: bool) -> None:
+    made = recurrent.RecurrentConfig(channels=4, classes=4, width=64)
+
+    def batch(rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        last = torch.full((32 * rows,), 15)
+        return torch.zeros(32 * rows, 16, 4), last, torch.zeros_like(last)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        inputs, last, labels = batch
+        return F.cross_entropy(model(inputs, last), labels, reduction="sum")
+
+    real = recurrent.create(made, 0)
+    real.recompute = recompute
+    traced = TracedModel(real, batch, loss, blocks=list(real.blocks))
+    measured, found = step(real, batch, loss), forecast(traced, ROWS, recompute=recompute)
+    assert found == pytest.approx(measured, rel=0.01)
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])

@@ -14,7 +14,7 @@ import yaml
 
 from modicum.core.errors import DoesNotFit
 from modicum.models.config import ModelConfig
-from modicum.planner import made_to_fit, plan
+from modicum.planner import made_to_fit, plan, uses
 from modicum.planner.knobs import EXACT, METHOD, NUMERICS, ROWS, loosening, tightening
 from modicum.planner.planning import asked_of
 from modicum.planner.profiles import profile_of
@@ -224,6 +224,19 @@ def test_room_of_an_adapter_goes_into_its_rank_and_the_form_of_its_base(adapted)
              for field, value in use.remedy.change.items()}  # fmt: skip
     assert found["adapter.rank"] == 16
     assert found["linear"] is None
+
+
+def test_room_of_a_model_of_transformers_is_spent_by_few_traces(qwen, traced_here):
+    adapter = {"method": "lora", "rank": 2}
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    sizes |= {"head_dim": 16, "vocab_size": 512}
+    recipe = qwen(sizes, budget={"tensors": "1GB"}, adapter=adapter, training={"precision": "bf16"})
+    found = {use["set"]: use for use in plan(recipe, advise=True).row()["room"]}
+    assert len(traced_here) <= 2 * (1 + uses.MOST_TRACED)  # kept, and run again
+    assert {"--set adapter.rank=16", "--set training.precision=fp32"} <= set(found)
+    more = found["--set adapter.rank=16"]
+    tried = plan(recipe.changed(adapter={**adapter, "rank": 16}))
+    assert tried.prediction.trainable == more["trainable"] == 8 * plan(recipe).prediction.trainable
 
 
 def test_where_there_is_no_room_nothing_is_offered(new, needs):

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,13 +42,42 @@ def test_what_was_written_last_of_a_step_counts(rows: list[dict[str, Any]], spli
 
 def test_sums_know_of_gaps() -> None:
     columns = StepColumns([{"step": 1, "tokens": 5}, {"step": 2}, {"step": 3, "tokens": 2, "x": 1}])
-    assert columns.running("tokens") == [5.0, 5.0, 7.0]
-    assert columns.running("x") == [0.0, 0.0, 1.0]
-    assert columns.running("absent") == [0.0, 0.0, 0.0]
+    assert columns.running("tokens").tolist() == [5.0, 5.0, 7.0]
+    assert columns.running("x").tolist() == [0.0, 0.0, 1.0]
+    assert columns.running("absent").tolist() == [0.0, 0.0, 0.0]
     assert (columns.total("tokens"), columns.total("absent")) == (7.0, None)
+    assert (columns.greatest("tokens"), columns.greatest("absent")) == (5.0, None)
     assert (columns.last("tokens"), columns.last("absent")) == (2.0, None)
     assert columns.points("x") == ([2], [1.0])
     assert columns.between(2, 3) == (1, 3)
+
+
+@pytest.mark.parametrize("odd", [None, True, "x", math.inf, math.nan, 10**400])
+def test_rows_taken_in_at_once_are_those_of_one_by_one(
+    odd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [
+        [{"step": s, "loss": 1 / s, "tokens": 3} for s in (1, 2, 3)],
+        [{"step": s, "loss": 1 / s, "new": s} for s in (4, 5)],
+        [{"step": s, "loss": 1 / s, "tokens": 4} for s in (6, 7)],
+        [{"step": 8, "loss": 0.5}, {"step": 9, "loss": odd}],
+        [{"step": s, "loss": 2.0} for s in (7, 10)],
+        [],
+    ]
+
+    def found() -> dict[str, Any]:
+        columns = StepColumns()
+        for rows in parts:
+            columns.extend(rows)
+        points = {name: columns.points(name) for name in columns.names}
+        return points | {"steps": list(columns.steps)}
+
+    at_once = found()
+    assert at_once["loss"][0] == [0, 1, 2, 3, 4, 5, 6, 7, 9]
+    assert at_once["loss"][1][6] == 2.0  # what was written last of step 7
+    assert at_once["tokens"] == ([0, 1, 2, 5], [3.0, 3.0, 3.0, 4.0])
+    monkeypatch.setattr(StepColumns, "_took_at_once", lambda self, rows: False)
+    assert found() == at_once
 
 
 def test_a_row_of_other_names_each_time_does_not_grow_for_ever() -> None:

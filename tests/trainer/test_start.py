@@ -179,3 +179,37 @@ def test_ranks_start_from_it_too(pool: Pool, dataset, finished, earlier, tmp_pat
     assert pool.run(trains, values, tmp_path / "run") == ["done"] * 2
     expected = column(tmp_path / "alone", "loss")
     assert column(tmp_path / "run", "loss") == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.expensive
+def test_it_begins_where_peft_ended(dataset, finished, tmp_path):
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    base = transformers.AutoModelForCausalLM.from_pretrained(finished / "model")
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=4,
+        lora_alpha=6,
+        use_rslora=True,
+        target_modules="all-linear",
+        init_lora_weights=False,  # so B is not zero
+    )
+    model = peft.get_peft_model(base, config)
+    model.save_pretrained(tmp_path / "adapter")
+    model.merge_and_unload().save_pretrained(tmp_path / "merged")
+    for file in (finished / "model").glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "merged")
+
+    values = recipe_of(finished, dataset, {"method": "lora"}, tmp_path / "adapter")
+    run(values, tmp_path / "run")
+    merged = values | {"model": {"path": str(tmp_path / "merged")}}
+    run(merged, tmp_path / "other")
+    began, other = (rows(tmp_path / each, "evaluations.jsonl")[0] for each in ("run", "other"))
+    assert began["step"] == other["step"] == 0
+    assert began["loss"] == pytest.approx(other["loss"], abs=1e-5)
+    scales = []
+    for folder in ("adapter", "run/adapter"):
+        again = transformers.AutoModelForCausalLM.from_pretrained(finished / "model")
+        back = peft.PeftModel.from_pretrained(again, tmp_path / folder)
+        scales.append({n: m.scaling for n, m in back.named_modules() if hasattr(m, "scaling")})
+    assert scales[0] == scales[1]
+    assert {"default": 3.0} in scales[0].values()

@@ -79,6 +79,27 @@ def test_a_merged_folder_passes_and_one_of_a_wrong_scale_is_found(
     assert found(verify_export(adapted, against=bad)) == {("logits", "against")}
 
 
+def test_a_tokenizer_that_transformers_wrote_again_is_the_same(
+    adapted: Path, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = merged(adapted, tmp_path / "merged")
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    written = json.loads((folder / "tokenizer.json").read_text())
+    assert verify_export(adapted, against=folder).passed
+    written["post_processor"] = {  # of every text its end: other ids
+        "type": "TemplateProcessing",
+        "single": [
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "E", "type_id": 0}},
+        ],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"E": {"id": "E", "ids": [0], "tokens": ["E"]}},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(written))
+    assert found(verify_export(adapted, against=folder)) == {("tokenizer", "against")}
+
+
 def test_an_adapter_that_is_not_applied_is_found(base: Path, adapted: Path) -> None:
     done = verify_export(adapted, against=base / "model")
     assert found(done) == {("logits", "against")}

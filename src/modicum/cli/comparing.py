@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from modicum.comparison.comparing import Settled
     from modicum.comparison.comparison import Comparison
 
-_FEW_SEEDS = 5
+_TIMED = 2  # trials, before it is said how long the others will take
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class CompareCommand:
     ranks: int = 1
     on: Any = None
     protocol: str | None = None
+    fresh: bool = False
+    retry: bool = False
     overrides: tuple[str, ...] = ()
     mode: str = "auto"
     as_json: bool = False
@@ -60,8 +62,12 @@ class CompareCommand:
         Raises:
             ModicumError: what is wrong, or in the way.
         """
-        from modicum.comparison.comparing import run_settled, settled
+        from modicum.comparison.by_protocol import foreseen
+        from modicum.comparison.comparing import run_settled, settled, tuned_ranges
+        from modicum.optim.protocol import protocol_of
 
+        if self.protocol is not None:
+            protocol_of(self.protocol)
         says = CompareLines(silent=self.mode == "quiet", as_json=self.mode == "json")
         asked = settled(
             self.recipes, vary=self.vary, budget=self.budget, overrides=self.overrides,
@@ -70,7 +76,8 @@ class CompareCommand:
             tell=lambda text: says({"event": "phase", "name": text}),
         )  # fmt: skip
         if dry_run:
-            _show_settled(asked, as_json=self.as_json)
+            tuned_ranges(asked, self.tune)
+            _show_settled(asked.row() if self.protocol is None else foreseen(asked), self.as_json)
             return
         if self.protocol is not None:
             self._by_protocol(asked, says)
@@ -78,7 +85,8 @@ class CompareCommand:
         says.begin(asked)
         found = run_settled(
             asked, self.folder, sampler=self.sampler, tune=self.tune, baseline=self.baseline,
-            parallel=self.parallel, ranks=self.ranks, on=self.on, progress=says,
+            parallel=self.parallel, ranks=self.ranks, on=self.on, fresh=self.fresh,
+            retry=self.retry, progress=says,
         )  # fmt: skip
         from modicum.report.compared import write_compared
 
@@ -103,7 +111,7 @@ class CompareCommand:
         assert self.protocol is not None
         report = run_protocol(
             asked, self.folder, self.protocol, tune=self.tune, baseline=self.baseline,
-            ranks=self.ranks, progress=says,
+            ranks=self.ranks, fresh=self.fresh, progress=says,
         )  # fmt: skip
         if self.as_json:
             print_json(report)
@@ -119,14 +127,18 @@ class CompareLines:
     silent: bool = False
     as_json: bool = False
     runs: int = 0
-    done: int = 0
-    spent: float = 0.0
-    _last: float = field(default_factory=time.monotonic)
+    _sides: int = 0
+    _seeds: int = 0
+    _done: int = 0
+    _trained: int = 0
+    _begun: float = field(default_factory=lambda: time.monotonic())
 
     def begin(self, asked: Settled) -> None:
         """Say what will be done, and who does not take part."""
         row = asked.row()
         self.runs = row["runs"]
+        self._sides, self._seeds = len(asked.taking_part), asked.seeds
+        self._begun = time.monotonic()
         for side in row["sides"]:
             if side["refused"]:
                 self._say(f"{side['side']} does not take part: {side['refused']}")
@@ -160,25 +172,36 @@ class CompareLines:
             f"is {event['low']:.4g} to {event['high']:.4g} now; every side gets trials up to "
             f"{event['trials']}"
         )
+        self.runs = max(self.runs, self._sides * (event["trials"] + self._seeds))
 
     def _on_trial(self, event: Mapping[str, Any]) -> None:
         outcome, tuning = event["outcome"], event["part"] == "tune"
-        self.done += 1
+        self._done += 1
         if event["known"]:
             return
-        now = time.monotonic()
-        self.spent, self._last = self.spent + now - self._last, now
+        self._trained += not outcome["taken"]
         told = outcome["status"].replace("_", " ")
         if outcome["loss"] is not None:
             told = f"loss {outcome['loss']:.4f}"
         if outcome["message"]:
             told += f" ({outcome['message']})"
+        if outcome["taken"]:
+            told += ", taken from another comparison"
         what = words_of(event["settings"]) if tuning else f"seed {event['seed']}"
         if "ratio" in event:  # a protocol's
             number = f"at {event['ratio']:g} of the tokens"
         else:
             number = f"{event['number'] + 1}/{event['of']}"
-        self._say(f"{'tune ' if tuning else 'judge'} {event['side']} {number}  {what}: {told}")
+        part, left = "tune " if tuning else "judge", self._left()
+        self._say(f"{part} {event['side']} {number}  {what}: {told}{left}")
+
+    def _left(self) -> str:
+        """How long the others will take, as long as those that were trained since it began."""
+        left = self.runs - self._done
+        if left < 1 or self._trained < _TIMED:
+            return ""
+        seconds = left * (time.monotonic() - self._begun) / self._trained
+        return f"; {left} more in about {format_duration(seconds)}"
 
     def _say(self, text: str) -> None:
         if not self.silent:
@@ -211,9 +234,8 @@ def _short(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def _show_settled(asked: Settled, *, as_json: bool) -> None:
+def _show_settled(row: Mapping[str, Any], as_json: bool) -> None:
     """What a comparison would take."""
-    row = asked.row()
     if as_json:
         print_json(row)
         return
@@ -232,7 +254,8 @@ def _show_settled(asked: Settled, *, as_json: bool) -> None:
         )  # fmt: skip
     table(("Side", "Runs", "Time", "Peak", "State", "Settled"), rows)
     hours = format_duration(row["hours"] * 3600)
-    print(f"{row['runs']} runs, about {hours} by the plans, without what each takes to start")
+    most = "at the most " if "at_most" in row else ""
+    print(f"{most}{row['runs']} runs, about {hours} by the plans, without what each takes to start")
 
 
 def show_comparison(found: Comparison, asked: Settled, folder: Path) -> None:
@@ -262,6 +285,8 @@ def show_report(report: Mapping[str, Any]) -> None:
         table(("Side", "Data", title, "95 %", ""), rows)
     for note in report["notes"]:
         print(note)
+    if report["taken"]:
+        print(f"{report['taken']} trials were taken from other comparisons, without their seconds.")
 
 
 def _speedup_cells(speedup: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -312,6 +337,8 @@ def _most(outcomes: Sequence[Any], kind: str) -> str:
 
 def sentences(found: Comparison) -> list[str]:
     """What may be said of it, and what not."""
+    from modicum.comparison.judgement import FEW, FEW_SEEDS
+
     count, said = len(found.judgement.seeds), []
     if found.winner is not None:
         said.append(f"{found.winner} is better than every other side, at 95 % over {count} seeds.")
@@ -319,14 +346,22 @@ def sentences(found: Comparison) -> list[str]:
         said.append("One seed gives no interval: nothing is shown. --seeds 5 judges.")
     else:
         said.append(f"No side is shown to be better than all others, at 95 % over {count} seeds.")
-    if 1 < count < _FEW_SEEDS:
+    if 1 < count < FEW:
         said.append(f"{count} seeds are few: the intervals are wide. --seeds 5 adds to these.")
     for name, test in found.tests.items():
         winner = f"{test.winner} is" if test.winner else "no side is shown to be"
         said.append(f"On test data, which nothing was chosen by ({name}), {winner} better.")
     if any(not row["same"] for row in found.data.values()):
         said.append("The sides did not see the same rows in the same order: their data differ.")
-    said += [f"{one.side}: {one.reason}." for one in found.judgement.differences if one.reason]
+    if found.taken:
+        taken = f"{found.taken} of {len(found.trials)} trials"
+        said.append(f"{taken} were taken from other comparisons, without their seconds.")
+    reasons = {one.side: one.reason for one in found.judgement.differences}
+    for name, why in reasons.items():
+        if why not in ("", FEW_SEEDS):
+            said.append(f"{why}." if why.startswith(f"{name} ") else f"{name}: {why}.")
+    if any(row.outcome.status in ("crashed", "out_of_memory") for row in found.trials):
+        said.append("--retry runs again what crashed or ran out of memory.")
     for side in found.sides:
         said += [f"{side.name}: {note}." for note in side.notes]
     return said

@@ -120,20 +120,24 @@ def sized(
 
     Raises:
         DoesNotFit: the smallest size is above the budget already.
+        InputError: not even the smallest can be planned.
     """
     if field is None:
         return Sized({}, spent_of(plan(recipe), budget.kind), reference=True)
     known: dict[int, int] = {}
 
+    def planned(place: int) -> int:
+        return spent_of(plan(set_in(recipe, {field: sizes[place]})), budget.kind)
+
     def spent(place: int) -> int:
         if place not in known:
             try:
-                known[place] = spent_of(plan(set_in(recipe, {field: sizes[place]})), budget.kind)
+                known[place] = planned(place)
             except InputError:  # no such size for these layers, such as a rank above their width
                 known[place] = 1 << 62
         return known[place]
 
-    low, high = 0, len(sizes) - 1
+    low, high, known[0] = 0, len(sizes) - 1, planned(0)
     if spent(0) > budget.amount:
         least = f"{field} {sizes[0]}, takes {format_bytes(spent(0))}"
         raise DoesNotFit(f"its smallest size, {least}, and the budget is {budget.said}: raise it")

@@ -13,11 +13,14 @@ from modicum.comparison.budgets import SharedBudget, set_in, sized, spent_of, st
 from modicum.comparison.comparison import Comparison
 from modicum.comparison.ray_executor import RayExecutor
 from modicum.comparison.run_trials import RECIPE, RunTrials, recipe_digest
+from modicum.comparison.shared_runs import SharedRuns
 from modicum.comparison.sides import RecipeSide, planned, sides_of
 from modicum.comparison.space import Side
-from modicum.comparison.spaces import size_of, space_of
+from modicum.comparison.spaces import TunedRange, size_of, space_of
 from modicum.comparison.step_times import kept_step_seconds
 from modicum.comparison.study import Study
+from modicum.comparison.study_file import STUDY
+from modicum.comparison.tested_data import refuse_trained_test
 from modicum.comparison.tuning import SearchSampler
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.core.files import write_text
@@ -113,17 +116,35 @@ def settled(
     if limit is not None and limit.kind == "seconds":
         sides, fixed = _timed(sides, limit, folder, tell)
     found = Settled(tuple(sides), limit, trials, seeds, fixed, tuple(references))
-    if len(found.taking_part) < 2:
-        why: dict[str, list[str]] = {}
-        for side in sides:
-            if side.refused:
-                why.setdefault(str(side.refused), []).append(side.name)
-        told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in why.items())
-        problem = f"fewer than two sides can take part. {told}"
-        if all(side.fits for side in sides):
-            raise InputError(problem)
-        raise DoesNotFit(problem)
+    _refuse_pointless(found, budget)
     return found
+
+
+def _refuse_pointless(found: Settled, budget: str | None) -> None:
+    """Refuse a comparison of fewer than two sides, or whose budget decides nothing.
+
+    Raises:
+        DoesNotFit: because sides are too large.
+        InputError: for other reasons.
+    """
+    problem = ""
+    if len(found.taking_part) < 2:
+        problem, budget = "fewer than two sides can take part. ", None
+    elif len(found.references) == len(found.taking_part):
+        problem = "no side has a size that could be raised to it; take tokens or seconds. "
+    if not problem:
+        return
+    why: dict[str, list[str]] = {}
+    for side in found.sides:
+        if side.refused:
+            why.setdefault(side.refused, []).append(side.name)
+    problem += "; ".join(f"{', '.join(names)}: {reason}" for reason, names in why.items())
+    problem = problem.removesuffix(". ")
+    if not all(side.fits for side in found.sides):
+        raise DoesNotFit(problem)
+    if budget is not None:
+        raise InputError(problem, field="--budget", value=budget)
+    raise InputError(problem)
 
 
 def _small_enough(side: RecipeSide, ranks: int) -> tuple[RecipeSide, dict[str, Any]]:
@@ -161,6 +182,8 @@ def _within(
             )
         except DoesNotFit as error:
             return {}, replace(side, plan=None, refused=str(error), fits=False), False
+        except InputError as error:
+            return {}, replace(side, plan=None, refused=str(error)), False
         own, reference = dict(found.settings), found.reference
     return own, _settled(side, own, ranks), reference
 
@@ -188,7 +211,11 @@ def _timed(
         own: dict[str, Any] = {}
         if side.recipe is not None and side.name in seconds:
             least = 1 + side.recipe.training.warmup_steps
-            steps = steps_for(limit, seconds[side.name], least)
+            try:
+                steps = steps_for(limit, seconds[side.name], least)
+            except InputError as error:
+                problem = f"{side.name}: {error.problem}"
+                raise InputError(problem, field=error.field, value=error.value) from None
             own = {**_NO_LENGTH, "training.tokens": None, "training.steps": steps}
             side = _settled(side, own)
         timed.append(side)
@@ -211,6 +238,8 @@ def compare(
     parallel: int = 1,
     ranks: int = 1,
     on: Literal["ray"] | None = None,
+    fresh: bool = False,
+    retry: bool = False,
     progress: Listener = lambda event: None,
 ) -> Comparison:
     """Which of several methods or recipes is better on their data, by how much, at the same cost.
@@ -233,6 +262,9 @@ def compare(
         parallel: runs at once, which share the cores; one where seconds are the budget.
         ranks: of each run.
         on: `ray`: trials run on a cluster of Ray, all machines of which see the folder.
+        fresh: train also what another comparison has trained alike, whose losses and bytes would be
+            taken; where seconds are the budget, nothing is.
+        retry: run trials again that crashed or ran out of memory.
         progress: is called with events.
 
     Raises:
@@ -257,8 +289,23 @@ def compare(
     )  # fmt: skip
     return run_settled(
         asked, out, sampler=sampler, tune=tune, baseline=baseline, parallel=parallel, ranks=ranks,
-        on=on, progress=progress,
+        on=on, fresh=fresh, retry=retry, progress=progress,
     )  # fmt: skip
+
+
+def tuned_ranges(asked: Settled, tune: Sequence[str] = ()) -> dict[str, dict[str, TunedRange]]:
+    """Of each side that takes part, what is tuned and over which range.
+
+    Raises:
+        InputError: a field that no search table has, or one that the budget has settled.
+    """
+    found = {side.name: space_of(side, asked.trials, tuple(tune)) for side in asked.taking_part}
+    for name, ranges in found.items():
+        twice = set(ranges) & set(asked.fixed.get(name, ()))
+        if twice and asked.budget is not None:
+            problem = f"the budget, {asked.budget.said}, settles this for {name}: it is not tuned"
+            raise InputError(problem, field="--tune", value=min(twice).rpartition(".")[2])
+    return found
 
 
 def run_settled(
@@ -271,6 +318,8 @@ def run_settled(
     parallel: int = 1,
     ranks: int = 1,
     on: Literal["ray"] | None = None,
+    fresh: bool = False,
+    retry: bool = False,
     progress: Listener = lambda event: None,
 ) -> Comparison:
     """Tune and judge sides that are settled; what is left of it, where the folder has some.
@@ -278,28 +327,31 @@ def run_settled(
     Raises:
         InputError, Interrupted: as `compare`.
     """
-    shared = parallel > 1 or on is not None
-    if shared and asked.budget is not None and asked.budget.kind == "seconds":
+    timed = asked.budget is not None and asked.budget.kind == "seconds"
+    if timed and (parallel > 1 or on is not None):
         problem = "runs that share the cores are slower, and seconds are the budget; one at a time"
         raise InputError(problem, field="--parallel", value=parallel, allowed="1")
-    folder, recipes, sides = Path(out), {}, []
+    folder, recipes, sides, spaces = Path(out), {}, [], tuned_ranges(asked, tune)
     for side in asked.sides:
         if side.refused is not None or side.recipe is None:
             sides.append(Side(side.name, refusal=side.refused or "it has no recipe"))
             continue
         recipes[side.name] = side.recipe.anchored()
-        space = space_of(side, asked.trials, tuple(tune))
+        space = spaces[side.name]
         sides.append(Side(side.name, space, {RECIPE: recipe_digest(recipes[side.name])}))
     first = next(iter(recipes.values()))
     task = next(side.plan.task for side in asked.sides if side.name in recipes and side.plan)
     tested = task.has_test(first)
-    trial = RunTrials(folder, recipes, parallel, ranks, tested=tested)
+    runs = RunTrials(folder, recipes, parallel, ranks, tested=tested)
+    trial = SharedRuns(runs, fresh=fresh or timed)
+    if tested and not (folder / STUDY).exists():
+        refuse_trained_test(next(side.plan for side in asked.taking_part if side.plan))
     given = {
         "recipes": {name: recipe.plain() for name, recipe in recipes.items()},
         "budget": None if asked.budget is None else asked.budget.said,
         "references": list(asked.references),
         "ranks": ranks,
-        "made_by": {**versions(), "code": code(), "threads": trial.threads},
+        "made_by": {**versions(), "code": code(), "threads": runs.threads},
     }
     with ExitStack() as stack:
         executor = stack.enter_context(RayExecutor()) if on == "ray" else None
@@ -308,9 +360,9 @@ def run_settled(
             seed=first.training.seed, baseline=baseline, parallel=parallel, executor=executor,
             given=given,
         )  # fmt: skip
-        found = study.run(progress)
-    trial.data.remove()
-    _write_best(found, trial, folder)
+        found = study.run(progress, retry=retry)
+    runs.data.remove()
+    _write_best(found, runs, folder)
     return found
 
 

@@ -83,6 +83,11 @@ class Comparison:
         """The side that is shown to be better than every other on validation data."""
         return self.judgement.winner
 
+    @property
+    def taken(self) -> int:
+        """How many trials another study trained alike, so that they were not trained here."""
+        return sum(row.outcome.taken for row in self.trials)
+
     def side(self, name: str) -> SideResult:
         """The side of this name."""
         return next(side for side in self.sides if side.name == name)
@@ -93,6 +98,7 @@ class Comparison:
             "format": FORMAT,
             "identity": dict(self.identity),
             "winner": self.winner,
+            "taken": self.taken,
             "judgement": self.judgement.to_json(),
             "tests": {name: one.to_json() for name, one in self.tests.items()},
             "sides": [asdict(side) for side in self.sides],

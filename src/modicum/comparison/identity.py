@@ -12,6 +12,7 @@ from modicum.core.errors import InputError
 
 _SHOWN = 4  # differences in a message
 _ABSENT = "nothing"
+_RECIPES, _DIGEST = "recipes", ".fixed.recipe"  # of what is compared by runs
 
 
 def checked_sides(sides: Sequence[Side]) -> tuple[Side, ...]:
@@ -63,7 +64,7 @@ def refuse_other(there: Mapping[str, Any], here: Mapping[str, Any], file: Path) 
     Raises:
         InputError: so it was; with what differs.
     """
-    found = list(_differences(there, here))
+    found = _in_words(list(_differences(there, here)))
     if found:
         more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise InputError(
@@ -86,13 +87,33 @@ def grown(name: str, there: object, here: int, file: Path) -> None:
         )  # fmt: skip
 
 
-def _differences(there: object, here: object, path: str = "") -> Iterator[str]:
+def _differences(
+    there: object, here: object, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Paths of what differs, and how."""
     if isinstance(there, Mapping) and isinstance(here, Mapping):
         for key in dict.fromkeys([*there, *here]):
-            inside = f"{path}.{key}" if path else str(key)
+            inside = (*path, str(key))
             yield from _differences(there.get(key, _ABSENT), here.get(key, _ABSENT), inside)
     elif there != here:
-        yield f"{path}: {_short(there)} there, {_short(here)} here"
+        yield path, f"{_short(there)} there, {_short(here)} here"
+
+
+def _in_words(found: Sequence[tuple[tuple[str, ...], str]]) -> list[str]:
+    """Each difference once, with the sides whose recipes have it.
+
+    A digest of a recipe is shown only where nothing else says what differs.
+    """
+    words: dict[str, list[str]] = {}
+    for path, values in found:
+        place = path.index(_RECIPES) if _RECIPES in path else len(path)
+        own = path[place + 2 :]  # in a side's recipe
+        sides = words.setdefault(f"{'.'.join(own or path)}: {values}", [])
+        sides += [path[place + 1]] if own else []
+    spoken = [text for text in words if not text.partition(":")[0].endswith(_DIGEST)]
+    return [
+        f"{text} ({', '.join(words[text])})" if words[text] else text for text in spoken or words
+    ]
 
 
 def _short(value: object) -> str:

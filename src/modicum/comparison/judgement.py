@@ -23,6 +23,7 @@ from modicum.core.intervals import (
 
 SideVerdict = Literal["better", "worse", "no difference shown", "not judged"]
 FEW = 5  # seeds below which an interval hangs on its normal distribution
+FEW_SEEDS = f"fewer than {FEW} seeds"
 _NO_MEAN = "no mean is claimed"
 
 
@@ -191,7 +192,7 @@ def _difference(
     elif of_seeds is not None and not of_seeds[0] <= 0 <= of_seeds[1]:
         reason = "so much may be luck of tuning; more trials would make it less"
     if adjusted is not None and len(differences) < FEW:
-        reason = f"{reason + '; ' if reason else ''}fewer than {FEW} seeds"
+        reason = f"{reason + '; ' if reason else ''}{FEW_SEEDS}"
     return PairedDifference(
         side,
         against,

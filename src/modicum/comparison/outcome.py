@@ -42,6 +42,7 @@ class Outcome:
         data_hash: of the tokens in the order in which they were trained on.
         folder: where the run is.
         message: why it did not finish, in one sentence.
+        taken: whether another study trained it alike, so that its seconds are not known.
 
     Raises:
         InputError: a status that is none, or a finished trial without a loss.
@@ -60,6 +61,7 @@ class Outcome:
     data_hash: str = ""
     folder: str = ""
     message: str = ""
+    taken: bool = False
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):

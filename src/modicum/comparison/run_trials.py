@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO
 
 from modicum import recipe_yaml
 from modicum.comparison.budgets import set_in
 from modicum.comparison.kept_data import KeptData
 from modicum.comparison.outcome import Outcome, Settings, Status, TrialPart, trial_name
 from modicum.core.errors import DoesNotFit, InputError, Interrupted
-from modicum.core.files import disk_errors, remove, write_text
+from modicum.core.files import DISK_IS_FULL, disk_errors, remove, write_text
 from modicum.parallel.launch import cores
 from modicum.parallel.rank_environment import SUPERVISOR
 from modicum.recipe import Recipe
@@ -64,8 +64,8 @@ class RunTrials:
         """Train, or resume, or read what came of a run that has finished.
 
         Raises:
-            Interrupted: it was asked to stop, and saved its state.
-            InputError: its folder cannot be written.
+            Interrupted: it was asked to stop, and saved its state; or nothing can be written, which
+                is no fault of the settings, so that it is no outcome of theirs.
         """
         run = self.folder / "runs" / trial_name(side, settings, seed, part)
         try:
@@ -80,11 +80,17 @@ class RunTrials:
         else:
             code = 0
         outcome = outcome_of(run, code)
+        if outcome.status == "refused" and DISK_IS_FULL in outcome.message:
+            raise Interrupted(f"{run.name}: {outcome.message}")
         if outcome.status in ("finished", "diverged"):
             self.data.keep(recipe, run)
             for name in _LARGE:
                 remove(run / name)
         return outcome
+
+    def begun(self, side: str, settings: Settings, seed: int, part: TrialPart) -> bool:
+        """Whether the trial has a run here."""
+        return RunFolder(self.folder / "runs" / trial_name(side, settings, seed, part)).started()
 
     @property
     def data(self) -> KeptData:
@@ -136,17 +142,22 @@ class RunTrials:
             process.terminate()
 
     def _train(self, run: Path, recipe: Recipe) -> int:
-        """Run `modicum train` on it to its end; the exit code."""
-        with disk_errors(run):
-            run.parent.mkdir(parents=True, exist_ok=True)
-        file = run.with_suffix(".yaml")
-        write_text(file, recipe_yaml.dump(recipe))
+        """Run `modicum train` on it to its end; the exit code.
+
+        Raises:
+            Interrupted: what it needs cannot be written.
+        """
+        try:
+            log = self._begin(run, recipe)
+        except InputError as error:
+            raise Interrupted(str(error)) from None
         where = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
-        command = [sys.executable, *where, "-m", "modicum", "train", str(file), "--out", str(run)]
+        file = str(run.with_suffix(".yaml"))
+        command = [sys.executable, *where, "-m", "modicum", "train", file, "--out", str(run)]
         command += ["--progress", "quiet"]
         if self.ranks > 1:
             command += ["--ranks", str(self.ranks)]
-        with disk_errors(run), open(run.with_suffix(".log"), "ab") as log:
+        with log:
             process = subprocess.Popen(
                 command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
@@ -164,6 +175,18 @@ class RunTrials:
         finally:
             with self._lock:
                 self._running.discard(process)
+
+    @staticmethod
+    def _begin(run: Path, recipe: Recipe) -> BinaryIO:
+        """Write the recipe that a run is to have; the file that takes what it says.
+
+        Raises:
+            InputError: nothing can be written.
+        """
+        with disk_errors(run):
+            run.parent.mkdir(parents=True, exist_ok=True)
+            write_text(run.with_suffix(".yaml"), recipe_yaml.dump(recipe))
+            return open(run.with_suffix(".log"), "ab")
 
     @property
     def threads(self) -> str:
@@ -201,7 +224,10 @@ def outcome_of(run: Path, code: int) -> Outcome:
             status = "diverged"
         elif code == DoesNotFit.exit_code:
             status = "out_of_memory" if record.get("steps") is not None else "refused"
-        return Outcome(status, folder=str(run), message=record.get("error") or _last_line(run))
+        said = record.get("error") or _last_line(run)
+        if not said:  # a refusal gives a reason
+            return Outcome("crashed", folder=str(run), message="it ended without a word")
+        return Outcome(status, folder=str(run), message=said)
     evaluated = folder.rows(EVALUATIONS)
     if not evaluated:
         problem = "the run has no validation data to be judged by; see data.validation_fraction"
@@ -249,8 +275,8 @@ def _number(value: float | None) -> float:
 
 
 def _last_line(run: Path) -> str:
-    """What the process said last."""
+    """What the process said last; empty: nothing."""
     with suppress(OSError, IndexError):
         text = run.with_suffix(".log").read_text(encoding="utf-8", errors="replace")
         return text.strip().splitlines()[-1].removeprefix("modicum: ").removeprefix("error: ")
-    return "it ended without a word"
+    return ""

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from modicum.core.errors import InputError
 
 JsonObject = dict[str, Any]
+DISK_IS_FULL = "the disk is full"  # as the message begins
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -36,7 +37,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         number = _number(error)
         if number in _FULL:
             raise InputError(
-                f"the disk is full ({_free(path)}); free some space and run this again", file=path
+                f"{DISK_IS_FULL} ({_free(path)}); free some space and run this again", file=path
             ) from error
         if number in _FORBIDDEN:
             raise InputError(

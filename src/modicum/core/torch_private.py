@@ -168,6 +168,48 @@ def running_operations(run: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
+def adds_in_place(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this sum is one that autograd would write into its first term, were there no mode.
+
+    Where several uses of a tensor have gradients, the engine adds them up. It does so in place if
+    it alone holds the first one, but under a dispatch mode it never does. It is known by what is
+    counted of a gradient that nobody else holds.
+    """
+    if operation is not torch.ops.aten.add.Tensor or kwargs or len(args) != 2:
+        return False
+    if torch.is_grad_enabled() or torch._C._current_autograd_node() is None:
+        return False  # a forward pass, perhaps one that runs again
+    into, other = args
+    if not isinstance(other, Tensor) or (into.shape, into.dtype) != (other.shape, other.dtype):
+        return False
+    return _counts(into) == counts_of_a_sole_gradient()
+
+
+def _counts(tensor: Tensor) -> tuple[int, int]:
+    """Who refers to a tensor, and to its storage."""
+    storage = tensor.untyped_storage()
+    return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def counts_of_a_sole_gradient() -> tuple[int, int]:
+    """What `_counts` says, within `running_operations`, of a gradient that the engine alone holds.
+
+    Ask it once before other operations are followed, as it runs some.
+    """
+    seen: list[tuple[int, int]] = []
+
+    def run(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if operation is torch.ops.aten.add.Tensor:
+            seen.append(_counts(args[0]))
+        return operation(*args, **kwargs)
+
+    with torch.enable_grad(), running_operations(run):
+        used_twice = torch.ones(2, requires_grad=True) * 1
+        torch.stack([used_twice.tanh(), used_twice.cos()]).sum().backward()
+    return seen[-1]
+
+
 def transforms_run() -> bool:
     """Whether one of `torch.func`'s transforms, or forward-mode differentiation, is at work."""
     from torch.autograd import forward_ad

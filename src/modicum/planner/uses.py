@@ -7,15 +7,19 @@ more bits, more trained parameters, longer rows, a larger new model.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from modicum.core.errors import InputError
+from modicum.planner.few_traces import FewTraces
 from modicum.planner.knobs import ROWS, SHAPE, Knob, loosening
 from modicum.planner.predict import Prediction
 from modicum.planner.question import Question
 from modicum.planner.remedies import Remedy, changed
 from modicum.recipe import Recipe
+
+# Models that are traced for it, in seconds each; of a knob the most lavish value, and the least.
+MOST_TRACED = 6
 
 
 @dataclass(frozen=True)
@@ -51,22 +55,28 @@ class Use:
 def uses_of_room(asked: Question, made: Prediction) -> Iterator[Use]:
     """Of each knob the most that fits without giving up what the plan has.
 
-    Nothing for models that are traced: each try would be another trace.
+    For models that are traced fewer values are tried, as many try another trace.
     """
-    if made.traced:
-        return
     context = getattr(asked.inputs.config, "context", None)
     limit = context if asked.recipe.model.path is not None else None
-    for knob in loosening(asked.recipe, asked.ranks, limit):
-        if (use := _most(asked, made, knob)) is not None:
+    knobs = loosening(asked.recipe, asked.ranks, limit)
+    traces = FewTraces(asked.recipe, MOST_TRACED) if made.traced else None
+    if traces is not None:
+        knobs = [replace(each, values=_ends(each.values)) for each in knobs]
+    for knob in knobs:
+        if (use := _most(asked, made, knob, traces)) is not None:
             yield use
 
 
-def _most(asked: Question, made: Prediction, knob: Knob) -> Use | None:
+def _ends(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return values if len(values) < 3 else (values[0], values[-1])
+
+
+def _most(asked: Question, made: Prediction, knob: Knob, traces: FewTraces | None) -> Use | None:
     for value in reversed(knob.values):
         change = {knob.field: value}
         recipe = changed(asked.recipe, change)
-        if recipe is None:
+        if recipe is None or not (traces is None or traces.allow(recipe)):
             continue
         try:
             found = None if _idle(asked, recipe, knob) else asked.fitting(recipe)

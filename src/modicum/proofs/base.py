@@ -302,14 +302,28 @@ def write(proof: Proof, folder: str | Path) -> Path:
     return path
 
 
+def has_proof(record: MethodRecord) -> bool:
+    """Whether a method of modicum's own has a proof; it is not imported.
+
+    >>> has_proof(find("lora"))
+    True
+    """
+    name = _module_of(record)
+    parent = name.rpartition(".")[0]
+    return bool(importlib.util.find_spec(parent) and importlib.util.find_spec(name))
+
+
+def _module_of(record: MethodRecord) -> str:
+    return f"modicum.proofs.{record.room}.{record.name}"
+
+
 def _experiment(record: MethodRecord) -> Callable[[ProofRun], None]:
     """The `prove` function of a method's proof."""
     expected = "prove(run) in the method's own file"
     if (record.module or "").startswith("modicum."):
-        name = f"modicum.proofs.{record.room}.{record.name}"
+        name = _module_of(record)
         expected = f"src/{name.replace('.', '/')}.py"
-        there = importlib.util.find_spec(name.rpartition(".")[0]) and importlib.util.find_spec(name)
-        module = importlib.import_module(name) if there else None
+        module = importlib.import_module(name) if has_proof(record) else None
     else:
         module = sys.modules[record.load().__module__]
     experiment = getattr(module, "prove", None)

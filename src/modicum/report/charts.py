@@ -7,10 +7,9 @@ drawn without a change here.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modicum.core.files import JsonObject
 from modicum.report.columns import BY_CLASS, SKIPPED, StepColumns
@@ -18,6 +17,9 @@ from modicum.report.events import events
 from modicum.report.facts import counted, unit
 from modicum.report.folder import FolderContents, section
 from modicum.report.numbers import as_count, number, per
+
+if TYPE_CHECKING:
+    from modicum.report.columns import Numbers, Places
 
 STRETCHES = 1000  # of a curve; each shows its least and its greatest value, and has a mean
 _UNITS = ("step", "tokens", "seconds")
@@ -120,17 +122,26 @@ class _Clock:
     """How many tokens were trained and how many seconds passed by the end of each step."""
 
     def __init__(self, metrics: StepColumns) -> None:
-        self._steps = metrics.steps
-        self._sums = {name: metrics.running(name) for name in _UNITS[1:]}
+        import numpy
+
+        self._steps = numpy.array(metrics.steps)
+        self._sums = {}
+        for name in _UNITS[1:]:
+            sums = numpy.concatenate([[0.0], metrics.running(name)])
+            self._sums[name] = numpy.where(numpy.isfinite(sums), sums, 0.0)
 
     def at(self, step: float) -> JsonObject:
         """Step, tokens and seconds by a step's end."""
-        place = bisect_right(self._steps, step) - 1
-        sums = {name: sums[place] if place >= 0 else 0.0 for name, sums in self._sums.items()}
+        return {name: values[0] for name, values in self.along([step]).items()}
+
+    def along(self, steps: Sequence[float] | Numbers) -> dict[str, list[Any]]:
+        """The same of several steps: a list of each."""
+        places = self._steps.searchsorted(steps, side="right")
+        tokens, seconds = (self._sums[name][places].tolist() for name in _UNITS[1:])
         return {
-            "step": as_count(step),
-            "tokens": as_count(sums["tokens"]) if math.isfinite(sums["tokens"]) else 0,
-            "seconds": round(sums["seconds"], 3) if math.isfinite(sums["seconds"]) else 0,
+            "step": [as_count(float(step)) for step in steps],
+            "tokens": [as_count(count) for count in tokens],
+            "seconds": [round(passed, 3) for passed in seconds],
         }
 
 
@@ -150,45 +161,55 @@ def curves(
     for name in columns.names:
         if name in _NO_CURVE:
             continue
-        places, values = columns.points(name, first, last)
-        if values:
-            found[name] = _curve(columns, clock, places, values)
+        places, values = columns.arrays(name, first, last)
+        if len(values):
+            found[name] = _curve(clock, columns.at(places), values)
     return found
 
 
-def _curve(
-    columns: StepColumns, clock: _Clock, places: list[int], values: list[float]
-) -> dict[str, Any]:
+def _curve(clock: _Clock, steps: Numbers, values: Numbers) -> dict[str, Any]:
     size = math.ceil(len(values) / STRETCHES)
-    steps = [columns.steps[place] for place in places]
     if size <= 2:
         return _points(clock, steps, values) | {"every": 1, "mean": None}
-    kept, means = extremes(values, size), range(0, len(values), size)
-    middles = [steps[min(start + size // 2, len(steps) - 1)] for start in means]
-    averages = [_mean(values[start : start + size]) for start in means]
-    return _points(clock, [steps[k] for k in kept], [values[k] for k in kept]) | {
+    kept, starts = extremes(values, size), range(0, len(values), size)
+    middles = steps[[min(start + size // 2, len(steps) - 1) for start in starts]]
+    return _points(clock, steps[kept], values[kept]) | {
         "every": size,
-        "mean": _points(clock, middles, averages),
+        "mean": _points(clock, middles, means(values, size)),
     }
 
 
-def extremes(values: Sequence[float], size: int) -> list[int]:
+def extremes(values: Numbers, size: int) -> Places:
     """Of each stretch of `size` values, where its least and its greatest are; first and last too.
 
-    >>> extremes([3.0, 1.0, 2.0, 5.0, 4.0, 4.5], 3)
+    >>> import numpy
+    >>> extremes(numpy.array([3.0, 1.0, 2.0, 5.0, 4.0, 4.5]), 3).tolist()
     [0, 1, 3, 4, 5]
     """
-    kept = {0, len(values) - 1}
-    for start in range(0, len(values), size):
-        stretch = values[start : start + size]
-        kept |= {start + stretch.index(min(stretch)), start + stretch.index(max(stretch))}
-    return sorted(kept)
+    import numpy
+
+    whole = numpy.pad(values, (0, -len(values) % size), mode="edge").reshape(-1, size)
+    starts = numpy.arange(len(whole)) * size
+    ends = numpy.array([0, len(values) - 1])
+    return numpy.unique(
+        numpy.concatenate([starts + whole.argmin(1), starts + whole.argmax(1), ends])
+    )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(value / len(values) for value in values)  # the sum may be beyond what a float holds
+def means(values: Numbers, size: int) -> Numbers:
+    """The mean of each stretch of `size` values, of which the last may be shorter.
+
+    >>> import numpy
+    >>> means(numpy.array([1.0, 3.0, 5.0]), 2).tolist()
+    [2.0, 5.0]
+    """
+    import numpy
+
+    starts = numpy.arange(0, len(values), size)
+    counts = numpy.diff(numpy.append(starts, len(values)))
+    # Divided first: the sum may be beyond what a float holds.
+    return numpy.add.reduceat(values / counts.repeat(counts), starts)
 
 
-def _points(clock: _Clock, steps: list[float], values: list[float]) -> dict[str, Any]:
-    rows = [clock.at(step) for step in steps]
-    return {unit: [row[unit] for row in rows] for unit in _UNITS} | {"value": values}
+def _points(clock: _Clock, steps: Numbers, values: Numbers) -> dict[str, Any]:
+    return clock.along(steps) | {"value": values.tolist()}

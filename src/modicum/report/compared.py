@@ -15,7 +15,7 @@ from modicum.report.page import page_of
 from modicum.report.recipes import differing
 from modicum.report.run import refuse_others
 from modicum.report.svg_plots import Axis, PlottedLine, plot
-from modicum.trainer.folder import METRICS, RunFolder
+from modicum.trainer.folder import RunFolder
 
 RESULT, PAGE, BEST = "compare.json", "compare.html", "best.yaml"
 _COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -202,7 +202,7 @@ def _curves(judged: Mapping[str, Sequence[JsonObject]]) -> JsonObject:
 
 def _mean_curve(rows: Sequence[JsonObject]) -> list[tuple[float, float]]:
     """Tokens and the mean of the seeds' losses, each smoothed over a fiftieth of the run."""
-    runs = [RunFolder(Path(row["folder"])).rows(METRICS) for row in rows if row["folder"]]
+    runs = [RunFolder(Path(row["folder"])).curve() for row in rows if row["folder"]]
     runs = [run for run in runs if run]
     if not runs:
         return []

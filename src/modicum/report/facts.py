@@ -57,7 +57,7 @@ def facts(run: FolderContents) -> dict[str, Any]:
         ),
         "unit": unit(run),
         "data": section(record, "data"),
-        "steps_skipped": len(metrics.values(SKIPPED)),
+        "steps_skipped": len(metrics.arrays(SKIPPED)[1]),
         "tokens": tokens,
         "tokens_per_second": rate,
         "data_wait": number(record.get("data_wait")),
@@ -96,10 +96,13 @@ def _last(rows: list[JsonObject]) -> JsonObject:
 
 def _read(metrics: StepColumns) -> float:
     """Tokens that were read in all steps: what the rows' speeds say."""
-    rates, seconds = (
-        dict(zip(*metrics.points(name), strict=True)) for name in ("tokens_per_second", "seconds")
+    import numpy
+
+    (rated, rates), (timed, seconds) = map(metrics.arrays, ("tokens_per_second", "seconds"))
+    _, of_rates, of_seconds = numpy.intersect1d(
+        rated, timed, assume_unique=True, return_indices=True
     )
-    return sum(rate * seconds.get(place, 0.0) for place, rate in rates.items())
+    return float(rates[of_rates] @ seconds[of_seconds])
 
 
 def _peak_bytes(run: FolderContents) -> dict[str, Any]:
@@ -107,9 +110,7 @@ def _peak_bytes(run: FolderContents) -> dict[str, Any]:
     return {
         "predicted": _first(told.get("predicted"), predicted.get("peak_bytes")),
         "measured": number(told.get("measured")),
-        "process": _first(
-            told.get("process"), as_count(max(run.metrics.values("bytes"), default=None))
-        ),
+        "process": _first(told.get("process"), as_count(run.metrics.greatest("bytes"))),
         "process_predicted": _first(told.get("process_predicted"), predicted.get("process_bytes")),
         "base": _first(told.get("base"), predicted.get("process_base")),
         "budget": _first(told.get("budget"), predicted.get("budget_bytes")),

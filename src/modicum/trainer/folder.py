@@ -35,6 +35,7 @@ OFFERED = ".offered-data"  # prepared for another run; it is taken if it is what
 PREPARED = "prepared"  # what its adapter found out from data before the first update
 START = "start"  # a copy of the adapter that training starts from
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
+CURVE = ("step", "loss", "tokens")  # of a row of metrics, what training is drawn by
 WIRE = "wire.jsonl"  # calls of some updates, of several ranks
 _BY_STEP = (METRICS, EVALUATIONS, SAMPLES, WIRE)
 # In the order in which a run is removed: while its record is there, the others are no stranger's.
@@ -268,6 +269,16 @@ class RunFolder:
         """
         path = self.path / name
         return read_rows(path, _ROWS[name]) if path.exists() else []
+
+    def curve(self) -> list[dict[str, Any]]:
+        """Step, loss and tokens of every update, also where no times of them are known.
+
+        Raises:
+            InputError: a line is no such row.
+        """
+        types = {name: kind for name, kind in _ROWS[METRICS].items() if name in CURVE}
+        path = self.path / METRICS
+        return read_rows(path, types) if path.exists() else []
 
     def cut_back(self, step: int) -> None:
         """Forget rows of steps after `step`, which will be done again, and later changes of plan.

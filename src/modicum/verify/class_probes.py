@@ -31,6 +31,7 @@ from modicum.trainer.restoring import FinishedRun
 from modicum.verify.export_probe import ExportProbe, Incomplete, Loaded
 from modicum.verify.findings import Wanting
 from modicum.verify.outputs import Outputs, distance
+from modicum.verify.tokenizers import same_tokens
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class TextClassProbe(ClassProbe):
         yield from super().findings(made, trained, found, place, within=within)
         assert isinstance(made, LoadedClassifier)
         other = made.tokenizer
-        if other is not None and other.inner.to_str() != self.tokenizer.inner.to_str():
+        if other is not None and not same_tokens(other.inner, self.tokenizer.inner):
             yield Wanting("tokenizer", place, "the tokens of the training", "others")
         padding = made.model.decoder_config.raw.get("pad_token_id")
         if padding != self.padding:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from modicum.core.files import read_json
 from modicum.data.tokenizer import Tokenizer
 from modicum.verify.findings import Wanting
 
+if TYPE_CHECKING:
+    import tokenizers
+
+# What Transformers writes where a tokenizer has no post-processor: a text, or two, alone.
+_ADDS_NOTHING = {
+    "type": "TemplateProcessing",
+    "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {},
+}
+
 
 def tokenizer_findings(own: Tokenizer, other: Tokenizer, where: str) -> Iterator[Wanting]:
     """What of an exported tokenizer is another than that of the training."""
-    if own.inner.to_str() != other.inner.to_str():
+    if not same_tokens(own.inner, other.inner):
         yield Wanting("tokenizer", where, "the tokens of the training", "others")
     if own.eos_id != other.eos_id:
         names = [f"{each.token(each.eos_id)!r} ({each.eos_id})" for each in (own, other)]
@@ -25,6 +38,19 @@ def tokenizer_findings(own: Tokenizer, other: Tokenizer, where: str) -> Iterator
         expected = "no chat template" if sources[0] is None else "the template of the training"
         found = "no chat template" if sources[1] is None else "another template"
         yield Wanting("chat_template", where, expected, found)
+
+
+def same_tokens(one: tokenizers.Tokenizer, other: tokenizers.Tokenizer) -> bool:
+    """Whether two tokenizers make the same ids of every text, as far as their files say."""
+    return _deciding(one) == _deciding(other)
+
+
+def _deciding(tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:
+    """A tokenizer's file, where a post-processor that adds nothing is none."""
+    found: dict[str, Any] = json.loads(tokenizer.to_str())
+    if found.get("post_processor") == _ADDS_NOTHING:
+        found["post_processor"] = None
+    return found
 
 
 def end_findings(own: Tokenizer, folder: Path, where: str) -> Iterator[Wanting]:

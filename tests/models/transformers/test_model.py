@@ -176,7 +176,11 @@ def test_shared_weights_that_differ_are_refused(tmp_path: Path) -> None:
         ),
         ({"model_type": "t5"}, "encoder–decoder"),
         ({"model_type": "vit"}, "reads images"),
-        ({"model_type": "distilbert"}, "no decoder of this kind"),
+        ({"model_type": "distilbert"}, "an encoder, which writes no text"),
+        ({"model_type": "bert"}, "task: {method: text_classes}"),
+        ({"model_type": "mpnet"}, "an encoder"),
+        ({"model_type": "convbert"}, "an encoder"),
+        ({"model_type": "clap"}, "no decoder of this kind"),
         ({"model_type": "gemma3"}, "reads more than text"),
         ({"model_type": "gpt2", "n_embd": 7, "n_head": 2}, "cannot build this model"),
         ({"model_type": "gpt2", "quantization_config": {}}, "already quantized"),
@@ -191,7 +195,8 @@ def test_what_is_no_decoder_of_text_is_refused(
     assert caught.value.file == tmp_path / "config.json"
 
 
-def test_a_model_that_sees_later_tokens_is_refused() -> None:
+def test_a_model_that_sees_later_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modicum.models.transformers.kinds.encoders", dict)
     config = TransformersConfig({"model_type": "bert", "intermediate_size": 16, **SMALL})
     with pytest.raises(InputError, match="depend on later tokens"):
         config.check()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from modicum.comparison import cache
 from modicum.core.contracts.catalog import find
 from modicum.proofs.base import ProofRun
-from modicum.proofs.bench import baselines
 from modicum.proofs.bench.sweep import Sweep
 
 
@@ -21,8 +21,8 @@ class Ended:
 class Bowl:
     """Arms whose loss is least at a rate of their own; counts what was trained."""
 
-    def __init__(self, **options: Any) -> None:
-        self.run = ProofRun(find("lora"), null=False, full=False)
+    def __init__(self, *, fresh: bool = False, **options: Any) -> None:
+        self.run = ProofRun(find("lora"), null=False, full=False, fresh=fresh)
         self.run.seeds = (0, 1)
         self.trained: list[tuple[float, float, int]] = []
         self.sweep = Sweep(self.run, self.train, lambda ended: ended.loss, kind=Ended, **options)
@@ -89,32 +89,39 @@ def test_a_baseline_is_trained_once_for_all_proofs(
     other.sweep.best("bowl", 2.0, (1.0, 2.0, 4.0), baseline=True)
     assert [len(bowl.trained) for bowl in (first, again, other)] == [6, 0, 6]
     assert [bowl.run.reused for bowl in (first, again, other)] == [0, 6, 0]
-    fresh = Bowl(shared={"size": 1})
-    fresh.run.fresh = True
+    fresh = Bowl(fresh=True, shared={"size": 1})
     fresh.sweep.best("bowl", 2.0, (1.0, 2.0, 4.0), baseline=True)
     assert (len(fresh.trained), fresh.run.reused) == (6, 0)
     # The method itself is trained in every proof, and so is all after a change of the sources.
     again.sweep.best("the method", 3.0, (1.0, 2.0, 4.0, 8.0))
     assert len(again.trained) == 8
-    monkeypatch.setattr(baselines, "sources", lambda: "others")
+    monkeypatch.setattr(cache, "sources_digest", lambda: "others")
     changed = Bowl(shared={"size": 1})
     changed.sweep.best("bowl", 2.0, (1.0, 2.0, 4.0), baseline=True)
     assert len(changed.trained) == 6
 
 
-def test_what_is_kept_is_read_only_if_it_is_whole(
+def test_an_arm_may_be_known_by_other_facts_than_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    recipe = {"a": 1}
-    kept = baselines.trained_once(Ended, recipe, lambda: Ended(0.5))
-    assert kept == (Ended(0.5), False)
-    assert baselines.trained_once(Ended, recipe, lambda: Ended(0.7)) == (Ended(0.5), True)
+    one, other = Bowl(shared={}, facts=lambda arm: {"arm": "bowl"}), Bowl(shared={"arm": "bowl"})
+    found = one.sweep.best("bowl", 2.0, (1.0, 2.0, 4.0), baseline=True)
+    again = Bowl(shared={}, facts=lambda arm: {"arm": "bowl"})
+    assert again.sweep.best("the same", 2.0, (1.0, 2.0, 4.0), baseline=True) == found
+    other.sweep.best("bowl", 2.0, (1.0, 2.0, 4.0), baseline=True)
+    assert [len(bowl.trained) for bowl in (one, again, other)] == [6, 0, 6]
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"outcome": {"result": {"loss": "much"}}}'])
+def test_what_is_kept_of_an_arm_is_taken_only_if_it_is_whole(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Bowl(shared={}).sweep.outcome("bowl", 2.0, 1.0, 0, baseline=True)
     (file,) = tmp_path.rglob("*.json")
-    for text in ("", "{}", '{"outcome": {"loss": "much"}}', '{"outcome": [1]}'):
-        file.write_text(text)
-        assert baselines.trained_once(Ended, recipe, lambda: Ended(0.7)) == (Ended(0.7), False)
-    file.unlink()
-    file.parent.chmod(0o500)
-    assert baselines.trained_once(Ended, recipe, lambda: Ended(0.9))[0] == Ended(0.9)
-    file.parent.chmod(0o700)
+    file.write_text(text)
+    damaged, mended = Bowl(shared={}), Bowl(shared={})
+    found = damaged.sweep.outcome("bowl", 2.0, 1.0, 0, baseline=True)
+    assert mended.sweep.outcome("bowl", 2.0, 1.0, 0, baseline=True) == found == Ended(1.0)
+    assert [len(bowl.trained) for bowl in (damaged, mended)] == [1, 0]

@@ -107,6 +107,23 @@ def test_it_follows_rows_and_a_run_that_resumes(folder: Path) -> None:
     assert steps() == [1, 2, 3]
 
 
+def test_new_rows_of_a_long_run_do_not_wait_for_the_old_ones(make_run: MakeRun) -> None:
+    folder = make_run(steps=200_000)
+    runs = FollowedRuns([folder])
+    began = time.perf_counter()
+    runs.version()
+    read = time.perf_counter() - began  # all rows, once
+    made = []
+    for step in range(200_001, 200_005):
+        with open(folder / "metrics.jsonl", "a") as handle:
+            handle.write(json.dumps(metrics(1)[0] | {"step": step}) + "\n")
+        began = time.perf_counter()
+        found = runs.curves(high=step)  # another stretch, of which no answer is kept
+        made.append(time.perf_counter() - began)
+        assert json.loads(found[1])["runs"][0]["metrics"]["loss"]["step"][-1] == step
+    assert min(made) < read / 10
+
+
 def test_what_cannot_be_listened_at_or_watched_is_said(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     pytest.importorskip("starlette")

@@ -61,6 +61,12 @@ def compare(
     on: Annotated[
         Literal["ray"] | None, typer.Option(help="Run trials on a cluster of Ray.")
     ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Train also what another comparison has trained alike.")
+    ] = False,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Run again what crashed or ran out of memory.")
+    ] = False,
     ranks: RanksOption = None,
     set_: SetOption = None,
     dry_run: Annotated[
@@ -77,6 +83,6 @@ def compare(
         recipes=tuple(recipes), vary=vary, budget=budget, out=out, trials=trials, seeds=seeds,
         tune=tuple(name.strip() for name in (tune or "").split(",") if name.strip()),
         sampler=sampler, baseline=baseline, parallel=parallel, ranks=ranks or 1, on=on,
-        protocol=protocol, overrides=tuple(set_ or ()), mode="quiet" if quiet else progress,
-        as_json=as_json,
+        protocol=protocol, fresh=fresh, retry=retry, overrides=tuple(set_ or ()),
+        mode="quiet" if quiet else progress, as_json=as_json,
     ).run(dry_run=dry_run)  # fmt: skip

@@ -328,11 +328,14 @@ def own_words(message: str) -> str:
 
     >>> own_words("Value error, 'x' is no colour"), own_words("Input should be a multiple of 32")
     ("'x' is no colour", 'must be a multiple of 32')
+    >>> own_words("List should have at least 1 item after validation, not 0")
+    'list must have at least 1 item, not 0'
     """
     for before in ("Value error, ", "Assertion failed, "):
         message = message.removeprefix(before)
     if message.startswith("Input should "):
         message = message.replace("Input should ", "must ", 1)
+    message = message.replace(" should have ", " must have ", 1).replace(" after validation", "")
     return message[:1].lower() + message[1:]
 
 

@@ -33,7 +33,13 @@ from modicum.core.layers.trace_moves import (
     scratch_of,
     tensors_in,
 )
-from modicum.core.torch_private import fake_tensors, running_operations, storage_address
+from modicum.core.torch_private import (
+    adds_in_place,
+    counts_of_a_sole_gradient,
+    fake_tensors,
+    running_operations,
+    storage_address,
+)
 
 RowsGiven = Callable[[str, tuple[int, ...]], int]
 """Says how many rows an operation gives, by its name and the shape of what it reads."""
@@ -62,6 +68,7 @@ class ByteTrace:
         self.parts = [self._next]
         self._live: dict[int, weakref.ref[Any]] = {}
         self._rows = rows
+        counts_of_a_sole_gradient()
         self._made = 0
         self._last = ""  # the operation that made the last move
 
@@ -98,6 +105,8 @@ class ByteTrace:
         if self._next is not self.parts[-1]:
             self.parts.append(self._next)
         made = self._replaced(operation, args)
+        if adds_in_place(operation, args, kwargs):
+            made = args[0].add_(args[1])
         if made is None:
             made = operation(*args, **kwargs)
         part = self.parts[-1]

@@ -12,6 +12,7 @@ from modicum.core.extras import library
 from modicum.models.transformers.private import (
     classifiers,
     decoders,
+    encoders,
     image_classifiers,
     known_types,
 )
@@ -69,9 +70,10 @@ def _architecture(text: str, head: HeadKind) -> type[Any]:
     raw = json.loads(text)
     known = described(raw)
     table = decoders() if head == "tokens" else classifiers()
-    if type(known) not in table or getattr(known, "is_encoder_decoder", False):
+    other = _other_kind(known, head)
+    if other is not None or type(known) not in table:
         raise InputError(
-            _other_kind(known) or f"transformers has no {_KINDS[head]}",
+            other or f"transformers has no {_KINDS[head]}",
             field="model_type",
             value=raw["model_type"],
         )
@@ -88,12 +90,18 @@ def _architecture(text: str, head: HeadKind) -> type[Any]:
     return chosen
 
 
-def _other_kind(known: Any) -> str | None:
-    """What a model is that is neither an encoder nor a decoder of text, of those to come."""
+def _other_kind(known: Any, head: HeadKind) -> str | None:
+    """What a model is that has no such head, where that can be said."""
     if getattr(known, "is_encoder_decoder", False):
         return "this is an encoder–decoder, and only encoders and decoders of text are trained yet"
     if type(known) in image_classifiers():
         return "this model reads images, and of transformers only models of text are trained yet"
+    causal = getattr(known, "is_decoder", False) or getattr(known, "causal", False)
+    if head == "tokens" and type(known) in encoders() and not causal:
+        return (
+            "this is an encoder, which writes no text; `task: {method: text_classes}` trains it to "
+            "tell texts apart, and one that is a decoder has is_decoder: true in its config.json"
+        )
     return None
 
 

@@ -23,6 +23,13 @@ def decoders() -> Any:
     return transformers.AutoModelForCausalLM._model_mapping
 
 
+def encoders() -> Any:
+    """The table from classes of configurations to classes of models that fill in masked tokens."""
+    import transformers
+
+    return transformers.AutoModelForMaskedLM._model_mapping
+
+
 def classifiers() -> Any:
     """The table from classes of configurations to classes of classifiers of sequences."""
     import transformers

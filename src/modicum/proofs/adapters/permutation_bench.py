@@ -23,12 +23,12 @@ from torch import Tensor
 from modicum.adapters.base import Adapter
 from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.contracts.parameters import count, trainable
+from modicum.core.known_outcomes import described
 from modicum.core.machine.memory import TensorMeter, bytes_by_kind
 from modicum.core.random import derive_seed
 from modicum.models import ModelConfig, create
 from modicum.models.llama import Llama
 from modicum.proofs.base import ProofRun
-from modicum.proofs.bench.baselines import described
 from modicum.proofs.bench.permutations import MODES, PermutationSource
 from modicum.proofs.bench.sweep import Sweep, Swept
 from modicum.proofs.bench.training import Hook, RateSchedule, train

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from modicum.adapters.base import Adapter
 from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.contracts.parameters import count, optimizer_groups
+from modicum.core.known_outcomes import described
 from modicum.core.random import derive_seed
 from modicum.proofs.adapters.permutation_bench import FullTuning
 from modicum.proofs.base import ProofRun
-from modicum.proofs.bench.baselines import described
 from modicum.proofs.bench.sweep import Sweep, Swept
 from modicum.proofs.bench.training import RateSchedule, train
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from modicum.proofs.base import ProofRun
-from modicum.proofs.bench.baselines import trained_once
+from modicum.proofs.bench.arm_trials import ArmTrials
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -52,8 +52,9 @@ class Sweep(Generic[A, T]):
         chosen_by: whether the rate is chosen by the mean over all seeds, or by the first seed
             alone; the others are then trained at that rate only.
         shared: of arms that other proofs train too, what decides an outcome next to arm, rate and
-            seed: these are trained once (`trained_once`).
+            seed: these are trained once (`ArmTrials`).
         kind: the outcome's class, for arms that are shared.
+        facts: of an arm, what it is known by among what decides an outcome; None: its `repr`.
     """
 
     def __init__(
@@ -65,9 +66,16 @@ class Sweep(Generic[A, T]):
         chosen_by: Literal["all", "first"] = "all",
         shared: Mapping[str, Any] | None = None,
         kind: type[T] | None = None,
+        facts: Callable[[A], Mapping[str, Any]] | None = None,
     ) -> None:
         self.run, self.score, self.chosen_by = run, score, chosen_by
-        self._train, self._shared, self._kind = train, shared, kind
+
+        def of_arm(arm: A) -> Mapping[str, Any]:
+            return {**(shared or {}), **({"arm": arm} if facts is None else facts(arm))}
+
+        self._trials = ArmTrials(
+            train, score, facts=None if shared is None else of_arm, kind=kind, fresh=run.fresh
+        )
         self._known: dict[tuple[A, float, int], T] = {}
 
     def best(
@@ -107,18 +115,9 @@ class Sweep(Generic[A, T]):
         key = (arm, rate, seed)
         if key not in self._known:
             self.run.progress(f"learning rate {rate:g}, seed {seed}: {name}")
-            self._known[key] = self._made(arm, rate, seed, baseline)
+            self._known[key], taken = self._trials.result(arm, rate, seed, shared=baseline)
+            self.run.reused += taken
         return self._known[key]
-
-    def _made(self, arm: A, rate: float, seed: int, baseline: bool) -> T:
-        if not baseline or self._shared is None or self._kind is None:
-            return self._train(arm, rate, seed)
-        recipe = {**self._shared, "arm": arm, "rate": rate, "seed": seed}
-        outcome, known = trained_once(
-            self._kind, recipe, lambda: self._train(arm, rate, seed), fresh=self.run.fresh
-        )
-        self.run.reused += known
-        return outcome
 
 
 def _next_to(best: float, tried: Sequence[float]) -> list[float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan, LayerForm
 from modicum.core.layers.linear_forms import linear_form
@@ -11,6 +13,8 @@ from modicum.linears.base import LinearMethod
 from modicum.models import ModelConfig
 from modicum.models.llama import Llama
 from modicum.optim import AdamW
+from modicum.proofs.base import ProofRun
+from modicum.proofs.bench.sweep import Sweep
 from modicum.proofs.optim.text_bench import Plain, Text, TextArm, TextResult, TextSize
 
 
@@ -82,11 +86,31 @@ class FormedArm:
     size: FormedSize
     how: TextArm | None = None
 
+    @property
+    def arm(self) -> TextArm:
+        """How it is trained."""
+        return self.how or Plain(AdamW.value())
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """All that decides what it comes to; a dense one's are those of the optimizers' proofs."""
+        size: TextSize = self.size
+        if self.size.forms is None:
+            size = TextSize(*(getattr(size, each.name) for each in fields(TextSize)))
+        return {"size": size, "arm": self.arm}
+
     def trained(self, rate: float, seed: int) -> TextResult:
         """What it comes to."""
-        return Text(self.size, seed).train(self.how or Plain(AdamW.value()), rate)
+        return Text(self.size, seed).train(self.arm, rate)
 
 
-def trained(size: FormedSize, rate: float, seed: int) -> TextResult:
-    """What a decoder of this size comes to."""
-    return Text(size, seed).train(Plain(AdamW.value()), rate)
+def formed_sweep(run: ProofRun) -> Sweep[FormedArm, TextResult]:
+    """Decoders at learning rates of their own, by their held-out loss; rivals are trained once."""
+    return Sweep(
+        run,
+        FormedArm.trained,
+        lambda found: found.loss,
+        shared={"bench": "text"},
+        kind=TextResult,
+        facts=lambda arm: arm.facts,
+    )

@@ -21,9 +21,8 @@ from modicum.linears.lost import LOST, LOSTLinear
 from modicum.models.llama import Llama
 from modicum.optim import AdamW
 from modicum.proofs.base import ProofRun, ratios
-from modicum.proofs.bench.sweep import Sweep
-from modicum.proofs.linears.formed_text import FormedArm, FormedSize
-from modicum.proofs.optim.text_bench import Plain, Started, TextResult
+from modicum.proofs.linears.formed_text import FormedArm, FormedSize, formed_sweep
+from modicum.proofs.optim.text_bench import Plain, Started
 
 RATES = (4e-3, 8e-3, 1.6e-2)
 QUICK = FormedSize(width=64, layers=2, mlp_width=172, tokens=64, rows=8, steps=250)
@@ -71,7 +70,7 @@ def prove(run: ProofRun) -> None:
         planted=LOST(share=0.6),
     )
     mine, like = dense.taking(form), dense.taking(LOST())
-    sweep: Sweep[FormedArm, TextResult] = Sweep(run, FormedArm.trained, lambda found: found.loss)
+    sweep = formed_sweep(run)
     arms = {
         "LOST": FormedArm(mine),
         "dense": FormedArm(dense),
@@ -85,7 +84,10 @@ def prove(run: ProofRun) -> None:
             "LOST without activation": FormedArm(plain),
             "LOST without activation, path drawn": FormedArm(plain, Ablated(drawn_path=True)),
         }
-    best = {name: sweep.best(name, arm, RATES) for name, arm in arms.items()}
+    rivals = ("dense", "low-rank")
+    best = {
+        name: sweep.best(name, arm, RATES, baseline=name in rivals) for name, arm in arms.items()
+    }
     losses = {name: found.each("loss") for name, found in best.items()}
     for name, found in best.items():
         if name != "LOST":

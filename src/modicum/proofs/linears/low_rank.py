@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from modicum.linears.low_rank import LowRank
 from modicum.proofs.base import ProofRun, ratios
-from modicum.proofs.bench.sweep import Sweep, Swept
-from modicum.proofs.linears.formed_text import FormedSize, trained
+from modicum.proofs.bench.sweep import Swept
+from modicum.proofs.linears.formed_text import FormedArm, FormedSize, formed_sweep
 from modicum.proofs.optim.text_bench import TextResult
 
 RATES = (2e-3, 4e-3, 8e-3)
@@ -38,10 +38,10 @@ def prove(run: ProofRun) -> None:
         planted=LowRank(share=0.55),
     )
     factored = dense.taking(form)
-    sweep: Sweep[FormedSize, TextResult] = Sweep(run, trained, lambda outcome: outcome.loss)
+    sweep = formed_sweep(run)
 
     def best(name: str, size: FormedSize) -> Swept[TextResult]:
-        return sweep.best(name, size, RATES)
+        return sweep.best(name, FormedArm(size), RATES, baseline=size is not factored)
 
     mine, full = best("low-rank", factored), best("dense", dense)
     loss = run.figure(

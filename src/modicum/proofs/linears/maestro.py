@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -28,8 +28,10 @@ from modicum.linears.maestro import Maestro
 from modicum.linears.ordered import OrderedLinear
 from modicum.proofs.base import ProofRun
 from modicum.proofs.bench.digits import digits
+from modicum.proofs.bench.sweep import Sweep
 
 RATES = (0.03, 0.1)
+_Arm = tuple[str, LinearMethod | None, Maestro | None]  # a name, a form, what truncates it
 LADDER = (1e-4, 1e-3, 3e-3, 1e-2)
 SHARE, EPSILON, PENALTY = 0.25, 0.05, 3e-3
 
@@ -134,6 +136,14 @@ def _angle(columns: Tensor, others: Tensor) -> float:
 
 
 @dataclass(frozen=True)
+class Recognized:
+    """Errors on held-out digits, in per cent, and those after a rival was truncated."""
+
+    errors: float
+    truncated: float
+
+
+@dataclass(frozen=True)
 class Handwriting:
     """An MLP on the digits, trained on two thirds of them.
 
@@ -178,10 +188,19 @@ class Handwriting:
         train(model, form or LowRank(), loss, self.rate, self.updates, self.seed)
         return model
 
-    def best(self, form: LinearMethod | None) -> nn.Sequential:
-        """A rival at the better of two learning rates, as the held-out digits have it."""
-        tried = [replace(self, rate=rate).trained(form) for rate in RATES]
-        return min(tried, key=self.errors)
+    def rival(self, form: LinearMethod | None, by: Maestro | None) -> Recognized:
+        """What a rival comes to.
+
+        Args:
+            by: what truncates it after training, if anything does.
+        """
+        model = self.trained(form)
+        errors, truncated = self.errors(model), 0.0
+        if by is not None:
+            small = by.convert(model).model
+            by.steps(small).keep_share(SHARE)
+            truncated = self.errors(small)
+        return Recognized(errors, truncated)
 
     def _rows(self, *, held_out: bool) -> Tensor:
         chosen = torch.zeros(len(self.labels), dtype=torch.bool)
@@ -199,21 +218,38 @@ class Handwriting:
 def _digits(run: ProofRun, form: Maestro) -> None:
     """A quarter of the dense work."""
     images, labels = digits(run)
+    updates = 5000 if run.full else 1600
+
+    def train(arm: _Arm, rate: float, seed: int) -> Recognized:
+        bench = Handwriting(images.flatten(1), labels, seed, updates, rate=rate)
+        return bench.rival(*arm[1:])
+
+    sweep: Sweep[_Arm, Recognized] = Sweep(
+        run,
+        train,
+        lambda found: found.errors,
+        shared={"bench": "digits, MLP", "updates": updates, "share": SHARE},
+        kind=Recognized,
+    )
+
+    def best(arm: _Arm, seed: int) -> Recognized:
+        """A rival at the better of two learning rates, as the held-out digits have it."""
+        tried = [sweep.outcome(arm[0], arm, rate, seed, baseline=True) for rate in RATES]
+        return min(tried, key=lambda found: found.errors)
+
     found: dict[str, list[float]] = {"Maestro": [], "dense": [], "SVD": [], "factors": []}
     for seed in run.seeds if run.full else run.seeds[:1]:
         run.progress(f"digits, seed {seed}")
-        updates = 5000 if run.full else 1600
         bench = Handwriting(images.flatten(1), labels, seed, updates)
         model = bench.trained(form)
         form.steps(model).keep_share(SHARE)
         assert work(model) <= SHARE * bench.work
         found["Maestro"].append(bench.errors(model))
-        dense = bench.best(None)
-        found["dense"].append(bench.errors(dense))
-        truncated = form.convert(dense).model
-        form.steps(truncated).keep_share(SHARE)
-        found["SVD"].append(bench.errors(truncated))
-        found["factors"].append(bench.errors(bench.best(LowRank(share=SHARE))))
+        dense = best(("dense", None, form), seed)
+        found["dense"].append(dense.errors)
+        found["SVD"].append(dense.truncated)
+        factors = best(("factors", LowRank(share=SHARE), None), seed)
+        found["factors"].append(factors.errors)
     means = {name: sum(each) / len(each) for name, each in found.items()}
     for rival in ("dense", "SVD", "factors"):
         run.figure(

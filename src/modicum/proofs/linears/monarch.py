@@ -26,9 +26,8 @@ from modicum.models.llama import Llama
 from modicum.optim import AdamW
 from modicum.proofs.base import ProofRun, ratios
 from modicum.proofs.bench.meters import in_turns
-from modicum.proofs.bench.sweep import Sweep
-from modicum.proofs.linears.formed_text import FormedArm, FormedSize
-from modicum.proofs.optim.text_bench import Plain, Started, TextResult
+from modicum.proofs.linears.formed_text import FormedArm, FormedSize, formed_sweep
+from modicum.proofs.optim.text_bench import Plain, Started
 
 RATES = (4e-3, 8e-3, 1.6e-2)
 QUICK = FormedSize(width=64, layers=2, mlp_width=172, tokens=64, rows=8, steps=200)
@@ -83,14 +82,17 @@ def prove(run: ProofRun) -> None:
     _speed(run)
     dense = FULL if run.full else QUICK
     mine, like = dense.taking(form), dense.taking(Monarch(blocks=4))
-    sweep: Sweep[FormedArm, TextResult] = Sweep(run, FormedArm.trained, lambda found: found.loss)
+    sweep = formed_sweep(run)
     arms = {
         "Monarch": FormedArm(mine),
         "dense": FormedArm(dense),
         "low-rank": FormedArm(like.low_rank()),
         "diagonal": FormedArm(dense, Diagonal(2)),
     }
-    best = {name: sweep.best(name, arm, RATES) for name, arm in arms.items()}
+    best = {
+        name: sweep.best(name, arm, RATES, baseline=arm.size is not mine)
+        for name, arm in arms.items()
+    }
     losses = {name: each.each("loss") for name, each in best.items()}
     for rival in ("dense", "low-rank", "diagonal"):
         run.figure(

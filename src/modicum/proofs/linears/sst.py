@@ -20,8 +20,8 @@ from modicum.linears.sst import SST
 from modicum.models.llama import Llama
 from modicum.optim import AdamW
 from modicum.proofs.base import ProofRun, ratios
-from modicum.proofs.bench.sweep import Sweep, Swept
-from modicum.proofs.linears.formed_text import FormedArm, FormedSize
+from modicum.proofs.bench.sweep import Swept
+from modicum.proofs.linears.formed_text import FormedArm, FormedSize, formed_sweep
 from modicum.proofs.optim.text_bench import Adapted, Started, TextResult
 
 QUICK = FormedSize(width=64, layers=2, mlp_width=172, tokens=32, rows=8, steps=500)
@@ -68,13 +68,13 @@ def prove(run: ProofRun) -> None:
         null=lora,
         null_is="LoRA of the same rank, on a frozen base",
     )
-    sweep: Sweep[FormedArm, TextResult] = Sweep(run, FormedArm.trained, lambda found: found.loss)
+    sweep = formed_sweep(run)
 
     def best(name: str, arm: FormedArm) -> Swept[TextResult]:
         if run.full:
-            return sweep.best(name, arm, RATES)
-        rate = QUICK_RATES[name]
-        outcomes = tuple(sweep.outcome(name, arm, rate, seed) for seed in run.seeds)
+            return sweep.best(name, arm, RATES, baseline=arm is not contender)
+        rate, known = QUICK_RATES[name], arm is not contender
+        outcomes = tuple(sweep.outcome(name, arm, rate, seed, known) for seed in run.seeds)
         return Swept(rate, outcomes, (rate,))
 
     mine = best("SST", contender)

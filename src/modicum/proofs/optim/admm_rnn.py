@@ -16,12 +16,14 @@ import torch
 
 from modicum.optim import ADMMRNN
 from modicum.proofs.base import ProofRun
+from modicum.proofs.bench.sweep import Sweep
 from modicum.proofs.optim.recall_bench import (
     ADAM_RATES,
     PAIRS,
     SGD_RATES,
     SOLVED,
     RecallBench,
+    RecallResult,
     Train,
     by_admm,
     through_time,
@@ -80,13 +82,19 @@ def shares(run: ProofRun, length: int) -> None:
     mine = {f"mu {mu}, rho {rho}": admm(mu, rho) for mu, rho in pairs}
     theirs = {f"SGD at {rate}": through_time(torch.optim.SGD, rate, SWEEPS) for rate in rates}
     arms = run.contender(mine, null=theirs, null_is="SGD's rates instead of the pairs")
-    found = {}
-    for side, trains in (("method", arms), ("SGD", theirs)):
-        results = []
-        for name, train in trains.items():
-            run.progress(f"recall over {length} steps, {name}")
-            results.append(recall(length).result(train))
-        found[side] = results
+    sweep: Sweep[str, RecallResult] = Sweep(
+        run,
+        lambda arm, rate, seed: recall(length).result(theirs[f"SGD at {rate}"]),
+        lambda result: 1 - result.accuracy,
+        shared={"bench": "recall", "asked": recall(length), "updates": SWEEPS},
+        kind=RecallResult,
+    )
+    name = f"recall over {length} steps"
+    found = {"SGD": [sweep.outcome(f"{name}, SGD", "SGD", rate, 0, True) for rate in rates]}
+    found["method"] = []
+    for own, train in arms.items():
+        run.progress(f"{name}, {own}")
+        found["method"].append(recall(length).result(train))
     solved = {
         side: sum(each.accuracy >= SOLVED for each in results) / len(results)
         for side, results in found.items()
@@ -108,12 +116,21 @@ def digits(run: ProofRun, seeds: tuple[int, ...]) -> None:
     def errors(train: Train, seed: int) -> float:
         return 1 - RecallBench(asked, seed).result(train).accuracy
 
-    trains = {rate: through_time(torch.optim.Adam, rate, updates) for rate in rates}
-    known = {}
-    for rate, train in trains.items():
-        run.progress(f"digits by rows, Adam at {rate}")
-        known[rate] = errors(train, seeds[0])
-    best = min(known, key=lambda rate: known[rate])
+    def by_adam(arm: str, rate: float, seed: int) -> RecallResult:
+        return RecallBench(asked, seed).result(through_time(torch.optim.Adam, rate, updates))
+
+    sweep: Sweep[str, RecallResult] = Sweep(
+        run,
+        by_adam,
+        lambda found: 1 - found.accuracy,
+        shared={"bench": "digits by rows", "asked": asked, "updates": updates},
+        kind=RecallResult,
+    )
+
+    def adam(rate: float, seed: int) -> float:
+        return 1 - sweep.outcome("digits by rows, Adam", "Adam", rate, seed, True).accuracy
+
+    best = min(rates, key=lambda rate: adam(rate, seeds[0]))
     run.swept("Adam", best, rates)
     contender = run.contender(
         admm(sweeps=updates),
@@ -123,8 +140,7 @@ def digits(run: ProofRun, seeds: tuple[int, ...]) -> None:
     pairs = []
     for seed in seeds:
         run.progress(f"digits by rows, seed {seed}")
-        theirs = known[best] if seed == seeds[0] else errors(trains[best], seed)
-        pairs.append((errors(contender, seed), theirs))
+        pairs.append((errors(contender, seed), adam(best, seed)))
     mine, theirs = (sum(each) / len(pairs) for each in zip(*pairs, strict=True))
     run.figure("errors on held-out digits by rows; Adam", method=mine, baseline=theirs)
     run.at_most("errors on held-out digits, above Adam's", mine - theirs, 0.02, part="check")

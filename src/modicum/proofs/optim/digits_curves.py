@@ -67,22 +67,36 @@ class CurveTask:
         images, self.labels = digits(run)
         self.images = images.flatten(1)
         self.steps = epochs * -(-len(self.images) // BATCH)
-        self._sweep = Sweep(run, self.curve, lambda curve: curve.losses[-1])
+        self._sweep = Sweep(
+            run,
+            self.curve,
+            lambda curve: curve.losses[-1],
+            shared={"bench": "digits, curves", "widths": tuple(widths), "epochs": epochs},
+            kind=TrainingCurve,
+        )
         self._seconds: dict[CurveRule, list[float]] = {}
 
-    def ends(self, rule: CurveRule) -> list[float]:
-        """The last loss of each seed at the rate that is best over all seeds."""
-        swept = self._sweep.best(f"{self.name}: {rule.name}, last loss", rule, self.rates)
+    def ends(self, rule: CurveRule, *, baseline: bool = False) -> list[float]:
+        """The last loss of each seed at the rate that is best over all seeds.
+
+        Args:
+            baseline: whether other proofs train it too; it has no time of a step then.
+        """
+        words = f"{self.name}: {rule.name}, last loss"
+        swept = self._sweep.best(words, rule, self.rates, baseline=baseline)
         return [curve.losses[-1] for curve in swept.outcomes]
 
-    def reaches(self, rule: CurveRule, losses: Sequence[float]) -> list[float]:
+    def reaches(
+        self, rule: CurveRule, losses: Sequence[float], *, baseline: bool = False
+    ) -> list[float]:
         """Each seed's steps until its loss, at the rate that needs fewest on average."""
         goals = dict(zip(self.run.seeds, losses, strict=True))
 
         def needed(curve: TrainingCurve) -> float:
             return self.steps / self.epochs * crossing(curve.losses, goals[curve.seed])
 
-        swept = self._sweep.best(f"{self.name}: {rule.name}, steps", rule, self.rates, score=needed)
+        words = f"{self.name}: {rule.name}, steps"
+        swept = self._sweep.best(words, rule, self.rates, score=needed, baseline=baseline)
         return [needed(curve) for curve in swept.outcomes]
 
     def rate(self, rule: CurveRule) -> float:

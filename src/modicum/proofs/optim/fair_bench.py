@@ -23,12 +23,13 @@ from modicum.core.machine.memory import bytes_by_kind
 from modicum.models import create
 from modicum.optim.protocol_trials import ProtocolRegime, ProtocolTrial, TrialResult
 from modicum.proofs.base import ProofRun
-from modicum.proofs.bench.baselines import trained_once
+from modicum.proofs.bench.arm_trials import ArmTrials
 from modicum.proofs.bench.training import RateSchedule, train
 from modicum.proofs.optim.text_bench import CLIP, Text, TextSize, loss
 
 # What a trial's settings say of the loop; all others are fields of the optimizer.
 LOOP = ("learning_rate", "weight_decay", "warm_up")
+_RATE = LOOP[0]
 LOOKS = 8  # places of a curve, the end among them
 
 
@@ -46,6 +47,26 @@ class TrainedTrial:
     curve: tuple[tuple[float, float], ...]
     state_bytes: int
     data: str
+
+
+@dataclass(frozen=True)
+class FairArm:
+    """What is trained at a rate from a seed.
+
+    Args:
+        settings: of the optimizer and the loop but the learning rate, as pairs by name.
+        curved: whether its loss is looked at on the way too.
+    """
+
+    size: TextSize
+    method: str
+    settings: tuple[tuple[str, Any], ...]
+    curved: bool
+
+    def trained(self, rate: float, seed: int) -> TrainedTrial:
+        """What it comes to."""
+        settings = {**dict(self.settings), _RATE: rate}
+        return trained(self.size, self.method, settings, seed, self.curved)
 
 
 def parameters_of(size: TextSize) -> int:
@@ -71,6 +92,13 @@ class FairBench:
         self.run, self.sizes, self.methods = run, dict(sizes), dict(methods)
         self.orders: dict[tuple[ProtocolRegime, int], set[str]] = {}
         self._known: dict[str, TrainedTrial] = {}
+        self._trials = ArmTrials(
+            FairArm.trained,
+            _loss_of,
+            facts=lambda arm: {"bench": "fair text", "arm": arm},
+            kind=TrainedTrial,
+            fresh=run.fresh,
+        )
 
     def size(self, regime: ProtocolRegime) -> TextSize:
         """The decoder of a regime, with the steps that its tokens make."""
@@ -79,29 +107,21 @@ class FairBench:
 
     def trial(self, trial: ProtocolTrial) -> TrialResult:
         """What a trial comes to; known ones are not trained again, in another process neither."""
+        settings = dict(trial.settings)
+        rate = settings.pop(_RATE)
         size, curved = self.size(trial.regime), trial.part == "judge"
-        method = self.methods[trial.side]
-        recipe = {
-            "bench": "fair text",
-            "size": size,
-            "method": method,
-            "settings": sorted(trial.settings.items()),
-            "seed": trial.seed,
-            "curved": curved,
-        }
-        key = repr(recipe)
+        arm = FairArm(size, self.methods[trial.side], tuple(sorted(settings.items())), curved)
+        key = repr((arm, rate, trial.seed))
         if key not in self._known:
-            self._known[key], known = trained_once(
-                TrainedTrial,
-                recipe,
-                lambda: trained(size, method, trial.settings, trial.seed, curved),
-                fresh=self.run.fresh,
-            )
+            self._known[key], known = self._trials.result(arm, rate, trial.seed, shared=True)
             self.run.reused += known
         found = self._known[key]
         self.orders.setdefault((trial.regime, trial.seed), set()).add(found.data)
-        loss = math.inf if found.loss is None else found.loss
-        return TrialResult(loss, found.curve, {"state_bytes": found.state_bytes})
+        return TrialResult(_loss_of(found), found.curve, {"state_bytes": found.state_bytes})
+
+
+def _loss_of(found: TrainedTrial) -> float:
+    return math.inf if found.loss is None else found.loss
 
 
 def trained(

@@ -132,10 +132,10 @@ def convergence(run: ProofRun) -> None:
         tasks.append(CurveTask("20 layers", DEEP, epochs, run))
     over_clipped: list[float] = []
     for task in tasks:
-        plain = task.ends(PLAIN)
+        plain = task.ends(PLAIN, baseline=True)
         contender = run.contender(OFTEN, null=PLAIN, null_is="momentum in MKOR's place")
         mine, seldom = task.reaches(contender, plain), task.reaches(SELDOM, plain)
-        over_clipped += ratios(mine, task.reaches(CLIPPED, plain))
+        over_clipped += ratios(mine, task.reaches(CLIPPED, plain, baseline=True))
         needed = statistics.mean(mine)
         label = f"steps to momentum's last loss, {task.name}"
         run.figure(label, method=needed, baseline=task.steps, claimed="600 of 1,563 steps")

@@ -6,11 +6,11 @@ function build() {
   const room = document.getElementById("charts");
   drawnCharts.splice(0).forEach((drawn) => drawn.plot.destroy());
   room.replaceChildren();
-  payload.charts.forEach((chart, index) => {
-    chart.wide = index === 0;
+  payload.charts.forEach((chart) => {
     const figure = element("figure", undefined, "chart"), keys = element("div", undefined, "keys");
     const heading = element("h3", chart.title), holder = element("div", undefined, "plot");
     keys.append(heading, element("span"));
+    if (chart.name !== payload.charts[0].name) heading.after(sizeButton(chart));
     holder.tabIndex = 0;
     holder.setAttribute("role", "img");
     holder.setAttribute("aria-label", `${chart.title}, a chart; arrow keys read its values`);
@@ -23,12 +23,18 @@ function build() {
     draw(drawn);
     new ResizeObserver(() => drawn.plot.setSize(sizeOf(drawn))).observe(holder);
     listen(drawn);
+    sized(drawn);
   });
+}
+
+// The first chart is wide, and those that the reader made so.
+function wide({ name }) {
+  return name === payload.charts[0].name || state.large.has(name);
 }
 
 function sizeOf({ chart, holder }) {
   const width = Math.max(holder.clientWidth, 200);
-  return { width, height: chart.wide ? (width < 560 ? 260  : 340) : 210 };
+  return { width, height: wide(chart) ? (width < 560 ? 260 : 340) : 210 };
 }
 
 // A chart anew: with other lines, another unit or scale.
@@ -143,7 +149,7 @@ function decorate({ chart }, plot) {
     stroke(ctx, several ? runRole(level.place) : level.role, [6 * scale, 4 * scale], 1.5 * scale, left, y, left + width, y);
   }
   ctx.restore();
-  if (chart.wide) payload.runs.forEach((run, place) => { if (!state.hidden.has(place)) marks(run, place, plot, scale); });
+  if (wide(chart)) payload.runs.forEach((run, place) => { if (!state.hidden.has(place)) marks(run, place, plot, scale); });
 }
 
 function stroke(ctx, role, dash, width, x0, y0, x1, y1) {

@@ -46,9 +46,31 @@ function pressed(drawn, { key, shiftKey }) {
   else if (key === "-") zoom(2, drawn.at);
   else if (key === "0") look(null);
   else if (key === "l" || key === "L") document.getElementById("log").click();
+  else if (key === "f" || key === "F") resize(drawn);
   else if (key === "Escape") drawn.holder.blur();
   else return false;
   return true;
+}
+
+function sizeButton(chart) {
+  const made = Object.assign(element("button", "⤢", "size"), { type: "button", title: "Larger, or as it was" });
+  made.setAttribute("aria-label", `${chart.title}, larger`);
+  made.addEventListener("click", () => resize(drawnCharts.find((drawn) => drawn.chart.name === chart.name)));
+  return made;
+}
+
+function resize(drawn) {
+  const { name } = drawn.chart;
+  if (name === payload.charts[0].name) return;
+  if (!state.large.delete(name)) state.large.add(name);
+  sized(drawn);
+  drawn.plot.setSize(sizeOf(drawn));
+}
+
+function sized({ chart, figure }) {
+  const large = state.large.has(chart.name);
+  figure.classList.toggle("large", large);
+  figure.querySelector(".size")?.setAttribute("aria-pressed", String(large));
 }
 
 // The reading by so many points to the right, within what is looked at.

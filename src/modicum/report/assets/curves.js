@@ -3,7 +3,7 @@
 const payload = JSON.parse(document.getElementById("payload").textContent);
 const several = payload.runs.length > 1;
 // `range`: the stretch that is looked at, in the unit that is chosen; null: all of it.
-const state = { unit: "step", smoothing: 0.4, log: false, clip: false, hidden: new Set(), range: null };
+const state = { unit: "step", smoothing: 0.4, log: false, clip: false, hidden: new Set(), range: null, large: new Set() };
 
 function colour(role) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${role}`).trim();

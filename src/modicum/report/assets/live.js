@@ -51,7 +51,7 @@ async function take(news) {
   Object.assign(payload, { charts: news.charts, runs: news.runs });
   version = news.version;
   if (before === payload.charts.map((chart) => chart.name).join()) {
-    payload.charts.forEach((chart, i) => { chart.wide = i === 0; drawnCharts[i].chart = chart; });
+    payload.charts.forEach((chart, i) => { drawnCharts[i].chart = chart; });
     redraw();
   } else {
     show();

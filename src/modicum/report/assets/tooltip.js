@@ -67,7 +67,7 @@ function row(reading, chart, first) {
 }
 
 function eventsAt({ plot, chart }, at) {
-  if (!chart.wide) return [];
+  if (!wide(chart)) return [];
   const here = plot.valToPos(at, "x");
   const all = payload.runs.flatMap((run, index) => (state.hidden.has(index) ? [] : run.events));
   return all.filter((event) => Math.abs(plot.valToPos(event[state.unit], "x") - here) < 5).slice(0, 4);
