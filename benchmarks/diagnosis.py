@@ -1,199 +1,138 @@
-"""What `modicum.comm.watch` names, and when: seeded faults in real processes under bare DDP.
+"""C4's table: who is named of seeded faults in real ranks, when, and at what cost.
 
-Ranks sleep in place of computing, so faults are the only reason why one is late. Each trial is a
-run of its own: a rank that computes longer by a part, is paused in its computation or in a
-collective, or is killed; and runs without a fault, in which any anomaly is a false alarm. With
-`--null` nothing is injected and the same is asked: nothing may be found. The cost is that of
-interleaved blocks of steps, with and without somebody who watches, in one run.
+Four ranks sleep in place of computing (`modicum.proofs.comm.fault_bench` and `fatal_bench`, as in
+C4's proof). One of them computes longer by 10 to 100 %, is paused in compute or in a collective, or
+is killed; and there are runs without a fault, in which any sentence is a false alarm. `--trials 20`
+is the specified experiment: 20 of each fault, twice as many slow ranks, and `--calm 1800` seconds
+at rest. It waits in real time for some two hours, so each trial that has ended is a line of
+`--progress`, and the same command continues. With `--null` faults are injected into another rank
+than the one that is asked for, and nothing is written.
 
-Not here: links (a port at a quarter of its rate, or down), evaluations, compile, 30 minutes at
-rest. `--trials` sets how many of each kind; the specified experiment has 20, and 40 of slow ranks.
+Not here: links (a port at a quarter of its rate, or down), which C4 does not tell from ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import os
 import random
-import signal
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import alone, say, write_result
+from common import alone, say, spread, write_result
 
+import modicum
+from modicum.core.files import user_cache
+from modicum.proofs.comm.fatal_bench import FATAL, fatal_trials
+from modicum.proofs.comm.fault_bench import COMPUTE
+from modicum.proofs.ranks import at_ranks
+
+BENCH = "modicum.proofs.comm.fault_bench:series"
 SLOW = (0.1, 0.2, 0.3, 0.5, 1.0)
-KINDS = [*(f"slow by {part:.0%}" for part in SLOW), "paused in compute", "paused in a collective"]
-KINDS += ["killed", "nothing"]
-CLASSES = {"killed": "dead", "paused in compute": "stopped", "paused in a collective": "stopped"}
-STEP = 0.03  # seconds of compute
-STEPS = 150
+RANKS = 4
+JUDGES = ("comm", "core/ranks", "proofs/comm/fault_bench.py", "proofs/comm/fatal_bench.py")
 
 
-def rank_of_a_trial(task: dict[str, Any]) -> None:
-    """A rank: compute that sleeps, DDP, and its own fault where it is the culprit."""
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
+class Progress:
+    """Trials that have ended, a line each; those of other code or settings are made again."""
 
-    import modicum.comm
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self._path, self._settings = path, json.dumps(settings, sort_keys=True)
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        rows = [json.loads(line) for line in lines]
+        self._known = {row["key"]: row["found"] for row in rows if row["by"] == self._settings}
 
-    dist.init_process_group("gloo")
-    rank, kind, fault = dist.get_rank(), task["kind"], task["at"]
-    if kind == "cost":
-        print(json.dumps(_cost()), flush=True)
-        return
-    watched = modicum.comm.watch(silent_seconds=30, late_seconds=60, record=task["record"])
-    model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(32, 32)] * 1))
-    guilty = rank == task["rank"] and not task["null"]
-    for step in range(STEPS):
-        longer = guilty and kind.startswith("slow") and step >= fault
-        if guilty and step == fault and kind != "nothing" and not longer:
-            _note(task, step)
-            if kind == "paused in a collective":
-                # The others come later, so that this rank is in the collective when it stops.
-                subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -STOP {os.getpid()}"])
-            elif not longer:
-                os.kill(os.getpid(), signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
-        if kind == "paused in a collective" and step == fault and not guilty and not task["null"]:
-            time.sleep(2.0)
-        if longer and step == fault:
-            _note(task, step)
-        time.sleep(STEP * (1 + (task["part"] if longer else 0)))
-        model(torch.ones(4, 32)).sum().backward()
-        _note_step(task, rank, step)
-    watched.close()
+    def of(self, key: str, make: Callable[[], Any]) -> Any:
+        """What a trial found, made where it is not known."""
+        if key not in self._known:
+            say(key)
+            self._known[key] = make()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            row = {"key": key, "by": self._settings, "found": self._known[key]}
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        return self._known[key]
 
 
-def _note(task: dict[str, Any], step: int) -> None:
-    Path(task["record"]).with_suffix(".fault").write_text(json.dumps([step, time.time()]))
+def sources() -> str:
+    """A digest of the code that judges, and of what injects faults."""
+    root, digest = Path(modicum.__file__).parent, hashlib.sha256()
+    for place in JUDGES:
+        path = root / place
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
-def _note_step(task: dict[str, Any], rank: int, step: int) -> None:
-    """When rank 0 had made a step, so that seconds become iterations."""
-    if rank == 0:
-        with open(Path(task["record"]).with_suffix(".steps"), "a") as file:
-            file.write(f"{time.time()}\n")
+def series(name: str, arguments: dict[str, Any], ranks: int = RANKS) -> Any:
+    """What one call of the bench gives at rank 0."""
+    return at_ranks(BENCH, ranks, {"calls": [(name, arguments)]}, seconds=7200)[0][0]
 
 
-def _cost(blocks: int = 12, steps: int = 40) -> list[float]:
-    """Of each pair of blocks, seconds with somebody who watches over seconds without."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    import modicum.comm
-
-    model = DistributedDataParallel(torch.nn.Linear(32, 32))
-    ratios = []
-    for block in range(blocks):
-        seconds = {}
-        for watches in (True, False) if block % 2 else (False, True):
-            watched = modicum.comm.watch() if watches else None
-            begun = time.monotonic()
-            for _ in range(steps):
-                time.sleep(STEP)
-                model(torch.ones(4, 32)).sum().backward()
-            seconds[watches] = time.monotonic() - begun
-            if watched is not None:
-                watched.close()
-        ratios.append(seconds[True] / seconds[False])
-    return ratios
-
-
-def launch(task: dict[str, Any], ranks: int) -> list[str]:
-    """Run the ranks of a trial; what each printed. Ranks that are stopped are killed at the end."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    command = [sys.executable, __file__, "--rank-of", json.dumps(task)]
-    processes = [
-        subprocess.Popen(
-            command,
-            env=os.environ | place | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    end = time.monotonic() + 90
-    record = Path(task.get("record", ""))
-    while time.monotonic() < end and any(one.poll() is None for one in processes):
-        if task["kind"] in CLASSES and record.exists():
-            break
-        time.sleep(0.05)
-    for one in processes:
-        one.kill()
-    return [one.communicate()[0] for one in processes]
-
-
-def trial(kind: str, seed: int, ranks: int, folder: Path, *, null: bool) -> dict[str, Any]:
-    """What was injected, what was found, and after how many iterations or seconds."""
-    draws = random.Random(f"{kind} {seed}")
-    record = folder / f"{kind} {seed}.jsonl"
-    part = float(kind.split()[-1].rstrip("%")) / 100 if kind.startswith("slow") else 0.0
-    task = {
-        "kind": kind, "rank": draws.randrange(ranks), "at": draws.randrange(40, 70), "part": part,
-        "record": str(record), "null": null,
-    }  # fmt: skip
-    launch(task, ranks)
-    lines = record.read_text().splitlines() if record.exists() else []
-    events = [json.loads(line) for line in lines]
-    found = {"rank": task["rank"], "events": [(e["kind"], e["rank"], e["inside"]) for e in events]}
-    fault = record.with_suffix(".fault")
-    if fault.exists() and record.exists():
-        step, when = json.loads(fault.read_text())
-        seconds = record.stat().st_mtime - when  # of the last event; the first in these trials
-        steps = [float(line) for line in record.with_suffix(".steps").read_text().split()]
-        until = sum(stamp <= record.stat().st_mtime for stamp in steps)
-        found |= {"seconds": seconds, "iterations": until - step}
-    wanted = "slow" if kind.startswith("slow") else CLASSES.get(kind)
-    first = events[0] if events else None
-    right = first is not None and (first["kind"], first["rank"]) == (wanted, task["rank"])
-    if kind.startswith("paused"):
-        right = right and first is not None and first["inside"] == ("collective" in kind)
-    found["right"] = not events if kind == "nothing" or null else right
+def slow(seed: int, shift: int) -> list[dict[str, Any]]:
+    """One slow rank for each part, one after the other in the same processes."""
+    draws = random.Random(f"slow {seed}")
+    trials = [{"rank": draws.randrange(RANKS), "part": part} for part in SLOW]
+    found: list[dict[str, Any]] = series("slow_trials", {"trials": trials, "shift": shift})
     return found
 
 
+def row(trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """Trials of a fault in one row."""
+    made: dict[str, Any] = {"trials": len(trials), "right": sum(one["right"] for one in trials)}
+    for figure in ("iterations", "seconds", "ended"):
+        values = [one[figure] for one in trials if one["right"] and figure in one]
+        made |= {figure: spread(values)} if values else {}
+    if trials and "code_4" in trials[0]:
+        made["all others ended with 4"] = sum(one["code_4"] for one in trials)
+    return made
+
+
 def main() -> None:
-    """Run the trials, and write what came of them."""
+    """Run the trials that are left, and write what came of all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=2, help="of each kind")
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--null", action="store_true", help="inject nothing")
-    parser.add_argument("--rank-of", help=argparse.SUPPRESS)
+    parser.add_argument("--trials", type=int, default=2, help="of each fault; twice of slow ranks")
+    parser.add_argument("--calm", type=float, default=60.0, help="seconds without a fault")
+    parser.add_argument("--held", type=float, help="of these, in a call that holds the lock")
+    parser.add_argument("--progress", type=Path, default=user_cache("diagnosis") / "trials.jsonl")
+    parser.add_argument("--null", action="store_true", help="inject into another rank")
     given = parser.parse_args()
-    if given.rank_of:
-        rank_of_a_trial(json.loads(given.rank_of))
-        return
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    with alone(), tempfile.TemporaryDirectory() as name:
-        for seed in range(given.trials):
-            for kind in KINDS:
-                one = trial(kind, seed, given.ranks, Path(name), null=given.null)
-                found[kind].append(one)
-                say(f"{kind}, {seed}: {'right' if one['right'] else 'wrong'} {one}")
-        printed = launch({"kind": "cost", "at": 0}, 2)
-    table: dict[str, Any] = {}
-    for kind, trials in found.items():
-        table[kind] = {"trials": len(trials), "right": sum(one["right"] for one in trials)}
-        for figure in ("seconds", "iterations"):
-            values = [one[figure] for one in trials if one["right"] and figure in one]
-            table[kind] |= {f"median {figure}": statistics.median(values)} if values else {}
-    ratios = [value for line in printed if line.strip() for value in json.loads(line)]
-    if ratios:
-        table["step with over step without"] = statistics.median(ratios)
+    shift = int(given.null)
+    held = min(120.0, given.calm / 4) if given.held is None else given.held
+    by = {"sources": sources(), "shift": shift, "ranks": RANKS}
+    progress, found = Progress(given.progress, by), defaultdict[str, list[dict[str, Any]]](list)
+    with alone():
+        for seed in range(2 * given.trials):
+            for one in progress.of(f"slow ranks, {seed}", partial(slow, seed, shift)):
+                found[f"compute + {one['part']:.0%}"].append(one)
+            for kind in FATAL if seed < given.trials else ():
+                asked = random.Random(f"{kind} {seed}").randrange(RANKS)
+                trials = partial(fatal_trials, [{"kind": kind, "rank": asked}], RANKS, shift)
+                found[kind] += progress.of(f"{kind}, {seed}", trials)
+        arguments = {"seconds": given.calm, "held": held}
+        calm = progress.of(f"nothing, {arguments}", lambda: series("calm_trial", arguments))
+        arguments = {"pairs": 12, "steps": 40}
+        ratios = progress.of(f"cost, {arguments}", lambda: series("cost_trial", arguments, 2))
+    table: dict[str, Any] = {fault: row(trials) for fault, trials in found.items()}
+    latencies = [
+        one["iterations"] for fault in found for one in found[fault] if "iterations" in one
+    ]
+    table["median iterations to a slow rank"] = statistics.median(latencies) if latencies else None
+    early = sum(one.get("false", 0) for trials in found.values() for one in trials)
+    table["nothing"] = {
+        "seconds": given.calm, "held_seconds": held, "iterations": calm["iterations"],
+        "alarms": len(calm["said"]), "said": calm["said"], "alarms before faults": early,
+    }  # fmt: skip
+    table["step watched over step not watched"] = spread(ratios)
     print(json.dumps(table, indent=2))
     if not given.null:
-        write_result("diagnosis", table, {"ranks": given.ranks, "trials": given.trials})
+        settings = {"ranks": RANKS, "trials": given.trials, "compute_seconds": COMPUTE}
+        write_result("diagnosis", table, settings)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ TRIES = 20  # until settings go with the methods, or none do
 IMAGES, TEXT_CLASSES, SEQUENCES = 0.1, 0.15, 0.05
 # Where no method asks for trained weights, a case of text has a folder's model this often.
 FROM_FOLDER = 0.4
-TWO_RANKS, DIAGNOSED = 0.25, 0.1
+TWO_RANKS, DIAGNOSED, WATCHED = 0.25, 0.1, 0.3
 # The budget is the need of the plan without one, times a factor of this range.
 LEAST_BUDGET, MOST_BUDGET = 0.7, 1.4
 # What keeps a method small in tests is not wanted here, but for what only costs time.
@@ -87,6 +87,8 @@ def draw(seed: int, number: int) -> Case:
     looks = {"diagnosis": _method("diagnosis", other)} if other.random() < DIAGNOSED else {}
     if "task" not in recipe and _combine(recipe | looks, ranks):
         recipe |= looks
+    if ranks > 1 and other.random() < WATCHED:
+        recipe["watchdog"] = _method("watchdog", other)
     return Case(
         seed,
         number,

@@ -50,7 +50,9 @@ def test_paths() -> None:
 def test_a_table_names_fields_of_the_method_or_of_recipes(record: MethodRecord) -> None:
     table, slot = record.search, slot_of(record)
     assert set(table.fields) <= {*record.fields, *RECIPE_FIELDS}
-    rated = slot not in ("diagnosis", None) and "takes_no_rate" not in record.info.traits
+    rated = (
+        slot not in ("diagnosis", "watchdog", None) and "takes_no_rate" not in record.info.traits
+    )
     assert ("learning_rate" in table.fields) == rated
     assert table.size is None or table.size in record.fields
     assert {name: each["path"] for name, each in search_json(record)["fields"].items()} == {

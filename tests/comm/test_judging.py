@@ -19,8 +19,8 @@ RANKS = 4
 def report(rank: int, calls: int = 0, **changed: Any) -> RankReport:
     plain = RankReport(
         rank=rank, host="ab"[rank // 2], process="running", process_seconds=0.0, beat_seconds=0.1,
-        left=0, words="", marked=False, place="packing.py:88, batch", entered={"0": calls},
-        members={"0": tuple(range(RANKS))}, open=(), done=(),
+        starved=0.0, left=0, words="", marked=False, place="packing.py:88, batch",
+        entered={"0": calls}, members={"0": tuple(range(RANKS))}, open=(), done=(),
     )  # fmt: skip
     return replace(plain, **changed)
 
@@ -151,6 +151,23 @@ def test_a_rank_that_is_fast_again_may_be_named_again() -> None:
     slow, calm = list(iterations({3: 0.5}, 150)), list(iterations({}, 150))
     named = found(iter([*slow[:120], *calm[120:300], *slow[300:]]))
     assert [one.rank for _, one in named] == [3, 3]
+
+
+def test_that_a_slow_rank_has_no_processor_is_said_and_once() -> None:
+    slow, calm = list(iterations({3: 0.5}, 150)), list(iterations({}, 150))
+    stream = [*slow[:120], *calm[120:300], *slow[300:]]
+
+    def starving(most: float, least: float) -> list[Anomaly]:
+        each = {rank: most if rank == 3 else least for rank in range(RANKS)}
+        changed = ([replace(one, starved=each[one.rank]) for one in reports] for reports in stream)
+        return [one for _, one in found(changed)]
+
+    (once,) = starving(0.55, 0.25)
+    assert (once.kind, once.rank, once.ends) == ("slow", 3, False)
+    assert "other programs have its processor 55% of the time, those of the others 25%" in once.note
+    assert once.sentence.endswith("it is not named for that again)")
+    # Where all want for processors alike, that is not why one of them is slow.
+    assert [(one.rank, one.note) for one in starving(0.55, 0.55)] == [(3, "")] * 2
 
 
 def test_a_late_rank_is_named_with_collective_place_and_time() -> None:

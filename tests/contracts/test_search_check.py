@@ -54,6 +54,10 @@ def test_nothing_is_said_of_a_method_without_a_table() -> None:
 
 @pytest.mark.parametrize("room", BATTERIES)
 def test_every_battery_has_the_check(room: str) -> None:
-    slots = {"optim": ("optimizer", "transform"), "adapters": ("", "diagnosis")}.get(room, ("",))
+    slots = {
+        "adapters": ("", "diagnosis"),
+        "comm": ("", "watchdog"),
+        "optim": ("optimizer", "transform"),
+    }.get(room, ("",))
     for slot in slots:
         assert [each.name for each in checks(room, slot=slot)].count("search_table") == 1

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from modicum.cli.live import Mode
     from modicum.recipe import Recipe
 
+WATCHDOG = "c4"  # of several ranks, where the recipe names none and does not say null
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -143,7 +145,8 @@ def placed(asked: Asked) -> RankPlace:
 def _run(recipe: Recipe, asked: Asked, here: RankPlace, restart: bool) -> None:
     """Train in this process, as one of the ranks or alone, and write the report of what came of it.
 
-    Ranks meet first: what is planned depends on all of them.
+    Ranks meet first: what is planned depends on all of them. They watch each other, unless the
+    recipe says something else.
 
     Args:
         restart: whether a run that is there makes room; not so for ranks that were started again.
@@ -157,6 +160,8 @@ def _run(recipe: Recipe, asked: Asked, here: RankPlace, restart: bool) -> None:
         from modicum.trainer import continued, train
 
     folder = asked.folder
+    if here.size > 1 and "watchdog" not in recipe.model_fields_set:
+        recipe = recipe.changed(watchdog={"method": WATCHDOG})
     try:
         with joined(pick_device(recipe.training.device).type, clock) as ranks:
             with clock(PLANNING):

@@ -8,6 +8,7 @@ waits for anybody. Nothing here imports torch.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -121,6 +122,7 @@ class Judge:
         self._seen: dict[int, _Seen] = {}
         self._groups: dict[str, GroupCalls] = {}
         self._named: set[tuple[Any, ...]] = set()
+        self._starved: set[int] = set()
         self._ending = False
 
     def add(self, reports: Iterable[RankReport], now: float) -> None:
@@ -262,15 +264,34 @@ class Judge:
                 self._named.discard(("slow", before, False, ""))
             if slow is not None and slow.rank in self._seen:
                 report = self._seen[slow.rank].report
-                found.append(
-                    Anomaly(
-                        "slow", slow.rank, report.host, "", False, report.place, 0.0, False,
-                        slow.share,
-                    )
-                )  # fmt: skip
+                note = self._starving(slow.rank, slow.share, group.members)
+                if not note or slow.rank not in self._starved:
+                    found.append(
+                        Anomaly(
+                            "slow", slow.rank, report.host, "", False, report.place, 0.0, False,
+                            slow.share, note,
+                        )
+                    )  # fmt: skip
+                if note:
+                    self._starved.add(slow.rank)
             if (rank := group.recovered(least)) >= 0:
                 self._named.discard(("slow", rank, False, ""))
         return found
+
+    def _starving(self, rank: int, share: float, members: Iterable[int]) -> str:
+        """That other programs have the processors of a slow rank, where that is why it is slow.
+
+        That is so where it waited for a processor for so much longer than the others did. It is
+        said once of a rank, as it comes and goes.
+        """
+        known = {one: self._seen[one].report.starved for one in members if one in self._seen}
+        usual = statistics.median(part for one, part in known.items() if one != rank)
+        if known[rank] - usual < share / 2:
+            return ""
+        return (
+            f"other programs have its processor {known[rank]:.0%} of the time, those of the "
+            f"others {usual:.0%}; it is not named for that again"
+        )
 
 
 def said_of(call: OpenCall) -> str:

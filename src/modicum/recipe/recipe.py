@@ -75,6 +75,9 @@ class Recipe(Section):
     diagnosis: dict[str, Any] | None = None
     """What is looked at in evaluations and reported, and changes nothing: a method of the room
     `adapters`."""
+    watchdog: dict[str, Any] | None = None
+    """Who looks for the rank that holds up the others, and changes nothing: a method of the room
+    `comm`. On several ranks `modicum train` has `c4` where the recipe does not say null."""
     training: TrainingSection = TrainingSection()
     evaluation: EvaluationSection = EvaluationSection()
     samples: SamplesSection = SamplesSection()

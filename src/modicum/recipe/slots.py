@@ -22,6 +22,7 @@ SLOTS: dict[str, str] = {
     "comm": "comm",
     "compress": "compress",
     "diagnosis": "adapters",
+    "watchdog": "comm",
 }
 # Sections that always have a method, and which one where none is named.
 DEFAULTS = {"optimizer": "adamw"}

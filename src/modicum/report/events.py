@@ -18,9 +18,11 @@ def events(run: FolderContents) -> list[dict[str, Any]]:
 
     Kinds are skipped (an update that had no finite loss or gradient), surgery, ended (a
     method, for good), resumed, elsewhere (from here on by another machine, version or number of
-    ranks), best, stopped and checkpoint (one that is kept).
+    ranks), best, stopped, checkpoint (one that is kept) and anomaly (a rank held up the others).
     """
-    found = [*_skipped(run), *_plans(run), *_starts(run), *_checkpoints(run)]
+    found = [
+        *_skipped(run), *_plans(run), *_starts(run), *_checkpoints(run), *_anomalies(run)
+    ]  # fmt: skip
     best = section(run.run, "best")
     if (step := number(best.get("step"))) is not None:
         found.append(_event(step, "best", "best evaluation"))
@@ -65,6 +67,14 @@ def _starts(run: FolderContents) -> list[dict[str, Any]]:
             said = ", ".join(name.replace("_", " ") for name in names)
             found.append(_event(step, "elsewhere", f"from here on another {said}"))
     return found
+
+
+def _anomalies(run: FolderContents) -> list[dict[str, Any]]:
+    return [
+        _event(step, "anomaly", str(row.get("sentence", "")))
+        for row in listing(run.run, "anomalies")[-_MOST:]
+        if (step := number(row.get("step"))) is not None
+    ]
 
 
 def _checkpoints(run: FolderContents) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ PREPARED = "prepared"  # what its adapter found out from data before the first u
 START = "start"  # a copy of the adapter that training starts from
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
 CURVE = ("step", "loss", "tokens")  # of a row of metrics, what training is drawn by
+ANOMALIES = "anomalies.jsonl"  # what the watchdog of its ranks found
 WIRE = "wire.jsonl"  # calls of some updates, of several ranks
 _BY_STEP = (METRICS, EVALUATIONS, SAMPLES, WIRE)
 # In the order in which a run is removed: while its record is there, the others are no stranger's.
@@ -51,7 +52,7 @@ _FOLDERS = (
     "tensorboard",
     "wandb",
 )
-_FILES = ("report.html", "tracking.json", PLAN, *_BY_STEP, RECIPE, RUN)
+_FILES = ("report.html", "tracking.json", ANOMALIES, PLAN, *_BY_STEP, RECIPE, RUN)
 _NUMBER = (int, float)
 _ROWS: dict[str, Types] = {
     PLAN: {"revision": int, "why": str, "choices": list},
@@ -67,7 +68,15 @@ _RECORD: Types = {
 }
 _PEAKS: Types = dict.fromkeys(("measured", "process"), (*_NUMBER, type(None)))
 # What may be another at each start of a run: nothing of it changes what is computed.
-_OF_A_START = ("parallel.", "checkpoint.asynchronous:", "tracking.", "export.", "cost.")
+_OF_A_START = (
+    "parallel.",
+    "checkpoint.asynchronous:",
+    "tracking.",
+    "export.",
+    "cost.",
+    "watchdog.",
+    "watchdog:",
+)
 
 
 class RunFolder:

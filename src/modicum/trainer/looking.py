@@ -46,7 +46,7 @@ def _measured(session: Session, data: Rows[AnyBatch], rows: int | Literal["all"]
     """The metrics of the model as it is, over the first rows; the same on all ranks."""
     program, recipe = session.step_program, session.plan.recipe
     program.flush()
-    with program.hooks.evaluation():
+    with session.watched.marked(), program.hooks.evaluation():
         result = evaluate(
             session.plan.task,
             session.model,
@@ -77,7 +77,7 @@ def write_samples(session: Session) -> None:
 def _write_samples(session: Session) -> None:
     plan, program = session.plan, session.step_program
     program.flush()
-    with program.hooks.evaluation():
+    with session.watched.marked(), program.hooks.evaluation():
         samples = plan.task.samples(plan.recipe, session.model, session.data, session.ranks)
     program.strategy.rest(session.model)
     session.sampled.add(session.step)

@@ -31,6 +31,7 @@ from modicum.trainer.folder import PLAN, RunFolder
 from modicum.trainer.hub_weights import with_weights
 from modicum.trainer.looking import evaluate_now, evaluate_test, write_samples
 from modicum.trainer.rank_agreement import same_model, same_setup
+from modicum.trainer.rank_watch import watched_run
 from modicum.trainer.record import RunRecord
 from modicum.trainer.save_cost import learn_save_cost
 from modicum.trainer.session import Session
@@ -99,7 +100,11 @@ def train(
         if begun:
             plan = plan.replaying(ranks.broadcast(folder.rows(PLAN)))
         try:
-            with record.running(), peer_errors():
+            with (
+                record.running(),
+                watched_run(plan, folder.path, ranks) as watched,
+                peer_errors(),
+            ):
                 folder.write_recipe(plan.recipe)
                 written = folder.rows(PLAN)
                 if not written or plan.revision > written[-1]["revision"]:
@@ -107,13 +112,14 @@ def train(
                 kinds = plan.recipe.tracking.to if ranks.first else ()
                 with followed(plan.recipe, folder.path, listener, kinds) as heard:
                     heard({"event": "plan", **plan.row()})
-                    session = begin(plan, folder, heard, signals, record, ranks)
-                    record.begun(ranks)
+                    with watched.marked():
+                        session = begin(plan, folder, heard, signals, record, ranks, watched)
+                        record.begun(ranks)
                     run(session)
-                    with ranks.clock(EXPORT):
+                    with ranks.clock(EXPORT), watched.marked():
                         step = take_best(session)
                     evaluate_test(session, step)
-                    with ranks.clock(EXPORT):
+                    with ranks.clock(EXPORT), watched.marked():
                         outputs = export(session)
         except StopRequested as stop:
             record.interrupted()

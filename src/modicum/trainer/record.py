@@ -14,12 +14,15 @@ from modicum.core.clock import Clock
 from modicum.core.errors import Interrupted, ModicumError
 from modicum.core.machine import versions
 from modicum.core.machine.memory import peak_resident_bytes
-from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.ranks import PeerLost, Ranks
+from modicum.core.run_folders import PEER_LOST
 from modicum.planner import Plan
 from modicum.trainer.cost_meter import CostMeter
 from modicum.trainer.folder import RunFolder
 from modicum.trainer.stop import StopRequested
 from modicum.trainer.time_account import TimeAccount, carried
+
+MOST_ANOMALIES = 100  # that are kept, the last ones
 
 
 class RunRecord:
@@ -89,6 +92,7 @@ class RunRecord:
             "saves": old.get("saves"),
             "interruptions": old.get("interruptions", 0),
             "resumed_after": old.get("resumed_after", []),
+            "anomalies": old.get("anomalies", []),
             "outputs": old.get("outputs", {}),
             "error": None,
             "failed_by": None,
@@ -112,8 +116,8 @@ class RunRecord:
             yield
         except StopRequested:
             raise
-        except Interrupted:
-            self.interrupted()
+        except Interrupted as error:
+            self.interrupted(error)
             raise
         except BaseException as error:
             told = error if isinstance(error, ModicumError) else f"{type(error).__name__}: {error}"
@@ -231,10 +235,17 @@ class RunRecord:
         steps = list(self._recent)[1:] or list(self._recent)
         return positions * len(steps) / sum(steps)
 
-    def interrupted(self) -> None:
-        """The run was asked to stop and saved its state."""
+    def noticed(self, row: dict[str, Any]) -> None:
+        """Take in that a rank held up the others after a step."""
+        self.content["anomalies"] = [*self.content["anomalies"][-MOST_ANOMALIES + 1 :], row]
+        self._write()
+
+    def interrupted(self, error: Interrupted | None = None) -> None:
+        """The run was asked to stop and saved its state, or lost a rank."""
         self.content["interruptions"] += 1
         self.content |= {"status": "interrupted", "ended": _now()}
+        if isinstance(error, PeerLost):
+            self.content |= {"error": str(error), "failed_by": PEER_LOST}
         self._write()
 
     def finish(self, outputs: dict[str, str], ranks: Ranks) -> dict[str, Any]:

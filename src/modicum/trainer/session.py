@@ -8,6 +8,7 @@ from typing import Any
 
 from modicum.adapters import AttachedAdapter
 from modicum.checkpoint import Checkpoint, CheckpointStore
+from modicum.comm.watching import Watch
 from modicum.core.clock import CHECKPOINT, DATA, TRACKING, UPDATE
 from modicum.core.contracts.state import StateRegistry
 from modicum.core.contracts.step import StepOutcome, StepProgram
@@ -23,6 +24,7 @@ from modicum.trainer.assembly import Built
 from modicum.trainer.divergence import refuse_divergence
 from modicum.trainer.folder import METRICS, PLAN, RunFolder
 from modicum.trainer.out_of_memory import halved, ran_out
+from modicum.trainer.rank_watch import AnomalyReader
 from modicum.trainer.record import RunRecord
 from modicum.trainer.schedule import factor
 from modicum.trainer.stop import StopRequested, StopSignals
@@ -49,8 +51,8 @@ class Session:
     different times. `stalled` is how long that checkpoint kept training waiting, in seconds,
     `save_costs` what it was each time, and `written` how long the newest took until it was in
     place, on rank 0. `updated` is whether any update of this run was not skipped. The meter is on
-    up to the update `metered_until`. `clock` says where this process's time goes, `waits` what of
-    it was waiting for other ranks, `wire` what rank 0 sends.
+    up to the update `metered_until`. `watched` looks at the ranks. `clock` says where this
+    process's time goes, `waits` what of it was waiting for other ranks, `wire` what rank 0 sends.
     """
 
     ranks: Ranks
@@ -74,11 +76,13 @@ class Session:
     written: float = 0.0
     save_costs: list[float] = field(default_factory=list)
     metered_until: int = 0
+    watched: Watch = field(default_factory=lambda: Watch(None))
 
     def __post_init__(self) -> None:
         self.clock, self.waits = self.ranks.clock, Waits(self.ranks)
         self.wire = WireAccount(self.folder, self.ranks)
         self._data_before = 0.0
+        self._anomalies = AnomalyReader(self.folder.path if self.ranks.first else None)
 
     @property
     def config(self) -> Any:
@@ -175,6 +179,7 @@ class Session:
             row["extra_loss"] = _finite(outcome.extra_loss)
         if outcome.skipped:
             row["skipped"] = True
+        self.tell_of_anomalies()
         self.folder.append(METRICS, row)
         self.record.count(row)
         self.emit(
@@ -255,7 +260,7 @@ class Session:
         """
         if self.saved == self.step:
             return
-        with self.clock(CHECKPOINT):
+        with self.clock(CHECKPOINT), self.watched.marked():
             self.step_program.flush()
             self.step_program.hooks.checkpoint()
             start = self.clock.seconds
@@ -265,7 +270,7 @@ class Session:
 
     def settle(self) -> None:
         """Wait until every checkpoint that was begun is in its place."""
-        with self.clock(CHECKPOINT):
+        with self.clock(CHECKPOINT), self.watched.marked():
             self.store.wait()
         self.tell_of_checkpoints()
 
@@ -282,6 +287,16 @@ class Session:
                 written_seconds=saved.seconds,
                 bytes=saved.bytes,
             )
+
+    def tell_of_anomalies(self) -> None:
+        """Tell of ranks that hold up the others, as far as it was found since this was last asked.
+
+        The one for which the run is ended is written into its record by who ends it.
+        """
+        for row in self._anomalies.new():
+            if not row.get("ends"):
+                self.record.noticed({"step": self.step, **row})
+                self.emit("anomaly", **{**row, "step": self.step, "message": row.get("sentence")})
 
     def take_up(self, checkpoint: Checkpoint, *, fork: bool = False) -> None:
         """Resume from a checkpoint's state; that of another run becomes this run's first.

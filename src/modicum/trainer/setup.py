@@ -11,6 +11,7 @@ import torch
 
 from modicum.adapters.preparation import Preparation
 from modicum.checkpoint import Checkpoint, CheckpointStore, Damaged
+from modicum.comm.watching import Watch
 from modicum.core.clock import BUILDING, PREPARING, TRIALS
 from modicum.core.contracts.state import View
 from modicum.core.errors import InputError
@@ -55,6 +56,7 @@ def begin(
     signals: StopSignals,
     record: RunRecord,
     ranks: Ranks,
+    watched: Watch | None = None,
 ) -> Session:
     """Build everything, in an order in which each step sees what the one before changed.
 
@@ -123,7 +125,7 @@ def begin(
         )
     session = Session(
         ranks, plan, folder, listener, signals, record, data, built, store,
-        TensorMeter(plan.device),
+        TensorMeter(plan.device), watched=watched or Watch(None),
     )  # fmt: skip
     if found is not None:
         with ranks.clock(BUILDING):

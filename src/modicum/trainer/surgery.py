@@ -37,7 +37,7 @@ def operate_if_asked(session: Session) -> None:
         InputError: ranks disagree, two methods ask at once, or state cannot be moved.
     """
     if (surgery := _agreed(session)) is not None:
-        with session.clock(SURGERY):
+        with session.clock(SURGERY), session.watched.marked():
             operate(session, surgery)
 
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from modicum.core.errors import InputError
 from modicum.core.ranks.call_ring import BEREFT, FAILED, RingReader, RingWriter
 from modicum.core.ranks.observed_calls import ObservedCall
-from modicum.core.ranks.rank_probe import RankProbe, process_state
+from modicum.core.ranks.rank_probe import RankProbe, process_state, seconds_without_processor
 from modicum.core.ranks.rank_reports import MOST_BYTES, parse_reports, report_line
 from modicum.core.ranks.side_channel import AgentLine, Controller
 
@@ -84,6 +85,36 @@ def test_a_probe_sees_calls_once_and_the_process(tmp_path: Path) -> None:
         assert probe.ended
         process.wait()
         assert process_state(process.pid) == "dead"
+
+
+@pytest.mark.skipif(not seconds_without_processor(os.getpid()), reason="nobody counts here")
+def test_a_probe_sees_who_has_no_processor(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\nfrom pathlib import Path\n"
+        "from modicum.core.ranks.call_ring import RingWriter\n"
+        "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+        "RingWriter(Path(sys.argv[1]), 3)\nprint('ready', flush=True)\nwhile True: pass\n"
+    )
+    commands = [[sys.executable, "-c", program, str(tmp_path / name)] for name in ("one", "other")]
+    busy = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
+    try:
+        for process in busy:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+        probes = [RankProbe(tmp_path / name) for name in ("one", "other")]
+        time.sleep(1.0)
+        shares = [probe.look().starved for probe in probes]
+        assert 0.8 < sum(shares) <= 2.0  # one of two runs at a time, or neither
+    finally:
+        for process in busy:
+            process.kill()
+            process.communicate()
+
+
+def test_a_share_above_one_is_refused(tmp_path: Path) -> None:
+    report = replace(reports(tmp_path)[1], starved=1.5)
+    with pytest.raises(ValueError, match="no share"):
+        parse_reports(report_line([report]), 2)
 
 
 def reports(tmp_path: Path) -> Any:

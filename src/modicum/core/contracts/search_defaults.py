@@ -29,7 +29,7 @@ _OF_A_NEW_MODEL = SearchTable(
 _RATE_ALONE = SearchTable({"learning_rate": LogRange(1e-5, 1e-2, 1e-3)})
 
 # By room, or by the section of the recipe where a room has several. Rooms that no section of a
-# recipe is for have nothing that a run can tune, and a diagnosis changes nothing.
+# recipe is for have nothing that a run can tune, and neither diagnosis nor watchdog changes any.
 _TABLES = {
     # An adapter takes about ten times the rate of full training ("LoRA Without Regret", 2025).
     "adapters": SearchTable(
@@ -40,6 +40,7 @@ _TABLES = {
         }
     ),
     "diagnosis": _NOTHING,
+    "watchdog": _NOTHING,
     "protocol": _NOTHING,  # it tunes others
     "optim": _OF_A_NEW_MODEL,
     "compress": _OF_A_TRAINED_MODEL,

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from modicum.core.ranks.rank_reports import (
     OpenCall,
     RankReport,
 )
+
+STARVED_SECONDS = 4.0  # of which it is said for how much a rank had no processor
 
 
 def process_state(pid: int) -> str:
@@ -43,6 +46,18 @@ def process_state(pid: int) -> str:
     return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(state, "running")
 
 
+def seconds_without_processor(pid: int) -> float:
+    """For how long the main thread of a process was ready to run and did not; 0: nobody counts.
+
+    >>> seconds_without_processor(os.getpid()) >= 0
+    True
+    """
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 class RankProbe:
     """Looks at a rank of this host again and again.
 
@@ -60,6 +75,7 @@ class RankProbe:
         self._next, self._open = 0, dict[int, OpenCall]()
         self._entered: dict[str, int] = {}
         self._process, self._since = "running", time.monotonic()
+        self._starved = deque([(self._since, seconds_without_processor(self.pid))])
         self.exited: int | None = None
         with suppress(AttributeError, OSError):
             self.exited = os.pidfd_open(self.pid)
@@ -89,6 +105,7 @@ class RankProbe:
             process=process,
             process_seconds=now - self._since,
             beat_seconds=max(0.0, now - state.beat),
+            starved=self._share_without_processor(now),
             left=state.left,
             words=_printable(state.words),
             marked=state.marked,
@@ -104,6 +121,14 @@ class RankProbe:
         if process_state(self.pid) != "dead" and not self.ended:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal_number)
+
+    def _share_without_processor(self, now: float) -> float:
+        samples = self._starved
+        samples.append((now, seconds_without_processor(self.pid)))
+        while len(samples) > 2 and samples[1][0] <= now - STARVED_SECONDS:
+            samples.popleft()
+        (begun, before), (_, waited) = samples[0], samples[-1]
+        return min(1.0, max(0.0, waited - before) / (now - begun)) if now > begun else 0.0
 
     def _calls(self, now: float) -> list[DoneCall]:
         fresh = self._ring.since(self._next)

@@ -49,6 +49,8 @@ class RankReport:
     Args:
         process: running, stopped or dead; `process_seconds` since when, as its agent saw it.
         beat_seconds: since a thread of it last ran.
+        starved: the share of the last seconds in which its main thread was ready to run and had no
+            processor, as other programs had them; 0 where the system does not count that.
         left: how it left (`modicum.core.ranks.call_ring`), `words` why.
         entered: how many calls it has issued, by group.
         members: the ranks of each group.
@@ -59,6 +61,7 @@ class RankReport:
     process: str
     process_seconds: float
     beat_seconds: float
+    starved: float
     left: int
     words: str
     marked: bool
@@ -110,6 +113,7 @@ def _report(given: Any, size: int) -> RankReport:
         process=process,
         process_seconds=_seconds(given["process_seconds"]),
         beat_seconds=_seconds(given["beat_seconds"]),
+        starved=_share(given["starved"]),
         left=_count(given["left"], 3),
         words=_word(given["words"], 240),
         marked=_flag(given["marked"]),
@@ -161,6 +165,12 @@ def _seconds(given: Any) -> float:
     if type(given) not in (int, float) or not math.isfinite(given) or not -1 <= given < 1e12:
         raise ValueError("no seconds")
     return float(given)
+
+
+def _share(given: Any) -> float:
+    if not 0 <= (share := _seconds(given)) <= 1:
+        raise ValueError("no share of 0 to 1")
+    return share
 
 
 def _flag(given: Any) -> bool:

@@ -7,7 +7,11 @@ from modicum.core.contracts.search_check import RECIPE_FIELDS
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.base import BATTERIES, check
 
-_SLOTS = {"adapters": ("", "diagnosis"), "optim": ("optimizer", "transform")}
+_SLOTS = {
+    "adapters": ("", "diagnosis"),
+    "comm": ("", "watchdog"),
+    "optim": ("optimizer", "transform"),
+}
 _TRIED = 9  # values of a range
 
 

@@ -43,6 +43,7 @@ def train_under_transformers(
     """Let `transformers.Trainer` train a model on rows of tokens, four in a batch, in silence.
 
     Args:
+        callback: one, several, or none.
         folder: where its checkpoints are, which are made only if there is one.
         arguments: further `TrainingArguments`; with an `eval_strategy` the same rows are evaluated.
     """
@@ -64,7 +65,13 @@ def train_under_transformers(
             train_dataset=rows,
             eval_dataset=rows if "eval_strategy" in arguments else None,
             optimizers=(optimizer, None),
-            callbacks=[] if callback is None else [callback],
+            callbacks=_listed(callback),
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train(resume_from_checkpoint=resume_from)
+
+
+def _listed(callback: Any) -> list[Any]:
+    if callback is None:
+        return []
+    return list(callback) if isinstance(callback, tuple | list) else [callback]
