@@ -20,7 +20,7 @@ PROGRAMS = {
     # One random direction an update: a small rate, and losses that fall slowly.
     "forward_only": {"clip_norm": None, "learning_rate": 1e-3},
     "student": {"learning_rate": 3e-2},
-    "keep_better": {"clip_norm": None, "learning_rate": 1e-3},  # a recipe's own, so none is set
+    "keep_better": {"clip_norm": None},
 }
 FALL = {"forward_only": 1e-4, "student": 0.3, "keep_better": 1e-4}
 
@@ -28,6 +28,8 @@ FALL = {"forward_only": 1e-4, "student": 0.3, "keep_better": 1e-4}
 def values(data: Path, name: str, **sections: Any) -> dict[str, Any]:
     training = {"steps": 12, "schedule": "constant", **PROGRAMS[name]}
     made = recipe_of(data, training=training, optimizer={"method": name}, **sections)
+    if "learning_rate" not in PROGRAMS[name]:
+        made["training"].pop("learning_rate", None)
     return made | {"plugins": [str(PLUGINS / f"{name}.py")]}
 
 

@@ -36,16 +36,19 @@ def spent_in_updates(recipe: Recipe, model: Model, layout: Layout) -> Ledger:
 def narrow_matrices(recipe: Recipe, model: Model) -> dict[str, int]:
     """The matrices that are narrower than the optimizer's rank, with their smaller width.
 
+    The default rank is cut to what fits.
+
     Raises:
-        InputError: all are, so there is none that it could project.
+        InputError: all are narrower than another rank, so there is none that it could project.
     """
     optimizer = recipe.method("optimizer")
     if not isinstance(optimizer, OptimizerMethod):
         return {}
     widths = optimizer.projects(OptimizerQuery(model.structure.trained))
     rank = optimizer.fields().get("rank", 0)
+    default = recipe.methods()["optimizer"].defaults.get("rank")
     narrow = {name: width for name, width in widths.items() if width < rank}
-    if narrow and len(narrow) == len(widths):
+    if narrow and len(narrow) == len(widths) and rank != default:
         problem = "above the smaller width of every matrix; the largest rank that fits one is"
         most = max(narrow.values())
         raise InputError(f"{problem} {most}", field="optimizer.rank", value=rank)
