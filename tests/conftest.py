@@ -71,7 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--note-seconds") and not hasattr(config, "workerinput"):
+    if config.getoption("--note-seconds") and worker_of(config) is None:
         config.pluginmanager.register(SecondsNoted(TIMED, ROOT))
 
 
@@ -132,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def in_sample(item: pytest.Item, seed: str) -> bool:
     """Whether a test is in the sample: all that is fast, and a share of what is expensive."""
-    if item.get_closest_marker("committed"):
+    if item.get_closest_marker("committed") or item.get_closest_marker("draws"):
         return True
     marked = SAMPLE if item.get_closest_marker("expensive") else 1.0
     one_in = max(marked, drawn_once_in(item.nodeid))
@@ -151,33 +151,42 @@ def is_reached(item: pytest.Item, reached: Reached, in_the_sample: bool) -> bool
     if method_of(item) in reached.methods:
         return True
     marked = item.get_closest_marker("expensive") or item.get_closest_marker("slow")
-    expensive = bool(marked) or drawn_once_in(item.nodeid) > 1
+    expensive = marked is not None or drawn_once_in(item.nodeid) > 1
     battery = item.path.name == "test_battery.py"
-    return reached.batteries and (in_the_sample if expensive else battery)
+    return bool(reached.batteries and (in_the_sample if expensive else battery))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    workers = hasattr(session.config, "workerinput")
-    if session.config.getoption("--since-green") and exitstatus == 0 and not workers:
+    alone = worker_of(session.config) is None
+    if session.config.getoption("--since-green") and exitstatus == 0 and alone:
         note_green(ROOT)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _measured_machine() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
     """This machine's records: of tests, and of the commands that they start.
 
-    Measured in the first session on a machine, so that none of its tests waits for it. Each
-    process of a session begins with another one.
+    Measured in the first session on a machine, before its first test, so that none waits for it.
+    Each process of a session begins with another one.
     """
+    shares = getattr(session.config.option, "numprocesses", None)
+    if session.config.option.collectonly or (shares and not worker_of(session.config)):
+        return
     from modicum.core.machine.record import machine_record
 
     settings = [dict(os.environ), *(tuned(os.environ, ranks=ranks) for ranks in (1, 2))]
-    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(settings)
+    first = int((worker_of(session.config) or "gw0").removeprefix("gw")) % len(settings)
     for own in settings[first:] + settings[:first]:
         with suppress(ModicumError), pytest.MonkeyPatch.context() as patched:
             for name, value in own.items():
                 patched.setenv(name, value)
             machine_record()
+
+
+def worker_of(config: pytest.Config) -> str | None:
+    """The name of this process among those that share a session; None: it is none of them."""
+    given = getattr(config, "workerinput", None)
+    return None if given is None else str(given["workerid"])
 
 
 @pytest.fixture

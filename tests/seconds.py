@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 TIMED = Path(__file__).parent / "seconds.json"
-SHARE = 0.7  # seconds
+SHARE = 0.4  # seconds
 
 
 @cache

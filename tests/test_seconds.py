@@ -25,7 +25,7 @@ def report(test: str, when: str, duration: float) -> pytest.TestReport:
 
 
 def test_each_costs_a_sample_the_same_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seconds, "timed", lambda: {"a": 7.0, "b": 1.4})
+    monkeypatch.setattr(seconds, "timed", lambda: {"a": 10 * SHARE, "b": 2 * SHARE})
     assert [drawn_once_in(test) for test in "abc"] == pytest.approx([10, 2, 1])
 
 

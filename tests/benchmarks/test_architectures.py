@@ -64,6 +64,7 @@ def test_the_page_shows_what_was_seen(monkeypatch: pytest.MonkeyPatch, found: An
 
 
 @pytest.mark.filterwarnings("ignore:all-linear leaves out")  # experts
+@pytest.mark.draws
 @pytest.mark.parametrize("number", range(DRAWN))
 def test_a_drawn_model_does_what_the_page_says(
     number: int, bench: ModuleType, found: Any, request: pytest.FixtureRequest
