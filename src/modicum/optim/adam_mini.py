@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 from modicum.core.contracts.ledger import HeadBlocks, TrainedParameter
 from modicum.core.contracts.method import Betas, Info, NonNegativeFloat, PositiveFloat
 from modicum.core.contracts.search import SearchChoice, SearchTable
-from modicum.optim.base import MatrixOptimizer
+from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.kept import KeptTensor
 from modicum.optim.parts import OptimizerParts
 from modicum.optim.rules import Adam, RowRange, SummingRule, UpdateRule
@@ -201,6 +201,7 @@ class AdamMini(MatrixOptimizer):
     reads_heads: ClassVar[bool] = True
     search = SearchTable({"betas": SearchChoice(((0.9, 0.95), (0.9, 0.999)), (0.9, 0.95))})
 
+    @fields_given
     def __init__(
         self,
         params: ParamsT,
@@ -211,16 +212,7 @@ class AdamMini(MatrixOptimizer):
         weight_decay: NonNegativeFloat = 0.0,
         norms_by_adamw: bool = False,
         in_backward: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas=betas,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            norms_by_adamw=norms_by_adamw,
-            in_backward=in_backward,
-        )
+    ) -> None: ...
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:

@@ -20,7 +20,7 @@ from modicum.core.contracts.method import (
     Strings,
 )
 from modicum.core.contracts.search import LogRange, SearchChoice, SearchTable
-from modicum.optim.base import MatrixOptimizer
+from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.kept import KeptTensor
 from modicum.optim.orthogonal import NewtonSchulz
 from modicum.optim.parts import OptimizerParts
@@ -180,6 +180,7 @@ class AuON(MatrixOptimizer):
         }
     )
 
+    @fields_given
     def __init__(
         self,
         params: ParamsT,
@@ -194,20 +195,7 @@ class AuON(MatrixOptimizer):
         adam_epsilon: PositiveFloat = 1e-8,
         exclude: Strings = ("*embed*", "*lm_head*", "*wte*", "*wpe*"),
         in_backward: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            momentum=momentum,
-            mode=mode,
-            newton_schulz_steps=newton_schulz_steps,
-            weight_decay=weight_decay,
-            adam_rate=adam_rate,
-            adam_betas=adam_betas,
-            adam_epsilon=adam_epsilon,
-            exclude=exclude,
-            in_backward=in_backward,
-        )
+    ) -> None: ...
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:

@@ -8,9 +8,11 @@ and the ledger.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 import torch.distributed as dist
@@ -35,6 +37,29 @@ from modicum.optim.rules import UpdateRule
 from modicum.optim.saved_dtypes import load_as_saved
 from modicum.optim.subspaces import SubspaceStep, drop_moments, is_active
 from modicum.optim.with_gradients import with_gradients
+
+_Given = ParamSpec("_Given")
+
+
+def fields_given(declared: Callable[_Given, None]) -> Callable[_Given, None]:
+    """An `__init__` that gives its keywords to `MatrixOptimizer` as fields; its own body is empty.
+
+    So a method spells each of its fields once, with type and default, where editors, recipes and
+    the catalog read them.
+
+    Raises:
+        TypeError: an argument is unknown, missing or given twice, as of any function.
+    """
+    signature = inspect.signature(declared)
+
+    @functools.wraps(declared)
+    def made(*given: _Given.args, **named: _Given.kwargs) -> None:
+        bound = signature.bind(*given, **named)
+        bound.apply_defaults()
+        optimizer, params, lr = bound.args
+        MatrixOptimizer.__init__(optimizer, params, lr, **bound.kwargs)
+
+    return made
 
 
 class MatrixOptimizer(Valued, torch.optim.Optimizer):

@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 from modicum.core.contracts.method import Betas, Info, NonNegativeFloat, PositiveFloat
 from modicum.core.contracts.search import SearchChoice, SearchTable
-from modicum.optim.base import MatrixOptimizer
+from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.kept import KeptTensor
 from modicum.optim.parts import OptimizerParts
 from modicum.optim.rules import RowRange, SummingRule
@@ -110,6 +110,7 @@ class Cautious(MatrixOptimizer):
         {"betas": SearchChoice(((0.9, 0.95), (0.95, 0.95), (0.95, 0.98)), (0.95, 0.98))}
     )
 
+    @fields_given
     def __init__(
         self,
         params: ParamsT,
@@ -119,15 +120,7 @@ class Cautious(MatrixOptimizer):
         epsilon: PositiveFloat = 1e-8,
         weight_decay: NonNegativeFloat = 0.0,
         in_backward: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas=betas,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            in_backward=in_backward,
-        )
+    ) -> None: ...
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:

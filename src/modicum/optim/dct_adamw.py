@@ -15,7 +15,7 @@ from modicum.core.contracts.method import (
     Strings,
 )
 from modicum.core.contracts.search import IntegerRange, LogRange, SearchTable
-from modicum.optim.base import MatrixOptimizer
+from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.carried import CarriedOver
 from modicum.optim.dct import DCTProjector
 from modicum.optim.parts import OptimizerParts
@@ -96,6 +96,7 @@ class DCTAdamW(MatrixOptimizer):
         size="rank",
     )
 
+    @fields_given
     def __init__(
         self,
         params: ParamsT,
@@ -114,24 +115,7 @@ class DCTAdamW(MatrixOptimizer):
         weight_decay: NonNegativeFloat = 0.0,
         exclude: Strings = ("*embed*", "*lm_head*", "*wte*", "*wpe*"),
         in_backward: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            rank=rank,
-            update_gap=update_gap,
-            norm=norm,
-            on_refresh=on_refresh,
-            feedback_bits=feedback_bits,
-            transform=transform,
-            largest=largest,
-            state_bits=state_bits,
-            betas=betas,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            exclude=exclude,
-            in_backward=in_backward,
-        )
+    ) -> None: ...
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:

@@ -16,7 +16,7 @@ from modicum.core.contracts.method import (
     Strings,
 )
 from modicum.core.contracts.search import IntegerRange, LinearRange, LogRange, SearchTable
-from modicum.optim.base import MatrixOptimizer
+from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.parts import OptimizerParts
 from modicum.optim.projectors import FullSpace, Projector, SVDProjector
 from modicum.optim.rules import Adam
@@ -101,6 +101,7 @@ class FRUGAL(MatrixOptimizer):
         size="density",
     )
 
+    @fields_given
     def __init__(
         self,
         params: ParamsT,
@@ -119,24 +120,7 @@ class FRUGAL(MatrixOptimizer):
         exclude: Strings = ("*embed*", "*lm_head*", "*wte*", "*wpe*"),
         in_backward: bool = False,
         seed: int = 0,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            density=density,
-            part=part,
-            order=order,
-            update_gap=update_gap,
-            outside=outside,
-            outside_scale=outside_scale,
-            state_bits=state_bits,
-            betas=betas,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            exclude=exclude,
-            in_backward=in_backward,
-            seed=seed,
-        )
+    ) -> None: ...
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:

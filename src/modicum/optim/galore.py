@@ -16,7 +16,7 @@ from modicum.core.contracts.method import (
     Strings,
 )
 from modicum.core.contracts.search import IntegerRange, LogRange, SearchTable
-from modicum.optim.base import MatrixOptimizer
+from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.parts import OptimizerParts
 from modicum.optim.projectors import SVDProjector
 from modicum.optim.rules import Adam
@@ -107,6 +107,7 @@ class GaLore(MatrixOptimizer):
         size="rank",
     )
 
+    @fields_given
     def __init__(
         self,
         params: ParamsT,
@@ -127,26 +128,7 @@ class GaLore(MatrixOptimizer):
         exclude: Strings = ("*embed*", "*lm_head*", "*wte*", "*wpe*"),
         in_backward: bool = False,
         seed: int = 0,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            rank=rank,
-            scale=scale,
-            update_gap=update_gap,
-            side=side,
-            svd=svd,
-            projector_bits=projector_bits,
-            state_bits=state_bits,
-            on_refresh=on_refresh,
-            stagger=stagger,
-            betas=betas,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            exclude=exclude,
-            in_backward=in_backward,
-            seed=seed,
-        )
+    ) -> None: ...
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:

@@ -25,7 +25,7 @@ from modicum.core.contracts.method import (
 )
 from modicum.core.contracts.search import IntegerRange, LogRange, SearchChoice, SearchTable
 from modicum.core.random import key, normal_
-from modicum.optim.base import MatrixOptimizer
+from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.blocks import BlockRule
 from modicum.optim.parts import OptimizerParts
 from modicum.optim.projectors import FullSpace
@@ -202,6 +202,7 @@ class Kron(MatrixOptimizer):
         }
     )
 
+    @fields_given
     def __init__(
         self,
         params: ParamsT,
@@ -221,25 +222,7 @@ class Kron(MatrixOptimizer):
         seed: Seed = 0,
         exclude: Strings = ("*embed*", "*lm_head*", "*wte*", "*wpe*"),
         in_backward: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            momentum=momentum,
-            factor_rate=factor_rate,
-            flat_steps=flat_steps,
-            probability_decay=probability_decay,
-            least_probability=least_probability,
-            normalized=normalized,
-            block_size=block_size,
-            adam_rate=adam_rate,
-            adam_betas=adam_betas,
-            adam_epsilon=adam_epsilon,
-            weight_decay=weight_decay,
-            seed=seed,
-            exclude=exclude,
-            in_backward=in_backward,
-        )
+    ) -> None: ...
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:

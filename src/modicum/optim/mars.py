@@ -14,7 +14,7 @@ from torch.optim.optimizer import ParamsT
 from modicum.core.contracts.method import Betas, Info, NonNegativeFloat, PositiveFloat
 from modicum.core.contracts.search import LogRange, SearchChoice, SearchTable
 from modicum.core.errors import InputError
-from modicum.optim.base import MatrixOptimizer
+from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.kept import KeptTensor
 from modicum.optim.parts import OptimizerParts
 from modicum.optim.rules import RowRange, SummingRule
@@ -130,6 +130,7 @@ class MARS(MatrixOptimizer):
         }
     )
 
+    @fields_given
     def __init__(
         self,
         params: ParamsT,
@@ -141,17 +142,7 @@ class MARS(MatrixOptimizer):
         epsilon: PositiveFloat = 1e-8,
         weight_decay: NonNegativeFloat = 0.0,
         in_backward: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas=betas,
-            gamma=gamma,
-            clip=clip,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            in_backward=in_backward,
-        )
+    ) -> None: ...
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:

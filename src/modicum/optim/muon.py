@@ -19,7 +19,7 @@ from modicum.core.contracts.method import (
     Strings,
 )
 from modicum.core.contracts.search import LogRange, SearchChoice, SearchTable
-from modicum.optim.base import MatrixOptimizer
+from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.orthogonal import NewtonSchulz
 from modicum.optim.parts import OptimizerParts
 from modicum.optim.projectors import FullSpace
@@ -102,6 +102,7 @@ class Muon(MatrixOptimizer):
         }
     )
 
+    @fields_given
     def __init__(
         self,
         params: ParamsT,
@@ -121,25 +122,7 @@ class Muon(MatrixOptimizer):
         state_bits: Literal[32, 16, 8] = 32,
         exclude: Strings = ("*embed*", "*lm_head*", "*wte*", "*wpe*"),
         in_backward: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            steps=steps,
-            coefficients=coefficients,
-            product_dtype=product_dtype,
-            shape_factor=shape_factor,
-            weight_decay=weight_decay,
-            adam_rate=adam_rate,
-            adam_betas=adam_betas,
-            adam_epsilon=adam_epsilon,
-            adam_decay=adam_decay,
-            state_bits=state_bits,
-            exclude=exclude,
-            in_backward=in_backward,
-        )
+    ) -> None: ...
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:

@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 from modicum.core.contracts.method import Betas, Info, NonNegativeFloat, PositiveFloat
 from modicum.core.contracts.search import SearchChoice, SearchTable
-from modicum.optim.base import MatrixOptimizer
+from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.parts import OptimizerParts
 from modicum.optim.rules import Adam
 
@@ -85,6 +85,7 @@ class NAdamW(MatrixOptimizer):
         {"betas": SearchChoice(((0.9, 0.95), (0.95, 0.98), (0.9, 0.999)), (0.95, 0.98))}
     )
 
+    @fields_given
     def __init__(
         self,
         params: ParamsT,
@@ -94,15 +95,7 @@ class NAdamW(MatrixOptimizer):
         epsilon: PositiveFloat = 1e-8,
         weight_decay: NonNegativeFloat = 0.0,
         in_backward: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas=betas,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            in_backward=in_backward,
-        )
+    ) -> None: ...
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:

@@ -20,7 +20,7 @@ from modicum.core.contracts.method import (
     Strings,
 )
 from modicum.core.contracts.search import LogRange, SearchChoice, SearchTable
-from modicum.optim.base import MatrixOptimizer
+from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.kept import KeptTensor
 from modicum.optim.orthogonal import NewtonSchulz
 from modicum.optim.parts import OptimizerParts
@@ -107,6 +107,7 @@ class Scion(MatrixOptimizer):
         }
     )
 
+    @fields_given
     def __init__(
         self,
         params: ParamsT,
@@ -122,21 +123,7 @@ class Scion(MatrixOptimizer):
         weight_decay: NonNegativeFloat = 0.0,
         exclude: Strings = ("*embed*", "*lm_head*", "*wte*", "*wpe*"),
         in_backward: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            momentum=momentum,
-            sign_beta=sign_beta,
-            factors=factors,
-            sign_rate=sign_rate,
-            matrix_radius=matrix_radius,
-            sign_radius=sign_radius,
-            steps=steps,
-            weight_decay=weight_decay,
-            exclude=exclude,
-            in_backward=in_backward,
-        )
+    ) -> None: ...
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:

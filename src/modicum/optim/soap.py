@@ -21,7 +21,7 @@ from modicum.core.contracts.method import (
     Strings,
 )
 from modicum.core.contracts.search import LogRange, SearchChoice, SearchTable
-from modicum.optim.base import MatrixOptimizer
+from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.blocks import BlockRule
 from modicum.optim.parts import OptimizerParts
 from modicum.optim.projectors import FullSpace
@@ -162,6 +162,7 @@ class SOAP(MatrixOptimizer):
         }
     )
 
+    @fields_given
     def __init__(
         self,
         params: ParamsT,
@@ -176,20 +177,7 @@ class SOAP(MatrixOptimizer):
         weight_decay: NonNegativeFloat = 0.0,
         exclude: Strings = ("*embed*", "*lm_head*", "*wte*", "*wpe*"),
         in_backward: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas=betas,
-            factor_beta=factor_beta,
-            frequency=frequency,
-            block_size=block_size,
-            epsilon=epsilon,
-            counts_first=counts_first,
-            weight_decay=weight_decay,
-            exclude=exclude,
-            in_backward=in_backward,
-        )
+    ) -> None: ...
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:

@@ -18,7 +18,7 @@ from modicum.core.contracts.method import (
     Strings,
 )
 from modicum.core.contracts.search import IntegerRange, LogRange, SearchChoice, SearchTable
-from modicum.optim.base import MatrixOptimizer
+from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.carried import CarriedOver
 from modicum.optim.dct import DCTProjector
 from modicum.optim.orthogonal import NewtonSchulz
@@ -101,6 +101,7 @@ class Trion(MatrixOptimizer):
         size="rank",
     )
 
+    @fields_given
     def __init__(
         self,
         params: ParamsT,
@@ -122,27 +123,7 @@ class Trion(MatrixOptimizer):
         state_bits: Literal[32, 16] = 32,
         exclude: Strings = ("*embed*", "*lm_head*", "*wte*", "*wpe*"),
         in_backward: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            rank=rank,
-            momentum=momentum,
-            norm=norm,
-            transform=transform,
-            steps=steps,
-            coefficients=coefficients,
-            product_dtype=product_dtype,
-            shape_factor=shape_factor,
-            weight_decay=weight_decay,
-            adam_rate=adam_rate,
-            adam_betas=adam_betas,
-            adam_epsilon=adam_epsilon,
-            adam_decay=adam_decay,
-            state_bits=state_bits,
-            exclude=exclude,
-            in_backward=in_backward,
-        )
+    ) -> None: ...
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:
