@@ -28,6 +28,7 @@ TWO_RANKS, DIAGNOSED, WATCHED = 0.25, 0.1, 0.3
 LEAST_BUDGET, MOST_BUDGET = 0.7, 1.4
 # What keeps a method small in tests is not wanted here, but for what only costs time.
 _FIELDS: dict[str, dict[str, Any]] = {
+    "diffora": {"search_steps": 6, "examples": 32},
     "fwsvd": {"examples": 16, "share": 0.5},
     "structured_pruning": {"examples": 16},
 }

@@ -31,7 +31,7 @@ def test_a_rank_above_some_widths_is_a_row_and_above_all_is_refused(text):
         assert "optimizer.rank" not in said(recipe(text, {"method": name, "rank": 8}))
         with pytest.raises(InputError, match=r"optimizer\.rank: above .* fits one is 32 \(found"):
             plan(recipe(text, {"method": name, "rank": 33}))
-    # The default is cut to what fits, also where a run's record spells it out.
+    # The default is reduced to what fits, also where a run's record spells it out.
     assert "above the smaller width" in said(recipe(text, {"method": "galore"}))["optimizer.rank"]
     assert "optimizer.rank" in said(recipe(text, {"method": "galore", "rank": 128}))
 

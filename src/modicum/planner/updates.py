@@ -36,7 +36,7 @@ def spent_in_updates(recipe: Recipe, model: Model, layout: Layout) -> Ledger:
 def narrow_matrices(recipe: Recipe, model: Model) -> dict[str, int]:
     """The matrices that are narrower than the optimizer's rank, with their smaller width.
 
-    The default rank is cut to what fits.
+    The default rank is reduced to what fits.
 
     Raises:
         InputError: all are narrower than another rank, so there is none that it could project.

@@ -303,3 +303,32 @@ def test_the_reader_gives_weights_as_the_file_has_them(tmp_path: Path) -> None:
     folder = decoder_folder(tmp_path / "model", "gpt2")
     read = huggingface.reader(folder)
     assert read("transformer.h.0.attn.c_attn").shape == (32, 96)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "bloom"])
+def test_in_eval_mode_blocks_run_again_too_and_nothing_is_dropped(
+    name: str, tmp_path: Path
+) -> None:
+    model = load(decoder_folder(tmp_path / "model", name)).eval()
+    assert isinstance(model, TransformersDecoder)
+    runs: list[str] = []
+    for module in model.blocks[0].modules():
+        if isinstance(module, torch.nn.LayerNorm) or "Norm" in type(module).__name__:
+            module.register_forward_hook(lambda *_: runs.append("norm"))
+            break
+    found = []
+    for again in (False, True):
+        model.recompute = again
+        logits = model(IDS)
+        logits.sum().backward()
+        gradient = model.blocks[0].get_parameter(
+            next(iter(dict(model.blocks[0].named_parameters())))
+        )
+        assert gradient.grad is not None
+        found.append((logits, gradient.grad.clone(), len(runs)))
+        model.zero_grad()
+        runs.clear()
+    assert [each[2] for each in found] == [1, 2]
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert not any(module.training for module in model.modules())

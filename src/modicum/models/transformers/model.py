@@ -85,7 +85,17 @@ class TransformersModel(nn.Module):
     def _run(self, input_ids: Tensor, *, use_cache: bool = False, **more: Any) -> Any:
         if "use_cache" in _parameters(type(self)):
             more["use_cache"] = use_cache
-        return super().forward(input_ids=input_ids, **more)
+        # Blocks run again in eval mode too, where gradients are computed: transformers asks the
+        # mode of the block itself, and its parts ask theirs.
+        again = self.recompute_blocks and torch.is_grad_enabled() and not self.training
+        blocks = [block for block in self.blocks if not block.training] if again else []
+        for block in blocks:
+            block.training = True
+        try:
+            return super().forward(input_ids=input_ids, **more)
+        finally:
+            for block in blocks:
+                block.training = False
 
     def compute_buffers(self, device: torch.device | str) -> None:
         """Give buffers memory and the numbers that follow from the configuration.
