@@ -195,6 +195,16 @@ def test_where_nothing_is_enough_that_is_said(adapted):
     assert (caught.value.changes, caught.value.yaml) == ([], "")
 
 
+@pytest.mark.parametrize("name", ["images", "sequences"])
+def test_models_without_layers_of_another_form_are_refused_with_remedies_too(name):
+    training = {"steps": 2, "batch_size": 64, "micro_batch_size": 64}
+    recipe = Recipe(task={"method": name}, training=training, samples={"count": 0})
+    needed = plan(recipe).prediction.peak_bytes
+    with pytest.raises(DoesNotFit) as caught:
+        plan(recipe.changed(budget__tensors=needed // 2))
+    assert any("micro_batch_size" in change for change in caught.value.changes)
+
+
 # Room
 
 

@@ -310,9 +310,11 @@ def _structure(recipe: Recipe, config: Any, prepared: Mapping[str, Mapping[str, 
 
 def _later(recipe: Recipe, config: Any) -> Iterator[Any]:
     """The model's configuration with the forms that its layers take while the run goes."""
-    linear = recipe.method("linear")
-    if isinstance(linear, LinearMethod) and (forms := linear.later(config.forms)) != config.forms:
-        yield replace(config, forms=forms)
+    linear, now = recipe.method("linear"), getattr(config, "forms", None)
+    if now is None or not isinstance(linear, LinearMethod):
+        return
+    if (later := linear.later(now)) != now:
+        yield replace(config, forms=later)
 
 
 def _saved_at_the_end_alone(recipe: Recipe, task: AnyTask) -> bool:
