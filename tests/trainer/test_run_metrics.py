@@ -246,3 +246,15 @@ def test_training_takes_rows_of_the_training_alone(
     assert sum(documents) == 400
     assert documents[2] == pytest.approx(400 * fraction, rel=0.2)
     assert plan.counts["documents"] == documents[0]
+
+
+def test_what_a_transform_holds_from_the_start_is_in_the_measured_peak(dataset, tmp_path):
+    content = run(full(dataset, transform={"method": "mkor"}), tmp_path / "run")
+    plain = run(full(dataset), tmp_path / "plain")
+    plan = modicum.plan(modicum.Recipe(**full(dataset, transform={"method": "mkor"})))
+    by_what = {entry.what: entry.bytes for entry in plan.prediction.ledger.entries}
+    own = by_what["inverse factors"] + by_what["sums of the update"]
+    more = content["measured_by_kind"]["optimizer"] - plain["measured_by_kind"]["optimizer"]
+    assert more == own > 0
+    peak = content["peak_bytes"]
+    assert peak["measured"] == pytest.approx(peak["predicted"], rel=0.03)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import torch
@@ -243,6 +244,12 @@ class MKORRuntime(CurvatureRuntime):
     def release(self) -> None:
         """Give the memory of factors and sums back."""
         del self.factors, self.vectors
+
+    def held(self) -> list[Tensor]:
+        """The factors that this rank owns, and the sums; nothing after the end."""
+        if self.ended_because is not None:
+            return []
+        return [self.vectors.sums, *chain.from_iterable(self.factors.pairs.values())]
 
     def kept(self) -> dict[str, Any]:
         """The factors that this rank owns, and what is known of the loss."""

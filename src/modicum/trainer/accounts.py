@@ -79,4 +79,6 @@ class _Metering(RunHook):
 def _persisting(session: Session) -> dict[str, int]:
     """Bytes by kind of what is there between passes, on this rank."""
     program = session.step_program
-    return bytes_by_kind(session.model, program.state(), program.strategy.held())
+    transform = program.hooks.named.get("transform")
+    state = [*program.state(), *(() if transform is None else transform.held())]
+    return bytes_by_kind(session.model, state, program.strategy.held())
