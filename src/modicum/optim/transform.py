@@ -9,7 +9,7 @@ works on its own rows, and what is summed over rows travels as a few numbers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -256,10 +256,6 @@ class TransformRuntime(RunHook, ABC):
             loss_scale: what the loss was multiplied with before its backward pass and the gradients
                 were divided by since, such as a `GradScaler`'s scale.
         """
-
-    def held(self) -> Iterable[Tensor]:
-        """Tensors that it has from the start, before the first update."""
-        return ()
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

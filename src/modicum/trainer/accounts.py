@@ -79,6 +79,5 @@ class _Metering(RunHook):
 def _persisting(session: Session) -> dict[str, int]:
     """Bytes by kind of what is there between passes, on this rank."""
     program = session.step_program
-    transform = program.hooks.named.get("transform")
-    state = [*program.state(), *(() if transform is None else transform.held())]
+    state = [*program.state(), *program.hooks.held()]
     return bytes_by_kind(session.model, state, program.strategy.held())

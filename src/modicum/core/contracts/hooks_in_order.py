@@ -165,6 +165,11 @@ class RunHooks:
         asked = (hook.surgery(step) for hook in self._having["surgery"])
         return [surgery for surgery in asked if surgery is not None]
 
+    def held(self) -> Iterator[Tensor]:
+        """What each has from the start, outside the model."""
+        for hook in self.named.values():
+            yield from hook.held()
+
     def ended(self) -> dict[str, str]:
         """Why, of each that has ended for good, by its name."""
         named = self.named.items()

@@ -26,7 +26,7 @@ In the order of an update:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -171,6 +171,10 @@ class RunHook:
         full weights, or sums over ranks. A class that has this has the trait `changes_shapes`.
         """
         return None
+
+    def held(self) -> Iterable[Tensor]:
+        """Tensors that it has from the start, before the first update, outside the model."""
+        return ()
 
     @property
     def members(self) -> tuple[str, ...]:
