@@ -77,15 +77,21 @@ def paired_ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, fl
     return spread([a / b for a, b in zip(above, below, strict=True)])
 
 
-def write_result(name: str, figures: Mapping[str, Any], settings: Mapping[str, Any]) -> Path:
-    """Write benchmarks/results/NAME.json: the figures, and all that one needs to judge them."""
+def write_result(
+    name: str, figures: Mapping[str, Any], settings: Mapping[str, Any], path: Path | None = None
+) -> Path:
+    """Write benchmarks/results/NAME.json: the figures, and all that one needs to judge them.
+
+    Args:
+        path: another file to write.
+    """
     import torch
 
     from modicum.core.machine import this_machine
 
     machine = this_machine(torch.device("cpu")).as_json()
-    path = RESULTS / f"{name}.json"
-    RESULTS.mkdir(exist_ok=True)
+    path = path or RESULTS / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
     content = {
         "name": name,
         "command": shlex.join(["python", *_argv()]),

@@ -338,6 +338,15 @@ def test_the_workspace_is_what_the_meter_sees(
     assert peak_bytes(kind, shape, dtype) == pytest.approx(expected, rel=0.03)
 
 
+def test_on_a_gpu_the_workspace_is_that_of_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    nf4, dense = linear_form("nf4").workspace, 600 * 130 * 2
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert nf4(130, 600, 2, "cuda") == dense + 4 * 600 * 3
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("modicum.linears.quantized._has_triton", lambda: False)
+    assert nf4(130, 600, 2, "cuda") == dense + 600 * (4 * 130 + 4 * 65)
+
+
 class Net(nn.Module):
     """A frozen layer between trained ones, with a number of rows that no number of ranks fits."""
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,6 +132,33 @@ def test_saved_activations_are_those_that_autograd_keeps(name, adapter, half, do
         assert measured == figure
     else:
         assert measured == figure
+
+
+class FusedNorm(torch.autograd.Function):
+    """Keeps what PyTorch's kernel for CUDA keeps: the input as it came, and a scale a position."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        scale = (x.float().square().mean(-1, keepdim=True) + epsilon).rsqrt()
+        ctx.save_for_backward(x, weight, scale)
+        return (x.float() * scale * weight.float()).to(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("adapter", ["full", "lora"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_on_a_gpu_norms_keep_their_input_as_it_came(monkeypatch, name, adapter, half):
+    monkeypatch.setattr(
+        "torch.nn.functional.rms_norm", lambda x, _, weight, e: FusedNorm.apply(x, weight, e)
+    )
+    made, method = config(**SHAPES[name]), LORAS[adapter]
+    measured = saved_bytes(model(made, method, half), half, False)
+    asked = replace(shape(method, half, False), device="cuda")
+    assert measured == told(predicted(made, method, asked))
 
 
 @pytest.mark.parametrize("name", SHAPES)

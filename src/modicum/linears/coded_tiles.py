@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from modicum.core.errors import InputError
 from modicum.core.layers.form_layer import TensorShapes
 from modicum.core.ranks.sharding import is_sharded, laid_out_like, own_part, whole
-from modicum.linears.frozen import CPU_CHUNK, FrozenLinear, chunk_of
+from modicum.linears.frozen import FrozenLinear, chunk_of
 
 _PIECES = (1, 2, 4)  # bits: a code of three has one of one and one of two
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -147,13 +147,14 @@ class CodedTiles(FrozenLinear):
         in_features: int,
         out_features: int,
         item_bytes: int,
+        device: str = "cpu",
         tile_rows: int = 8,
         tile_columns: int = 4,
         **_: Any,
     ) -> int:
         """Bytes of the weight while it is used, and of what a chunk of it is made in."""
         row = tile_rows * tile_columns * -(-in_features // tile_columns)
-        chunk = max(1, min(-(-out_features // tile_rows), CPU_CHUNK // max(1, row))) * row
+        chunk = max(1, min(-(-out_features // tile_rows), chunk_of(device) // max(1, row))) * row
         return in_features * out_features * item_bytes + 5 * chunk  # a code, and a number in fp32
 
 
@@ -228,7 +229,7 @@ def _tiled(weight: Tensor, tile: tuple[int, int]) -> Tensor:
 
 def _chunks(codes: Tensor, row: int) -> Iterator[slice]:
     """The rows of tiles, so many at a time as make a chunk of weights; one has `row` of them."""
-    step = max(1, chunk_of(codes) // max(1, row))
+    step = max(1, chunk_of(codes.device.type) // max(1, row))
     for start in range(0, codes.shape[0], step):
         yield slice(start, min(start + step, codes.shape[0]))
 

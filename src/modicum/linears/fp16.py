@@ -49,7 +49,12 @@ class FP16Linear(FrozenLinear):
 
     @classmethod
     def workspace(
-        cls, in_features: int, out_features: int, item_bytes: int, **arguments: Any
+        cls,
+        in_features: int,
+        out_features: int,
+        item_bytes: int,
+        device: str = "cpu",
+        **arguments: Any,
     ) -> int:
         """Bytes of the weight while it is used."""
         return in_features * out_features * item_bytes

@@ -129,9 +129,9 @@ class FrozenLinear(FormLayer):
         return tuple((rows, each) for rows, each in coded)
 
 
-def chunk_of(tensor: Tensor) -> int:
-    """Elements that are coded at a time where this tensor is."""
-    return CPU_CHUNK if tensor.device.type == "cpu" else ACCELERATOR_CHUNK
+def chunk_of(device: str) -> int:
+    """Elements that are coded at a time on this kind of device."""
+    return CPU_CHUNK if device == "cpu" else ACCELERATOR_CHUNK
 
 
 class _Product(torch.autograd.Function):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from modicum.core.layers.form_layer import TensorShapes
 from modicum.core.layers.linear_forms import linear_form
-from modicum.linears.frozen import CPU_CHUNK, FrozenLinear, chunk_of
+from modicum.linears.frozen import FrozenLinear, chunk_of
 
 GROUP = 64  # weights that share a scale
 _RANGE_BYTES = 8  # of a row's scales: the smallest, and the step between two codes
@@ -70,13 +71,24 @@ class QuantizedLinear(FrozenLinear):
 
     @classmethod
     def workspace(
-        cls, in_features: int, out_features: int, item_bytes: int, **arguments: Any
+        cls,
+        in_features: int,
+        out_features: int,
+        item_bytes: int,
+        device: str = "cpu",
+        **arguments: Any,
     ) -> int:
-        """Bytes of the weight while it is used, and of what a chunk of it is made in."""
+        """Bytes of the weight while it is used, and of what it is made of.
+
+        On a GPU those are the scales in fp32, as on one that is planned for; where Triton is not
+        there, and on a CPU, what a chunk of it is made in.
+        """
         elements = in_features * out_features
+        if device == "cuda" and (_has_triton() or not torch.cuda.is_available()):
+            return elements * item_bytes + 4 * out_features * -(-in_features // GROUP)
         # Of a chunk the indices, four bytes for each byte of codes, and the product in fp32.
         each = 4 + 4 * _bytes_of_codes(in_features, cls.levels) / in_features
-        return elements * item_bytes + round(each * min(elements, CPU_CHUNK))
+        return elements * item_bytes + round(each * min(elements, chunk_of(device)))
 
 
 # An operator of its own, so that compiled graphs hold it as one: the weight is the same to the bit,
@@ -86,8 +98,13 @@ def decode(
     codes: Tensor, scales: Tensor, ranges: Tensor, columns: int, form: str, dtype: torch.dtype
 ) -> Tensor:
     """The weight [out, columns] that the tensors of a quantized layer represent, in `dtype`."""
-    table = _table(form, codes.device)
     weight = torch.empty(codes.shape[0], columns, dtype=dtype, device=codes.device)
+    if codes.is_cuda and _has_triton():
+        from modicum.linears.decode_kernel import decode_into
+
+        decode_into(weight, codes, _scales(scales, ranges), _values(form, codes.device), GROUP)
+        return weight
+    table = _table(form, codes.device)
     for rows in _chunks(codes, columns):
         _decode_into(weight[rows], codes[rows], scales[rows], ranges[rows], table)
     return weight
@@ -164,7 +181,7 @@ def _scales(scales: Tensor, ranges: Tensor) -> Tensor:
 
 def _chunks(codes: Tensor, columns: int) -> Iterator[slice]:
     """The rows of `codes`, so many at a time as make a chunk of weights."""
-    step = max(1, chunk_of(codes) // max(1, columns))
+    step = max(1, chunk_of(codes.device.type) // max(1, columns))
     for start in range(0, codes.shape[0], step):
         yield slice(start, min(start + step, codes.shape[0]))
 
@@ -187,9 +204,21 @@ def _levels(form: str) -> tuple[float, ...]:
 
 
 @cache
+def _has_triton() -> bool:
+    """Whether GPU kernels can be compiled here."""
+    return find_spec("triton") is not None
+
+
+@cache
+def _values(form: str, device: torch.device) -> Tensor:
+    """The levels, in fp32."""
+    return torch.tensor(_levels(form), device=device)
+
+
+@cache
 def _table(form: str, device: torch.device) -> Tensor:
     """What each of the 256 bytes represents, one or two levels, as one element of a table."""
-    levels = torch.tensor(_levels(form), device=device)
+    levels = _values(form, device)
     packed = _packed(_levels(form))
     bytes_ = torch.cartesian_prod(*[levels] * packed).reshape(256, packed)
     return bytes_.view((torch.int32, torch.int64)[packed - 1]).flatten()

@@ -23,16 +23,16 @@ class DecoderBlock(BlockFlows):
     @property
     def saved(self) -> int:
         """Bytes that autograd keeps and not for a block before, weights' copies aside."""
-        common = self.shared if self.shape.residual_bytes == 4 else 0  # else norms keep copies
-        return self.saved_alone - common * 4 * self.config.width * self.shape.positions
+        common = self.shared if self.keeps_stream else 0
+        return self.saved_alone - common * self.norm_input * self.shape.positions
 
     @cached_property
     def saved_alone(self) -> int:
         """Bytes that autograd keeps of it alone, weights' copies aside."""
         compute, width = self.shape.compute_bytes, self.config.width
         each = self.norm * (self.flows + self.mlp_flows)
-        if self.twin and self.flows and self.mlp_flows and self.shape.residual_bytes == 4:
-            each -= 4 * width
+        if self.twin and self.flows and self.mlp_flows and self.keeps_stream:
+            each -= self.norm_input
         readers = "mlp.gate_proj", "mlp.up_proj"
         each += compute * (width * self.inputs(*readers) + self.sums(width, *readers))
         # silu keeps gate, the product up for gate's sake and silu(gate) for up's.
@@ -61,7 +61,7 @@ class DecoderBlock(BlockFlows):
     def rerun(self) -> int:
         """Bytes that are there when it has run again, beyond the inputs of blocks before it."""
         # Its norms save some of the very tensors that came in.
-        same = self.saves_entering if self.shape.residual_bytes == 4 else 0
+        same = self.saves_entering if self.keeps_stream else 0
         return self.saved_alone + self.casts + self.entered - same * self.stream
 
     @property
@@ -86,7 +86,7 @@ class DecoderBlock(BlockFlows):
     @property
     def _holding(self) -> int:
         """Bytes that are there when its MLP runs, beyond what that keeps of its own."""
-        copies = self.norm - (4 * self.config.width if self.shape.residual_bytes == 4 else 0)
+        copies = self.norm - (self.norm_input if self.keeps_stream else 0)
         norms = copies * (self.flows + self.mlp_flows) * self.shape.positions
         return self.inner + self.attending + norms
 
@@ -160,12 +160,13 @@ class DecoderBlock(BlockFlows):
 
     def workspace(self, scratch: int) -> int:
         """Bytes that one of the MLP's layers takes for its product, such as its dense weight."""
-        compute, each = self.shape.compute_bytes, []
+        compute, device, each = self.shape.compute_bytes, self.shape.device, []
         for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
             form, asked = self.forms[name]
             # A weight that is made for the product lies next to the product's scratch.
             dense = 0 if form.trains else form.elements(**asked) * compute
-            each.append(max(form.workspace(item_bytes=compute, **asked), dense + scratch))
+            own = form.workspace(item_bytes=compute, device=device, **asked)
+            each.append(max(own, dense + scratch))
         return max(each)
 
     @property

@@ -32,7 +32,8 @@ class Head(DecoderPart):
     @property
     def norm_undone(self) -> int:
         """Bytes of what the last norm's backward pass makes next to its input."""
-        return 6 * 4 * self.config.width * self.shape.positions * self.flows
+        each = self.norm_input if self.fused_norms else 6 * 4 * self.config.width
+        return each * self.shape.positions * self.flows
 
     @property
     def casts(self) -> int:

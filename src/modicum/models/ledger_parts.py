@@ -96,6 +96,8 @@ class DecoderPart:
 
     def scratch(self, inputs: int, outputs: int) -> ProductScratch:
         """What the products of a linear layer of these features work in."""
+        if self.shape.device != "cpu":  # cuBLAS has a workspace of its own, the same for all
+            return ProductScratch(0, 0, 0)
         half = self.shape.compute_bytes < 4
         return product_scratch(self.shape.positions, inputs, outputs, half=half)
 
@@ -111,9 +113,29 @@ class DecoderPart:
         return 2 * elements + max(4 * elements, scratch)
 
     @property
+    def fused_norms(self) -> bool:
+        """Whether a norm is one kernel, that keeps its input as it came and a scale for each row.
+
+        Else it is several, the first of which casts to fp32.
+        """
+        return self.shape.device == "cuda"
+
+    @property
+    def norm_input(self) -> int:
+        """Bytes of the input that a norm keeps a position."""
+        return self.config.width * (self.shape.residual_bytes if self.fused_norms else 4)
+
+    @property
+    def keeps_stream(self) -> bool:
+        """Whether what a norm keeps is the very tensor that came in, not a copy."""
+        return self.fused_norms or self.shape.residual_bytes == 4
+
+    @property
     def norm(self) -> int:
-        """Bytes that a norm keeps a position: fp32 input and scale, and if trained its output."""
-        return 4 * (self.config.width + 1) + (4 * self.config.width if self.trained else 0)
+        """Bytes that a norm keeps a position: input and scale, and of several kernels the output,
+        if it is trained."""
+        output = 4 * self.config.width if self.trained and not self.fused_norms else 0
+        return self.norm_input + 4 + output
 
     @property
     def adapters(self) -> int:

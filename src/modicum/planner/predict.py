@@ -26,6 +26,7 @@ from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import on_meta
 from modicum.core.layers.saved_tensors import Shares
+from modicum.core.machine.kernels import library_bytes
 from modicum.core.ranks.layout import Layout
 from modicum.core.units import Every
 from modicum.linears.base import LinearMethod
@@ -224,6 +225,7 @@ class Predictor:
             weight_bytes=2 if frozen_half else 4,
             compute_bytes=2 if half else 4,
             residual_bytes=2 if frozen_half else 4,
+            device=self._device,
         )
         structure, shares = (
             self._structure(recipe, config),
@@ -251,7 +253,8 @@ class Predictor:
             total += trainable
         frozen = parts.frozen_bytes if recipe.adapter is not None else 0
         traced = model.traces is not None
-        spent = ledger + state
+        library = Entry("buffer", library_bytes(self._device), ALWAYS, "cuBLAS's workspaces")
+        spent = ledger + state + Ledger.of(library)
         return Prediction(
             choice, spent, total, trainable, frozen, half, traced, structure.travel,
             structure.narrow, treated(recipe, model), sent_dense(recipe, structure),

@@ -44,6 +44,10 @@ _DATA: dict[str, Any] = {"limit": "1MB", "sequence_length": 256}
 _MODEL = {"layers": 5, "width": 256, "heads": 4, "vocabulary_size": 2048}
 _IMAGES = {"images": 64, "held_out": 16, "widths": [48, 48, 96, 96]}
 _STEPS = 3
+# What keeps an accelerator busy: few weights, as each is drawn and written, and many rows, by its
+# memory. A small step waits for launches.
+_BUSY: dict[str, Any] = {"layers": 4, "width": 1024, "heads": 16, "vocabulary_size": 2048}
+_BUSY_ROWS, _BUSY_STEPS, _ROOM_OF_ROW = 128, 6, 150_000_000
 # So many rows have logits of 32 MiB.
 _MAPPED_ROWS = MAPPED_FROM // (4 * _DATA["sequence_length"] * _MODEL["vocabulary_size"])
 
@@ -59,10 +63,7 @@ def main() -> None:
 def _figures(folder: Path, device: str) -> dict[str, Any]:
     """See `MachineRecord`."""
     if device != "cpu":
-        full, half = (
-            _run(folder / name, _recipe(_MODEL, 32, precision=name, device=device))
-            for name in ("fp32", "bf16")
-        )
+        full, half = (_run(folder / name, _busy(name, device)) for name in ("fp32", "bf16"))
         return {
             "loaded_bytes": 0,
             "with_tokenizer_bytes": 0,
@@ -202,6 +203,11 @@ def _without_preparing(event: dict[str, Any]) -> None:
     """Forget the peak of the time before the model is built: what is read by then is given back."""
     if event.get("name") == "building":
         forget_peak()
+
+
+def _busy(precision: str, device: str) -> Recipe:
+    rows = max(1, min(_BUSY_ROWS, torch.cuda.mem_get_info()[0] // _ROOM_OF_ROW))
+    return _recipe(_BUSY, rows, precision, device).changed(training__steps=_BUSY_STEPS)
 
 
 def _images(rows: int) -> Recipe:

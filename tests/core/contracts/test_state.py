@@ -127,6 +127,19 @@ def test_optimizer_state_goes_by_name_whatever_the_groups():
         assert regrouped.state[parameter]["step"] == 2
 
 
+@pytest.mark.parametrize("word", ["fused", "capturable"])
+def test_the_count_of_updates_is_where_the_step_reads_it(word: str):
+    layer = nn.Linear(2, 1, device="meta")
+    options = {"lr": 0.1, "names": ["weight", "bias"], word: True}
+    optimizer = torch.optim.SGD([{"params": [layer.weight, layer.bias], **options}])
+    write = optimizer_state(optimizer)[1]
+    write({"weight/step": torch.ones(()), "bias/step": torch.ones(())})
+    assert {state["step"].device.type for state in optimizer.state.values()} == {"meta"}
+    optimizer.param_groups[0][word] = False
+    write({"weight/step": torch.ones(())})
+    assert optimizer.state[layer.weight]["step"].device.type == "cpu"
+
+
 def test_optimizer_state_of_an_unknown_parameter_is_refused():
     write = optimizer_state(adam(model()))[1]
     with pytest.raises(InputError, match=r"'7\.weight', unknown here"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from modicum.core.machine import kernels, record
-from modicum.core.machine.kernels import ProductScratch, product_scratch
+from modicum.core.machine.kernels import ProductScratch, library_bytes, product_scratch
 from modicum.core.machine.memory import TensorMeter
 
 
@@ -53,3 +53,21 @@ def test_who_measures_the_machine_may_ask_for_figures_of_kernels(tmp_path, monke
     assert [path.name.endswith(".kernels.json") for path in Path(tmp_path).rglob("*.json")] == [
         True
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "each"),
+    [
+        (None, 32 * 2**20),
+        (":4096:2:16:8", 8 * 2**20 + 2**17),
+        (":16:8", 2**17),
+        ("odd", 32 * 2**20),
+    ],
+)
+def test_cublas_has_a_workspace_for_each_thread_of_a_step(monkeypatch, said, each):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    if said is not None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", said)
+    assert library_bytes("cuda") == 2 * each
+    assert library_bytes("cpu") == 0

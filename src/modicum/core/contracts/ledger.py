@@ -188,6 +188,7 @@ class ModelQuery:
         compute_bytes: bytes an element of what matrix products make.
         residual_bytes: bytes an element of the stream between blocks.
         segments: whether rows hold several documents, kept apart by a mask.
+        device: where it runs, cpu or cuda; kernels keep other things, and need other scratch.
     """
 
     sequences: int
@@ -197,6 +198,7 @@ class ModelQuery:
     compute_bytes: int = 4
     residual_bytes: int = 4
     segments: bool = False
+    device: str = "cpu"
 
     @property
     def positions(self) -> int:

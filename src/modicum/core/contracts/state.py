@@ -248,6 +248,13 @@ def optimizer_state(
 
     def write(state: Mapping[str, Any]) -> None:
         own = named()
+        # PyTorch's own rule: the count of updates stays on the host but for these.
+        on_device = {
+            name
+            for group in optimizer.param_groups
+            if group.get("fused") or group.get("capturable")
+            for name in group["names"]
+        }
         optimizer.state.clear()
         for full in state:
             name, key = full.rsplit("/", 1)
@@ -257,7 +264,7 @@ def optimizer_state(
             if keeper is not None and not keeper.holds(own[name]):
                 continue
             value = state[full]
-            if isinstance(value, Tensor) and key != "step":
+            if isinstance(value, Tensor) and (key != "step" or name in on_device):
                 value = value.to(own[name].device)
                 if keeper is None and value.shape == own[name].shape:
                     value = _laid_out(value, own[name])

@@ -124,7 +124,12 @@ class FormLayer(nn.Module):
 
     @classmethod
     def workspace(
-        cls, in_features: int, out_features: int, item_bytes: int, **arguments: Any
+        cls,
+        in_features: int,
+        out_features: int,
+        item_bytes: int,
+        device: str = "cpu",
+        **arguments: Any,
     ) -> int:
         """Bytes that a layer takes for as long as its product is computed."""
         return 0

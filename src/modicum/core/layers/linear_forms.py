@@ -43,7 +43,7 @@ def _is_dense() -> None:
     return None
 
 
-def _nothing(in_features: int, out_features: int, item_bytes: int = 0) -> int:
+def _nothing(in_features: int, out_features: int, item_bytes: int = 0, device: str = "cpu") -> int:
     return 0
 
 
@@ -86,8 +86,9 @@ class LinearForm:
             arguments does, in a sentence without a full stop; None: one does.
         stored: `stored(in_features, out_features, item_bytes)`, for each tensor how many rows it
             has and the bytes of one, where those are not what `shapes` says; else None.
-        workspace: `workspace(in_features, out_features, item_bytes)`, the bytes that a layer takes
-            for as long as its product is computed; products have `item_bytes` an element.
+        workspace: `workspace(in_features, out_features, item_bytes, device)`, the bytes that a
+            layer takes for as long as its product is computed, on this kind of device; products
+            have `item_bytes` an element.
         between: `between(in_features, out_features)`, the elements a position that are kept between
             a layer's products for the backward pass.
         final: `final(in_features, out_features)`, elements of the tensors whose products come after

@@ -15,6 +15,8 @@ from modicum.core.errors import InputError
 from modicum.core.extras import library
 from modicum.core.machine.record import processor
 
+_WARM_UP_SECONDS = 0.3
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -84,12 +86,20 @@ def memory_bytes() -> tuple[int, int]:
 
 def _matrix_rate(device: torch.device, size: int) -> float:
     left, right = torch.ones(size, size, device=device), torch.ones(size, size, device=device)
-    seconds = []
-    for _ in range(7):
+
+    def timed() -> float:
         start = time.perf_counter()
         for _ in range(4):
             left @ right
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds.append((time.perf_counter() - start) / 4)
-    return 2 * size**3 / median(seconds[2:])
+        return (time.perf_counter() - start) / 4
+
+    # An accelerator that had nothing to do raises its clock over some tenths of a second.
+    warm = time.perf_counter() + (_WARM_UP_SECONDS if device.type == "cuda" else 0.0)
+    for _ in range(2):
+        timed()
+    while time.perf_counter() < warm:
+        timed()
+    seconds = [timed() for _ in range(5)]
+    return 2 * size**3 / median(seconds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from modicum.core.machine.record import remembered
 # for 16 where there is one thread.
 _ROWS = 16
 _MOST_BYTES = 64 * 2**20  # of what one trial reads and makes
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _MOST_PRODUCTS = 2**33  # multiplications of one trial: some tenths of a second
 
 
@@ -103,6 +105,28 @@ class ProductScratch(NamedTuple):
     forward: int
     inputs: int
     weight: int
+
+
+def library_bytes(device: str) -> int:
+    """Bytes of tensors that cuBLAS keeps for its products, once for each of a step's two threads.
+
+    PyTorch gives it 32 MiB on cards of compute capability 9 and more, 8 MiB and some on others, or
+    what `CUBLAS_WORKSPACE_CONFIG` says (`:KiB:count`, several times). Where the card is not here,
+    the larger of the two.
+
+    >>> library_bytes("cpu")
+    0
+    """
+    if device != "cuda":
+        return 0
+    sizes = [int(size) for size in os.environ.get(_WORKSPACE, "").split(":") if size.isdecimal()]
+    if sizes and len(sizes) % 2 == 0:
+        each = sum(1024 * size * count for size, count in zip(sizes[::2], sizes[1::2], strict=True))
+    else:
+        here = torch.cuda.is_available()
+        large = not here or torch.cuda.get_device_capability()[0] >= 9
+        each = 32 * 2**20 if large else 2 * 4096 * 2**10 + 8 * 16 * 2**10
+    return 2 * each  # that of the forward pass, and autograd's
 
 
 def product_scratch(rows: int, inputs: int, outputs: int, *, half: bool) -> ProductScratch:
