@@ -132,7 +132,7 @@ def _others(run: ProofRun, bench: PermutationBench, mine: Swept[Tuned]) -> None:
     width = bench.size.width
     arms = {
         "LoRA of rank 1": bench.best(LoRA(rank=1), ADAPTER_RATES, baseline=True),
-        "all singular values (SVFit)": bench.best(SVFit(rank=None), RATES),
+        "all singular values but the least (SVFit)": bench.best(SVFit(rank=width - 1), RATES),
         "the first half of the pivots": bench.best(LoLDU(rank=width // 2), RATES),
         "the largest half": bench.best(LoLDU(rank=width // 2, choose="largest"), RATES),
     }
