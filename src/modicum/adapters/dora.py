@@ -20,7 +20,7 @@ from modicum.adapters.lora_layer import LoRALayer
 from modicum.adapters.sites import Site
 from modicum.adapters.widths import linear_only
 from modicum.core.contracts.ledger import Work
-from modicum.core.contracts.method import Info
+from modicum.core.contracts.method import Against, Info
 from modicum.core.ranks.sharding import whole
 
 
@@ -159,9 +159,10 @@ class DoRA(LoRA):
         ),
         traits_if=(("through_norm", False, "corrects_gradients"),),
         evidence="verified against code",
-        reason="quick runs alone: "
-        "at rank 1 held-out losses are 0.002 nats below LoRA's, less than they spread; LoRA "
-        "of rank 2 halves the excess over the entropy",
+        claim_verdict="holds",
+        against=Against("worse", "LoRA of the next rank"),
+        reason="0.008 nats below LoRA of the same rank, and twice as far above the entropy as LoRA "
+        "of the next rank, which trains 1.3 times as many numbers",
         tiny={"rank": 2},
     )
     layer = DoRALayer

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from modicum.core.contracts.ledger import HeadBlocks, TrainedParameter
-from modicum.core.contracts.method import Betas, Info, NonNegativeFloat, PositiveFloat
+from modicum.core.contracts.method import Against, Betas, Info, NonNegativeFloat, PositiveFloat
 from modicum.core.contracts.search import SearchChoice, SearchTable
 from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.kept import KeptTensor
@@ -194,7 +194,10 @@ class AdamMini(MatrixOptimizer):
         traits=("keeps_own_shapes", "exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="against paper",
-        claim_verdict="not shown here",
+        claim_verdict="in part",
+        against=Against("worse", "AdamW, tuned alike"),
+        reason="half of AdamW's state, and a loss 2.1 % above AdamW's, where the bar is 1 %; it "
+        "needs 1.22 times the tokens for the same loss",
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )
