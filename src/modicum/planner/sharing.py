@@ -56,9 +56,15 @@ class Structure:
 
     @property
     def beyond_arithmetic(self) -> bool:
-        """Whether an adapter has copies of parameters, or is on modules in blocks: traces know."""
+        """Whether traces know what is kept, and arithmetic does not.
+
+        Some layers of a model are frozen without an adapter, which keep no inputs; or an adapter
+        has copies of parameters, or is on modules in blocks.
+        """
         inner = (site.kind == "block" and not site.suffix.isdigit() for site in self.sites)
-        return self.adapter is not None and (bool(self.adapter.also) or any(inner))
+        return self.freezes or (
+            self.adapter is not None and (bool(self.adapter.also) or any(inner))
+        )
 
     @cached_property
     def kind_of(self) -> dict[Site, Site]:
