@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,14 @@ def _alone(command: list[str]) -> tuple[int, str, str]:
 def _measured(out: Path, planned: Row) -> Row:
     """Forecasts and measurements of a run that has ended."""
     run = json.loads((out / "run.json").read_text())
-    first = json.loads((out / "plan.jsonl").read_text().splitlines()[0])
+    plans = [json.loads(line) for line in (out / "plan.jsonl").read_text().splitlines()]
+    first = plans[0]
+    # What finds out the layers' sizes revises the plan before the first update.
+    *_, known = takewhile(lambda row: not row["why"].startswith("speed measured"), plans)
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     peak = run["peak_bytes"]
     grown, foreseen = peak["process"] - peak["base"], peak["process_predicted"] - peak["base"]
-    seconds = first["tokens_per_update"] / first["prediction"]["tokens_per_second"]
+    seconds = known["tokens_per_update"] / known["prediction"]["tokens_per_second"]
     timed = statistics.median(step["seconds"] for step in steps[METERED:])
     held = peak["process"] if planned["kind"] == "memory" else grown
     return {
@@ -103,7 +107,7 @@ def _measured(out: Path, planned: Row) -> Row:
         "base": peak["base"],
         "held_of_budget": held / planned["budget"],
         "choices": {each["field"]: each["value"] for each in first["choices"]},
-        "ledger": first["prediction"]["ledger"],
+        "ledger": known["prediction"]["ledger"],
     }
 
 

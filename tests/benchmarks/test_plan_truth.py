@@ -98,9 +98,20 @@ def test_the_figures_are_medians_worst_ones_and_shares(bench) -> None:
 def test_what_was_measured_is_read_from_the_run(bench, tmp_path) -> None:
     peak = {"predicted": 300, "measured": 310, "base": 50, "process": 400, "process_predicted": 380}
     (tmp_path / "run.json").write_text(json.dumps({"peak_bytes": peak}))
-    told = {"ledger": "traced", "tokens_per_second": 50.0}
-    plan = {"tokens_per_update": 100, "prediction": told, "choices": []}
-    (tmp_path / "plan.jsonl").write_text(json.dumps(plan) + "\n")
+    plans = [
+        {
+            "why": why,
+            "tokens_per_update": 100,
+            "prediction": {"ledger": "traced", "tokens_per_second": rate},
+            "choices": [],
+        }
+        for why, rate in (
+            ("first plan", 10.0),
+            ("the layers' spectra are known: fewer", 50.0),
+            ("speed measured over 5 steps", 25.0),
+        )
+    ]
+    (tmp_path / "plan.jsonl").write_text("".join(json.dumps(plan) + "\n" for plan in plans))
     steps = "\n".join(json.dumps({"seconds": each}) for each in (9, 9, 4, 5, 3))
     (tmp_path / "metrics.jsonl").write_text(steps)
     found = bench.one._measured(tmp_path, {"kind": "tensors", "budget": 700})

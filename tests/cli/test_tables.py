@@ -131,6 +131,9 @@ def test_a_plan_for_several_ranks_says_how_they_share_and_what_they_send() -> No
         ("tensors", "500 MB", "at the peak of each rank"),
         ("wire", "12 MB", "sent by each rank in an update"),
     ]
+    most = {"prediction": {"peak_bytes": 500_000_000, "counts_the_most": True}}
+    said = "at the peak; the most there may be, until weights are read"
+    assert plan_tables(most)[1] == [("tensors", "500 MB", said)]
     whole = plan | {"layout": {"name": "ddp", "replicas": 4, "shards": 1}}
     assert plan_tables(whole)[1][0] == ("ranks", "4", "ddp")
     alone = plan | {"ranks": 1, "prediction": {"wire_bytes": 0}}

@@ -95,7 +95,7 @@ def test_chunks_are_no_seams_and_bound_the_scratch_memory(
     assert torch.equal(weight[:9], top)
     at = OptimizerQuery((TrainedParameter("w", shape, "matrix", dtype.itemsize),))
     said = AdamW8bit.value(smallest=9).ledger(at).bytes("workspace", "step")
-    assert 0.6 * said < (meter.peak or 0) <= said + 4096
+    assert 0.85 * said < (meter.peak or 0) <= said + 4096
     assert said <= 8 * 4 * CHUNK
 
 

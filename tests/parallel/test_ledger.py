@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modicum.core.contracts.ledger import Entry, Ledger
+from modicum.core.contracts.ledger import Entry, Ledger, TrainedParameter
 from modicum.core.ranks.exchange import ExchangeQuery
 from modicum.core.ranks.layout import Layout
 from modicum.parallel.bucketed import cut
-from modicum.parallel.exchange_ledger import on_sharded
+from modicum.parallel.exchange_ledger import on_sharded, replicated_matrices
 from modicum.parallel.ledger import (
     GatheredGroups,
     Group,
@@ -127,6 +127,33 @@ def test_replicas_hold_everything_and_a_bucket():
     assert wire.bytes == 4012  # of two ranks each sends as much as it sums
     assert replicated(ONE, [400, 300, 300], 1000, 4).wire[0].bytes == 4012 * 3 // 2
     assert replicated(ONE, [400, 300, 300], 1000, 1) == ONE
+
+
+def sent_matrices(released, *, accumulates, slack=0):
+    """Bytes in addition where an exchange of matrices sends five parameters in two buckets."""
+    counts = {"embedding": 5, "first": 40, "second": 30, "third": 20, "norm": 5}
+    trained = [TrainedParameter(name, (rows, 10), "matrix") for name, rows in counts.items()]
+    ledger = replicated_matrices(
+        ONE + Ledger.of(Entry("activation", 400, ("backward",))),
+        trained,
+        ranks=2,
+        bucket_bytes=1700,
+        slack=slack,
+        released=released,
+        accumulates=accumulates,
+        exchange=lambda at: Ledger(),
+    )
+    return ledger.bytes("workspace", "loss") - 300, ledger.bytes("workspace", "backward")
+
+
+def test_a_bucket_of_matrices_is_sent_when_its_last_gradient_has_come():
+    # Norm, third and second are 2200 bytes: there twice when the second one's gradient has come.
+    released = [900, 600, 300, 0, 0]
+    assert sent_matrices(released, accumulates=True) == (2200 - 300, 1800 + 200 - 400)
+    assert sent_matrices(released, accumulates=True, slack=500)[0] == 2200 - 800
+    assert sent_matrices(released, accumulates=False)[0] == 2 * 2200 - 300
+    assert sent_matrices([], accumulates=True)[0] == 2200
+    assert sent_matrices([4000, 3000, 2500, 0, 0], accumulates=True)[0] == 0
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 600))

@@ -46,6 +46,12 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "plan.jsonl").read_text().splitlines()]
 
 
+def predicted(folder: Path) -> int:
+    """What stands next to the measured peak of tensors."""
+    found: int = json.loads((folder / "run.json").read_text())["peak_bytes"]["predicted"]
+    return found
+
+
 def test_the_run_says_what_each_layer_has_and_trains_that_alone(
     base: Path, questions: Path, alone: Path
 ) -> None:
@@ -57,6 +63,13 @@ def test_the_run_says_what_each_layer_has_and_trains_that_alone(
     assert last["parameters"]["trainable"] == ranks.trained_elements < bound.trainable
     assert any("the layers' spectra are known" in row["why"] for row in rows(alone))
     assert last["prediction"]["peak_bytes"] < bound.peak_bytes
+    first = rows(alone)[0]["prediction"]
+    assert (first["peak_bytes"], first["counts_the_most"]) == (bound.peak_bytes, True)
+    assert not last["prediction"]["counts_the_most"]
+    assert predicted(alone) == last["prediction"]["peak_bytes"]
+    assert last["prediction"]["ledger"] == "traced"  # arithmetic knows no layers that are frozen
+    measured = json.loads((alone / "run.json").read_text())["peak_bytes"]["measured"]
+    assert predicted(alone) == pytest.approx(measured, rel=0.01)
     begun, now = huggingface.load(alone / "base"), huggingface.load(alone / "compressed")
     assert forms_of(now) == forms_of(begun)
     after = dict(now.named_parameters())
@@ -78,6 +91,7 @@ def test_killed_it_resumes_to_the_bit(
     told = [row["why"] for row in rows(tmp_path / "run")]
     assert sum("the layers' spectra are known" in why for why in told) == 1, told
     assert rows(tmp_path / "run")[-1]["parameters"] == rows(alone)[-1]["parameters"]
+    assert predicted(tmp_path / "run") == predicted(alone)
 
 
 @pytest.mark.ranks

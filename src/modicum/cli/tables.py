@@ -77,7 +77,10 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
     if tensors is not None:
         of = " of each rank" if ranks is not None and ranks > 1 else ""
         by = ", by a trace of the model" if prediction.get("ledger") == "traced" else ""
-        costs.append(("tensors", format_bytes(tensors), f"at the peak{of}{by}"))
+        most = "; the most there may be, until weights are read" * bool(
+            prediction.get("counts_the_most")
+        )
+        costs.append(("tensors", format_bytes(tensors), f"at the peak{of}{by}{most}"))
     limit = "no budget was set" if budget is None else f"the budget is {format_bytes(budget)}"
     if base is not None:
         rest = "" if budget is None else f"; {format_bytes(budget - base)} of the budget are left"

@@ -95,12 +95,13 @@ class LowRankMethod(MatrixMethod):
         factors = sum(self.rank_of(s) * sum(_sides(s)) for s in shapes)
         debt = 4 * sum(low) * several
         wire = at.wire(numbers)
+        sums = 4 * sum(numbers) * several
         left: tuple[Phase, ...] = ("step",) if at.counted else ("backward", "step")
         return Ledger.of(
             Entry("buffer", debt * self.error_feedback, what="errors owed to the next update"),
             Entry("buffer", 4 * factors * several, what="factors of gradients"),
             Entry("gradient", debt, left, "errors of this update"),
-            Entry("workspace", 4 * sum(numbers) * several, ("backward",), "sums on the wire"),
+            Entry("workspace", sums, ("backward", "step"), "sums on the wire"),
             type(wire)(wire.collective, wire.bytes, wire.axis, calls),
         )
 

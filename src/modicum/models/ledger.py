@@ -21,7 +21,7 @@ from modicum.models.ledger_head import Head
 from modicum.models.ledger_layout import held, parts, weight_bytes
 from modicum.models.ledger_parts import AdapterActivations
 
-__all__ = ["AdapterActivations", "held", "ledger", "slack", "weight_bytes"]
+__all__ = ["AdapterActivations", "held", "kept_by_block", "ledger", "slack", "weight_bytes"]
 
 _SAVED: tuple[Phase, ...] = ("forward", "loss")
 _GENERATOR_BYTES = 5056  # the state of torch's generator, which a recomputed block restores
@@ -47,10 +47,7 @@ def ledger(
     """
     blocks, head = parts(config, shape, adapted)
     again = {block.prefix for block in blocks if recompute and block.saved}
-    kept = [
-        block.entered + _GENERATOR_BYTES if block.prefix in again else block.saved
-        for block in blocks
-    ]
+    kept = _kept(blocks, again)
     copies = [0 if block.prefix in again else block.casts for block in blocks]
     first, last = next((b for b in blocks if b.saved), blocks[-1]), blocks[-1]
     live = first.rerun if recompute else first.saved + first.casts
@@ -115,6 +112,27 @@ def ledger(
         Entry("buffer", _batch_bytes(shape), ALWAYS, "tokens"),
         *_work(blocks, head, recompute),
     )
+
+
+def kept_by_block(
+    config: ModelConfig,
+    shape: ModelQuery,
+    *,
+    adapted: AdapterActivations | None = None,
+    recompute: bool = False,
+) -> list[int]:
+    """Bytes that each block keeps until its backward pass is over, weights' copies too."""
+    blocks, _ = parts(config, shape, adapted)
+    again = {block.prefix for block in blocks if recompute and block.saved}
+    copies = [0 if block.prefix in again else block.casts for block in blocks]
+    return [sum(each) for each in zip(_kept(blocks, again), copies, strict=True)]
+
+
+def _kept(blocks: list[DecoderBlock], again: set[str]) -> list[int]:
+    return [
+        block.entered + _GENERATOR_BYTES if block.prefix in again else block.saved
+        for block in blocks
+    ]
 
 
 class LogitSizes:

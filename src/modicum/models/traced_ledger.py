@@ -93,6 +93,15 @@ class TracedLedgers(ABC):
         found = played(self.moves(recompute=recompute).parts(sequences))
         return max(0, found.loss - found.begun)
 
+    def kept_by_block(self, sequences: int, *, recompute: bool = False) -> list[int]:
+        """Bytes that each block keeps until its backward pass is over, in the order they run."""
+        found: list[int] = []
+        for each in self.moves(recompute=recompute).parts(sequences):
+            if each.part.block and each.part.during == "forward":
+                alone = played([replace(each, count=1)]).kept
+                found += [max(0, alone)] * each.count
+        return found
+
 
 class TracedModel(TracedLedgers):
     """A model whose ledger is traced, at any number of sequences and micro-batches.

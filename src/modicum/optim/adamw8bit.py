@@ -37,9 +37,9 @@ from modicum.optim.saved_dtypes import load_as_saved
 from modicum.optim.with_gradients import with_gradients
 
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # and whether they have a sign
-# fp32 copies of a chunk at the worst moment: two moments, the update, the gradient, and what coding
-# one of them takes.
-_COPIES = 8
+# Copies of a chunk at the worst moment, in quarters of fp32: both moments, and what coding one of
+# them takes: magnitudes, scaled values, codes, borders, and a comparison.
+_QUARTERS = 6 * 4 + 1
 
 
 class AdamW8bit(Valued, torch.optim.Optimizer):
@@ -231,4 +231,7 @@ def _scratch(parameter: TrainedParameter, shards: int, smallest: int) -> int:
         copies = 3 if parameter.element_bytes < 4 else 1
         return 4 * copies * rows * width_of(parameter.shape)
     width = blocks_of(parameter.shape) * min(256, width_of(parameter.shape))
-    return 4 * _COPIES * min(rows, chunk_rows(parameter.shape)) * max(width, 1)
+    each = chunk_rows(parameter.shape)
+    # The codes of the chunk before are let go of last. Of a chunk there are three scales a block.
+    quarters = _QUARTERS + 4 * (rows > each)
+    return min(rows, each) * (quarters * max(width, 1) + 12 * blocks_of(parameter.shape))

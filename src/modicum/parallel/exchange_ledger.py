@@ -67,24 +67,48 @@ def replicated_matrices(
     ranks: int,
     bucket_bytes: int,
     slack: int = 0,
+    released: Sequence[int] = (),
+    accumulates: bool = False,
     exchange: MatrixLedger,
 ) -> Ledger:
     """The ledger where every rank holds all weights, and an exchange of matrices sums gradients.
 
-    A bucket's gradients are there a second time, with what is owed, while they are sent.
+    A bucket's gradients are there a second time, with what is owed, while they are sent: from the
+    moment on when the last of them has come, so next to the activations that are left then.
 
     Args:
         trained: what is trained, in the model's order.
         slack: how far the ledger is below its phase `loss` when the first gradients come.
+        released: for each of them, bytes of that phase that are gone when its gradient comes.
+        accumulates: whether gradients are there already, to which those of this pass are added.
         exchange: the ledger of what carries them.
     """
     buckets = bucket_shapes(trained, bucket_bytes)
     sizes = [_FP32 * sum(map(math.prod, bucket)) for bucket in buckets]
+    gone = list(reversed(released)) if released else [0] * len(trained)
+    sent = came = place = 0
+    for bucket, size in zip(buckets[:-1], sizes, strict=False):
+        left = slack + max(gone[place : place + len(bucket)])
+        came += 0 if accumulates else size
+        sent, place = max(sent, came + size - left), place + len(bucket)
+    last = _last_sent(ledger, trained, sizes)
     own = Ledger.of(
-        Entry("workspace", max(0, sizes[0] - slack) if sizes else 0, ("loss",), "being sent"),
-        Entry("workspace", sizes[-1] if sizes else 0, ("backward",), "a bucket being sent"),
+        Entry("workspace", sent, ("loss",), "being sent"),
+        Entry("workspace", last, ("backward",), "a bucket being sent"),
     )
     return ledger + own + exchange(MatrixQuery(buckets, ranks))
+
+
+def _last_sent(ledger: Ledger, trained: Sequence[TrainedParameter], sizes: Sequence[int]) -> int:
+    """Bytes of the last bucket that are there in addition to what the phase `backward` has.
+
+    It leaves when the gradient of what is first in the model has come, and is added up: the first
+    block's activations are gone by then, and so is what its backward pass worked in.
+    """
+    if not sizes:
+        return 0
+    gone = ledger.bytes("activation", "backward") + ledger.bytes("workspace", "backward")
+    return max(0, sizes[-1] + trained[0].bytes - gone)
 
 
 def with_matrices(

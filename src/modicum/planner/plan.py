@@ -57,6 +57,7 @@ class Plan:
         exchanges: what a step would take with each way to exchange gradients.
         advice: which other adapters the prediction speaks for.
         prepared: by layer, what the adapter found out from data; empty before.
+        compressed: whether `inputs` have the model that the recipe's compressor has left.
     """
 
     recipe: Recipe
@@ -81,6 +82,14 @@ class Plan:
     prepared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     link: MeasuredLink | None = None
     exchanges: tuple[JsonObject, ...] = ()
+    compressed: bool = False
+
+    @property
+    def counts_the_most(self) -> bool:
+        """Whether weights will say which sizes layers get, so that their largest are counted."""
+        method = None if self.compressed else self.recipe.methods().get("compress")
+        fields = self.recipe.fields("compress") if method is not None else {}
+        return method is not None and "plans_from_weights" in method.traits(fields)
 
     @property
     def process_bytes(self) -> int | None:
@@ -259,6 +268,7 @@ class Plan:
             "choices": list(self.choices),
             "prediction": {
                 "peak_bytes": self.prediction.peak_bytes,
+                "counts_the_most": self.counts_the_most,
                 "process_bytes": self.process_bytes,
                 "process_range": None if least_most is None else list(least_most),
                 "process_base": self.process_base if self.device == "cpu" else None,

@@ -56,9 +56,15 @@ class Structure:
 
     @property
     def beyond_arithmetic(self) -> bool:
-        """Whether an adapter has copies of parameters, or is on modules in blocks: traces know."""
+        """Whether traces know what is kept, and arithmetic does not.
+
+        Some layers of a model are frozen without an adapter, which keep no inputs; or an adapter
+        has copies of parameters, or is on modules in blocks.
+        """
         inner = (site.kind == "block" and not site.suffix.isdigit() for site in self.sites)
-        return self.adapter is not None and (bool(self.adapter.also) or any(inner))
+        return self.freezes or (
+            self.adapter is not None and (bool(self.adapter.also) or any(inner))
+        )
 
     @cached_property
     def kind_of(self) -> dict[Site, Site]:
@@ -170,6 +176,32 @@ class Model:
             self.config, self.shape, adapted=self.adapted, recompute=self.recompute
         )
 
+    def released(self) -> list[int]:
+        """For each trained parameter, bytes that blocks have let go of when its gradient comes.
+
+        Those before the one that it is in, in the order of the backward pass; of a parameter that
+        stands before all blocks, all of them.
+        """
+        if self.traces is not None:
+            kept = self.traces.kept_by_block(self.shape, recompute=self.recompute)
+        else:
+            task, adapted = self.task, self.adapted
+            kept = list(
+                task.kept_by_block(
+                    self.config, self.shape, adapted=adapted, recompute=self.recompute
+                )
+            )
+        prefixes = tuple(self.config.block_prefixes())
+        if len(kept) != len(prefixes):
+            return [0] * len(self.structure.trained)
+        gone = [sum(kept[block + 1 :]) for block in range(len(kept))]
+        found, before = list[int](), sum(kept)
+        for parameter in self.structure.trained:
+            block = next((n for n, p in enumerate(prefixes) if parameter.name.startswith(p)), None)
+            before = before if block is None else 0
+            found.append(before if block is None else gone[block])
+        return found
+
     def parts(self, layout: Layout) -> GatheredGroups:
         """The parameters, each block's together."""
         prefixes = self.config.block_prefixes()
@@ -224,6 +256,8 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
                 ranks=layout.ranks,
                 bucket_bytes=section.bucket,
                 slack=model.slack(),
+                released=model.released(),
+                accumulates=model.shape.micro_batches > 1,
                 exchange=comm.ledger,
             )
         exchange = _on_masters(comm, trained, section.bucket)

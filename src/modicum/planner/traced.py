@@ -44,6 +44,11 @@ class Traces:
         worst, _ = max(self._asked(shape, recompute), key=lambda pair: pair[1].peak())
         return worst.slack(shape.sequences, recompute=recompute)
 
+    def kept_by_block(self, shape: ModelQuery, *, recompute: bool = False) -> list[int]:
+        """Bytes that each block keeps until its backward pass is over, in the order they run."""
+        worst, _ = max(self._asked(shape, recompute), key=lambda pair: pair[1].peak())
+        return worst.kept_by_block(shape.sequences, recompute=recompute)
+
     def _asked(self, shape: ModelQuery, recompute: bool) -> list[tuple[TracedLedgers, Ledger]]:
         rows, updates = shape.sequences, shape.micro_batches
         return [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from modicum.core.contracts.ledger import ClassTreatment, Ledger, OptimizerQuery
+from dataclasses import replace
+
+from modicum.core.contracts.ledger import ClassTreatment, Entry, Ledger, OptimizerQuery
 from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.errors import InputError
 from modicum.core.ranks.layout import Layout
@@ -29,8 +31,27 @@ def spent_in_updates(recipe: Recipe, model: Model, layout: Layout) -> Ledger:
         at = TransformQuery(trained, layout.shards, micro_batches, layout.ranks, positions)
         if not at.layers:
             raise InputError(NO_LAYERS, field="transform.method", value=transform.info.name)
-        ledger += transform.ledger(at)
+        ledger = _one_after_the_other(transform.ledger(at), ledger)
     return ledger
+
+
+def _one_after_the_other(transform: Ledger, optimizer: Ledger) -> Ledger:
+    """Both, of whose workspace in the step one is gone when the other comes."""
+    there = optimizer.map_entries(lambda entry: entry if _works(entry) else None).bytes()
+
+    def beyond(entry: Entry) -> Entry | None:
+        nonlocal there
+        if not _works(entry):
+            return entry
+        gone = min(there, entry.bytes)
+        there -= gone
+        return replace(entry, bytes=entry.bytes - gone) if gone < entry.bytes else None
+
+    return transform.map_entries(beyond) + optimizer
+
+
+def _works(entry: Entry) -> bool:
+    return (entry.kind, entry.phases) == ("workspace", ("step",))
 
 
 def narrow_matrices(recipe: Recipe, model: Model) -> dict[str, int]:

@@ -240,6 +240,12 @@ class Task(ABC, Generic[M, B, I]):
         """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
         return 0
 
+    def kept_by_block(
+        self, config: Any, shape: ModelQuery, *, adapted: Any = None, recompute: bool = False
+    ) -> Sequence[int]:
+        """Bytes that each block keeps until its backward pass is over; nothing: it is unknown."""
+        return ()
+
     def held(self, config: Any, item_bytes: int) -> Mapping[str, Tensors]:
         """Of each parameter, the tensors that represent it: how many rows, and bytes of one.
 

@@ -31,7 +31,7 @@ from modicum.models.config import ModelConfig
 from modicum.models.decoder_config import DecoderConfig
 from modicum.models.decoders import Decoder, config_of, decoder_of
 from modicum.models.generate import generate
-from modicum.models.ledger import AdapterActivations, held, slack
+from modicum.models.ledger import AdapterActivations, held, kept_by_block, slack
 from modicum.models.ledger import ledger as model_ledger
 from modicum.models.transformers.held import held_by_transformers
 from modicum.recipe import Recipe, SamplesSection
@@ -152,6 +152,18 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
         assert isinstance(config, ModelConfig)
         return slack(config, shape, adapted=adapted, recompute=recompute)
+
+    def kept_by_block(
+        self,
+        config: DecoderConfig,
+        shape: ModelQuery,
+        *,
+        adapted: AdapterActivations | None = None,
+        recompute: bool = False,
+    ) -> list[int]:
+        """Bytes that each block keeps until its backward pass is over."""
+        assert isinstance(config, ModelConfig)
+        return kept_by_block(config, shape, adapted=adapted, recompute=recompute)
 
     def held(self, config: DecoderConfig, item_bytes: int) -> dict[str, Tensors]:
         """Of each parameter, the tensors that represent it: codes and scales, where it is coded."""

@@ -42,7 +42,7 @@ def with_base_compressed(
     assert isinstance(method, Compressor)
     if not ranks.broadcast(folder.is_dir()):
         _compress(plan, method, data, folder, ranks, progress)
-    plan = replace(plan, inputs=plan.task.compressed(plan.inputs, folder))
+    plan = replace(plan, inputs=plan.task.compressed(plan.inputs, folder), compressed=True)
     # Where weights said what layers have, the plan has counted the most that there may be.
     return plan.with_choices(plan.choices) if "plans_from_weights" in method.traits else plan
 

@@ -107,7 +107,7 @@ def begin(
     inputs = View("inputs", *same_inputs(data, plan.inputs.model_folder))
     bound = plan.prediction
     plan = with_base_compressed(plan, data, folder.path / BASE, ranks, progress)
-    plan = _as_found(plan, bound, "the layers' spectra are known", folder, ranks)
+    plan = _as_found(plan, bound, "the layers' spectra are known", folder, record, ranks)
     if found is not None:
         plan = _as_it_was(plan, found.step, folder, origin if forked else None, ranks)
         if plan.surgeries:
@@ -116,7 +116,7 @@ def begin(
     before = Path(origin) / PREPARED if forked and origin is not None else None
     own = folder.path / PREPARED
     prepared = adapter_prepared(plan, data, own, ranks, progress, forked_from=before)
-    plan = _as_prepared(plan, prepared, folder, ranks)
+    plan = _as_prepared(plan, prepared, folder, record, ranks)
     start = adapter_start(plan, folder.path / START, ranks)
     moved = {name for surgery in plan.surgeries for name in surgery.rows}
     with ranks.clock(BUILDING):
@@ -151,19 +151,27 @@ def _counted(plan: Plan, data: Data[Any], folder: RunFolder, ranks: Ranks) -> Pl
     return counted
 
 
-def _as_prepared(plan: Plan, prepared: Preparation | None, folder: RunFolder, ranks: Ranks) -> Plan:
+def _as_prepared(
+    plan: Plan, prepared: Preparation | None, folder: RunFolder, record: RunRecord, ranks: Ranks
+) -> Plan:
     """The plan with the sizes that data decided; a revision where they are not the bound."""
     if prepared is None or not any(prepared.values.values()):
         return plan
     made = plan.with_prepared(prepared.values)
-    return _as_found(made, plan.prediction, "the adapter has looked at data", folder, ranks)
+    return _as_found(made, plan.prediction, "the adapter has looked at data", folder, record, ranks)
 
 
-def _as_found(plan: Plan, bound: Prediction, why: str, folder: RunFolder, ranks: Ranks) -> Plan:
-    """The plan, of a new revision where what was found is not what it was bound by."""
+def _as_found(
+    plan: Plan, bound: Prediction, why: str, folder: RunFolder, record: RunRecord, ranks: Ranks
+) -> Plan:
+    """The plan, of a new revision where what was found is not what it was bound by.
+
+    Its forecast is what the record has next to the measured peaks.
+    """
     now = plan.prediction
     if (now.trainable, now.peak_bytes) == (bound.trainable, bound.peak_bytes):
         return plan
+    record.forecast(plan.row())
     rows = ranks.broadcast(folder.rows(PLAN))
     if rows and rows[-1]["parameters"] == {"total": now.total, "trainable": now.trainable}:
         return plan
