@@ -73,7 +73,7 @@ def in_the_trainer(
         data = Path(folder) / "text.jsonl"
         write_data(data)
         recipes = recipes_of(data, steps, size)
-        compute, gradients = _by_itself(recipes["dense_fp32"], size["rows"] // 2)
+        compute, gradients = by_itself(recipes["dense_fp32"], size["rows"] // 2)
         say(f"a step of the trainer by itself: {compute:.3f} s")
         found: Row = {}
         for kind, asked in ratios.items():
@@ -90,8 +90,12 @@ def in_the_trainer(
     return {"compute": compute, "ratios": found}
 
 
-def _by_itself(recipe: Mapping[str, Any], rows: int) -> tuple[float, float]:
-    """Seconds of a step in which nothing travels, both ranks computing; bytes of gradients."""
+def by_itself(recipe: Mapping[str, Any], rows: int) -> tuple[float, float]:
+    """Seconds of a step in which nothing travels, both ranks computing; bytes of gradients.
+
+    Args:
+        rows: a rank's in an update.
+    """
     lone = {key: value for key, value in recipe.items() if key not in ("comm", "parallel")}
     lone["training"] = lone["training"] | {"batch_size": rows}
     found = _at_two({"recipes": {"none": lone}, "alone": True})["none"]

@@ -134,11 +134,13 @@ class CallTimeline:
 
     def _taken(self) -> list[ObservedCall]:
         """The calls since this was last asked, but for those of the update that has not landed."""
-        calls = []
+        calls: list[ObservedCall] = []
         while self._open:
             call = self._open.popleft()
-            before = self._landing is not None and self._landing.asked_for(call)
-            (self._landing.calls if before and self._landing else calls).append(call)
+            if self._landing is not None and self._landing.asked_for(call):
+                self._landing.calls.append(call)
+            else:
+                calls.append(call)
         return calls
 
     def _count(self, calls: Sequence[ObservedCall], updates: int = 0) -> None:

@@ -182,11 +182,11 @@ class Collectives:
         *,
         group: dist.ProcessGroup | None = None,
         link: Link | None = None,
-        in_flight: int = 2,
+        in_flight: float = 2,
     ) -> None:
         self.rank, self.size, self._clock = ranks.rank, ranks.size, ranks.clock
         self.link, self.meter = link or _pretended, Meter()
-        self._in_flight: float = in_flight
+        self._in_flight = in_flight
         self._waiting: deque[CollectiveHandle] = deque()
         self._begun: deque[CollectiveHandle] = deque()
         if not ranks.alone:

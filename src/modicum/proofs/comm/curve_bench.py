@@ -38,7 +38,7 @@ from modicum.proofs.comm.sharded_training import coding_seconds, generator_of
 from modicum.proofs.comm.step_time_bench import Fields
 
 # Bytes of the calls by which a link is measured; the largest takes seconds at 10 Mb/s.
-_SIZES = (4_096, 65_536, 524_288, 2_097_152)
+SIZES = (4_096, 65_536, 524_288, 2_097_152)
 
 
 class _SlowProduct(torch.autograd.Function):
@@ -210,7 +210,7 @@ def curve(
     """
     link: dict[str, float] = {"latency": latency, "rate": rate}
     if not rate:
-        [(measured, _)] = measure_links(ranks, _SIZES).values()
+        [(measured, _)] = measure_links(ranks, SIZES).values()
         link = {"latency": measured.latency, "rate": measured.rate, "cpu": measured.cpu}
     ready: dict[str, ExchangeArm] = {}
     for label, fields in arms.items():

@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from modicum.core.machine.links import keep_links
 from modicum.core.ranks.collectives import Link, pretending
+from modicum.core.ranks.link_bench import measure_links
 from modicum.core.ranks.observed_calls import AGREEMENT
 from modicum.core.ranks.ranks import Ranks
+from modicum.proofs.comm.curve_bench import SIZES
 from modicum.proofs.comm.step_time_bench import Fields
 from modicum.recipe import Recipe
 from modicum.trainer import continued, train
@@ -53,6 +56,20 @@ def trained(
             found[label] = _run(Ranks() if alone else ranks, values, folder)
             ranks.gather(True)
     return found
+
+
+def keeps_link(ranks: Ranks, *, rate: float = 0.0, latency: float = 0.0) -> dict[str, float]:
+    """Measure the link, and keep it for plans, as `modicum bench link` does; what was measured.
+
+    Args:
+        rate, latency: of a pretended link; without a rate the link that is there.
+    """
+    with pretending(Link(rate, latency) if rate else None):
+        measured = {axis: link for axis, (link, _) in measure_links(ranks, SIZES).items()}
+    if ranks.first:
+        keep_links(measured)
+    [link] = measured.values()
+    return {"latency": link.latency, "rate": link.rate, "cpu": link.cpu}
 
 
 def _run(ranks: Ranks, values: Fields, folder: Path) -> dict[str, Any]:
