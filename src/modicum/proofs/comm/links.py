@@ -58,21 +58,31 @@ def shaped(
     Raises:
         InputError: such a network cannot be made here, or a rank failed.
     """
-    missing = [name for name in ("unshare", "ip", "tc") if not shutil.which(name)]
-    if missing:
-        raise InputError(f"the full proof shapes links, for which it needs {', '.join(missing)}")
     with tempfile.TemporaryDirectory() as folder:
         task, result = Path(folder) / "task.json", Path(folder) / "result.json"
         told = {"ranks": ranks, "rates": rates, "function": function, "arguments": list(arguments)}
         told |= {"local": local, "bursts": bursts or [BURST] * len(rates), "seconds": seconds}
         task.write_text(json.dumps(told), encoding="utf-8")
         command = f"exec {sys.executable} -m {__name__} {task} {result}"
-        inside = f"mount -t tmpfs none /run && mkdir /run/netns && {command}"
-        own = ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", inside]
-        done = subprocess.run(own, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(apart(command), stderr=subprocess.PIPE, text=True, check=False)
         if not result.exists():
             raise InputError(f"links could not be shaped here: {done.stderr.strip()[-2000:]}")
         return list(json.loads(result.read_bytes()))
+
+
+def apart(command: str) -> list[str]:
+    """The words that run a shell's command where it may make network namespaces of its own.
+
+    Raises:
+        InputError: a tool is missing.
+    """
+    missing = [name for name in ("unshare", "ip", "tc") if not shutil.which(name)]
+    if missing:
+        raise InputError(
+            f"links are made and shaped by tools of which {', '.join(missing)} is not here"
+        )
+    inside = f"mount -t tmpfs none /run && mkdir /run/netns && {command}"
+    return ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", inside]
 
 
 def all_reduce_seconds(ranks: Ranks, elements: int, repeats: int = 3) -> float:
@@ -141,7 +151,7 @@ def _serve(task: Path, result: Path) -> None:
     """Make the network in the namespaces that this process was started in, and do the task."""
     told = json.loads(task.read_bytes())
     hosts = told["ranks"] // told["local"]
-    _make(hosts)
+    make_hosts(hosts)
     results = []
     for rate, burst, arguments in zip(
         told["rates"], told["bursts"], told["arguments"], strict=True
@@ -149,7 +159,7 @@ def _serve(task: Path, result: Path) -> None:
         shape = _SHAPE.format(rate=rate, burst=burst)
         for host in range(hosts):
             for where, device in ((f"md{host}", "eth0"), ("mdsw", f"mdp{host}")):
-                _run(f"tc -n {where} qdisc replace dev {device} {shape}")
+                in_words(f"tc -n {where} qdisc replace dev {device} {shape}")
         within = ("sh", "-c", _INSIDE.format(local=told["local"]), "sh")
         found = at_ranks(
             told["function"], told["ranks"], arguments, within=within, seconds=told["seconds"]
@@ -158,20 +168,22 @@ def _serve(task: Path, result: Path) -> None:
     result.write_text(json.dumps(results), encoding="utf-8")
 
 
-def _make(hosts: int) -> None:
-    _run("ip netns add mdsw")
-    _run("ip -n mdsw link add br0 type bridge")
-    _run("ip -n mdsw link set br0 up")
+def make_hosts(hosts: int) -> None:
+    """Make so many namespaces, `md0` on, joined by a bridge in `mdsw`, in those of this process."""
+    in_words("ip netns add mdsw")
+    in_words("ip -n mdsw link add br0 type bridge")
+    in_words("ip -n mdsw link set br0 up")
     for host in range(hosts):
-        _run(f"ip netns add md{host}")
-        _run(f"ip link add mdp{host} netns mdsw type veth peer name eth0 netns md{host}")
-        _run(f"ip -n mdsw link set mdp{host} master br0 up")
-        _run(f"ip -n md{host} addr add 10.77.0.{host + 1}/24 dev eth0")
-        _run(f"ip -n md{host} link set lo up")
-        _run(f"ip -n md{host} link set eth0 up")
+        in_words(f"ip netns add md{host}")
+        in_words(f"ip link add mdp{host} netns mdsw type veth peer name eth0 netns md{host}")
+        in_words(f"ip -n mdsw link set mdp{host} master br0 up")
+        in_words(f"ip -n md{host} addr add 10.77.0.{host + 1}/24 dev eth0")
+        in_words(f"ip -n md{host} link set lo up")
+        in_words(f"ip -n md{host} link set eth0 up")
 
 
-def _run(command: str) -> None:
+def in_words(command: str) -> None:
+    """Run a command of words without spaces; an error where it fails."""
     subprocess.run(command.split(), check=True)
 
 
