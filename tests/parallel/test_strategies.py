@@ -193,3 +193,22 @@ def test_buckets_hold_one_dtype_and_close_at_their_size() -> None:
         [(torch.float32, 50)] * 2,
         [(torch.float32, 50)],
     ]
+
+
+def metered(ranks: Ranks) -> tuple[int, int, int]:
+    """Bytes and calls of an update of replicas, and how many numbers there are."""
+    strategy = Replicated(ranks, Layout.of(ranks.size), 200)
+    model = nn.Sequential(nn.Linear(7, 13), nn.Linear(13, 5))
+    strategy.start(model)
+    strategy.before_backward(last=True)
+    model(torch.ones(2, 7)).sum().backward()
+    strategy.after_backward()
+    meter = strategy.engine.meter
+    numbers = sum(parameter.numel() + 1 for parameter in model.parameters())  # and a flag each
+    return meter.bytes["all_reduce"], meter.calls["all_reduce"], numbers
+
+
+def test_replicas_are_metered(pool: Pool) -> None:
+    for sent, calls, numbers in pool.run(metered, ranks=2):
+        assert sent == 4 * numbers
+        assert calls == 2  # a bucket is closed by each layer's weight

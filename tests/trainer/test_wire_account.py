@@ -54,6 +54,7 @@ WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "ddp": {"parallel": {"strategy": "ddp", "bucket": "40KB"}},
     "fsdp": {"parallel": {"strategy": "fsdp"}},
     "zero": {"parallel": {"strategy": "zero", "bucket": "40KB"}},
+    "dear": {"parallel": {"strategy": "ddp"}, "comm": {"method": "dear", "layers": 1}},
     "powersgd": {"parallel": {"strategy": "ddp", "bucket": "40KB"}, "comm": {"method": "powersgd"}},
     "acp_sgd": {"parallel": {"strategy": "zero", "bucket": "40KB"}, "comm": {"method": "acp_sgd"}},
 }

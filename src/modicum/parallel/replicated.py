@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
@@ -9,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from modicum.core.ranks.collectives import CollectiveHandle, Collectives
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange
-from modicum.core.ranks.observed_calls import label_of, naming
-from modicum.core.ranks.ranks import Ranks, peer_errors
+from modicum.core.ranks.observed_calls import label_of
+from modicum.core.ranks.ranks import Ranks
 from modicum.parallel.bucketed import Bucket, Bucketed
 from modicum.parallel.matrix_buckets import MatrixBucket
 
@@ -35,11 +37,20 @@ class Replicated(Bucketed[Bucket]):
         matrices: MatrixExchange | None = None,
     ) -> None:
         super().__init__(ranks, layout, bucket_bytes, matrices)
+        self._engine: Collectives | None = None
+
+    @property
+    def engine(self) -> Collectives:
+        """What sends the numbers as they are, in the default group: an all-reduce needs no turn."""
+        if self._engine is None:
+            group = None if self.ranks.alone else dist.group.WORLD
+            self._engine = Collectives(self.ranks, group=group, in_flight=math.inf)
+        return self._engine
 
     def _bucket(self, parameters: Sequence[nn.Parameter], names: Sequence[str]) -> Bucket:
         if self.matrices is not None:
             return MatrixBucket(dict(zip(names, parameters, strict=True)), self.matrices)
-        return FlatBucket(parameters, names)
+        return FlatBucket(parameters, self.engine, names)
 
     def held(self) -> Iterable[Tensor]:
         """What an exchange owes, and its factors."""
@@ -51,14 +62,20 @@ class FlatBucket(Bucket):
 
     Behind the gradients stands one element a parameter, 1 where this rank has a gradient of it: the
     sum tells who was used by no rank at all.
+
+    Args:
+        engine: sends it.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], engine: Collectives, names: Sequence[str] = ()
+    ) -> None:
         super().__init__(parameters)
+        self._engine = engine
         self._label = label_of(names)
         self._ends = list(accumulate(p.numel() for p in parameters))
         self._flat: Tensor | None = None
-        self._handle: dist.Work | None = None
+        self._handle: CollectiveHandle | None = None
 
     def _put(self, index: int) -> None:
         """Move a parameter's gradient to its place, of which it becomes a view."""
@@ -76,14 +93,12 @@ class FlatBucket(Bucket):
 
     def launch(self) -> None:
         """Begin to sum over the ranks."""
-        with peer_errors(), naming(self._label):
-            self._handle = dist.all_reduce(self._whole(), async_op=True)
+        self._handle = self._engine.all_reduce(self._whole(), label=self._label)
 
     def land(self) -> None:
         """Wait for the sum, and give gradients to parameters that only other ranks used."""
         assert self._handle is not None
-        with peer_errors():
-            self._handle.wait()
+        self._handle.wait()
         for index, parameter in enumerate(self.parameters):
             # Who has a gradient need not ask, which on an accelerator would wait for it.
             if index not in self._filled:

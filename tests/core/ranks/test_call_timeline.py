@@ -95,6 +95,24 @@ def test_calls_between_updates_are_in_the_sums_and_in_no_row() -> None:
     assert timeline.rows[-1]["so_far"]["bytes"] == 1020
 
 
+def test_a_call_is_of_the_update_that_asked_for_it_whenever_it_begins() -> None:
+    ticks = iter([10.0, 11.0, 20.0, 21.0])
+    timeline = CallTimeline(now=lambda: next(ticks))
+    with timeline.update(1):
+        timeline.began(call(asked=10.5, sent=1))
+    timeline.began(call(asked=10.75, sent=2))  # begins when the update is over
+    timeline.began(call(asked=15.0, sent=100))
+    with timeline.update(2):
+        timeline.began(call(asked=10.875, sent=3))
+        timeline.began(call(asked=20.5, sent=4))
+    timeline.began(call(asked=20.75, sent=5))
+    timeline.finish()
+    assert [[each["bytes"] for each in row["calls"]] for row in timeline.rows] == [
+        [1, 2, 3], [4, 5],
+    ]  # fmt: skip
+    assert timeline.rows[-1]["so_far"]["bytes"] == 115
+
+
 def test_a_run_that_resumes_continues_its_rows() -> None:
     before = CallTimeline(most=40)
     run(before, 1, 100)

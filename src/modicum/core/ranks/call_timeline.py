@@ -1,7 +1,8 @@
 """Which calls each update of a run made, and how long it waited for them, in a bounded file.
 
-An update's calls are those that this process issues in it. A call that is still under way when its
-update ends has ended, as a rule, by the end of the next one, so a row is made then.
+An update's calls are those that this process asks for in it: an engine may issue some of them
+later, such as gathers that hide behind the next update's forward pass. A call that is still under
+way when its update ends has ended, as a rule, by the end of the next one, so a row is made then.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class _UpdateCalls:
     step: int
     begun: float
     seconds: float
-    calls: Sequence[ObservedCall]
+    calls: list[ObservedCall]
+
+    def asked_for(self, call: ObservedCall) -> bool:
+        return 0 <= call.asked - self.begun <= self.seconds
 
     def row(self, every: int) -> dict[str, Any]:
         kept = self.calls[:MOST_OF_UPDATE]
@@ -112,14 +116,15 @@ class CallTimeline:
         self._count(self._taken())
         begun = self._now()
         yield
-        seconds = self._now() - begun
+        seconds, calls = self._now() - begun, self._taken()
         self._land()
-        self._landing = _UpdateCalls(step, begun, seconds, self._taken())
+        self._landing = _UpdateCalls(step, begun, seconds, calls)
 
     def finish(self) -> None:
         """No update follows: the last one has a row too."""
+        calls = self._taken()
         self._land(last=True)
-        self._count(self._taken())
+        self._count(calls)
 
     def written(self) -> tuple[list[dict[str, Any]], bool]:
         """The rows since this was last asked, and whether earlier ones were dropped since."""
@@ -128,9 +133,14 @@ class CallTimeline:
         return found
 
     def _taken(self) -> list[ObservedCall]:
-        calls = []
+        """The calls since this was last asked, but for those of the update that has not landed."""
+        calls: list[ObservedCall] = []
         while self._open:
-            calls.append(self._open.popleft())
+            call = self._open.popleft()
+            if self._landing is not None and self._landing.asked_for(call):
+                self._landing.calls.append(call)
+            else:
+                calls.append(call)
         return calls
 
     def _count(self, calls: Sequence[ObservedCall], updates: int = 0) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import inf
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from modicum.core.clock import WIRE
-from modicum.core.ranks.observed_calls import CallNote, named, noting, observed
+from modicum.core.ranks.observed_calls import AGREEMENT, CallNote, named, noting, observed
 from modicum.core.ranks.ranks import Ranks, peer_errors
 
 # Newer versions of PyTorch warn of the older names.
@@ -76,6 +76,26 @@ class Link:
         """The instant (of `time.monotonic`) at which a call that begins now is through."""
         self._free = max(time.monotonic(), self._free) + self.latency * steps + sent / self.rate
         return self._free
+
+
+# What engines are given that are made in a block of `pretending`.
+_pretended: Link | None = None
+
+
+@contextmanager
+def pretending(link: Link | None) -> Iterator[None]:
+    """Engines that are made in this block share a pretended link, if they have none of their own.
+
+    >>> with pretending(Link(rate=1e6)) as _:
+    ...     Collectives(Ranks()).link.rate
+    1000000.0
+    """
+    global _pretended
+    before, _pretended = _pretended, link
+    try:
+        yield
+    finally:
+        _pretended = before
 
 
 class CollectiveHandle:
@@ -147,7 +167,7 @@ class Collectives:
     Args:
         ranks: this process among the others; alone, every call is the identity.
         group: whose ranks take part; by default all, in a group made for this (a collective call).
-        link: a slower link to pretend.
+        link: a slower link to pretend; by default that of `pretending`.
         in_flight: calls that gloo has at a time.
 
     >>> alone = Collectives(Ranks())
@@ -162,11 +182,11 @@ class Collectives:
         *,
         group: dist.ProcessGroup | None = None,
         link: Link | None = None,
-        in_flight: int = 2,
+        in_flight: float = 2,
     ) -> None:
         self.rank, self.size, self._clock = ranks.rank, ranks.size, ranks.clock
-        self.link, self.meter = link, Meter()
-        self._in_flight: float = in_flight
+        self.link, self.meter = link or _pretended, Meter()
+        self._in_flight = in_flight
         self._waiting: deque[CollectiveHandle] = deque()
         self._begun: deque[CollectiveHandle] = deque()
         if not ranks.alone:
@@ -269,7 +289,9 @@ class Collectives:
 
     def total(self, value: Tensor) -> Tensor:
         """The sum over the ranks of one element each, added in their order: the same on all."""
-        return sum_in_order(self.all_gather(value.reshape(1)).wait().view(-1, 1)).reshape(())
+        return sum_in_order(
+            self.all_gather(value.reshape(1), label=AGREEMENT).wait().view(-1, 1)
+        ).reshape(())
 
     def progress(self) -> None:
         """End the calls that are done, and begin those that waited for their turn."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ import torch.distributed as dist
 
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
-from modicum.proofs.ranks import RanksFailed, at_ranks
+from modicum.proofs.ranks import SECONDS, RanksFailed, at_ranks
 
 # A burst much larger than a message passes it at memory speed; 100 ms of queue lose nothing.
-_SHAPE = "root tbf rate {rate} burst 32kb latency 100ms"
+BURST = 32_768
+_SHAPE = "root tbf rate {rate} burst {burst}b latency 100ms"
+_LEAST_BURST = 3_200  # two full packets
 _INSIDE = (
     "exec ip netns exec md$((RANK / {local})) "
     'env MASTER_ADDR=10.77.0.1 GLOO_SOCKET_IFNAME=eth0 "$@"'
@@ -39,34 +41,48 @@ def shaped(
     ranks: int,
     rates: list[str],
     function: str,
-    arguments: list[Mapping[str, Any]],
+    arguments: Sequence[Mapping[str, Any]],
     *,
     local: int = 1,
+    bursts: list[int] | None = None,
+    seconds: int = SECONDS,
 ) -> list[Any]:
     """What `function(Ranks, **arguments[i])` gives at rank 0, over ports shaped to `rates[i]`.
 
     Args:
         rates: as tc spells them, such as `200mbit`.
         local: ranks that share a namespace, and with it a port, as those of one host do.
+        bursts: bytes that pass at once after a rest, for each rate, as of `burst_for`.
+        seconds: after so long at one rate a rank is ended.
 
     Raises:
         InputError: such a network cannot be made here, or a rank failed.
     """
-    missing = [name for name in ("unshare", "ip", "tc") if not shutil.which(name)]
-    if missing:
-        raise InputError(f"the full proof shapes links, for which it needs {', '.join(missing)}")
     with tempfile.TemporaryDirectory() as folder:
         task, result = Path(folder) / "task.json", Path(folder) / "result.json"
-        told = {"ranks": ranks, "rates": rates, "function": function, "arguments": arguments}
-        told["local"] = local
+        told = {"ranks": ranks, "rates": rates, "function": function, "arguments": list(arguments)}
+        told |= {"local": local, "bursts": bursts or [BURST] * len(rates), "seconds": seconds}
         task.write_text(json.dumps(told), encoding="utf-8")
         command = f"exec {sys.executable} -m {__name__} {task} {result}"
-        inside = f"mount -t tmpfs none /run && mkdir /run/netns && {command}"
-        own = ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", inside]
-        done = subprocess.run(own, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(apart(command), stderr=subprocess.PIPE, text=True, check=False)
         if not result.exists():
             raise InputError(f"links could not be shaped here: {done.stderr.strip()[-2000:]}")
         return list(json.loads(result.read_bytes()))
+
+
+def apart(command: str) -> list[str]:
+    """The words that run a shell's command where it may make network namespaces of its own.
+
+    Raises:
+        InputError: a tool is missing.
+    """
+    missing = [name for name in ("unshare", "ip", "tc") if not shutil.which(name)]
+    if missing:
+        raise InputError(
+            f"links are made and shaped by tools of which {', '.join(missing)} is not here"
+        )
+    inside = f"mount -t tmpfs none /run && mkdir /run/netns && {command}"
+    return ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", inside]
 
 
 def all_reduce_seconds(ranks: Ranks, elements: int, repeats: int = 3) -> float:
@@ -80,6 +96,51 @@ def all_reduce_seconds(ranks: Ranks, elements: int, repeats: int = 3) -> float:
     return statistics.median(times[1:])
 
 
+def burst_for(rate: float, message: int) -> int:
+    """Bytes of burst for a link: under a twentieth of the smallest message that is timed.
+
+    A link needs what passes in a millisecond, or its timers slow it: at 200 Mb/s a burst of a third
+    of that makes messages take 1.3 times their bytes.
+
+    Args:
+        rate: bytes a second.
+        message: bytes that a rank sends in the smallest call.
+
+    Raises:
+        InputError: both cannot be had.
+
+    >>> burst_for(2.5e6, 200_000), burst_for(2.5e7, 10_000_000)
+    (10000, 32768)
+    """
+    least = max(_LEAST_BURST, round(rate / 1000))
+    if message < 20 * least:
+        raise InputError(
+            f"a link of {rate:.4g} bytes a second passes at least {least} bytes at once after a "
+            "rest, more than a twentieth of the smallest message, which would seem too fast",
+            field="message",
+            value=message,
+            allowed=f"{20 * least} bytes or more",
+        )
+    return max(least, min(BURST, message // 20))
+
+
+def cold_seconds(ranks: Ranks, message: int, repeats: int = 5) -> float:
+    """Seconds in which an all-reduce sends so many bytes after a rest, the median of some.
+
+    A rest fills the bucket of a shaped link, so that a burst which is too large shows.
+    """
+    elements = message * ranks.size // (2 * (ranks.size - 1)) // 4
+    buffer, times = torch.ones(elements), []
+    dist.all_reduce(buffer)  # connections
+    for _ in range(repeats):
+        dist.barrier()
+        time.sleep(0.15)
+        started = time.perf_counter()
+        dist.all_reduce(buffer)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
 def sent() -> int:
     """Bytes that this namespace's eth0 has sent; 0 where there is none."""
     device = psutil.net_io_counters(pernic=True, nowrap=False).get("eth0")
@@ -90,31 +151,39 @@ def _serve(task: Path, result: Path) -> None:
     """Make the network in the namespaces that this process was started in, and do the task."""
     told = json.loads(task.read_bytes())
     hosts = told["ranks"] // told["local"]
-    _make(hosts)
+    make_hosts(hosts)
     results = []
-    for rate, arguments in zip(told["rates"], told["arguments"], strict=True):
+    for rate, burst, arguments in zip(
+        told["rates"], told["bursts"], told["arguments"], strict=True
+    ):
+        shape = _SHAPE.format(rate=rate, burst=burst)
         for host in range(hosts):
             for where, device in ((f"md{host}", "eth0"), ("mdsw", f"mdp{host}")):
-                _run(f"tc -n {where} qdisc replace dev {device} {_SHAPE.format(rate=rate)}")
+                in_words(f"tc -n {where} qdisc replace dev {device} {shape}")
         within = ("sh", "-c", _INSIDE.format(local=told["local"]), "sh")
-        results.append(at_ranks(told["function"], told["ranks"], arguments, within=within)[0])
+        found = at_ranks(
+            told["function"], told["ranks"], arguments, within=within, seconds=told["seconds"]
+        )
+        results.append(found[0])
     result.write_text(json.dumps(results), encoding="utf-8")
 
 
-def _make(hosts: int) -> None:
-    _run("ip netns add mdsw")
-    _run("ip -n mdsw link add br0 type bridge")
-    _run("ip -n mdsw link set br0 up")
+def make_hosts(hosts: int) -> None:
+    """Make so many namespaces, `md0` on, joined by a bridge in `mdsw`, in those of this process."""
+    in_words("ip netns add mdsw")
+    in_words("ip -n mdsw link add br0 type bridge")
+    in_words("ip -n mdsw link set br0 up")
     for host in range(hosts):
-        _run(f"ip netns add md{host}")
-        _run(f"ip link add mdp{host} netns mdsw type veth peer name eth0 netns md{host}")
-        _run(f"ip -n mdsw link set mdp{host} master br0 up")
-        _run(f"ip -n md{host} addr add 10.77.0.{host + 1}/24 dev eth0")
-        _run(f"ip -n md{host} link set lo up")
-        _run(f"ip -n md{host} link set eth0 up")
+        in_words(f"ip netns add md{host}")
+        in_words(f"ip link add mdp{host} netns mdsw type veth peer name eth0 netns md{host}")
+        in_words(f"ip -n mdsw link set mdp{host} master br0 up")
+        in_words(f"ip -n md{host} addr add 10.77.0.{host + 1}/24 dev eth0")
+        in_words(f"ip -n md{host} link set lo up")
+        in_words(f"ip -n md{host} link set eth0 up")
 
 
-def _run(command: str) -> None:
+def in_words(command: str) -> None:
+    """Run a command of words without spaces; an error where it fails."""
     subprocess.run(command.split(), check=True)
 
 

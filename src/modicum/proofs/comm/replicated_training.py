@@ -51,9 +51,9 @@ def method_of(arm: Fields) -> MatrixMethod | None:
     return METHODS[arm["method"]](**fields) if "method" in arm else None
 
 
-def said_to_send(arm: Fields, model: nn.Module, ranks: int) -> int:
+def said_to_send(arm: Fields, model: nn.Module, ranks: int, bucket: int = BUCKET) -> int:
     """Bytes that the ledger says a rank sends in an update of this model."""
-    value, at = method_of(arm), MatrixQuery(bucket_shapes(trained_shapes(model), BUCKET), ranks)
+    value, at = method_of(arm), MatrixQuery(bucket_shapes(trained_shapes(model), bucket), ranks)
     ledger = MatrixExchange.ledger(at) if value is None else value.ledger(at)
     return sum(wire.bytes for wire in ledger.wire)
 

@@ -1,0 +1,188 @@
+"""Every way to exchange gradients, on links that take 0.3 to 10 times what computing takes.
+
+Three worlds: four ranks whose layers sleep, two ranks that multiply matrices, and two ranks that
+run `modicum train` with recipes. In each the same model is trained with every exchange in turns: a
+step's seconds, the bytes that its meter counts and its ledger says, and the bound: the larger of a
+step in which nothing travels and the time of the method's own calls on the measured link. `chain`
+is the step by what must follow what: the first gradients come after the forward pass, and so on.
+
+Ratios are of the time of a dense fp32 all-reduce over a pass's. Links are shaped ports of network
+namespaces (`modicum.proofs.comm.links`), and pretended ones where these cannot be made, and at 0.3.
+Where both are there, pretended ones are compared with shaped ones. With `--quick` everything is
+small, the link is pretended unless `--shaped`, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from comm_judging import Row, World, break_even, judged_all
+from comm_recipes import FULL_RUN, QUICK_RUN, in_the_trainer
+from common import alone, say, write_result
+
+from modicum.core.errors import InputError
+from modicum.proofs.comm.links import burst_for, shaped
+from modicum.proofs.ranks import at_ranks
+
+BENCH = "modicum.proofs.comm.curve_bench"
+COLD = "modicum.proofs.comm.links:cold_seconds"
+BAR, APART, COLD_OFF, BUSY = 1.25, 0.15, 0.15, 0.5
+
+
+SLEEPING = World(ranks=4, layers=16, width=512, compute=1.0)
+COMPUTING = World(ranks=2, layers=16, width=512, compute=0.0, rows=1024)
+QUICK = World(ranks=2, layers=4, width=256, compute=0.2, low_rank=4, steps=1, repeats=2)
+RATIOS, VIRTUAL_RATIOS = (1.0, 3.0, 10.0), (0.3,)
+
+# Measuring
+
+
+def pretended(world: World, compute: float, rate: float, latency: float = 0.0) -> Row:
+    """All arms but DDP, which no pretended link holds up, on a pretended link."""
+    arms = {label: arm for label, arm in world.arms().items() if label != "ddp"}
+    told = {"arms": arms, "model": world.model, "rate": rate, "latency": latency}
+    found: Row = at_ranks(f"{BENCH}:curve", world.ranks, told | turns(world), seconds=7200)[0]
+    return judged_all(world, found)
+
+
+def turns(world: World) -> dict[str, int]:
+    """How often a step is timed."""
+    return {"steps": world.steps, "repeats": world.repeats}
+
+
+def on_shaped_links(world: World, rates: Mapping[float, float], message: int) -> dict[float, Row]:
+    """All arms on shaped links, after each passed the check of a cold message.
+
+    Raises:
+        InputError: links cannot be shaped here, or are not what they should be.
+    """
+    said = [f"{round(rate * 8 / 1000)}kbit" for rate in rates.values()]
+    bursts = [burst_for(rate, message) for rate in rates.values()]
+    tell = [{"message": message}] * len(rates)
+    colds = shaped(world.ranks, said, COLD, tell, bursts=bursts)
+    for rate, cold in zip(rates.values(), colds, strict=True):
+        off = cold / (message / rate) - 1
+        say(f"a cold message of {message} bytes at {rate * 8e-6:.0f} Mb/s: {off:+.1%}")
+        if abs(off) > COLD_OFF:
+            problem = f"a cold message takes {off:+.0%} of its bytes' time on a shaped link"
+            raise InputError(problem, field="burst", value=bursts)
+    told = {"arms": world.arms(), "model": world.model, **turns(world)}
+    series = [told] * len(rates)
+    found = shaped(world.ranks, said, f"{BENCH}:curve", series, bursts=bursts, seconds=7200)
+    return {ratio: judged_all(world, each) for ratio, each in zip(rates, found, strict=True)}
+
+
+def curve(world: World, ratios: Mapping[str, tuple[float, ...]], by_port: bool) -> Row:
+    """A world at every ratio, what pretended links are off, and where methods begin to pay.
+
+    Args:
+        ratios: those of links that are pretended in any case, and of those shaped where possible.
+    """
+    compute = world.compute
+    if not compute:
+        told = {"arms": {"none": {"arm": "none"}}, "model": world.model, "rate": 1e12}
+        compute = median(
+            at_ranks(f"{BENCH}:curve", world.ranks, told)[0]["arms"]["none"]["seconds"]
+        )
+    rates = {r: world.dense_bytes / (r * compute) for each in ratios.values() for r in each}
+    points = {ratio: pretended(world, compute, rates[ratio]) for ratio in ratios["pretended"]}
+    kinds = dict.fromkeys(points, "pretended")
+    asked, apart, why = {r: rates[r] for r in ratios["shaped"]}, dict[str, Any](), None
+    first = next(iter(points.values()))["arms"].values()
+    message = int(min(row["bytes"] / row["calls"] for row in first if row["calls"]))
+    try:
+        if not by_port:
+            raise InputError("pretended links were asked for")
+        ports = on_shaped_links(world, asked, message)
+        points |= ports
+        kinds |= dict.fromkeys(ports, "shaped")
+        for ratio in {min(asked), max(asked)}:
+            link = ports[ratio]["link"]
+            beside = pretended(world, compute, link["rate"], link["latency"])
+            apart[str(ratio)] = _over(beside["arms"], ports[ratio]["arms"])
+    except InputError as error:
+        why = str(error)
+        say(f"links are pretended: {why}")
+        points |= {ratio: pretended(world, compute, rate) for ratio, rate in asked.items()}
+        kinds |= dict.fromkeys(asked, "pretended")
+    steps = {
+        ratio: {label: row["step"] for label, row in point["arms"].items()}
+        for ratio, point in points.items()
+    }
+    labels = [label for label in world.arms() if label not in ("none", "ddp", "dense_fp32")]
+    coded = at_ranks(f"{BENCH}:coding", world.ranks, {"arms": world.arms(), "model": world.model})
+    return {
+        "compute": compute,
+        "coding": coded[0],
+        "ratios": {
+            str(ratio): {"link_is": kinds[ratio], "megabits": rates[ratio] * 8e-6, **points[ratio]}
+            for ratio in sorted(points)
+        },
+        "not_shaped": why,
+        "pretended_over_shaped": apart,
+        "break_even": {label: break_even(steps, label) for label in labels},
+    }
+
+
+def _over(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> dict[str, float]:
+    """Steps on a pretended link over those on a shaped one; DDP's is the dense one's."""
+    found = {label: row["step"] / theirs[label]["step"] for label, row in ours.items()}
+    return found | {"ddp": ours["dense_fp32"]["step"] / theirs["ddp"]["step"]}
+
+
+def summed(worlds: Mapping[str, Row]) -> Row:
+    """What the bars are asked of: the greatest step over its bound, by method, and the bytes."""
+    greatest: dict[str, float] = {}
+    not_ledger, apart = [], 0.0
+    for world, found in worlds.items():
+        for ratio, point in found["ratios"].items():
+            for label, row in point["arms"].items():
+                greatest[label] = max(greatest.get(label, 0.0), row["over_bound"])
+                if row["bytes_are_ledger"] is False:
+                    not_ledger.append(f"{world}, ratio {ratio}, {label}")
+        for rows in found.get("pretended_over_shaped", {}).values():
+            apart = max([apart, *(abs(each - 1) for each in rows.values())])
+    return {
+        "greatest_over_bound": greatest,
+        "within_bar": {label: most <= BAR for label, most in greatest.items()},
+        "bytes_other_than_the_ledger": not_ledger,
+        "pretended_off_shaped": apart or None,
+        "pretended_is_shaped": apart <= APART if apart else None,
+    }
+
+
+def main() -> None:
+    """Measure every world, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small; writes no result")
+    parser.add_argument("--shaped", action="store_true", help="shape links in a quick run, too")
+    given = parser.parse_args()
+    by_port = given.shaped or not given.quick
+    if not given.quick and os.getloadavg()[0] > BUSY:
+        raise SystemExit(f"other programs run here (load {os.getloadavg()[0]:.1f}): no figures")
+    with alone():
+        if given.quick:
+            few = {"pretended": (0.3,), "shaped": (3.0,)}
+            worlds = {"sleeping": curve(QUICK, few, by_port)}
+            worlds["trainer"] = in_the_trainer(QUICK_RUN, 8, {"shaped": (3.0,)}, by_port)
+        else:
+            every = {"pretended": VIRTUAL_RATIOS, "shaped": RATIOS}
+            worlds = {
+                "sleeping": curve(SLEEPING, every, by_port),
+                "computing": curve(COMPUTING, every, by_port),
+                "trainer": in_the_trainer(FULL_RUN, 14, every, by_port),
+            }
+    figures = {"worlds": worlds, **summed(worlds)}
+    print(json.dumps(figures if given.quick else summed(worlds), indent=2))
+    if not given.quick:
+        settings = {"sleeping": vars(SLEEPING), "computing": vars(COMPUTING), "run": FULL_RUN}
+        write_result("comm", figures, settings)
+
+
+if __name__ == "__main__":
+    main()

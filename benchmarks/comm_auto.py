@@ -1,0 +1,151 @@
+"""`comm: auto` against every exchange that it may choose, on links that it has measured.
+
+Two ranks of `modicum train` on a shaped link (pretended where none can be shaped, or asked for),
+where a dense all-reduce takes 1, 3 and 10 times what computing takes. The link is measured and
+kept as `modicum bench link` does, in a cache of this benchmark's own. Then the same recipe runs
+with each exchange and with `auto`: its step over the best single one's, how far the step that its
+plan forecast was off, and its loss next to the dense exchange's. `--quick` is small and writes
+nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from comm_judging import Arms, Row
+from comm_recipes import FULL_RUN, QUICK_RUN, RECIPES, by_itself, recipes_of, write_data
+from common import alone, say, write_result
+
+from modicum.core.errors import InputError
+from modicum.core.files import user_cache
+from modicum.proofs.comm.links import shaped
+from modicum.proofs.ranks import at_ranks
+
+RATIOS, BUSY = (1.0, 3.0, 10.0), 0.5
+OVER_BEST, FORECAST_OFF, LOSS_OFF = 1.1, 0.15, 0.01
+PLAIN, AUTO = "plain", "auto"
+
+
+def ways(recipes: Arms) -> Arms:
+    """The recipe with nothing listed, with each single exchange, and with auto among all of them.
+
+    SDP4Bit shards the optimizer's state, which is another recipe.
+    """
+    plain = {**recipes["dense_fp32"], "comm": None}
+    names = ("dense_bf16", "powersgd", "acp_sgd", "dear")
+    among = [recipes[name]["comm"] for name in names if name != "dear"]  # which auto tries unasked
+    found = {PLAIN: plain, **{name: recipes[name] for name in names}}
+    return {**found, AUTO: {**plain, "comm": {"method": AUTO, "among": among}}}
+
+
+def judged(rows: Mapping[str, Row]) -> Row:
+    """Auto's step, forecast and loss at one ratio, and whether each is within its bar."""
+    steps = {label: median(row["seconds"]) for label, row in rows.items()}
+    best = min((label for label in steps if label != AUTO), key=lambda label: steps[label])
+    auto = rows[AUTO]
+    off = {
+        label: row["forecast"] / steps[label] - 1 for label, row in rows.items() if row["forecast"]
+    }
+    apart = abs(auto["loss"] / rows[PLAIN]["loss"] - 1)
+    return {
+        "steps": steps,
+        "chosen": auto["chosen"],
+        "best": best,
+        "over_best": steps[AUTO] / steps[best],
+        "forecast_off": off,
+        "loss": {label: row["loss"] for label, row in rows.items()},
+        "loss_off": apart,
+        "within": {
+            "over_best": steps[AUTO] <= OVER_BEST * steps[best],
+            "forecast": AUTO in off and abs(off[AUTO]) <= FORECAST_OFF,
+            "loss": apart <= LOSS_OFF,
+        },
+    }
+
+
+@contextmanager
+def own_cache() -> Iterator[None]:
+    """A cache with this machine's record, so that the links of others stay as they are."""
+    with tempfile.TemporaryDirectory() as name:
+        known, own = user_cache("machines"), Path(name) / "modicum" / "machines"
+        if known.exists():
+            shutil.copytree(known, own)
+        for links in own.glob("*.links.json"):
+            links.unlink()
+        before = os.environ.get("XDG_CACHE_HOME")
+        os.environ["XDG_CACHE_HOME"] = name
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["XDG_CACHE_HOME"]
+            else:
+                os.environ["XDG_CACHE_HOME"] = before
+
+
+def at_rate(recipes: Arms, rate: float, by_port: bool) -> tuple[Row, Row, str]:
+    """What came of each recipe, the link that was measured, and what kind it is."""
+    if by_port:
+        said, bursts = f"{round(rate * 8 / 1000)}kbit", [max(3_200, round(rate / 1000))]
+        try:
+            [link] = shaped(2, [said], f"{RECIPES}:keeps_link", [{}], bursts=bursts)
+        except InputError as error:
+            say(f"the link is pretended: {error}")
+        else:
+            name, told = f"{RECIPES}:trained", [{"recipes": recipes}]
+            [rows] = shaped(2, [said], name, told, bursts=bursts, seconds=7200)
+            return rows, link, "shaped"
+    link = at_ranks(f"{RECIPES}:keeps_link", 2, {"rate": rate})[0]
+    told_all = {"recipes": recipes, "rate": rate}
+    return at_ranks(f"{RECIPES}:trained", 2, told_all, seconds=7200)[0], link, "pretended"
+
+
+def measured(size: Mapping[str, Any], steps: int, ratios: tuple[float, ...], by_port: bool) -> Row:
+    """Every ratio's row."""
+    found: Row = {}
+    with tempfile.TemporaryDirectory() as folder, own_cache():
+        data = Path(folder) / "text.jsonl"
+        write_data(data)
+        recipes = recipes_of(data, steps, size)
+        compute, gradients = by_itself(recipes["dense_fp32"], size["rows"] // 2)
+        for ratio in ratios:
+            rate = gradients / (ratio * compute)
+            rows, link, kind = at_rate(ways(recipes), rate, by_port)
+            row = {"link_is": kind, "megabits": rate * 8e-6, "link": link, "none": compute}
+            found[str(ratio)] = row | judged(rows)
+            say(f"ratio {ratio:g}: {found[str(ratio)]['over_best']:.2f} of the best single one's")
+    return found
+
+
+def main() -> None:
+    """Measure, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small; writes no result")
+    parser.add_argument("--pretended", action="store_true", help="shape no link")
+    given = parser.parse_args()
+    if not given.quick and os.getloadavg()[0] > BUSY:
+        raise SystemExit(f"other programs run here (load {os.getloadavg()[0]:.1f}): no figures")
+    size, steps = (QUICK_RUN, 10) if given.quick else (FULL_RUN, 24)
+    with alone():
+        rows = measured(size, steps, (3.0,) if given.quick else RATIOS, not given.pretended)
+    figures = {
+        "ratios": rows,
+        "within": {name: all(row["within"][name] for row in rows.values())
+                   for name in ("over_best", "forecast", "loss")},
+    }  # fmt: skip
+    print(json.dumps(figures, indent=2))
+    if not given.quick:
+        write_result("comm_auto", figures, {"run": FULL_RUN, "steps": steps})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The benchmark of `comm: auto`: what it is held against; measured links stay as they are."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.benchmarks.conftest import ROOT
+
+from modicum.core.machine.links import MeasuredLink, keep_links, known_links
+from modicum.recipe import Recipe
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("comm_auto")
+
+
+def row(step: float, loss: float = 2.0, forecast: float | None = None) -> dict[str, Any]:
+    return {"seconds": [step, 9 * step, step], "loss": loss, "forecast": forecast, "chosen": None}
+
+
+def test_auto_is_held_against_the_best_single_exchange(bench) -> None:
+    rows = {"plain": row(2.0), "dear": row(1.5), "acp_sgd": row(1.0), "auto": row(1.05, 2.01, 1.2)}
+    found = bench.judged(rows)
+    assert found["best"] == "acp_sgd"
+    assert found["over_best"] == pytest.approx(1.05)
+    assert found["forecast_off"] == {"auto": pytest.approx(1.2 / 1.05 - 1)}
+    assert found["within"] == {"over_best": True, "forecast": True, "loss": True}
+    rows["auto"] = row(1.2, 2.1, None)
+    assert bench.judged(rows)["within"] == {"over_best": False, "forecast": False, "loss": False}
+
+
+def test_auto_lists_what_changes_numbers_and_single_ones_are_its_choices(bench, tmp_path) -> None:
+    recipes = importlib.import_module("comm_recipes")
+    made = bench.ways(recipes.recipes_of(tmp_path, 4, recipes.QUICK_RUN))
+    assert made["plain"]["comm"] is None
+    listed = Recipe(**made["auto"]).comm["among"]
+    assert [way["method"] for way in listed] == ["dense_sums", "powersgd", "acp_sgd"]
+    singles = [made[label]["comm"] for label in made if label not in ("plain", "auto", "dear")]
+    assert [way["method"] for way in singles] == [way["method"] for way in listed]
+
+
+def test_links_that_are_known_stay_as_they_are(bench, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    known = MeasuredLink(0.25, 1e6, 0.0, 2, "now")
+    keep_links({"local": known})
+    with bench.own_cache():
+        assert known_links() == {}
+        keep_links({"local": MeasuredLink(0.5, 1e3, 0.0, 2, "later")})
+    assert known_links() == {"local": known}
+    assert os.environ["XDG_CACHE_HOME"] == str(tmp_path)
