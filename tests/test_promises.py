@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from modicum.cli.promises import RESULTS, read_rows
+from modicum.cli.promises import RESULTS, figure_at, read_rows
 from modicum.cli.promises_file import read_promises
 from modicum.cli.promises_table import PAGE, with_chosen, with_table
 
@@ -43,11 +43,10 @@ def test_the_last_run_checked_the_promises_as_they_stand() -> None:
     assert told == [(p.id, p.sentence, p.command, p.bar) for p in read_promises(FILE)]
 
 
-def test_what_is_read_is_dated_and_has_its_figure() -> None:
+def test_what_is_read_is_dated_and_has_itsfigure_at() -> None:
     for promise in read_promises(FILE):
         path = ROOT / str(promise.figure.file)
         if promise.long and path.is_file():
             result = json.loads(path.read_text(encoding="utf-8"))
             assert datetime.fromisoformat(result["when"]).year >= 2026, promise.id
-            for part in promise.figure.key.split("."):
-                result = result[part]
+            figure_at(result, promise.figure)

@@ -121,6 +121,20 @@ def test_the_last_override_holds(recipe_file):
     assert load(recipe_file, ["training.steps=3", "training.steps=4"]).training.steps == 4
 
 
+def test_an_override_of_the_length_or_the_warm_up_replaces_the_files(tmp_path):
+    file = tmp_path / "r.yaml"
+    file.write_text("training:\n  steps: 7\n  warmup_steps: 3\n")
+    tokens = load(file, ["training.tokens=200k"]).training
+    assert (tokens.steps, tokens.epochs, tokens.tokens) == (None, None, 200_000)
+    assert tokens.warmup_steps == 3
+    again = load(file, ["training.epochs=2", "training.warmup_fraction=0.1"]).training
+    assert (again.steps, again.epochs) == (None, 2)
+    assert (again.warmup_steps, again.warmup_fraction) == (0, 0.1)
+    assert load(file, ["training.warmup_fraction=0"]).training.warmup_steps == 3
+    with pytest.raises(InputError, match="the length of the run is given more than once"):
+        load(file, ["training.epochs=2", "training.tokens=3k"])
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +15,7 @@ from modicum.core.files import read_bytes
 from modicum.core.folder_words import holds
 from modicum.recipe import Recipe, assign
 from modicum.recipe.paths import anchored
+from modicum.recipe.training import LENGTHS, WARMUPS
 
 SHIPPED = (
     Path(__file__).resolve().parent / "recipes",  # in an installed wheel
@@ -177,7 +178,9 @@ def _read(name: str | Path, overrides: Iterable[str]) -> tuple[dict[str, Any], _
     text = text_of(path)
     values, lines = parse(text, path)
     spelled: dict[str, str] = {}
-    for field, value in overridden(overrides, spelled).items():
+    given = overridden(overrides, spelled)
+    _forget_replaced(values, given)
+    for field, value in given.items():
         try:
             assign(values, field, value)
         except InputError as error:
@@ -186,6 +189,17 @@ def _read(name: str | Path, overrides: Iterable[str]) -> tuple[dict[str, Any], _
     comments = ((field, _MAKER.search(rows[line - 1])) for field, line in lines.items())
     makers = {field: found[1] for field, found in comments if found is not None}
     return values, _Written(path, lines, spelled, makers)
+
+
+def _forget_replaced(values: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Leave out the file's length of the run, and its warm-up, where an override says another."""
+    section = values.get("training")
+    if not isinstance(section, dict):
+        return
+    for names in (LENGTHS, WARMUPS):
+        if any(given.get(f"training.{name}") for name in names):
+            for name in names:
+                section.pop(name, None)
 
 
 def overridden(overrides: Iterable[str], spelled: dict[str, str] | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from tests.formula_trials import Bowl, sides
 
 from modicum.cli.comparing import CompareLines, show_comparison, words_of
 from modicum.comparison import Comparison, Outcome, Study
+from modicum.comparison.budgets import SharedBudget
 from modicum.comparison.comparing import Settled
 
 ASKED = Settled((), None, 6, 5)
@@ -40,6 +41,19 @@ def test_a_line_a_trial_and_a_table_of_eighty_columns(
     assert max(map(len, out.splitlines())) <= 80
     words = "is better than every other side" if found.winner else "No side is shown to be better"
     assert words in out
+
+
+def test_a_side_that_is_not_at_the_budget_is_named(
+    found: Comparison, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "has 5 kB of trained weights, not 10 kB: it has no size that could be changed"
+    budget = SharedBudget("trained", 10_000)
+    show_comparison(found, Settled((), budget, 6, 5, unequal={"b": why}), tmp_path)
+    out = capsys.readouterr().out
+    assert "Trained" in out.splitlines()[1]
+    assert "not at" in out
+    assert f"b {why}." in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ import json, pathlib, sys
 runs = pathlib.Path("runs.txt")
 runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
 pathlib.Path("result.json").write_text(json.dumps({"a": {"b": 0.5}, "verdict": "holds"}))
-print(json.dumps({"n": 3}))
+rows = [{"sentence": "so it is", "n": 4}, {"name": "bytes", "n": 5}, 6]
+print(json.dumps({"n": 3, "rows": rows}))
 """
 
 
@@ -65,6 +66,13 @@ def test_figures_come_from_files_and_output_and_a_command_runs_once(checkout: Pa
     assert with_table(readme, rows) == readme
 
 
+def test_a_figure_in_a_list_is_named_by_its_rows_sentence(checkout: Path) -> None:
+    keys = ("rows.so it is.n", "rows.bytes.n")
+    entries = [{"id": key[-3:] + key[5], "figure": {"key": key}} for key in keys]
+    rows = run_promises(write(checkout, *entries))
+    assert [row["figure"] for row in rows] == [4, 5]
+
+
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
@@ -72,6 +80,7 @@ def test_figures_come_from_files_and_output_and_a_command_runs_once(checkout: Pa
         ({"command": "no-such-program", "figure": {"key": "n"}}, "could not be run"),
         ({"figure": {"key": "m"}}, "no m in the output"),
         ({"figure": {"key": "n.deeper"}}, "no n.deeper in the output"),
+        ({"figure": {"key": "rows.another.n"}}, "no rows.another.n in the output"),
         ({"figure": {"file": "absent.json", "key": "n"}}, "did not write absent.json"),
         ({"figure": {"file": "work.py", "key": "n"}}, "no JSON in work.py"),
     ],

@@ -77,7 +77,44 @@ def test_a_budget_below_the_smallest_size_does_not_fit() -> None:
 def test_a_side_without_a_size_is_a_reference() -> None:
     full = Recipe()
     found = sized(full, SharedBudget("state", 10), None, (), plan_of)
-    assert found == Sized({}, 5000, reference=True)
+    why = "has 5 kB of optimizer state, not 10 B: it has no size that could be changed"
+    assert found == Sized({}, 5000, reference=True, unequal=why)
+    near = sized(full, SharedBudget("peak", 5100), None, (), plan_of)
+    assert near == Sized({}, 5007, reference=True)
+
+
+def test_a_side_far_from_the_budget_says_why() -> None:
+    budget, sizes = SharedBudget("state", 30_000), [10, 20, 40, 70]
+    found = sized(BASE, budget, "adapter.rank", sizes, plan_of)
+    assert found.settings == {"adapter.rank": 20}
+    assert found.unequal == (
+        "has 20 kB of optimizer state, not 30 kB: adapter.rank 20 is the last below it, and with "
+        "40 it would have 40 kB"
+    )
+    largest = sized(BASE, SharedBudget("trained", 90_000), "adapter.rank", sizes, plan_of)
+    assert largest.unequal == (
+        "has 40 kB of trained weights, not 90 kB: adapter.rank 40 is the largest that it takes"
+    )
+    assert not sized(BASE, SharedBudget("state", 20_600), "adapter.rank", sizes, plan_of).unequal
+
+
+@given(amount=st.integers(7000, 57_000))
+def test_a_size_that_is_no_integer_is_near_enough(amount: int) -> None:
+    asked = []
+
+    def plan(recipe: Recipe) -> Any:
+        assert recipe.linear is not None
+        asked.append(recipe.linear["share"])
+        ledger = Ledger.of(Entry("optimizer", int(64_000 * asked[-1])))
+        return SimpleNamespace(prediction=SimpleNamespace(ledger=ledger))
+
+    recipe = Recipe(linear={"method": "low_rank"})
+    sizes = [place / 1000 for place in range(100, 900)]
+    found = sized(recipe, SharedBudget("state", amount), "linear.share", sizes, plan)
+    largest = max(size for size in sizes if int(64_000 * size) <= amount)
+    assert min(0.995 * amount, int(64_000 * largest)) <= found.bytes <= amount
+    assert not found.unequal
+    assert len(asked) <= 12
 
 
 @given(

@@ -43,9 +43,37 @@ def test_a_part_that_never_changes_is_a_row(text):
     assert "optimizer.update_gap" not in said(recipe(text, {"method": "frugal", "density": 1.0}))
 
 
+def test_what_is_found_once_and_kept_is_a_row(text):
+    first = {"galore": "update_gap", "dct_adamw": "update_gap", "soap": "frequency"}
+    for name, field in first.items():
+        method = {"method": name} | ({"rank": 8} if field == "update_gap" else {})
+        found = said(recipe(text, {**method, field: 50}))[f"optimizer.{field}"]
+        assert found.startswith("the run has 50 updates, so ")
+        assert f"optimizer.{field}" not in said(recipe(text, {**method, field: 49}))
+    made = recipe(text, {"method": "adamw"}).changed(transform={"method": "mkor", "every": 50})
+    assert "the first update" in said(made)["transform.every"]
+
+
 def test_a_density_of_no_matrix_is_refused(text):
     with pytest.raises(InputError, match="less than half of one; take 0, or more"):
         plan(recipe(text, {"method": "frugal", "density": 0.01}))
+
+
+@pytest.mark.parametrize(
+    ("part", "thin", "none"),
+    [
+        ("columns", 0.015, 0.004),
+        ("rows", 0.04, 0.004),
+        ("svd", 0.04, 0.01),
+        ("entries", 1e-3, 1e-5),
+    ],
+)
+def test_a_density_that_rounds_to_nothing_is_a_row_or_refused(text, part, thin, none):
+    found = said(recipe(text, {"method": "frugal", "part": part, "density": thin}))
+    assert found["optimizer.density"].startswith("less than half of one of ")
+    assert found["optimizer.density"].endswith("; one is taken")
+    with pytest.raises(InputError, match=r"density: less than half of one of \d+, which"):
+        plan(recipe(text, {"method": "frugal", "part": part, "density": none}))
 
 
 def test_a_rate_means_nothing_to_a_method_without_one_be_it_the_default():

@@ -39,7 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sides = [Side(name, {"training.learning_rate": rate}, {"recipe": name}) for name in MEANS]
     sides.append(Side("frugal", refusal="it does not combine with adapters"))
     recipes = {name: {"optimizer": {"method": name}} for name in MEANS}
-    given = {"recipes": recipes, "budget": "1,000 tokens", "references": []}
+    given = {"recipes": recipes, "budget": "1,000 tokens", "references": ["sgd"],
+             "unequal": {"sgd": "has 100 B, not 200 B"}}  # fmt: skip
     Study(made, sides, trial, trials=6, seeds=5, sampler="grid", given=given, journal=False).run()
     (made / "best.yaml").write_text("optimizer: {method: adamw}\n")
     return made
@@ -55,6 +56,7 @@ def test_the_page_has_the_figures_and_the_reasons(folder: Path) -> None:
     assert "it does not combine with adapters" in page
     assert "took the same rows in the same order" in page
     assert "diverged" in page or "×" in page
+    assert page.count("not at the budget: it has 100 B, not 200 B") == 1
     assert "li&lt;on" in page
     assert "li<on" not in page
     assert "optimizer: {method: adamw}" in page

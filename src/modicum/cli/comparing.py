@@ -242,17 +242,18 @@ def _show_settled(row: Mapping[str, Any], as_json: bool) -> None:
     rows = []
     for side in row["sides"]:
         if side["refused"]:
-            rows.append((side["side"], "does not take part", "", "", "", side["refused"]))
+            rows.append((side["side"], "does not take part", "", "", "", "", side["refused"]))
             continue
         spent = side["bytes"]
-        note = words_of(_stated(side["fixed"])) + (
-            ", as it is: no size" if side["reference"] else ""
-        )
+        note = "as it is: no size" if side["reference"] else words_of(_stated(side["fixed"]))
         rows.append(
             (side["side"], f"{side['runs']} runs", format_duration(side["seconds"]),
-             format_bytes(spent["peak"]), format_bytes(spent["state"]), note)
+             *(format_bytes(spent[kind]) for kind in ("peak", "state", "trained")), note)
         )  # fmt: skip
-    table(("Side", "Runs", "Time", "Peak", "State", "Settled"), rows)
+    table(("Side", "Runs", "Time", "Peak", "State", "Trained", "Settled"), rows)
+    for side in row["sides"]:
+        if side.get("unequal"):
+            print(textwrap.fill(f"{side['side']} {side['unequal']}.", 80, break_long_words=False))
     hours = format_duration(row["hours"] * 3600)
     most = "at the most " if "at_most" in row else ""
     print(f"{most}{row['runs']} runs, about {hours} by the plans, without what each takes to start")
@@ -261,9 +262,11 @@ def _show_settled(row: Mapping[str, Any], as_json: bool) -> None:
 def show_comparison(found: Comparison, asked: Settled, folder: Path) -> None:
     """The table of 80 columns, the verdict in a sentence, and what to do next."""
     print()
-    table(("Side", "Loss", "Difference", "Peak", "State", "Seconds", "Verdict"),
-          list(_rows(found, asked.references)))  # fmt: skip
-    for sentence in sentences(found):
+    first = "trained" if asked.budget is not None and asked.budget.kind == "trained" else "peak"
+    table(("Side", "Loss", "Difference", first.capitalize(), "State", "Seconds", "Verdict"),
+          list(_rows(found, asked, first)))  # fmt: skip
+    unequal = [f"{name} {why}." for name, why in asked.unequal.items()]
+    for sentence in [*sentences(found), *unequal]:
         print(textwrap.fill(sentence, 80, break_long_words=False))
     best = folder / "best.yaml"
     if best.is_file():
@@ -297,7 +300,7 @@ def _speedup_cells(speedup: Mapping[str, Any]) -> tuple[str, str, str]:
     return times, ends, speedup["problem"] or beyond
 
 
-def _rows(found: Comparison, references: Sequence[str]) -> Any:
+def _rows(found: Comparison, asked: Settled, first: str) -> Any:
     by_side: dict[str, list[Any]] = {}
     for trial in found.trials:
         if trial.job.part == "judge":
@@ -319,9 +322,9 @@ def _rows(found: Comparison, references: Sequence[str]) -> Any:
                 against += f" ± {difference.interval[1] - difference.mean:.4f}"
         if difference is not None:
             verdict = difference.verdict
-        if standing.side in references:
+        if standing.side in asked.unequal:
             verdict += ", not at the budget"
-        peak, state = (_most(outcomes, kind) for kind in ("peak", "state"))
+        peak, state = (_most(outcomes, kind) for kind in (first, "state"))
         seconds = [each.seconds for each in outcomes if each.seconds is not None]
         took = f"{sum(seconds) / len(seconds):.1f}" if seconds else ""
         yield standing.side, loss, against, peak, state, took, verdict

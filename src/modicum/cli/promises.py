@@ -139,7 +139,7 @@ class _Outcome:
             if not path.exists() or path.stat().st_mtime < int(self.started):
                 raise ValueError(f"the command did not write {place.file}")
             text = _text(path)
-        return _figure(_parsed(text, place), place)
+        return figure_at(_parsed(text, place), place)
 
 
 def _text(path: Path) -> str:
@@ -185,7 +185,7 @@ def _read_row(promise: Promise, root: Path) -> JsonObject:
             raise ValueError(f"not measured yet: there is no {place.file}")
         text = _text(root / str(place.file))
         content = _parsed(text, place)
-        figure = _figure(content, place)
+        figure = figure_at(content, place)
         machine, when = _measured_on(content), content.get("when")
         if not isinstance(when, str):
             figure = machine = when = None
@@ -226,17 +226,23 @@ def _parsed(text: str, place: FigurePlace) -> Any:
         raise ValueError(f"no JSON in {place.file or 'the output'}") from None
 
 
-def _figure(value: Any, place: FigurePlace) -> object:
-    """The figure under the place's key.
+def figure_at(value: Any, place: FigurePlace) -> object:
+    """The figure under the place's key; of a list of rows it names one by its sentence or name.
 
     Raises:
         ValueError: there is none.
     """
     for part in place.key.split("."):
+        if isinstance(value, list):
+            value = {row.get("sentence", row.get("name")): row for row in _rows_of(value)}
         if not isinstance(value, dict) or part not in value:
             raise ValueError(f"no {place.key} in {place.file or 'the output'}")
         value = value[part]
     return value
+
+
+def _rows_of(values: list[Any]) -> list[JsonObject]:
+    return [value for value in values if isinstance(value, dict)]
 
 
 def _measured_on(content: Mapping[str, Any]) -> str | None:

@@ -27,7 +27,11 @@ _RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 class FigurePlace(BaseModel):
-    """Where a command leaves a figure: a dotted key of the JSON in a file, or on its output."""
+    """Where a command leaves a figure: a dotted key of the JSON in a file, or on its output.
+
+    In a list of rows, such as a proof's criteria, it names the row by its sentence or name:
+    `criteria.peak of an update.figure`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -3,7 +3,8 @@
 A budget becomes settings of each side's recipe before anything is tuned. Of tokens and seconds it
 decides the length of the runs. Of bytes it decides the size of each method: the field that its
 search table calls its size is raised until the forecast reaches the budget; a side without such a
-field stays as it is and stands next to the others as reference.
+field stays as it is and stands next to the others as reference. A side that ends up more than 3 %
+away from the budget has a sentence that says why.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ KINDS: tuple[str, ...] = get_args(BudgetKind)
 _FORMAT = "tokens=500k, seconds=300, state=8MB, peak=2GB or trained=100kB"
 # Of the seconds, what is left for evaluations and for steps that take longer than the median.
 _SLACK = 0.95
+# How far a side's bytes may be from the budget, so that sides are called equal; and how near they
+# are enough that no better size is looked for.
+EQUAL, _ENOUGH = 0.03, 0.005
+_NEVER = 1 << 62  # bytes of a size that layers do not take
 
 
 @dataclass(frozen=True)
@@ -97,11 +102,13 @@ class Sized:
         settings: of its recipe; none where it has no field for it.
         bytes: that the forecast says then.
         reference: whether it has no size, and stands next to the others as it is.
+        unequal: why it is not at the budget, in a sentence; empty where it is.
     """
 
     settings: Mapping[str, Any]
     bytes: int
     reference: bool = False
+    unequal: str = ""
 
 
 def sized(
@@ -113,6 +120,8 @@ def sized(
 ) -> Sized:
     """The largest size whose forecast keeps the budget.
 
+    Of sizes that are no integers it may be one that leaves half a percent of it.
+
     Args:
         field: the recipe's path of the size; None: the side has none.
         sizes: that may be tried, ascending in bytes.
@@ -123,7 +132,7 @@ def sized(
         InputError: not even the smallest can be planned.
     """
     if field is None:
-        return Sized({}, spent_of(plan(recipe), budget.kind), reference=True)
+        return _as_it_is(spent_of(plan(recipe), budget.kind), budget)
     known: dict[int, int] = {}
 
     def planned(place: int) -> int:
@@ -134,17 +143,55 @@ def sized(
             try:
                 known[place] = planned(place)
             except InputError:  # no such size for these layers, such as a rank above their width
-                known[place] = 1 << 62
+                known[place] = _NEVER
         return known[place]
 
-    low, high, known[0] = 0, len(sizes) - 1, planned(0)
+    low, above, known[0] = 0, len(sizes), planned(0)
     if spent(0) > budget.amount:
         least = f"{field} {sizes[0]}, takes {format_bytes(spent(0))}"
         raise DoesNotFit(f"its smallest size, {least}, and the budget is {budget.said}: raise it")
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if spent(middle) <= budget.amount else (low, middle - 1)
-    return Sized({field: sizes[low]}, spent(low))
+    enough = budget.amount * (1 - _ENOUGH * isinstance(sizes[0], float))
+    while low + 1 < above and spent(low) < enough:
+        middle = _between(low, above, known, budget.amount)
+        low, above = (middle, above) if spent(middle) <= budget.amount else (low, middle)
+    unequal = ""
+    if spent(low) < (1 - EQUAL) * budget.amount:
+        why = "is the largest that it takes"
+        if above < len(sizes) and spent(above) < _NEVER:
+            why = f"is the last below it, and with {_size(sizes[above])} it would have "
+            why += format_bytes(spent(above))
+        unequal = f"{_of(budget, spent(low))}: {field} {_size(sizes[low])} {why}"
+    return Sized({field: sizes[low]}, spent(low), unequal=unequal)
+
+
+def _between(low: int, above: int, known: Mapping[int, int], amount: float) -> int:
+    """Which size to try between one that keeps the budget and one that does not.
+
+    Bytes are nearly linear in the size, so a line through both finds it in few plans; in every
+    other step they are halved, so that it never takes many.
+    """
+    over = known.get(above, _NEVER)
+    if over == _NEVER or len(known) % 2:
+        return (low + above) // 2
+    share = (amount - known[low]) / (over - known[low])
+    return min(max(low + 1, low + int(share * (above - low))), above - 1)
+
+
+def _as_it_is(spent: int, budget: SharedBudget) -> Sized:
+    """A side that has no size."""
+    if abs(spent - budget.amount) <= EQUAL * budget.amount:
+        return Sized({}, spent, reference=True)
+    why = f"{_of(budget, spent)}: it has no size that could be changed"
+    return Sized({}, spent, reference=True, unequal=why)
+
+
+def _of(budget: SharedBudget, spent: int) -> str:
+    words = {"state": "of optimizer state", "peak": "at its peak", "trained": "of trained weights"}
+    return f"has {format_bytes(spent)} {words[budget.kind]}, not {format_bytes(budget.amount)}"
+
+
+def _size(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def steps_for(budget: SharedBudget, seconds: Sequence[Sequence[float]], least: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from modicum import recipe_yaml
-from modicum.comparison.budgets import SharedBudget, set_in, sized, spent_of, steps_for
+from modicum.comparison.budgets import SharedBudget, Sized, set_in, sized, spent_of, steps_for
 from modicum.comparison.comparison import Comparison
 from modicum.comparison.ray_executor import RayExecutor
 from modicum.comparison.run_trials import RECIPE, RunTrials, recipe_digest
@@ -43,6 +43,7 @@ class Settled:
         trials, seeds: runs of each side that tune, and that judge.
         fixed: of each side, what the budget has settled.
         references: sides that have no size, next to a budget in bytes.
+        unequal: of sides that are more than 3 % away from a budget in bytes why, in a sentence.
     """
 
     sides: tuple[RecipeSide, ...]
@@ -51,6 +52,7 @@ class Settled:
     seeds: int
     fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     references: tuple[str, ...] = ()
+    unequal: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def taking_part(self) -> list[RecipeSide]:
@@ -70,7 +72,8 @@ class Settled:
                 {"side": side.name, "refused": None, "runs": runs, "steps": side.plan.steps,
                  "seconds": runs * side.plan.seconds, "bytes": spent,
                  "fixed": dict(self.fixed.get(side.name, {})),
-                 "reference": side.name in self.references}
+                 "reference": side.name in self.references,
+                 "unequal": self.unequal.get(side.name, "")}
             )  # fmt: skip
         known = [row for row in sides if row["refused"] is None]
         return {
@@ -104,20 +107,22 @@ def settled(
         DoesNotFit: fewer than two sides fit.
     """
     limit = None if budget is None else SharedBudget.parse(budget)
-    sides, fixed, references = [], {}, []
+    sides, fixed, found = [], {}, dict[str, Sized]()
     for side in sides_of(recipes, vary, overrides):
         tell(f"planning {side.name}")
         side, size = _small_enough(planned(side, ranks), ranks)
-        own, side, reference = _within(side, limit, ranks)
+        own, side, of_bytes = _within(side, limit, ranks)
         own = {**size, **own}
         sides.append(side)
         fixed[side.name] = own
-        references += [side.name] if reference else []
+        found |= {} if of_bytes is None else {side.name: of_bytes}
     if limit is not None and limit.kind == "seconds":
         sides, fixed = _timed(sides, limit, folder, tell)
-    found = Settled(tuple(sides), limit, trials, seeds, fixed, tuple(references))
-    _refuse_pointless(found, budget)
-    return found
+    references = tuple(name for name, each in found.items() if each.reference)
+    unequal = {name: each.unequal for name, each in found.items() if each.unequal}
+    asked = Settled(tuple(sides), limit, trials, seeds, fixed, references, unequal)
+    _refuse_pointless(asked, budget)
+    return asked
 
 
 def _refuse_pointless(found: Settled, budget: str | None) -> None:
@@ -167,11 +172,14 @@ def _small_enough(side: RecipeSide, ranks: int) -> tuple[RecipeSide, dict[str, A
 
 def _within(
     side: RecipeSide, limit: SharedBudget | None, ranks: int
-) -> tuple[dict[str, Any], RecipeSide, bool]:
-    """What a budget settles of a side, the side with its plan, and whether it has no size."""
+) -> tuple[dict[str, Any], RecipeSide, Sized | None]:
+    """What a budget settles of a side, the side with its plan, and how large one in bytes made it.
+
+    None where the budget is in something else, or the side does not take part.
+    """
     if side.plan is None or side.recipe is None or limit is None or limit.kind == "seconds":
-        return {}, side, False
-    reference = False
+        return {}, side, None
+    found = None
     if limit.kind == "tokens":
         own: dict[str, Any] = {**_NO_LENGTH, "training.tokens": round(limit.amount)}
     else:
@@ -181,11 +189,11 @@ def _within(
                 side.recipe, limit, path, values, lambda each: plan_anyway(each, ranks=ranks)[0]
             )
         except DoesNotFit as error:
-            return {}, replace(side, plan=None, refused=str(error), fits=False), False
+            return {}, replace(side, plan=None, refused=str(error), fits=False), None
         except InputError as error:
-            return {}, replace(side, plan=None, refused=str(error)), False
-        own, reference = dict(found.settings), found.reference
-    return own, _settled(side, own, ranks), reference
+            return {}, replace(side, plan=None, refused=str(error)), None
+        own = dict(found.settings)
+    return own, _settled(side, own, ranks), found
 
 
 def _settled(side: RecipeSide, own: Mapping[str, Any], ranks: int = 1) -> RecipeSide:
@@ -350,6 +358,7 @@ def run_settled(
         "recipes": {name: recipe.plain() for name, recipe in recipes.items()},
         "budget": None if asked.budget is None else asked.budget.said,
         "references": list(asked.references),
+        "unequal": dict(asked.unequal),
         "ranks": ranks,
         "made_by": {**versions(), "code": code(), "threads": runs.threads},
     }

@@ -19,6 +19,7 @@ from modicum.recipe.searched import recipe_path
 from modicum.recipe.slots import find_in
 
 TRIALS_A_FIELD = 4
+_SIZES = 1025  # of a size that is no integer: steps of a thousandth of its range
 _WHOLE = "optimizer"  # the section whose table is used where complete recipes are compared
 
 
@@ -117,7 +118,7 @@ def size_of(side: RecipeSide) -> tuple[str | None, tuple[Any, ...]]:
     if not values:
         wide = _widest(known, bounds)
         whole = isinstance(wide.low, int)
-        values = tuple(range(wide.low, wide.high + 1, wide.step)) if whole else wide.grid(64)
+        values = tuple(range(wide.low, wide.high + 1, wide.step)) if whole else wide.grid(_SIZES)
     return recipe_path(side.section, table.size), values
 
 

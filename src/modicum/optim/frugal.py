@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch.optim.optimizer import ParamsT
 
+from modicum.core.contracts.ledger import OptimizerQuery
 from modicum.core.contracts.method import (
     Betas,
     Info,
@@ -15,6 +16,7 @@ from modicum.core.contracts.method import (
     PositiveInt,
     Strings,
 )
+from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.search import IntegerRange, LinearRange, LogRange, SearchTable
 from modicum.optim.base import MatrixOptimizer, fields_given
 from modicum.optim.parts import OptimizerParts
@@ -121,6 +123,17 @@ class FRUGAL(MatrixOptimizer):
         in_backward: bool = False,
         seed: int = 0,
     ) -> None: ...
+
+    @classmethod
+    def rounded_away(cls, value: OptimizerMethod, at: OptimizerQuery) -> dict[str, int]:
+        """The matrices of which the density is less than half a column, row, entry or vector."""
+        parts, density = cls.parts_of(value), value.fields()["density"]
+        projector = parts.projector
+        if not isinstance(projector, CoordinateProjector | SVDProjector):
+            return {}
+        matrices = (p for p in at.parameters if parts.meant(p.name, p.parameter_class))
+        found = {p.name: projector.slices((p.shape[0], p.shape[1])) for p in matrices}
+        return {name: count for name, count in found.items() if not round(density * count)}
 
     @classmethod
     def parts_of(cls, value: Any) -> OptimizerParts:

@@ -164,6 +164,10 @@ class SVDProjector:
     def fits(self, shape: tuple[int, ...]) -> bool:
         return len(shape) == 2 and min(shape) >= self.rank
 
+    def slices(self, shape: MatrixShape) -> int:
+        """How many singular vectors a matrix of this shape has."""
+        return min(shape)
+
     def ranks(self, shape: MatrixShape) -> int:
         """How many singular vectors of a matrix of this shape are kept."""
         return self.rank if self.share is None else max(1, round(self.share * min(shape)))

@@ -72,7 +72,7 @@ class CoordinateProjector:
     def fits(self, shape: tuple[int, ...]) -> bool:
         return len(shape) == 2 and min(shape) > 0
 
-    def _all(self, shape: MatrixShape) -> int:
+    def slices(self, shape: MatrixShape) -> int:
         """How many there are to choose from."""
         return {"rows": shape[0], "columns": shape[1], "entries": math.prod(shape)}[self.kind]
 
@@ -83,7 +83,7 @@ class CoordinateProjector:
         return matrix.reshape(1, -1) if self.kind == "entries" else matrix
 
     def bases(self, shape: MatrixShape) -> dict[str, KeptTensor]:
-        every = self._all(shape)
+        every = self.slices(shape)
         return {PLACES: places_of(max(1, round(self.share * every)), every)}
 
     def inner(self, shape: MatrixShape) -> MatrixShape:
@@ -98,7 +98,7 @@ class CoordinateProjector:
         shape = gradient.shape[0], gradient.shape[1]
         kept = self.bases(shape)[PLACES]
         name = f"coordinates/{place}/{step}"
-        drawn = sample(self._all(shape), kept.shape[0], seed=self.seed, name=name)
+        drawn = sample(self.slices(shape), kept.shape[0], seed=self.seed, name=name)
         bases = {PLACES: drawn.to(gradient.device, kept.dtype)}
         return bases, self.down(gradient, bases)
 
@@ -126,7 +126,7 @@ class CoordinateProjector:
     def scratch(self, shape: MatrixShape) -> ProjectedScratch:
         count = self.bases(shape)[PLACES].elements
         # A draw of words of 64 bits, at least 128 of them; places of 64 bits.
-        return ProjectedScratch(40 * max(128, count) + 4 * self._all(shape), 2 * count)
+        return ProjectedScratch(40 * max(128, count) + 4 * self.slices(shape), 2 * count)
 
     def shared_elements(self, shape: MatrixShape) -> dict[int, int]:
         return {}

@@ -36,7 +36,8 @@ def explained(
     """The choices as rows for people; `seconds` is what the run's `steps` are estimated to take."""
     choice, training = prediction.choice, recipe.training
     rows: list[JsonObject] = _narrow(recipe, prediction) + _sent_dense(recipe, prediction)
-    rows += _narrow_matrices(recipe, prediction) + _never(recipe, steps)
+    rows += _narrow_matrices(recipe, prediction) + _thin_matrices(recipe, prediction)
+    rows += _never(recipe, steps)
     if MICRO in kept:
         rows.append({**kept[MICRO], "value": choice.micro_batch_size})
     elif training.micro_batch_size == "auto":
@@ -93,6 +94,15 @@ def _narrow_matrices(recipe: Recipe, prediction: Prediction) -> list[JsonObject]
     return [_row("optimizer.rank", rank, why)]
 
 
+def _thin_matrices(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:
+    """A row that names the matrices of which the density rounds to nothing, if there are."""
+    if not (found := prediction.thin_matrices):
+        return []
+    density = getattr(recipe.method("optimizer"), "density", None)
+    why = f"less than half of one of {min(found.values())} in {listed(found)}; one is taken"
+    return [_row("optimizer.density", density, why)]
+
+
 def _never(recipe: Recipe, steps: int) -> list[JsonObject]:
     """A row for each thing that a method does after more updates than the run has."""
     rows = []
@@ -106,8 +116,14 @@ def _never(recipe: Recipe, steps: int) -> list[JsonObject]:
 
 
 def _part_stays(method: Any) -> str:
+    if hasattr(method, "rank"):
+        return "the first subspaces are kept throughout"
     kept = 0 < getattr(method, "density", 0) < 1
     return "the same part has moments throughout" if kept else ""
+
+
+def _first_stay(method: Any) -> str:
+    return "what the first update finds is kept throughout"
 
 
 def _never_ends(method: Any) -> str:
@@ -121,6 +137,8 @@ def _none_swapped(method: Any) -> str:
 # By slot and field, of how many updates, what never happens where the run has no more.
 _LATER: dict[tuple[str, str], Callable[[Any], str]] = {
     ("optimizer", "update_gap"): _part_stays,
+    ("optimizer", "frequency"): _first_stay,
+    ("transform", "every"): _first_stay,
     ("transform", "hybrid_after"): _never_ends,
     ("linear", "interval"): _none_swapped,
 }

@@ -36,7 +36,7 @@ from modicum.parallel.ledger import staging
 from modicum.planner.length import steps_without_data
 from modicum.planner.sharing import Model, Structure, coding_flops, sent_dense, shared
 from modicum.planner.traced import traces
-from modicum.planner.updates import narrow_matrices, spent_in_updates, treated
+from modicum.planner.updates import narrow_matrices, spent_in_updates, thin_matrices, treated
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, task_of
 
@@ -93,6 +93,7 @@ class Prediction:
             how many they are.
         narrow_matrices: those narrower than the optimizer's rank, with their smaller width.
         coding_flops: by which a method of `comm` makes what an update sends; not among `flops`.
+        thin_matrices: those of which the optimizer's density rounds to nothing, with their parts.
     """
 
     choice: Choice
@@ -108,6 +109,7 @@ class Prediction:
     sent_dense: Mapping[str, int] = field(default_factory=dict)
     narrow_matrices: Mapping[str, int] = field(default_factory=dict)
     coding_flops: int = 0
+    thin_matrices: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def peak_bytes(self) -> int:
@@ -260,6 +262,7 @@ class Predictor:
             structure.narrow, treated(recipe, model), sent_dense(recipe, structure),
             narrow_matrices(recipe, model),
             coding_flops(recipe, structure) if choice.layout.ranks > 1 else 0,
+            thin_matrices(recipe, model),
         )  # fmt: skip
 
     def adapted_layers(self, recipe: Recipe, config: Any) -> list[str]:

@@ -76,6 +76,25 @@ def narrow_matrices(recipe: Recipe, model: Model) -> dict[str, int]:
     return narrow
 
 
+def thin_matrices(recipe: Recipe, model: Model) -> dict[str, int]:
+    """The matrices of which the optimizer's density rounds to nothing, with their parts.
+
+    Raises:
+        InputError: it does so of all of them, and they would have a part all the same.
+    """
+    optimizer = recipe.method("optimizer")
+    if not isinstance(optimizer, OptimizerMethod):
+        return {}
+    at = OptimizerQuery(model.structure.trained)
+    thin = optimizer.rounds_away(at)
+    every = [p for p in model.structure.trained if p.parameter_class == "matrix"]
+    if thin and len(thin) == len(every):
+        most = max(thin.values())
+        problem = f"less than half of one of {most}, which the largest matrix has; take 0, or more"
+        raise InputError(problem, field="optimizer.density", value=optimizer.fields()["density"])
+    return thin
+
+
 def treated(recipe: Recipe, model: Model) -> tuple[ClassTreatment, ...]:
     """What the optimizer does with each class of parameters; nothing, where it treats all alike."""
     optimizer = recipe.method("optimizer")

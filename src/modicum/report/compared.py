@@ -93,7 +93,8 @@ def _row(found: JsonObject, side: str, judged: Sequence[JsonObject]) -> JsonObje
         "bootstrap": difference.get("bootstrap"),
         "verdict": "; ".join(filter(None, map(difference.get, ("verdict", "reason"))))
         or "the least mean",
-        "reference": side in given.get("references", ()),
+        "unequal": given.get("unequal", {}).get(side, ""),
+        "trained": _cost(judged, "trained"),
         "cost": {kind: _cost(judged, kind) for kind in _COSTS},
         "tokens": _cost(judged, "tokens"),
         "settings": settings,

@@ -85,6 +85,16 @@ class OptimizerMethod(Method):
         found: dict[str, int] = {} if projected is None else projected(self, at)
         return found
 
+    def rounds_away(self, at: OptimizerQuery) -> dict[str, int]:
+        """The matrices of which its field `density` is less than half of one of their parts.
+
+        Each with how many parts it has, of which one is taken all the same. An optimizer's class
+        may have `rounded_away(value, at)`. Nothing, where it takes no part.
+        """
+        rounded = getattr(self.optimizer_class, "rounded_away", None)
+        found: dict[str, int] = {} if rounded is None else rounded(self, at)
+        return found
+
     def fields(self) -> dict[str, Any]:
         """The fields by name."""
         return {name: getattr(self, name) for name in type(self).model_fields}

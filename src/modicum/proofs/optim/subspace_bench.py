@@ -100,9 +100,9 @@ def refresh_speed(
     return 1 / figure.ratio
 
 
-def text_sweep(run: ProofRun) -> Sweep[TextArm, TextResult]:
+def text_sweep(run: ProofRun, quick: TextSize = QUICK) -> Sweep[TextArm, TextResult]:
     """Trainings on text by arm, rate and seed; the rate is chosen at the first seed."""
-    size = FULL if run.full else QUICK
+    size = FULL if run.full else quick
 
     def trained(arm: TextArm, rate: float, seed: int) -> TextResult:
         return Text(size, seed).train(arm, rate)

@@ -12,6 +12,8 @@ Dion itself is not trained here. Reduced: widths of 96 and 128.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -24,6 +26,7 @@ from modicum.proofs.bench.meters import in_turns
 from modicum.proofs.optim.subspace_bench import FULL, QUICK, text_sweep
 from modicum.proofs.optim.text_bench import Plain
 
+SHORT = replace(QUICK, steps=80)  # three arms, and two of them of Newton-Schulz
 BETAS = (0.9, 0.999)
 RATES = (2e-2, 4e-2)
 GALORE_RATES = (4e-2, 8e-2)
@@ -92,7 +95,7 @@ def cheap_subspaces(run: ProofRun) -> None:
         null=iteration,
         null_is="a power iteration with QR in place of the cosines",
     )
-    times = in_turns({"ours": ours, "QR": iteration}, 31 if run.full else 15)
+    times = in_turns({"ours": ours, "QR": iteration}, 31 if run.full else 9)
     figure = run.figure(
         "seconds of a new subspace, n = 1024, r = n / 4, over a power iteration's and QR's",
         method=times["ours"].median,
@@ -104,10 +107,10 @@ def cheap_subspaces(run: ProofRun) -> None:
 
 def as_low_a_loss(run: ProofRun) -> None:
     """Held-out loss of a character model at equal rank, over GaLore's; and over Muon's."""
-    size = FULL if run.full else QUICK
+    size = FULL if run.full else SHORT
     rank = size.width // 4
     run.seeds = (0, 1, 2) if run.full else (0,)
-    sweep = text_sweep(run)
+    sweep = text_sweep(run, SHORT)
     galore = Plain(GaLore.value(rank=rank, update_gap=size.steps // 20, betas=BETAS))
     theirs = sweep.best("GaLore", galore, GALORE_RATES, baseline=True)
     muon = sweep.best("Muon", Plain(Muon.value()), RATES, baseline=True)

@@ -6,7 +6,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from modicum.core.contracts.ledger import Ledger, OptimizerQuery
+from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import trained_shapes
+from modicum.core.errors import InputError
 from modicum.core.machine.memory import TensorMeter, bytes_by_kind
 from modicum.proofs.contracts.optim.subjects import (
     OptimizerSubject,
@@ -64,6 +66,39 @@ def check_work(subject: OptimizerSubject) -> None:
         training.optimizer.step()
     counted = counter.get_total_flops()
     assert counted == said, f"the ledger says {said} operations, PyTorch counts {counted}"
+
+
+@optimizers_check()
+def check_sizes_that_fit_no_matrix(subject: OptimizerSubject) -> None:
+    """A rank above all widths and a density of nothing are known before the first step.
+
+    Blocks of a size that divides no matrix, or is above it, work, with the bytes of the ledger.
+    """
+    fields = small(subject).fields()
+    at = OptimizerQuery(trained_shapes(llama()))
+    if "rank" in fields:
+        widths = small(subject, rank=1 << 20).projects(at)
+        assert widths, "of a rank above all widths no matrix is named"
+    if "density" in fields:
+        known = _refuses_or_names(small(subject, density=1e-9), at)
+        assert known, "of a density that rounds to nothing no matrix is named, and it is taken"
+    for size in (7, 1 << 20) if "block_size" in fields else ():
+        training = TrainedOptimizer(small(subject, block_size=size))
+        said = small(subject, block_size=size).ledger(at).bytes("optimizer")
+        training.steps(0, 2)
+        there = bytes_by_kind(training.model, training.optimizer)["optimizer"]
+        assert said == there, f"blocks of {size}: the ledger says {said} bytes, there are {there}"
+        finite = all(bool(p.isfinite().all()) for p in training.model.parameters())
+        assert finite, f"with blocks of {size} a weight is not finite"
+
+
+def _refuses_or_names(value: OptimizerMethod, at: OptimizerQuery) -> bool:
+    """Whether a density is refused, or the matrices are named that it takes nothing of."""
+    try:
+        value.ledger(at)
+    except InputError as error:
+        return error.field == "density"
+    return bool(value.rounds_away(at))
 
 
 def _ledger(subject: OptimizerSubject, training: TrainedOptimizer) -> Ledger:
