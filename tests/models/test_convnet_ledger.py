@@ -87,9 +87,24 @@ def test_of_large_tensors_a_policy_makes_small_ones_and_works_on_them_still() ->
     # What the first block makes: 64 KiB an image.
     assert large(511, Shares())["workspace"][0] == 0
     plain, less = large(512, Shares()), large(512, Shares(0.1, 0.03))
-    assert plain["workspace"][0] == plain["workspace"][1]
+    assert 0 < plain["workspace"][0] < plain["workspace"][1]  # later blocks make smaller ones
     assert less["workspace"][0] == less["workspace"][1]
     assert 0 == less["activation"][0] < plain["activation"][0] < plain["activation"][1]
+
+
+def test_what_later_blocks_work_in_is_small_where_their_tensors_are() -> None:
+    def loss(config: str, rows: int) -> tuple[int, int, int | None]:
+        entries = ledger(CONFIGS[config], shape(False, rows)).entries
+        (found,) = (e for e in entries if (e.kind, e.phases) == ("workspace", ("loss",)))
+        return found.bytes, found.large, found.rest
+
+    # The last block makes 32 KiB an image, half of what the first one does.
+    size, large, small = loss("plain", 512)
+    assert (large, small) == (0, size)
+    size, large, small = loss("plain", 1024)
+    assert 0.9 * size < large <= size
+    assert small is not None
+    assert small < 0.1 * size
 
 
 def test_weights_and_batch_are_exact() -> None:

@@ -7,7 +7,9 @@ sees and PyTorch's own FLOP counter.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from modicum.core.contracts.ledger import (
     ALWAYS,
@@ -37,11 +39,17 @@ class ConvBlockBytes:
     Args:
         config, shape: of the full model.
         number: which block, from 0.
+        counts: whether a tensor of so many bytes counts; all do if left out.
     """
 
     config: ConvNetConfig
     shape: ModelQuery
     number: int
+    counts: Callable[[int], bool] = bool
+
+    def tensor(self, size: int) -> int:
+        """Bytes of one tensor, or none where it does not count."""
+        return size if self.counts(size) else 0
 
     @property
     def _area(self) -> int:
@@ -51,12 +59,17 @@ class ConvBlockBytes:
     @property
     def reads(self) -> int:
         """What the convolution reads."""
-        return self._area * self.config.inputs(self.number) * self.shape.compute_bytes
+        return self.tensor(self._area * self.config.inputs(self.number) * self.shape.compute_bytes)
 
     @property
     def makes(self) -> int:
         """What the convolution makes; norm and ReLU make as much."""
-        return self._area * self.config.widths[self.number] * self.shape.compute_bytes
+        return self.tensor(self.made * self.shape.compute_bytes)
+
+    @property
+    def made(self) -> int:
+        """Elements of that."""
+        return self._area * self.config.widths[self.number]
 
     @property
     def _weights(self) -> int:
@@ -67,14 +80,14 @@ class ConvBlockBytes:
         """The weight in bf16, and of the first block the images."""
         if self.shape.compute_bytes == 4:
             return 0
-        return 2 * self._weights + (0 if self.number else self.reads)
+        return self.tensor(2 * self._weights) + (0 if self.number else self.reads)
 
     @property
     def values(self) -> int:
         """Saved for the weight gradient of the next convolution."""
         if self.number + 1 == len(self.config.widths):
             return 0
-        return self.pooled or self.makes
+        return self.pooled if self.config.pools(self.number) else self.makes
 
     @property
     def signs(self) -> int:
@@ -85,18 +98,18 @@ class ConvBlockBytes:
     @property
     def indices(self) -> int:
         """Saved by pooling: where the maxima were."""
-        pooled = self._area * self.config.widths[self.number] // 4
-        return 8 * pooled if self.config.pools(self.number) else 0
+        return self.tensor(8 * (self.made // 4)) if self.config.pools(self.number) else 0
 
     @property
     def pooled(self) -> int:
         """What pooling makes."""
-        return self.makes // 4 if self.config.pools(self.number) else 0
+        pools, made = self.config.pools(self.number), self.made * self.shape.compute_bytes
+        return self.tensor(made // 4) if pools else 0
 
     @property
     def rest(self) -> int:
         """Saved in addition to these: casts, and a norm's input and statistics."""
-        statistics = 8 * self.shape.positions * self.config.groups
+        statistics = self.tensor(8 * self.shape.positions * self.config.groups)
         return self.casts + (self.makes + statistics if self.config.norm == "group" else 0)
 
     def saved(self, shares: Shares) -> int:
@@ -121,7 +134,7 @@ class ConvBlockBytes:
         """What it holds at its worst moment when nothing is kept, as in an evaluation."""
         read = self.reads if self.number else 0  # the batch keeps the images
         results = (2 + (self.config.norm == "group")) * self.makes
-        weight = 2 * self._weights if self.shape.compute_bytes < 4 else 0
+        weight = self.tensor(2 * self._weights) if self.shape.compute_bytes < 4 else 0
         pooling = self.makes + self.pooled + self.indices
         return read + max(self.casts + self._kernel[0], weight + max(results, pooling))
 
@@ -131,7 +144,7 @@ class ConvBlockBytes:
         # What was made smaller is there in full again when it is used.
         restored = through if shares.values < 1 else 0
         # The weight's gradient is the kernel's; in bf16 a copy in fp32 comes after.
-        after = 4 * self._weights if self.shape.compute_bytes < 4 else 0
+        after = self.tensor(4 * self._weights) if self.shape.compute_bytes < 4 else 0
         inner = max(self._kernel[1], self._workspace(through, shares, restore=True)) + after
         convolution = self.casts + self.makes + restored + inner
         relu = self.makes if shares.signs < 1 else 0  # what a policy unpacked
@@ -152,7 +165,7 @@ class ConvBlockBytes:
     @property
     def _kernel(self) -> tuple[int, int]:
         """What the convolution takes forward and backward: its results, and what it works in."""
-        return convolution_bytes(
+        forward, backward = convolution_bytes(
             self.shape.positions,
             self.config.inputs(self.number),
             self.config.widths[self.number],
@@ -160,6 +173,19 @@ class ConvBlockBytes:
             half=self.shape.compute_bytes < 4,
             through=self.number > 0,
         )
+        made, read = (
+            each * self.shape.compute_bytes
+            for each in (self.made, self._area * self.config.inputs(self.number))
+        )
+        through = read if self.number else 0
+        return (
+            self.tensor(made) + self._copies(forward - made, max(made, read)),
+            self.tensor(through) + self._copies(backward - through, max(made, read)),
+        )
+
+    def _copies(self, size: int, largest: int) -> int:
+        """Bytes of scratch in all, copies of what is read and made in other layouts."""
+        return size if self.counts(min(size, largest)) else 0
 
     @property
     def flops(self) -> int:
@@ -178,18 +204,79 @@ def ledger(
         shares: what a policy on saved tensors leaves of them; blocks that run again save tensors of
             their own, which no policy sees.
     """
-    parts = [ConvBlockBytes(config, shape, number) for number in range(len(config.widths))]
+    found = _moments(config, shape, bool, recompute, shares)
+    images = 4 * shape.positions * config.channels * config.size**2 * shape.micro_batches
+    labels = 8 * shape.positions * shape.micro_batches
+    entries = found.entries()
+    if shares == _PLAIN:
+        large = _moments(config, shape, lambda size: size >= MAPPED_FROM, recompute, shares)
+        small = _moments(config, shape, lambda size: size < MAPPED_FROM, recompute, shares)
+        sizes = zip(entries, large.entries(), small.entries(), strict=True)
+        entries = [replace(e, large=min(a.bytes, e.bytes), rest=b.bytes) for e, a, b in sizes]
+    elif found.makes >= MAPPED_FROM:
+        # What a policy makes of large tensors are small ones, and its work is on large ones still.
+        works = (entry.kind == "workspace" for entry in entries)
+        entries = [replace(e, large=e.bytes * w) for e, w in zip(entries, works, strict=True)]
+    return Ledger.of(
+        Entry("weight", 4 * config.parameter_count(), what="model"),
+        *entries,
+        Entry("buffer", images + labels, ALWAYS, "images"),
+        *_work(config, shape, recompute),
+    )
+
+
+class _Moments(NamedTuple):
+    """Bytes of the tensors that count, at the worst moment of each phase.
+
+    Attributes:
+        values, kept: that are kept for the backward pass: of convolutions' inputs, and the rest.
+        live: of these when the worst block of the phase `backward` is undone.
+        backward, evaluation, forward, loss: in addition.
+        makes: the largest that a convolution makes.
+    """
+
+    values: int
+    kept: int
+    live: int
+    backward: int
+    evaluation: int
+    forward: int
+    loss: int
+    makes: int
+
+    def entries(self) -> list[Entry]:
+        """The ledger's, also those of no bytes."""
+        return [
+            Entry("activation", self.values, _SAVED, CONVOLUTION_INPUTS),
+            Entry("activation", self.kept, _SAVED, "activations"),
+            Entry("activation", self.live, ("backward",), "activations up to a block"),
+            Entry("workspace", self.backward, ("backward",), "gradients of a block"),
+            Entry("workspace", self.evaluation, ("evaluation",), "a block"),
+            Entry("workspace", self.forward, ("forward",), "a block"),
+            Entry("workspace", self.loss, ("loss",), "gradients of a block"),
+        ]
+
+
+def _moments(
+    config: ConvNetConfig,
+    shape: ModelQuery,
+    counts: Callable[[int], bool],
+    recompute: bool,
+    shares: Shares,
+) -> _Moments:
+    parts = [ConvBlockBytes(config, shape, number, counts) for number in range(len(config.widths))]
     inside = _PLAIN if recompute else shares
-    kept = [_GENERATOR_BYTES + _stream(part) if recompute else part.saved(shares) for part in parts]
+    state = _GENERATOR_BYTES if counts(_GENERATOR_BYTES) else 0
+    kept = [state + _stream(part) if recompute else part.saved(shares) for part in parts]
     before = [sum(kept[:number]) for number in range(len(parts))]
-    total = sum(kept) + _head_bytes(config, shape)
+    total = sum(kept) + _head_bytes(parts[-1])
     averaging = sum(kept) + _averaging(parts[-1], recompute)
     # A block that runs again finds what it kept of itself: its input.
     there = [done + (own if recompute else 0) for done, own in zip(before, kept, strict=True)]
     forward = max(done + part.forward_peak(inside) for done, part in zip(there, parts, strict=True))
     if recompute:  # nothing is kept meanwhile, and the input of the block is in what it holds
         held = [done + part.passing for done, part in zip(before, parts, strict=True)]
-        forward = max(held) + _GENERATOR_BYTES
+        forward = max(held) + state
     forward = max(forward, averaging)
     backward = [done + part.backward_peak(inside) for done, part in zip(there, parts, strict=True)]
     if recompute:
@@ -201,37 +288,16 @@ def ledger(
     worst = between if backward[between] > max(backward[0], backward[-1]) else 0
     live = before[worst] + kept[worst]
     values = sum(round(shares.values * part.values) for part in parts) if not recompute else 0
-    images = 4 * shape.positions * config.channels * config.size**2 * shape.micro_batches
-    labels = 8 * shape.positions * shape.micro_batches
-    inner = max(part.passing for part in parts)
-    spent = Ledger.of(
-        Entry("weight", 4 * config.parameter_count(), what="model"),
-        Entry("activation", values, _SAVED, CONVOLUTION_INPUTS),
-        Entry("activation", total - values, _SAVED, "activations"),
-        Entry("activation", live, ("backward",), "activations up to a block"),
-        Entry("workspace", max(0, backward[worst] - live), ("backward",), "gradients of a block"),
-        Entry("workspace", inner, ("evaluation",), "a block"),
-        Entry("workspace", max(0, forward - total), ("forward",), "a block"),
-        Entry("workspace", max(0, backward[-1] - total), ("loss",), "gradients of a block"),
-        Entry("buffer", images + labels, ALWAYS, "images"),
-        *_work(config, shape, parts, recompute),
+    return _Moments(
+        values,
+        total - values,
+        live,
+        max(0, backward[worst] - live),
+        max(part.passing for part in parts),
+        max(0, forward - total),
+        max(0, backward[-1] - total),
+        max(part.makes for part in parts),
     )
-    # What a policy makes of large tensors are small ones, and its work is on large ones still.
-    share = _large_share(parts) if shares == _PLAIN else 0.0
-    works = max(part.makes for part in parts) >= MAPPED_FROM
-
-    def sized(entry: Entry) -> Entry:
-        if entry.kind == "activation":
-            return replace(entry, large=round(share * entry.bytes))
-        return replace(entry, large=entry.bytes if works and entry.kind == "workspace" else 0)
-
-    return spent.map_entries(sized)
-
-
-def _large_share(parts: list[ConvBlockBytes]) -> float:
-    """Of what convolutions, ReLU and pooling save, a tensor each, the part in large tensors."""
-    saved = [each for part in parts for each in (part.values, part.signs, part.indices)]
-    return sum(each for each in saved if each >= MAPPED_FROM) / max(sum(saved), 1)
 
 
 def _stream(block: ConvBlockBytes) -> int:
@@ -239,26 +305,28 @@ def _stream(block: ConvBlockBytes) -> int:
     return block.reads if block.number else 0
 
 
-def _head_bytes(config: ConvNetConfig, shape: ModelQuery) -> int:
+def _head_bytes(last: ConvBlockBytes) -> int:
     """The means, the logits' logarithms and a count, and the weight in bf16."""
+    config, shape = last.config, last.shape
     half = shape.compute_bytes < 4
     weight = 2 * config.classes * config.widths[-1] if half else 0
     means = shape.positions * config.widths[-1] * shape.compute_bytes
-    return weight + means + 4 * shape.positions * config.classes + 4
+    return sum(map(last.tensor, (weight, means, 4 * shape.positions * config.classes, 4)))
 
 
 def _averaging(last: ConvBlockBytes, recompute: bool) -> int:
     """What is there while the head takes means: the last block's output, on a CPU in fp32 too."""
-    made = last.pooled or last.makes
-    elements, half = made // last.shape.compute_bytes, last.shape.compute_bytes < 4
+    item, pools = last.shape.compute_bytes, last.config.pools(last.number)
+    elements = last.made // (4 if pools else 1)
     means = last.shape.positions * last.config.widths[-1]
-    kept = not recompute and not last.pooled  # a ReLU has saved it
-    return (0 if kept else made) + last.shape.compute_bytes * means + 4 * half * (elements + means)
+    kept = not recompute and not pools  # a ReLU has saved it
+    made = [] if kept else [elements * item]
+    copies = [4 * elements, 4 * means] if item < 4 else []
+    return sum(map(last.tensor, [*made, item * means, *copies]))
 
 
-def _work(
-    config: ConvNetConfig, shape: ModelQuery, parts: list[ConvBlockBytes], recompute: bool
-) -> tuple[Work, Work]:
+def _work(config: ConvNetConfig, shape: ModelQuery, recompute: bool) -> tuple[Work, Work]:
+    parts = [ConvBlockBytes(config, shape, number) for number in range(len(config.widths))]
     dtype = "bfloat16" if shape.compute_bytes < 4 else "float32"
     head = 2 * shape.positions * config.classes * config.widths[-1]
     forward = sum(part.flops for part in parts)

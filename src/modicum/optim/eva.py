@@ -128,10 +128,10 @@ class Eva(GradientTransform):
         return EvaRuntime(self, context)
 
     def ledger(self, at: TransformQuery) -> Ledger:
-        """What the means take, and five passes over this rank's rows: no matrix product."""
+        """What the means take, and the operations on this rank's rows: no matrix product."""
         elements = sum(p.rows(0, at.shards) * math.prod(p.shape[1:]) for p in at.layers)
         each = 7 if self.variant == "eva" else 9
-        work = Work(each * elements, bytes_moved=24 * elements, phase="step")
+        work = Work(each * elements, phase="step")
         scalars = Wire("all_reduce", 16 * len(at.layers) * (at.shards - 1) // at.shards, "shard")
         means = means_ledger(at, gradients=self.variant != "f", hooked=self.variant != "s")
         return means + Ledger.of(work, *([scalars] if scalars.bytes else []))

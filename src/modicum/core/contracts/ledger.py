@@ -59,13 +59,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Work:
-    """Floating-point operations (a multiply and an add are two) and bytes moved, in a phase.
+    """Floating-point operations (a multiply and an add are two) in a phase.
 
     Those of the phases `forward` and `backward` are a micro-batch's, those of `step` an update's.
     """
 
     flops: int
-    bytes_moved: int = 0
     dtype: str = "float32"
     phase: Literal["forward", "backward", "step"] = "forward"
 
