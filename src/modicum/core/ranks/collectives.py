@@ -257,7 +257,9 @@ class Collectives:
         >>> alone.all_to_all(torch.ones(3), sent=[3], received=[3]).wait()
         tensor([1., 1., 1.])
         """
-        width, splits = buffer.element_size(), list[list[int]]()
+        width = buffer.element_size()
+        come: list[int] | None = None  # the bytes of unequal parts
+        leave: list[int] | None = None
         if sent is None or received is None:
             if sent is not received:
                 raise ValueError("parts of unequal sizes need both what is sent and what comes")
@@ -266,12 +268,13 @@ class Collectives:
         else:
             self._check(buffer)
             self._check_parts(buffer, sent, received)
-            splits = [[width * n for n in parts] for parts in (received, sent)]
+            come, leave = [width * n for n in received], [width * n for n in sent]
         result = buffer if self.size == 1 else buffer.new_empty(sum(received))
 
         def begin() -> dist.Work:
             into, source = _bytes(result), _bytes(buffer)
-            return dist.all_to_all_single(into, source, *splits, group=self._group, async_op=True)
+            group = self._group
+            return dist.all_to_all_single(into, source, come, leave, group=group, async_op=True)
 
         return self._call(
             "all_to_all",
