@@ -212,3 +212,33 @@ def test_replicas_are_metered(pool: Pool) -> None:
     for sent, calls, numbers in pool.run(metered, ranks=2):
         assert sent == 4 * numbers
         assert calls == 2  # a bucket is closed by each layer's weight
+
+
+def sums_of_fsdp(ranks: Ranks, shards: int) -> tuple[dict[str, int], int, int]:
+    """What the engines of FSDP2 send in an update, at layers whose rows ranks do not divide."""
+    import torch.distributed as dist
+
+    def unasked(*_: Any, **__: Any) -> None:
+        raise AssertionError("gloo's own reduce-scatter was called")
+
+    for name in ("reduce_scatter_tensor", "reduce_scatter_single", "_reduce_scatter_base"):
+        setattr(dist, name, unasked)
+    model = nn.Sequential(nn.Linear(7, 13), nn.Linear(13, 5))
+    strategy = Sharded(ranks, Layout.of(ranks.size, shards))
+    strategy.cut(model, list(model), torch.device("cpu"))
+    strategy.start(model)
+    strategy.before_backward(last=True)
+    model(torch.ones(2, 7)).sum().backward()
+    strategy.after_backward()
+    [engine] = strategy.engines
+    rows = [-(-n // shards) * width for n, width in ((13, 7), (13, 1), (5, 13), (5, 1))]
+    return dict(engine.meter.bytes), engine.meter.calls["reduce_scatter"], 4 * sum(rows)
+
+
+@pytest.mark.parametrize(("ranks", "shards"), [(2, 2), (4, 4), (4, 2)])
+def test_fsdp_sums_by_our_reduce_scatter_which_sends_each_part_once(
+    pool: Pool, ranks: int, shards: int
+) -> None:
+    for sent, calls, part in pool.run(sums_of_fsdp, shards, ranks=ranks):
+        assert sent == {"reduce_scatter": (shards - 1) * part}
+        assert calls == 2

@@ -1,4 +1,4 @@
-"""What FSDP2 calls instead of its own collectives: an exchange's, or its own under a clock.
+"""What FSDP2 calls instead of its own collectives: an exchange's, our sums, gathers under a clock.
 
 On a CPU FSDP2 waits for each of its collectives where it asks for it, so that is where its time on
 the wire is. On an accelerator they run on streams of their own, and are left as they are.
@@ -14,14 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from modicum.core.clock import WIRE, Clock
+from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.observed_calls import naming
+from modicum.core.ranks.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-# Newer versions of PyTorch warn of the older names.
+# Newer versions of PyTorch warn of the older name.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class _Allocating:
@@ -64,16 +65,51 @@ class CountedWire(_Allocating):
             return self._call(output_tensor, input_tensor, **options)
 
 
-def let_count(modules: Iterable[tuple[str, FSDPModule]], clock: Clock) -> None:
-    """Have FSDP2's collectives count as the wire's, where this PyTorch lets one in between.
+class SummingWire(_Allocating):
+    """Sums of gradients by our own reduce-scatter, in the group that FSDP2 names.
+
+    gloo's is an all-reduce inside, which sends twice as much as it must, and more.
+
+    Args:
+        engine_of: the engine of a process group.
+        label: whose gradients travel.
+    """
+
+    def __init__(self, engine_of: Callable[[Any], Collectives], label: str = "") -> None:
+        self._engine_of, self._label = engine_of, label
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, **_: Any
+    ) -> None:
+        """Fill the output; it is there when this returns."""
+        assert op == dist.ReduceOp.SUM, f"FSDP2 asks for {op}"
+        engine = self._engine_of(group)
+        summed = engine.reduce_scatter(input_tensor.view(-1), label=self._label).wait()
+        output_tensor.copy_(summed)
+
+
+def let_count(modules: Iterable[tuple[str, FSDPModule]], ranks: Ranks) -> list[Collectives]:
+    """Have FSDP2's gathers count as the wire's, and its sums go by our engine, on a CPU.
 
     Args:
         modules: what is gathered by itself, each with its name.
+        ranks: this process among the others.
+
+    Returns:
+        The engines, one for each group as it is first used; none where this PyTorch lets nobody in
+        between.
     """
+    engines: list[Collectives] = []
+    groups: dict[int, Collectives] = {}
+
+    def engine_of(group: Any) -> Collectives:
+        if id(group) not in groups:
+            groups[id(group)] = Collectives(ranks, group=group)
+            engines.append(groups[id(group)])
+        return groups[id(group)]
+
     for label, module in modules:
         if hasattr(module, "set_custom_all_gather"):
-            gather, scatter = (
-                CountedWire(clock, each, label) for each in (_gather, _reduce_scatter)
-            )
-            module.set_custom_all_gather(cast(Any, gather))
-            module.set_custom_reduce_scatter(cast(Any, scatter))
+            module.set_custom_all_gather(cast(Any, CountedWire(ranks.clock, _gather, label)))
+            module.set_custom_reduce_scatter(cast(Any, SummingWire(engine_of, label)))
+    return engines

@@ -2,7 +2,7 @@
 
 Traffic is what one rank sends in an update when collectives go around a ring, which is the least
 there can be: (n - 1) / n of what is gathered or scattered over n ranks, twice that of what is
-summed. gloo scatters by summing all and sends more. Knows shapes of parameters, no model.
+summed. Knows shapes of parameters, no model.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from modicum.core.ranks.layout import REPLICATE, SHARD, Layout
 
 Shapes = tuple[tuple[int, ...], ...]
 _GRADIENT = 4  # bytes of an element of a gradient, whose weight is fp32
-# Of a block's full gradients on the wire: FSDP2's buffer, the copy in which gloo sums, and the one
-# before, which gloo's thread lets go of when the next comes.
+# Of a block's full gradients on the wire: FSDP2's buffer, the one that all ranks' parts are received
+# in, and the one before, which gloo's thread lets go of when the next comes.
 _COPIES = 3
 _RUNNING: tuple[Phase, ...] = ("evaluation", "forward", "loss", "backward")
 

@@ -22,6 +22,7 @@ from modicum.core.contracts.parameters import keeping_metadata
 from modicum.core.contracts.state import StateRegistry, View, model_view
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
+from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.exchange import ShardExchange
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.observed_calls import label_of, naming
@@ -41,7 +42,11 @@ class Sharded(Strategy):
     Args:
         reshard_after_forward: whether a block gives its gathered weights back before its backward
             pass and gathers them again; if not, memory is taken for time.
-        exchange: how gradients and weights are sent; None: as FSDP2 does.
+        exchange: how gradients and weights are sent; None: as FSDP2 does, but that on a CPU
+            gradients are summed by our own reduce-scatter.
+
+    Attributes:
+        engines: what has summed gradients on a CPU; they meter what this rank sends.
 
     Source: Zhao et al., "PyTorch FSDP", VLDB 2023 (arXiv 2304.11277); `fully_shard`.
 
@@ -58,6 +63,7 @@ class Sharded(Strategy):
     ) -> None:
         super().__init__(ranks, layout)
         self.reshard_after_forward, self.exchange = reshard_after_forward, exchange
+        self.engines: list[Collectives] = []
         self._groups: list[_Group] = []
         self._trained: list[nn.Parameter] = []
         self._micro_batch = 0
@@ -115,7 +121,7 @@ class Sharded(Strategy):
         if self.exchange is not None and not self.ranks.alone:
             self._connect(model, self.exchange)
         elif device.type == "cpu":
-            let_count(_labelled(model), self.ranks.clock)
+            self.engines = let_count(_labelled(model), self.ranks)
 
     def _connect(self, model: nn.Module, exchange: ShardExchange) -> None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -87,6 +87,86 @@ def test_a_total_is_the_same_on_every_rank(pool: Pool) -> None:
     assert set(pool.run(totals, ranks=4)) == {0.1 + 0.2 + 0.1 * 3 + 0.4}
 
 
+BITS = {"bool": torch.bool, "uint8": torch.uint8, "int16": torch.int16, "int64": torch.int64}
+
+
+def bits_of(rank: int, elements: int, kind: str) -> Tensor:
+    generator = torch.Generator().manual_seed(7 * rank + elements)
+    if kind == "bool":
+        return torch.rand(elements, generator=generator) < 0.3
+    most = torch.iinfo(BITS[kind])
+    return torch.randint(most.min, most.max, (elements,), generator=generator, dtype=BITS[kind])
+
+
+def either(ranks: Ranks, sizes: list[int], kind: str) -> Any:
+    engine = Collectives(ranks)
+    handles = [engine.all_or(bits_of(ranks.rank, n, kind), label="flags") for n in sizes]
+    return [handle.wait() for handle in handles], engine.meter.bytes["all_reduce"]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("kind", BITS)
+def test_an_or_has_the_bits_of_every_rank(pool: Pool, kind: str, ranks: int) -> None:
+    sizes = [1, 1000, 37, 0]
+    for found, sent in pool.run(either, sizes, kind, ranks=ranks):
+        for n, each in zip(sizes, found, strict=True):
+            wanted = bits_of(0, n, kind)
+            for rank in range(1, ranks):
+                wanted = wanted | bits_of(rank, n, kind)
+            assert each.dtype == BITS[kind]
+            assert torch.equal(each, wanted)
+        width = BITS[kind].itemsize
+        assert sent == sum(2 * (ranks - 1) * width * n // ranks for n in sizes)
+
+
+def test_an_or_of_numbers_that_are_no_integers_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"integers or bools were expected, not torch\.float32"):
+        Collectives(Ranks()).all_or(torch.ones(2))
+
+
+def to_each(ranks: Ranks, kind: str) -> Any:
+    """Rank r sends 10 r + s numbers to rank s, which does not know how many; nothing to rank 2."""
+    engine = Collectives(ranks)
+    sent = [0 if to == 2 else 10 * ranks.rank + to for to in range(ranks.size)]
+    received = engine.all_to_all(torch.tensor(sent)).wait().tolist()
+    before = engine.meter.bytes["all_to_all"]
+    buffer_ = torch.cat([torch.full((n,), 100 * ranks.rank + to) for to, n in enumerate(sent)])
+    result = engine.all_to_all(buffer_.to(KINDS[kind]), sent=sent, received=received).wait()
+    return result, received, engine.meter.bytes["all_to_all"] - before
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "int"])
+def test_parts_of_unequal_sizes_arrive_in_the_order_of_the_ranks(
+    pool: Pool, kind: str, ranks: int
+) -> None:
+    for rank, (result, received, sent) in enumerate(pool.run(to_each, kind, ranks=ranks)):
+        counts = [0 if rank == 2 else 10 * other + rank for other in range(ranks)]
+        assert received == counts
+        wanted = [torch.full((n,), 100 * other + rank) for other, n in enumerate(counts)]
+        assert torch.equal(result, torch.cat(wanted).to(KINDS[kind]))
+        others = sum(10 * rank + to for to in range(ranks) if to not in (2, rank))
+        assert sent == KINDS[kind].itemsize * others
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "wrong"),
+    [
+        ([3], None, "need both what is sent and what comes"),
+        ([2], [2], r"do not make up a buffer of 3"),
+        ([3], [2], r"another part of itself"),
+        ([3, 0], [3, 0], "a size for each of 1 ranks"),
+    ],
+)
+def test_parts_that_are_none_of_the_buffer_are_refused(
+    sent: Any, received: Any, wrong: str
+) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        Collectives(Ranks()).all_to_all(torch.ones(3), sent=sent, received=received)
+
+
 def in_order(ranks: Ranks) -> Any:
     engine = Collectives(ranks, in_flight=1)
     handles = [engine.all_gather(torch.full((2,), float(n + ranks.rank))) for n in range(4)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import inf
@@ -155,7 +155,7 @@ class CollectiveHandle:
 
 
 class Collectives:
-    """Reduce-scatter, all-gather and all-reduce (sums) of flat buffers among ranks.
+    """Reduce-scatter, all-gather, all-to-all and all-reduce (sums, OR) of flat buffers among ranks.
 
     On gloo a reduce-scatter needs a second buffer as large as the first until it is done. So at
     most `in_flight` calls are under way at a time and the others wait for their turn, which they
@@ -232,24 +232,69 @@ class Collectives:
             lambda: sum_in_order(received[0].view(self.size, -1)) if received else buffer,
         )
 
-    def all_to_all(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
+    def all_to_all(
+        self,
+        buffer: Tensor,
+        *,
+        sent: Sequence[int] | None = None,
+        received: Sequence[int] | None = None,
+        label: str = "",
+    ) -> CollectiveHandle:
         """Every rank's part for this one: part r of `buffer` [W n] goes to rank r of the group.
 
+        Parts may be of unequal sizes: then `buffer` has those that are sent, and the result those
+        that are received, in the order of the ranks. Who does not know what it will receive asks
+        first: `engine.all_to_all(torch.tensor(sent)).wait().tolist()`.
+
+        Args:
+            sent: elements of the part for each rank; by default equal parts.
+            received: elements of the part from each rank; what it sends to this one.
+
         Raises:
-            ValueError: the buffer has other than one dimension, or cannot be split into W parts.
+            ValueError: the buffer has other than one dimension, or cannot be split so.
+
+        >>> alone = Collectives(Ranks())
+        >>> alone.all_to_all(torch.ones(3), sent=[3], received=[3]).wait()
+        tensor([1., 1., 1.])
         """
-        self._check(buffer, parts=self.size)
-        received = buffer if self.size == 1 else torch.empty_like(buffer)
+        width = buffer.element_size()
+        come: list[int] | None = None  # the bytes of unequal parts
+        leave: list[int] | None = None
+        if sent is None or received is None:
+            if sent is not received:
+                raise ValueError("parts of unequal sizes need both what is sent and what comes")
+            self._check(buffer, parts=self.size)
+            sent = received = [buffer.numel() // self.size] * self.size
+        else:
+            self._check(buffer)
+            self._check_parts(buffer, sent, received)
+            come, leave = [width * n for n in received], [width * n for n in sent]
+        result = buffer if self.size == 1 else buffer.new_empty(sum(received))
+
+        def begin() -> dist.Work:
+            into, source = _bytes(result), _bytes(buffer)
+            group = self._group
+            return dist.all_to_all_single(into, source, come, leave, group=group, async_op=True)
+
         return self._call(
             "all_to_all",
             label,
-            buffer.nbytes - buffer.nbytes // self.size,
+            buffer.nbytes - width * sent[self.rank],
             self.size - 1,
-            lambda: dist.all_to_all_single(
-                _bytes(received), _bytes(buffer), group=self._group, async_op=True
-            ),
-            lambda: received,
+            begin,
+            lambda: result,
         )
+
+    def _check_parts(self, buffer: Tensor, sent: Sequence[int], received: Sequence[int]) -> None:
+        """Whether these are parts of the buffer, one for each rank."""
+        sizes = (*sent, *received)
+        if len(sent) != self.size or len(received) != self.size or any(n < 0 for n in sizes):
+            raise ValueError(f"a size for each of {self.size} ranks was expected")
+        if sum(sent) != buffer.numel() or sent[self.rank] != received[self.rank]:
+            raise ValueError(
+                f"parts of {list(sent)} elements do not make up a buffer of {buffer.numel()}, or "
+                f"rank {self.rank} receives another part of itself than it sends"
+            )
 
     def all_gather(
         self, shard: Tensor, into: Tensor | None = None, *, label: str = ""
@@ -284,6 +329,46 @@ class Collectives:
             2 * (self.size - 1) * buffer.nbytes // self.size,
             2 * (self.size - 1),
             lambda: dist.all_reduce(buffer, group=self._group, async_op=True),
+            lambda: buffer,
+        )
+
+    def all_or(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
+        """The bitwise OR of `buffer` over the ranks, in place; bools and integers of any size.
+
+        NCCL has none: there every rank gathers all buffers, and makes it.
+
+        Raises:
+            ValueError: the buffer has other than one dimension, or numbers that are no integers.
+
+        >>> Collectives(Ranks()).all_or(torch.tensor([1, 6])).wait().tolist()
+        [1, 6]
+        """
+        self._check(buffer)
+        if buffer.is_floating_point() or buffer.is_complex():
+            raise ValueError(f"integers or bools were expected, not {buffer.dtype}")
+        bits = _bytes(buffer)
+        if self.size > 1 and buffer.is_cuda:
+            rows = bits.new_empty(self.size * len(bits))
+
+            def either() -> Tensor:
+                for row in rows.view(self.size, -1):
+                    bits.bitwise_or_(row)
+                return buffer
+
+            return self._call(
+                "all_gather",
+                label,
+                (self.size - 1) * buffer.nbytes,
+                self.size - 1,
+                lambda: _gather(rows, bits, group=self._group, async_op=True),
+                either,
+            )
+        return self._call(
+            "all_reduce",
+            label,
+            2 * (self.size - 1) * buffer.nbytes // self.size,
+            2 * (self.size - 1),
+            lambda: dist.all_reduce(bits, dist.ReduceOp.BOR, group=self._group, async_op=True),
             lambda: buffer,
         )
 
