@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from modicum.models import ModelConfig
 from modicum.models.llama import Llama
 from modicum.optim import AdamW
 from modicum.proofs.base import ProofRun
-from modicum.proofs.bench.sweep import Sweep
+from modicum.proofs.bench.sweep import Sweep, Swept
 from modicum.proofs.optim.text_bench import Plain, Text, TextArm, TextResult, TextSize
 
 
@@ -114,3 +114,25 @@ def formed_sweep(run: ProofRun) -> Sweep[FormedArm, TextResult]:
         kind=TextResult,
         facts=lambda arm: arm.facts,
     )
+
+
+def best_arm(
+    run: ProofRun,
+    sweep: Sweep[FormedArm, TextResult],
+    name: str,
+    arm: FormedArm,
+    rates: Sequence[float],
+    quick: Mapping[str, float],
+    *,
+    baseline: bool,
+) -> Swept[TextResult]:
+    """The arm at the best of its rates; in a quick run at one that was the best of them there.
+
+    Args:
+        quick: the rate of each arm in a quick run: better than half and twice of it.
+        baseline: whether other proofs train it too.
+    """
+    if run.full:
+        return sweep.best(name, arm, rates, baseline=baseline)
+    outcomes = tuple(sweep.outcome(name, arm, quick[name], seed, baseline) for seed in run.seeds)
+    return Swept(quick[name], outcomes, (quick[name],))

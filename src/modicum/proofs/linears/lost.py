@@ -21,10 +21,13 @@ from modicum.linears.lost import LOST, LOSTLinear
 from modicum.models.llama import Llama
 from modicum.optim import AdamW
 from modicum.proofs.base import ProofRun, ratios
-from modicum.proofs.linears.formed_text import FormedArm, FormedSize, formed_sweep
+from modicum.proofs.linears.formed_text import FormedArm, FormedSize, best_arm, formed_sweep
 from modicum.proofs.optim.text_bench import Plain, Started
 
 RATES = (4e-3, 8e-3, 1.6e-2)
+# In the quick run an arm has one rate, the best of it and of twice and half of it; the full one
+# sweeps.
+QUICK_RATES = {"LOST": 8e-3, "dense": 4e-3, "low-rank": 8e-3}
 QUICK = FormedSize(width=64, layers=2, mlp_width=172, tokens=64, rows=8, steps=250)
 FULL = FormedSize(width=128, layers=2, mlp_width=344, tokens=64, rows=8, steps=1000)
 
@@ -86,7 +89,8 @@ def prove(run: ProofRun) -> None:
         }
     rivals = ("dense", "low-rank")
     best = {
-        name: sweep.best(name, arm, RATES, baseline=name in rivals) for name, arm in arms.items()
+        name: best_arm(run, sweep, name, arm, RATES, QUICK_RATES, baseline=name in rivals)
+        for name, arm in arms.items()
     }
     losses = {name: found.each("loss") for name, found in best.items()}
     for name, found in best.items():

@@ -21,7 +21,7 @@ from modicum.models.llama import Llama
 from modicum.optim import AdamW
 from modicum.proofs.base import ProofRun, ratios
 from modicum.proofs.bench.sweep import Swept
-from modicum.proofs.linears.formed_text import FormedArm, FormedSize, formed_sweep
+from modicum.proofs.linears.formed_text import FormedArm, FormedSize, best_arm, formed_sweep
 from modicum.proofs.optim.text_bench import Adapted, Started, TextResult
 
 QUICK = FormedSize(width=64, layers=2, mlp_width=172, tokens=32, rows=8, steps=500)
@@ -71,11 +71,8 @@ def prove(run: ProofRun) -> None:
     sweep = formed_sweep(run)
 
     def best(name: str, arm: FormedArm) -> Swept[TextResult]:
-        if run.full:
-            return sweep.best(name, arm, RATES, baseline=arm is not contender)
-        rate, known = QUICK_RATES[name], arm is not contender
-        outcomes = tuple(sweep.outcome(name, arm, rate, seed, known) for seed in run.seeds)
-        return Swept(rate, outcomes, (rate,))
+        known = arm is not contender
+        return best_arm(run, sweep, name, arm, RATES, QUICK_RATES, baseline=known)
 
     mine = best("SST", contender)
     full = best("dense", FormedArm(size, DenseByAdam()))
