@@ -1,9 +1,8 @@
 """Runs of two hosts to which something happens: seconds to the sentence, and how they resume.
 
 The cable between the hosts is pulled, a rank is paused or killed, one rank's loss is no number, or
-one
-host has another recipe: at a drawn moment of a short run of `modicum train`, whose exchange owes
-what it leaves unsent. Within ten seconds every host that is left must say who it was and have
+one host has another recipe: at a drawn moment of a short run of `modicum train`, whose exchange
+owes what it leaves unsent. Within ten seconds every host that is left must say who it was and have
 ended, and the same command must then come to the result of a run to which nothing happened, to the
 bit. (After a loss that is no number the run continues; it is interrupted, and resumes.)
 
