@@ -15,7 +15,7 @@ from modicum.adapters.patch_places import Entries
 from modicum.adapters.patching_layer import INDICES, VALUES, Patching, PatchingLayer
 from modicum.adapters.preparation import Preparation, PreparationContext
 from modicum.adapters.sites import Site
-from modicum.core.contracts.method import Info, PositiveInt
+from modicum.core.contracts.method import Against, Info, PositiveInt
 from modicum.core.contracts.search import IntegerRange, LogRange, SearchChoice, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.random import sample
@@ -97,6 +97,10 @@ class SHiRA(Patching):
             ("mask", "snip", "prepares_from_data"),
         ),
         evidence="verified against code",
+        claim_verdict="in part",
+        against=Against("better", "LoRA of as many numbers"),
+        reason="as good as LoRA at rank 4 and better at rank 1, but the SNIP mask's loss above the "
+        "floor is 1.2 to 1.5 times a random mask's, where the bar is 0.95",
         tiny={"rank": 2},
     )
     search = SearchTable(
