@@ -1,12 +1,12 @@
 """Runs of two hosts to which something happens: seconds to the sentence, and how they resume.
 
-The cable between the hosts is pulled, a rank is paused or killed, one rank's loss is no number, or one
-host has another recipe: at a drawn moment of a short run of `modicum train`, whose exchange owes
-what it leaves unsent. Within ten seconds every host that is left must say who it was and have
+The cable between the hosts is pulled, a rank is paused or killed, one rank's loss is no number, or
+one host has another recipe: at a drawn moment of a short run of `modicum train`, whose exchange
+owes what it leaves unsent. Within ten seconds every host that is left must say who it was and have
 ended, and the same command must then come to the result of a run to which nothing happened, to the
 bit. (After a loss that is no number the run continues; it is interrupted, and resumes.)
 
-`--count 100` injects each fault in turn, some half an hour; a line of `--progress` each, and the
+`--count 100` injects each fault in turn, for an hour or two; a line of `--progress` each, and the
 same command continues. `--quick` injects each once and writes nothing.
 """
 
