@@ -6,7 +6,7 @@ owes what it leaves unsent. Within ten seconds every host that is left must say 
 ended, and the same command must then come to the result of a run to which nothing happened, to the
 bit. (After a loss that is no number the run continues; it is interrupted, and resumes.)
 
-`--count 100` injects each fault in turn, some half an hour; a line of `--progress` each, and the
+`--count 100` injects each fault in turn, for an hour or two; a line of `--progress` each, and the
 same command continues. `--quick` injects each once and writes nothing.
 """
 

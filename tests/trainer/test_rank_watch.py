@@ -22,7 +22,7 @@ from modicum.recipe import Recipe
 from modicum.report.events import events
 from modicum.report.folder import read
 from modicum.trainer import continued, train
-from modicum.trainer.rank_watch import AnomalyReader
+from modicum.trainer.rank_watch import AnomalyReader, watched_run, watched_start
 
 C4 = {"method": "c4", "silent_seconds": 3.0, "late_seconds": 1.0, "slow_share": 0.9}
 
@@ -129,6 +129,42 @@ def test_a_rank_that_fails_is_the_cause(pool: Pool, questions: Path, tmp_path: P
     assert "rank 1 (host " in kept["error"]
     assert "has failed" in kept["error"]
     assert "(RuntimeError: no such row)" in kept["error"]
+
+
+def planned(
+    ranks: Ranks, values: dict[str, Any], folder: Path, what: str
+) -> tuple[str, bool, list[Any]]:
+    """Watch from the start, and plan; rank 1 does something before. How it ended, who watched."""
+    recipe, seen = Recipe(**values), list[Any]()
+    if ranks.rank and what == "differs":
+        recipe = recipe.changed(watchdog=None)
+    try:
+        with watched_start(recipe, folder, ranks) as watched:
+            if ranks.rank and what == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            plan = continued(recipe, folder, ranks=ranks)
+            with watched_run(plan, folder, ranks) as again:
+                seen.append(again is watched)
+    except ModicumError as error:
+        return f"{error.exit_code}: {error}", False, seen
+    return "done", watched._closed.is_set(), seen
+
+
+@pytest.mark.ranks
+@pytest.mark.expensive
+def test_ranks_watch_each_other_from_before_the_plan(
+    pool: Pool, questions: Path, tmp_path: Path
+) -> None:
+    values, folder = recipe_of(questions, watchdog=C4), tmp_path / "run"
+    assert pool.run(planned, values, folder, "", ranks=2) == [("done", True, [True])] * 2
+    for said, _, seen in pool.run(planned, values, folder, "differs", ranks=2):
+        assert said.startswith("2: rank 1 has another setup than rank 0: recipe.watchdog")
+        assert seen == []
+    (said, _, _), _ = pool.run(planned, values, folder, "killed", ranks=2, lost=(1,))
+    assert said.startswith("4: rank 1 (host ")
+    assert " is dead since 0 s" in said
+    assert said.count("the same command resumes") == 1
+    assert not folder.exists()
 
 
 def test_rows_are_read_once_and_complete(tmp_path: Path) -> None:

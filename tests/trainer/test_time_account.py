@@ -43,8 +43,8 @@ from modicum.core.clock import (
 )  # fmt: skip
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import Interrupted
+from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.ranks import Ranks
-from modicum.parallel import fsdp_wires
 from modicum.parallel.replicated import FlatBucket
 from modicum.recipe import Recipe
 from modicum.tasks.causal_lm import CausalLM
@@ -241,7 +241,7 @@ def wired(ranks: Ranks, values: dict[str, Any], folder: Path) -> dict[str, float
     ranks.clock = Clock(hand)
     with pytest.MonkeyPatch.context() as patched:
         hand.before(patched, FlatBucket, "land", 1.0)
-        hand.before(patched, fsdp_wires, "_reduce_scatter", 1.0)
+        hand.before(patched, Collectives, "reduce_scatter", 1.0)
         found: dict[str, float] = {}
 
         def listener(event: dict[str, Any]) -> None:

@@ -158,13 +158,17 @@ def _run(recipe: Recipe, asked: Asked, here: RankPlace, restart: bool) -> None:
         from modicum.core.machine import pick_device
         from modicum.core.ranks.ranks import joined
         from modicum.trainer import continued, train
+        from modicum.trainer.rank_watch import watched_start
 
     folder = asked.folder
     if here.size > 1 and "watchdog" not in recipe.model_fields_set:
         recipe = recipe.changed(watchdog={"method": WATCHDOG})
     try:
-        with joined(pick_device(recipe.training.device).type, clock) as ranks:
-            with clock(PLANNING):
+        with (
+            joined(pick_device(recipe.training.device).type, clock) as ranks,
+            watched_start(recipe, folder, ranks) as watched,
+        ):
+            with clock(PLANNING), watched.marked():
                 plan = continued(recipe, folder, ranks=ranks, restart=restart)
             # Rank 0 shows progress; the others hear of it and say nothing.
             with listener(asked.mode) if here.first else EventListener(sys.stderr) as tell:

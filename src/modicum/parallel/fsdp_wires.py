@@ -71,21 +71,25 @@ class SummingWire(_Allocating):
     gloo's is an all-reduce inside, which sends twice as much as it must, and more.
 
     Args:
+        clock: counts its time as that of the wire.
         engine_of: the engine of a process group.
         label: whose gradients travel.
     """
 
-    def __init__(self, engine_of: Callable[[Any], Collectives], label: str = "") -> None:
-        self._engine_of, self._label = engine_of, label
+    def __init__(
+        self, clock: Clock, engine_of: Callable[[Any], Collectives], label: str = ""
+    ) -> None:
+        self._clock, self._engine_of, self._label = clock, engine_of, label
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, **_: Any
     ) -> None:
         """Fill the output; it is there when this returns."""
         assert op == dist.ReduceOp.SUM, f"FSDP2 asks for {op}"
-        engine = self._engine_of(group)
-        summed = engine.reduce_scatter(input_tensor.view(-1), label=self._label).wait()
-        output_tensor.copy_(summed)
+        with self._clock(WIRE):
+            engine = self._engine_of(group)
+            summed = engine.reduce_scatter(input_tensor.view(-1), label=self._label).wait()
+            output_tensor.copy_(summed)
 
 
 def let_count(modules: Iterable[tuple[str, FSDPModule]], ranks: Ranks) -> list[Collectives]:
@@ -111,5 +115,5 @@ def let_count(modules: Iterable[tuple[str, FSDPModule]], ranks: Ranks) -> list[C
     for label, module in modules:
         if hasattr(module, "set_custom_all_gather"):
             module.set_custom_all_gather(cast(Any, CountedWire(ranks.clock, _gather, label)))
-            module.set_custom_reduce_scatter(cast(Any, SummingWire(engine_of, label)))
+            module.set_custom_reduce_scatter(cast(Any, SummingWire(ranks.clock, engine_of, label)))
     return engines

@@ -18,8 +18,8 @@ from modicum.core.ranks.layout import REPLICATE, SHARD, Layout
 
 Shapes = tuple[tuple[int, ...], ...]
 _GRADIENT = 4  # bytes of an element of a gradient, whose weight is fp32
-# Of a block's full gradients on the wire: FSDP2's buffer, the one that all ranks' parts are
-# received in, and the one before, which gloo's thread lets go of when the next comes.
+# Of a block's full gradients on the wire: FSDP2's buffer, the one that receives all ranks' parts,
+# and the one before, which gloo's thread lets go of when the next comes.
 _COPIES = 3
 _RUNNING: tuple[Phase, ...] = ("evaluation", "forward", "loss", "backward")
 

@@ -17,21 +17,56 @@ from modicum.comm.watching import Watch
 from modicum.core.errors import ModicumError
 from modicum.core.ranks.ranks import PeerLost, Ranks
 from modicum.planner import Plan
+from modicum.recipe import Recipe
 from modicum.trainer.folder import ANOMALIES, RUN
+from modicum.trainer.rank_agreement import same_setup
 from modicum.trainer.stop import StopRequested
 
 # A supervisor gives ranks that lost another one three seconds.
 CAUSE_SECONDS = 2.0
 
 
+class _Started:
+    """The watch that has begun before its run."""
+
+    watch: Watch | None = None
+
+
+@contextmanager
+def watched_start(recipe: Recipe, folder: Path, ranks: Ranks) -> Iterator[Watch]:
+    """Watch the ranks in the block, as a recipe says, while they plan a run and in that run.
+
+    Raises:
+        InputError: ranks have other recipes, code or versions.
+        PeerLost: as `watched_run`.
+    """
+    same_setup(recipe, ranks)  # or one waits for a watch that another does not want
+    with _watched(recipe, folder, ranks) as watched:
+        _Started.watch = watched
+        try:
+            yield watched
+        finally:
+            _Started.watch = None
+
+
 @contextmanager
 def watched_run(plan: Plan, folder: Path, ranks: Ranks) -> Iterator[Watch]:
-    """Watch the ranks of a run in the block, as its recipe says.
+    """Watch the ranks of a run in the block, as its recipe says, if they are not watched already.
 
     Raises:
         PeerLost: another rank is gone; with the sentence who, where that is known.
     """
-    method = plan.recipe.method("watchdog")
+    if _Started.watch is not None:
+        with _told(_Started.watch):
+            yield _Started.watch
+        return
+    with _watched(plan.recipe, folder, ranks) as watched:
+        yield watched
+
+
+@contextmanager
+def _watched(recipe: Recipe, folder: Path, ranks: Ranks) -> Iterator[Watch]:
+    method = recipe.method("watchdog")
     if method is None or ranks.alone:
         yield Watch(None)
         return
@@ -39,9 +74,20 @@ def watched_run(plan: Plan, folder: Path, ranks: Ranks) -> Iterator[Watch]:
     files = {"record": folder / ANOMALIES, "run": folder / RUN} if ranks.first else {}
     watched = method.watch(**files)
     try:
-        yield watched
+        with _told(watched):
+            yield watched
+    finally:
+        watched.close()
+
+
+@contextmanager
+def _told(watched: Watch) -> Iterator[None]:
+    """Have the loss of a rank say who it was, and tell the others of an error in the block."""
+    try:
+        yield
     except PeerLost as error:
-        if (said := watched.cause(CAUSE_SECONDS)) is None:
+        known = isinstance(error.__cause__, PeerLost)
+        if known or (said := watched.cause(CAUSE_SECONDS)) is None:
             raise
         raise PeerLost(f"{said}; the same command resumes from the last checkpoint") from error
     except (ModicumError, StopRequested):
@@ -49,8 +95,6 @@ def watched_run(plan: Plan, folder: Path, ranks: Ranks) -> Iterator[Watch]:
     except Exception as error:
         watched.fail(error)
         raise
-    finally:
-        watched.close()
 
 
 class AnomalyReader:

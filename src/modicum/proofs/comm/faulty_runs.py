@@ -43,7 +43,8 @@ def trial(
     Args:
         kind: one of `FAULTS`, or `NOTHING`.
         rank: to which it happens.
-        step: after which update; 0: when the ranks have met, before anything is planned.
+        step: after which update; 0: when the ranks watch each other, before
+            anything is planned.
         recipe: of the run, as plain values.
         delay: seconds from then until the cable is pulled.
 
@@ -198,6 +199,7 @@ def rank_of(place: Path) -> int:
     from modicum.core.ranks.ranks import joined
     from modicum.recipe import Recipe
     from modicum.trainer import continued, train
+    from modicum.trainer.rank_watch import watched_start
 
     task = json.loads((place / "task.json").read_bytes())
     guilty = int(os.environ["RANK"]) == task["rank"]
@@ -216,12 +218,17 @@ def rank_of(place: Path) -> int:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     try:
+        recipe = Recipe(**values)
         with joined() as ranks:
             ranks.gather(True)
-            if guilty and (not task["step"] or task["kind"] == OTHER):
-                _fault(task["kind"], place)
-            train(continued(Recipe(**values), folder, ranks=ranks), folder, ranks=ranks,
-                  listener=listener)  # fmt: skip
+            if guilty and task["kind"] == OTHER:
+                _fault(OTHER, place)
+            with watched_start(recipe, folder, ranks) as watched:  # as `modicum train` does
+                if guilty and not task["step"] and task["kind"] != OTHER:
+                    _fault(task["kind"], place)
+                with watched.marked():
+                    plan = continued(recipe, folder, ranks=ranks)
+                train(plan, folder, ranks=ranks, listener=listener)
     except ModicumError as error:
         print(f"modicum: {error}", file=sys.stderr, flush=True)
         return error.exit_code
