@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -221,15 +222,16 @@ def sums_of_fsdp(ranks: Ranks, shards: int) -> tuple[dict[str, int], int, int]:
     def unasked(*_: Any, **__: Any) -> None:
         raise AssertionError("gloo's own reduce-scatter was called")
 
-    for name in ("reduce_scatter_tensor", "reduce_scatter_single", "_reduce_scatter_base"):
-        setattr(dist, name, unasked)
     model = nn.Sequential(nn.Linear(7, 13), nn.Linear(13, 5))
     strategy = Sharded(ranks, Layout.of(ranks.size, shards))
     strategy.cut(model, list(model), torch.device("cpu"))
     strategy.start(model)
-    strategy.before_backward(last=True)
-    model(torch.ones(2, 7)).sum().backward()
-    strategy.after_backward()
+    names = ("reduce_scatter_tensor", "reduce_scatter_single", "_reduce_scatter_base")
+    # The pool's processes serve other tests afterwards.
+    with mock.patch.multiple(dist, create=True, **dict.fromkeys(names, unasked)):
+        strategy.before_backward(last=True)
+        model(torch.ones(2, 7)).sum().backward()
+        strategy.after_backward()
     [engine] = strategy.engines
     rows = [-(-n // shards) * width for n, width in ((13, 7), (13, 1), (5, 13), (5, 1))]
     return dict(engine.meter.bytes), engine.meter.calls["reduce_scatter"], 4 * sum(rows)
