@@ -385,9 +385,12 @@ def test_the_forecast_counts_what_ranks_owe(pool: Pool, name, count, method):
         comm={"method": method.info.name, "rank": 4},
     )
     made = predict(recipe, ModelConfig(**CONFIG), Choice(2, count, False, LAYOUTS[name]))
-    peaks = [max(pool.run(peak_at, name, False, None, count, method, ranks=2)) for _ in range(2)]
-    measured = min(peaks)  # gloo's thread may hold a bucket, as above
     below, above = (0.97, 1.03) if name == "ddp" else (0.95, 1.1)
+    peaks: list[int] = []
+    # gloo's thread may hold a bucket, as above: more often where the machine is busy.
+    while len(peaks) < 4 and (len(peaks) < 2 or made.peak_bytes < below * min(peaks)):
+        peaks.append(max(pool.run(peak_at, name, False, None, count, method, ranks=2)))
+    measured = min(peaks)
     assert below * measured <= made.peak_bytes <= above * measured
     # Norms have one dimension; all matrices shrink.
     assert len(made.sent_dense) == 2 * CONFIG["layers"] + 1
