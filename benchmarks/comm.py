@@ -45,8 +45,8 @@ RATIOS, VIRTUAL_RATIOS = (1.0, 3.0, 10.0), (0.3,)
 def pretended(world: World, compute: float, rate: float, latency: float = 0.0) -> Row:
     """All arms but DDP, which no pretended link holds up, on a pretended link."""
     arms = {label: arm for label, arm in world.arms().items() if label != "ddp"}
-    told = {"arms": arms, "model": world.model, "rate": rate, "latency": latency}
-    found: Row = at_ranks(f"{BENCH}:curve", world.ranks, told | turns(world), seconds=7200)[0]
+    task = {"arms": arms, "model": world.model, "rate": rate, "latency": latency}
+    found: Row = at_ranks(f"{BENCH}:curve", world.ranks, task | turns(world), seconds=7200)[0]
     return judged_all(world, found)
 
 
@@ -71,8 +71,8 @@ def on_shaped_links(world: World, rates: Mapping[float, float], message: int) ->
         if abs(off) > COLD_OFF:
             problem = f"a cold message takes {off:+.0%} of its bytes' time on a shaped link"
             raise InputError(problem, field="burst", value=bursts)
-    told = {"arms": world.arms(), "model": world.model, **turns(world)}
-    series = [told] * len(rates)
+    task = {"arms": world.arms(), "model": world.model, **turns(world)}
+    series = [task] * len(rates)
     found = shaped(world.ranks, said, f"{BENCH}:curve", series, bursts=bursts, seconds=7200)
     return {ratio: judged_all(world, each) for ratio, each in zip(rates, found, strict=True)}
 
@@ -85,9 +85,9 @@ def curve(world: World, ratios: Mapping[str, tuple[float, ...]], by_port: bool) 
     """
     compute = world.compute
     if not compute:
-        told = {"arms": {"none": {"arm": "none"}}, "model": world.model, "rate": 1e12}
+        task = {"arms": {"none": {"arm": "none"}}, "model": world.model, "rate": 1e12}
         compute = median(
-            at_ranks(f"{BENCH}:curve", world.ranks, told)[0]["arms"]["none"]["seconds"]
+            at_ranks(f"{BENCH}:curve", world.ranks, task)[0]["arms"]["none"]["seconds"]
         )
     rates = {r: world.dense_bytes / (r * compute) for each in ratios.values() for r in each}
     points = {ratio: pretended(world, compute, rates[ratio]) for ratio in ratios["pretended"]}
@@ -103,8 +103,8 @@ def curve(world: World, ratios: Mapping[str, tuple[float, ...]], by_port: bool) 
         kinds |= dict.fromkeys(ports, "shaped")
         for ratio in {min(asked), max(asked)}:
             link = ports[ratio]["link"]
-            beside = pretended(world, compute, link["rate"], link["latency"])
-            apart[str(ratio)] = _over(beside["arms"], ports[ratio]["arms"])
+            alike = pretended(world, compute, link["rate"], link["latency"])
+            apart[str(ratio)] = _over(alike["arms"], ports[ratio]["arms"])
     except InputError as error:
         why = str(error)
         say(f"links are pretended: {why}")

@@ -101,8 +101,8 @@ def at_rate(recipes: Arms, rate: float, by_port: bool) -> tuple[Row, Row, str]:
         except InputError as error:
             say(f"the link is pretended: {error}")
         else:
-            name, told = f"{RECIPES}:trained", [{"recipes": recipes}]
-            [rows] = shaped(2, [said], name, told, bursts=bursts, seconds=7200)
+            name, tasks = f"{RECIPES}:trained", [{"recipes": recipes}]
+            [rows] = shaped(2, [said], name, tasks, bursts=bursts, seconds=7200)
             return rows, link, "shaped"
     link = at_ranks(f"{RECIPES}:keeps_link", 2, {"rate": rate})[0]
     told_all = {"recipes": recipes, "rate": rate}

@@ -112,12 +112,12 @@ def main() -> None:
         if not calm["outcome"]:
             raise SystemExit(f"a run to which nothing happened did not end: {calm}")
         for number in range(count):
-            told = drawn(given.seed, number)
-            one = partial(trial, told["kind"], told["rank"], told["step"], recipe,
-                          delay=told["delay"])  # fmt: skip
-            found = judged(progress.of(f"{given.seed}, {number}: {told}", one), calm["outcome"])
+            fault = drawn(given.seed, number)
+            one = partial(trial, fault["kind"], fault["rank"], fault["step"], recipe,
+                          delay=fault["delay"])  # fmt: skip
+            found = judged(progress.of(f"{given.seed}, {number}: {fault}", one), calm["outcome"])
             say(f"{found['kind']}: {'; '.join(found['wrong']) or 'right'}")
-            table[told["kind"]].append(found)
+            table[fault["kind"]].append(found)
     figures = {kind: row(trials) for kind, trials in table.items()}
     figures["all"] = {"injected": count, "right": sum(each["right"] for each in figures.values())}
     print(json.dumps(figures, indent=2))

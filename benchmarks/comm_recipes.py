@@ -103,8 +103,8 @@ def by_itself(recipe: Mapping[str, Any], rows: int) -> tuple[float, float]:
     return median(found["seconds"]), said
 
 
-def _at_two(told: Mapping[str, Any]) -> Row:
-    found: Row = at_ranks(f"{RECIPES}:trained", 2, told, seconds=7200)[0]
+def _at_two(task: Mapping[str, Any]) -> Row:
+    found: Row = at_ranks(f"{RECIPES}:trained", 2, task, seconds=7200)[0]
     return found
 
 
@@ -118,9 +118,9 @@ def _trained(recipes: Arms, rate: float, by_port: bool) -> tuple[Row, dict[str, 
         except InputError as error:
             say(f"the link is pretended: {error}")
         else:
-            told = [{"recipes": recipes}]
+            tasks = [{"recipes": recipes}]
             name = f"{RECIPES}:trained"
-            [rows] = shaped(2, said, name, told, bursts=bursts, seconds=7200)
+            [rows] = shaped(2, said, name, tasks, bursts=bursts, seconds=7200)
             return rows, measured["link"], "shaped"
     return _at_two({"recipes": recipes, "rate": rate}), {"rate": rate}, "pretended"
 

@@ -24,11 +24,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import torch
 from common import RESULTS, alone, say, write_result
@@ -170,11 +171,9 @@ def methods(work: Path, only: list[str], jobs: int) -> Iterator[Row]:
 
 def kernels() -> Iterator[Row]:
     """Kernels next to PyTorch's operations: the same bits on both devices, and seconds."""
-    from modicum.linears import quantized as module
+    from modicum.linears import quantized
     from modicum.linears.int8 import Int8Linear
     from modicum.linears.nf4 import NF4Linear
-
-    quantized: Any = module  # of which a function is replaced
 
     for kind in (NF4Linear, Int8Linear):
         on_cpu = kind.from_dense(
@@ -185,21 +184,28 @@ def kernels() -> Iterator[Row]:
         for dtype in (torch.bfloat16, torch.float32):
             expected = quantized.decode(*on_cpu.frozen_tensors(), 11008, kind.form, dtype)
             for label, by_kernel in (("kernel", True), ("operations", False)):
-                quantized._has_triton = lambda there=by_kernel: there
-                made = quantized.decode(*tensors, 11008, kind.form, dtype)
+                with _there_is_triton(by_kernel):
+                    made = quantized.decode(*tensors, 11008, kind.form, dtype)
                 row[f"{dtype}, {label}, same bits"] = torch.equal(made.cpu(), expected)
         for label, by_kernel in (("kernel", True), ("operations", False)):
-            quantized._has_triton = lambda there=by_kernel: there
-            seconds = []
-            for _ in range(30):
-                torch.cuda.synchronize()
-                begun = time.perf_counter()
-                quantized.decode(*tensors, 11008, kind.form, torch.bfloat16)
-                torch.cuda.synchronize()
-                seconds.append(time.perf_counter() - begun)
+            decode = partial(quantized.decode, *tensors, 11008, kind.form, torch.bfloat16)
+            with _there_is_triton(by_kernel):
+                seconds = [_seconds(decode) for _ in range(30)]
             row[f"seconds, {label}"] = median(seconds[5:])
         say(str(row))
         yield row
+
+
+def _there_is_triton(there: bool) -> AbstractContextManager[Any]:
+    return mock.patch("modicum.linears.quantized._has_triton", return_value=there)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begun
 
 
 def forecast_row(forecast: Forecast, work: Path) -> Row:
@@ -248,11 +254,11 @@ def forecasts(work: Path, only: list[str]) -> Iterator[Row]:
                 row = pool.submit(partial(forecast_row, each, work)).result()
             except Exception as error:
                 row = {"name": each.name, "faults": [f"{type(error).__name__}: {str(error)[:600]}"]}
-        say(told(row))
+        say(summary(row))
         yield row
 
 
-def told(row: Row) -> str:
+def summary(row: Row) -> str:
     """A row of forecasts for people."""
     if "faults" in row:
         return f"{row['name']}: {row['faults'][0]}"

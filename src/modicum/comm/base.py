@@ -21,10 +21,10 @@ from modicum.core.contracts.ledger import Ledger
 from modicum.core.contracts.method import Method
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
-from modicum.core.ranks.collectives import Link
 from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery, ShardExchange
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange, MatrixQuery, TensorShape
+from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.torch_private import note_step
 

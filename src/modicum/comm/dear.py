@@ -12,8 +12,8 @@ from modicum.comm.fusion import fuse, padded
 from modicum.core.contracts.ledger import Entry, Ledger, Phase, Wire
 from modicum.core.contracts.method import Against, Info, PositiveInt
 from modicum.core.errors import InputError
-from modicum.core.ranks.collectives import Link
 from modicum.core.ranks.layout import REPLICATE, Layout
+from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
 
 

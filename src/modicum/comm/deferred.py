@@ -21,9 +21,10 @@ from modicum.core.contracts.parameters import is_idle, trainable
 from modicum.core.contracts.stepping import Stepper
 from modicum.core.contracts.strategy import Ready, Strategy
 from modicum.core.errors import InputError
-from modicum.core.ranks.collectives import Collectives, Link
+from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.observed_calls import label_of
+from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
 
 # gloo works at two calls at a time. Two more keep it at work between two layers, where calls end

@@ -13,7 +13,8 @@ import torch
 from pool import Pool
 
 from modicum.core.errors import InputError
-from modicum.core.ranks.collectives import Collectives, Link, pretending
+from modicum.core.ranks.collectives import Collectives
+from modicum.core.ranks.pretended_link import Link, pretending
 from modicum.core.ranks.ranks import Ranks
 from modicum.proofs.comm.curve_bench import arm_of, coding, curve
 from modicum.proofs.comm.links import burst_for, shaped

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
 
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from modicum.core.clock import WIRE
 from modicum.core.ranks.observed_calls import AGREEMENT, CallNote, named, noting, observed
+from modicum.core.ranks.pretended_link import Link, pretended
 from modicum.core.ranks.ranks import Ranks, peer_errors
 
 # Newer versions of PyTorch warn of the older names.
@@ -47,55 +48,6 @@ class Meter:
         """Begin to count anew."""
         self.bytes.clear()
         self.calls.clear()
-
-
-class Link:
-    """A link that is slower than the one that is there, for experiments without privileges.
-
-    A call ends no sooner than `latency` seconds for each step of its ring and its bytes over `rate`
-    have passed since it began, or since the call before it ended. The time is slept: it costs no
-    core, so what overlaps with it is real. It runs from this rank's own call on, and so knows
-    nothing of a rank that comes late.
-
-    Args:
-        rate: bytes a second in which a rank sends.
-        latency: seconds a step; a ring of W ranks takes W - 1 for a reduce-scatter or an
-            all-gather, twice that for an all-reduce.
-
-    >>> link = Link(rate=1e6, latency=0.001)
-    >>> first, second = link.reserve(5000, 3), link.reserve(5000, 3)
-    >>> round(second - first, 6)
-    0.008
-    """
-
-    def __init__(self, rate: float = inf, latency: float = 0.0) -> None:
-        self.rate, self.latency = rate, latency
-        self._free = -inf
-
-    def reserve(self, sent: int, steps: int) -> float:
-        """The instant (of `time.monotonic`) at which a call that begins now is through."""
-        self._free = max(time.monotonic(), self._free) + self.latency * steps + sent / self.rate
-        return self._free
-
-
-# What engines are given that are made in a block of `pretending`.
-_pretended: Link | None = None
-
-
-@contextmanager
-def pretending(link: Link | None) -> Iterator[None]:
-    """Engines that are made in this block share a pretended link, if they have none of their own.
-
-    >>> with pretending(Link(rate=1e6)) as _:
-    ...     Collectives(Ranks()).link.rate
-    1000000.0
-    """
-    global _pretended
-    before, _pretended = _pretended, link
-    try:
-        yield
-    finally:
-        _pretended = before
 
 
 class CollectiveHandle:
@@ -185,7 +137,7 @@ class Collectives:
         in_flight: float = 2,
     ) -> None:
         self.rank, self.size, self._clock = ranks.rank, ranks.size, ranks.clock
-        self.link, self.meter = link or _pretended, Meter()
+        self.link, self.meter = link or pretended(), Meter()
         self._in_flight = in_flight
         self._waiting: deque[CollectiveHandle] = deque()
         self._begun: deque[CollectiveHandle] = deque()

@@ -18,7 +18,8 @@ from torch import Tensor
 from modicum.core.codecs.elements import Cast, ElementCodec, Stream, drawing_bytes
 from modicum.core.contracts.ledger import Entry, Ledger, Wire
 from modicum.core.errors import InputError
-from modicum.core.ranks.collectives import Collectives, Link
+from modicum.core.ranks.collectives import Collectives
+from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks, peer_errors
 
 if TYPE_CHECKING:

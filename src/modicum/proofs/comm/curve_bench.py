@@ -22,11 +22,12 @@ from modicum.comm.sdp4bit import SDP4Bit
 from modicum.core.clock import WIRE
 from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.contracts.strategy import Strategy
-from modicum.core.ranks.collectives import Collectives, Link
+from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.exchange import NODE, SHARD, ExchangeContext, ExchangeQuery
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.link_bench import measure_links
 from modicum.core.ranks.matrix_exchange import MatrixExchange
+from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
 from modicum.parallel.exchange_ledger import row_widths
 from modicum.parallel.replicated import Replicated

@@ -96,8 +96,8 @@ def _attempt(
     """Start a rank on each host, do what is to happen, and follow what they say until they end."""
     place = folder / name
     place.mkdir()
-    told = {**task, "kind": kind, "folder": str(folder / "run"), "stop": stop}
-    (place / "task.json").write_text(json.dumps(told), encoding="utf-8")
+    whole = {**task, "kind": kind, "folder": str(folder / "run"), "stop": stop}
+    (place / "task.json").write_text(json.dumps(whole), encoding="utf-8")
     ranks = [_start(place, rank, name) for rank in range(2)]
     guilty, fault = int(task["rank"]), place / "fault"
     when, heard = None, dict[str, float]()
@@ -208,13 +208,13 @@ def rank_of(place: Path) -> int:
         values["training"] = values["training"] | {"learning_rate": 7e-4}
     folder = Path(task["folder"])
 
-    def listener(told: Mapping[str, Any]) -> None:
-        if told["event"] == "warning":
-            print(f"modicum: {told['message']}", file=sys.stderr, flush=True)
-        if told["event"] == "step" and guilty:
-            if told["step"] == task["step"]:
+    def listener(event: Mapping[str, Any]) -> None:
+        if event["event"] == "warning":
+            print(f"modicum: {event['message']}", file=sys.stderr, flush=True)
+        if event["event"] == "step" and guilty:
+            if event["step"] == task["step"]:
                 _fault(task["kind"], place)
-            elif task["stop"] and told["step"] == task["step"] + STOP_AFTER:
+            elif task["stop"] and event["step"] == task["step"] + STOP_AFTER:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     try:

@@ -60,9 +60,14 @@ def shaped(
     """
     with tempfile.TemporaryDirectory() as folder:
         task, result = Path(folder) / "task.json", Path(folder) / "result.json"
-        told = {"ranks": ranks, "rates": rates, "function": function, "arguments": list(arguments)}
-        told |= {"local": local, "bursts": bursts or [BURST] * len(rates), "seconds": seconds}
-        task.write_text(json.dumps(told), encoding="utf-8")
+        series = {
+            "ranks": ranks,
+            "rates": rates,
+            "function": function,
+            "arguments": list(arguments),
+        }
+        series |= {"local": local, "bursts": bursts or [BURST] * len(rates), "seconds": seconds}
+        task.write_text(json.dumps(series), encoding="utf-8")
         command = f"exec {sys.executable} -m {__name__} {task} {result}"
         done = subprocess.run(apart(command), stderr=subprocess.PIPE, text=True, check=False)
         if not result.exists():
@@ -149,20 +154,20 @@ def sent() -> int:
 
 def _serve(task: Path, result: Path) -> None:
     """Make the network in the namespaces that this process was started in, and do the task."""
-    told = json.loads(task.read_bytes())
-    hosts = told["ranks"] // told["local"]
+    series = json.loads(task.read_bytes())
+    hosts = series["ranks"] // series["local"]
     make_hosts(hosts)
     results = []
     for rate, burst, arguments in zip(
-        told["rates"], told["bursts"], told["arguments"], strict=True
+        series["rates"], series["bursts"], series["arguments"], strict=True
     ):
         shape = _SHAPE.format(rate=rate, burst=burst)
         for host in range(hosts):
             for where, device in ((f"md{host}", "eth0"), ("mdsw", f"mdp{host}")):
                 in_words(f"tc -n {where} qdisc replace dev {device} {shape}")
-        within = ("sh", "-c", _INSIDE.format(local=told["local"]), "sh")
+        within = ("sh", "-c", _INSIDE.format(local=series["local"]), "sh")
         found = at_ranks(
-            told["function"], told["ranks"], arguments, within=within, seconds=told["seconds"]
+            series["function"], series["ranks"], arguments, within=within, seconds=series["seconds"]
         )
         results.append(found[0])
     result.write_text(json.dumps(results), encoding="utf-8")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.machine.links import keep_links
-from modicum.core.ranks.collectives import Link, pretending
 from modicum.core.ranks.link_bench import measure_links
 from modicum.core.ranks.observed_calls import AGREEMENT
+from modicum.core.ranks.pretended_link import Link, pretending
 from modicum.core.ranks.ranks import Ranks
 from modicum.proofs.comm.curve_bench import SIZES
 from modicum.proofs.comm.step_time_bench import Fields

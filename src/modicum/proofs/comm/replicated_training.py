@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from modicum.comm import ACPSGD, DenseSums, PowerSGD
 from modicum.comm.base import MatrixMethod
 from modicum.core.contracts.parameters import trained_shapes
-from modicum.core.ranks.collectives import Link
 from modicum.core.ranks.exchange import SHARD, ExchangeContext
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange, MatrixQuery
+from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
 from modicum.parallel.exchange_ledger import bucket_shapes
 from modicum.parallel.replicated import Replicated

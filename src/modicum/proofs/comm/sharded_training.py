@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from modicum.comm.sdp4bit import SDP4Bit, SDP4BitExchange
 from modicum.core.codecs.elements import Stream
 from modicum.core.random import derive_seed
-from modicum.core.ranks.collectives import Link
 from modicum.core.ranks.exchange import NODE, SHARD, ExchangeContext, Pending, ShardExchange
+from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
 from modicum.models import ModelConfig, create
 from modicum.parallel.zero import Zero

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from modicum.comm.dear import DeAR
 from modicum.comm.deferred import IN_FLIGHT, Deferred
 from modicum.core.contracts.strategy import Strategy
-from modicum.core.ranks.collectives import CollectiveHandle, Collectives, Link
+from modicum.core.ranks.collectives import CollectiveHandle, Collectives
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
 from modicum.proofs.bench.meters import in_turns
 from modicum.proofs.comm.links import sent
