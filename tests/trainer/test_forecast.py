@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from tests.trainer.conftest import full
 
+from modicum.planner import plan
 from modicum.planner.choose import HEADROOM
+from modicum.recipe import Recipe
+from modicum.trainer.loop import train
 
 
 def peaks(dataset: Path, folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -44,3 +47,22 @@ def test_the_process_grows_by_what_the_plan_says(dataset, tmp_path):
     grown = told["process"] - told["base"]
     # Its text is smaller than the probe's, so the tokenizer leaves less behind than was measured.
     assert (1 - 2 * HEADROOM) * least <= grown <= (1 + HEADROOM) * most
+
+
+@pytest.mark.expensive
+def test_a_loss_between_two_passes_is_in_the_forecast(dataset, tmp_path):
+    values = full(
+        dataset,
+        data={"sequence_length": 128},
+        model={"layers": 2, "width": 32, "heads": 2, "kv_heads": 2, "vocabulary_size": 2048},
+        training={"steps": 1, "compile": "none"},
+    )
+    train(plan(Recipe(**values)), tmp_path / "base")
+    values["model"] = {"path": str(tmp_path / "base" / "model")}
+    values["adapter"] = {"method": "mosa", "bottleneck": 4}
+    values["training"] |= {"steps": 3, "batch_size": 16, "micro_batch_size": 8}
+    train(plan(Recipe(**values)), tmp_path / "run")
+    told = json.loads((tmp_path / "run" / "run.json").read_text())["peak_bytes"]
+    logits = 4 * 2 * 8 * 128 * 2048
+    assert told["measured"] > 2 * logits
+    assert told["measured"] == pytest.approx(told["predicted"], rel=0.03)

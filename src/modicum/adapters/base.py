@@ -252,6 +252,10 @@ class Adapter(Method):
         """Attach to the context's model, seeded by the context."""
         return self.attach(context.model, seed=context.seed)
 
+    def between(self, first: Any, second: Any, labels: Tensor) -> Tensor:
+        """With the trait `pairs_passes`: the sum of losses between the outputs of two passes."""
+        raise TypeError(f"{type(self).__name__} defines no between()")
+
     def trained(self, site: Site) -> int:
         """Trained elements at a site, without what it shares with others."""
         return sum(factor.numel for factor in self.factors(site).values())

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import Adapter, AdapterQuery, Factor, Generated
+from modicum.adapters.divergence import divergence
 from modicum.adapters.names import plain_name
 from modicum.adapters.serial import SerialLayer
 from modicum.adapters.sites import Site
@@ -118,11 +119,7 @@ class ConsistentSteps(AdapterSteps):
             first, second: logits [..., classes] of the passes.
             labels: [...].
         """
-        p, q = (F.log_softmax(logits.float(), -1) for logits in (first, second))
-        apart = p.exp() * (p - q.detach()) + q.exp() * (q - p.detach())
-        method = self.attached.method
-        assert isinstance(method, MoSA)
-        return 0.5 * method.consistency * (apart.sum(-1) * (labels >= 0)).sum()
+        return self.attached.method.between(first, second, labels)
 
 
 class MoSA(Adapter):
@@ -222,6 +219,9 @@ class MoSA(Adapter):
     scale: PositiveFloat = 0.1
     passes: Literal[1, 2] = 2
     consistency: PositiveFloat = 1.0
+
+    def between(self, first: Any, second: Any, labels: Tensor) -> Tensor:
+        return divergence(first, second, 0.5 * self.consistency * (labels >= 0).float())
 
     @property
     def split_matrices(self) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ from modicum.planner.traced import traces
 from modicum.planner.updates import narrow_matrices, spent_in_updates, thin_matrices, treated
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, task_of
+from modicum.tasks.traced import passes_of
 
 ALONE = Layout()
 
@@ -219,10 +220,9 @@ class Predictor:
         """Add up the ledgers of everything that the recipe puts into a rank's step."""
         task, half = task_of(recipe), recipe.training.precision == "bf16"
         frozen_half = half and recipe.adapter is not None
-        pairs = any("pairs_passes" in part.traits for part in recipe.parts())
         shape = replace(
             task.row(recipe),
-            sequences=choice.micro_batch_size * (2 if pairs else 1),
+            sequences=choice.micro_batch_size * passes_of(recipe),
             micro_batches=choice.micro_batches,
             weight_bytes=2 if frozen_half else 4,
             compute_bytes=2 if half else 4,

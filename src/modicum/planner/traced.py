@@ -15,7 +15,7 @@ from modicum.core.machine.record import tell
 from modicum.models.traced_cache import StoredLedgers, TraceFailed
 from modicum.models.traced_ledger import TracedLedgers
 from modicum.recipe import Recipe
-from modicum.tasks.traced import trace_request
+from modicum.tasks.traced import passes_of, trace_request
 
 _WHAT = "Tracing one block of each kind in the model, which takes some seconds."
 
@@ -31,9 +31,14 @@ class Traces:
     """What traces tell of a model: one, or where data decides the one with the most rows too.
 
     It answers what the planner asks of a task: `ledger` and `slack`, adapters included.
+
+    Args:
+        each: those traces.
+        passes: of each row in a batch; a trace's sequences are rows, a query's all that run.
     """
 
     each: Sequence[TracedLedgers]
+    passes: int = 1
 
     def ledger(self, shape: ModelQuery, *, recompute: bool = False) -> Ledger:
         """What model and adapters spend; where data decides, the most."""
@@ -42,18 +47,21 @@ class Traces:
     def slack(self, shape: ModelQuery, *, recompute: bool = False) -> int:
         """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
         worst, _ = max(self._asked(shape, recompute), key=lambda pair: pair[1].peak())
-        return worst.slack(shape.sequences, recompute=recompute)
+        return worst.slack(self._rows(shape), recompute=recompute)
 
     def kept_by_block(self, shape: ModelQuery, *, recompute: bool = False) -> list[int]:
         """Bytes that each block keeps until its backward pass is over, in the order they run."""
         worst, _ = max(self._asked(shape, recompute), key=lambda pair: pair[1].peak())
-        return worst.kept_by_block(shape.sequences, recompute=recompute)
+        return worst.kept_by_block(self._rows(shape), recompute=recompute)
 
     def _asked(self, shape: ModelQuery, recompute: bool) -> list[tuple[TracedLedgers, Ledger]]:
-        rows, updates = shape.sequences, shape.micro_batches
+        rows, updates = self._rows(shape), shape.micro_batches
         return [
             (one, one.ledger(rows, micro_batches=updates, recompute=recompute)) for one in self.each
         ]
+
+    def _rows(self, shape: ModelQuery) -> int:
+        return shape.sequences // self.passes
 
 
 def traces(
@@ -79,7 +87,8 @@ def traces(
     """
     numbers: tuple[int | None, ...] = experts or (None,)
     return Traces(
-        [_stored(recipe, config, shape, device, number, shares, prepared) for number in numbers]
+        [_stored(recipe, config, shape, device, number, shares, prepared) for number in numbers],
+        passes_of(recipe),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from modicum.adapters.base import Adapter
 from modicum.adapters.preparation import Preparation
 from modicum.compress.base import Compressor
 from modicum.core.contracts.ledger import ModelQuery
-from modicum.core.contracts.step import autocast
+from modicum.core.contracts.step import autocast, losses_of_pairs
 from modicum.core.layers.meta import on_meta
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.layers.trace import Around
@@ -100,7 +100,7 @@ def traced_model(
         model_folder(asked)
     task, precision = task_of(asked), asked.training.precision
     known, half = from_plain(config), precision == "bf16"
-    adapter = asked.method("adapter")
+    adapter, pairs = asked.method("adapter"), passes_of(asked) > 1
     with on_meta(torch.bfloat16 if half and adapter is not None else torch.float32):
         model = task.model(known)
         if adapter is not None:
@@ -116,7 +116,11 @@ def traced_model(
 
     def loss(model: Any, batch: Any) -> Tensor:
         with autocast(place, precision):
-            return task.loss_sum(model, batch)
+            if not pairs:
+                return task.loss_sum(model, batch)
+            assert isinstance(adapter, Adapter)
+            losses, between = losses_of_pairs(task, model, batch, _between(adapter))
+            return losses + between
 
     return TracedModel(
         model,
@@ -128,6 +132,15 @@ def traced_model(
         rows=None if experts is None else EvenRows(experts),
         around=None if shares is None else _kept_by(asked, Shares(**shares)),
     )
+
+
+def passes_of(recipe: Recipe) -> int:
+    """How often each row of a batch runs in an update: twice where a loss compares two passes."""
+    return 2 if any("pairs_passes" in part.traits for part in recipe.parts()) else 1
+
+
+def _between(adapter: Adapter) -> Callable[[Any, Any, Any], Tensor]:
+    return lambda first, second, batch: adapter.between(first, second, batch.labels)
 
 
 def _kept_by(recipe: Recipe, shares: Shares) -> Around:

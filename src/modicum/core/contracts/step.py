@@ -171,11 +171,18 @@ class StepProgram(ABC):
         """
         if not self.hooks.pair_passes:
             return self.task.loss_of(self.task.outputs(self.model, batch), batch)
-        both = self.task.outputs(self.model, batch.twice())
-        first, second = rows_of(both, slice(batch.rows)), rows_of(both, slice(batch.rows, None))
-        between = self.hooks.pair_loss(first, second, batch)
+        losses, between = losses_of_pairs(self.task, self.model, batch, self.hooks.pair_loss)
         self._between.append(between.detach())
-        return self.task.loss_of(first, batch) + between
+        return losses + between
+
+
+def losses_of_pairs(
+    task: StepTask, model: Any, batch: Any, pair_loss: Callable[[Any, Any, Any], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Run a batch as one of twice the rows: the task's losses of the first half, and the pair's."""
+    both = task.outputs(model, batch.twice())
+    first, second = rows_of(both, slice(batch.rows)), rows_of(both, slice(batch.rows, None))
+    return task.loss_of(first, batch), pair_loss(first, second, batch)
 
 
 def rows_of(outputs: Any, rows: slice) -> Any:
