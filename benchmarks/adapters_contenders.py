@@ -41,6 +41,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "mosa": {"passes": 1},  # with two, a batch has twice the rows
     "shira": {"rank": 16},
     "loram": {"rank": 16},
+    "diffora": {"rank": 16, "search_steps": 4},  # whichever layers share a pair, bytes are the same
 }
 VARIANTS = {"rslora": "lora"}  # names that are another method with other fields
 OWN_PLACES = ("s2ft",)  # like those after a block, they are not on linears of any name
@@ -121,9 +122,15 @@ def with_ours(
     model = twin(base, rewritten="rewrites_base" in value.traits)
     data: dict[str, Any] = {}
     if "prepares_from_data" in value.traits:
-        data = {"batches": [ids], "loss": lambda m, b: m(input_ids=b, labels=b).loss * b.numel()}
+        # Two batches, as some search on disjoint parts of the data.
+        data = {"batches": ids.chunk(2), "loss": _summed}
     attached = value.attach(model, seed=seed, **data)
     return flowing(model.train()), attached
+
+
+def _summed(model: nn.Module, ids: Tensor) -> Tensor:
+    loss: Tensor = model(input_ids=ids, labels=ids).loss * ids.numel()
+    return loss
 
 
 def with_theirs(

@@ -64,6 +64,8 @@ def cases() -> dict[str, Case]:
         "lora": Case(peft.LoraConfig(**lora)),
         "lora, ranks and alphas by layer": Case(peft.LoraConfig(**lora, **mixed)),
         "lora, modules_to_save": Case(peft.LoraConfig(**lora, modules_to_save=["lm_head"])),
+        # It trains a bias more here, so losses are not compared.
+        "lora, lora_bias": Case(peft.LoraConfig(**lora, lora_bias=True), "hydra"),
         "rslora": Case(peft.LoraConfig(**lora, use_rslora=True)),
         "dora": Case(peft.LoraConfig(**lora, use_dora=True)),
         "dora, rank-stabilized": Case(peft.LoraConfig(**lora, use_dora=True, use_rslora=True)),
@@ -156,10 +158,14 @@ def _gradients(adapter: AttachedAdapter, theirs: Any) -> Iterator[tuple[Tensor, 
     """Gradients of what is trained, here and in PEFT, and the layer there."""
     for name, parameter in adapter.named_parameters():
         site, _, key = name.rpartition(".")
+        if key == "c_p":  # in PEFT only B has a bias
+            continue
         twin = theirs.get_submodule(f"base_model.model.{site}")
         match key:
-            case "A" | "B":
-                other = getattr(twin, f"lora_{key}")["default"].weight.grad
+            case "A" | "B" | "A_p" | "B_p":
+                other = getattr(twin, f"lora_{key[0]}")["default"].weight.grad
+            case "d_p":
+                other = twin.lora_B["default"].bias.grad
             case "magnitude":
                 other = twin.lora_magnitude_vector["default"].weight.grad
             case "values":

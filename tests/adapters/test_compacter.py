@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from modicum.adapters import Compacter
@@ -13,6 +15,7 @@ from modicum.adapters.base import SharedFactors
 from modicum.adapters.blocks import branch_sites
 from modicum.adapters.compacter import CompacterLayer
 from modicum.adapters.sites import Site
+from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.adapters.subjects import llama, numbers, stir, tokens
 
@@ -45,13 +48,19 @@ def test_in_parts_it_is_the_matrix_that_is_built(parts: int, rank: int) -> None:
         assert torch.linalg.matrix_rank(h) <= parts**2 * rank
 
 
-def test_the_shared_factors_are_there_once_and_every_layer_uses_them() -> None:
+def test_the_shared_factors_are_there_once_and_every_layer_uses_them(tmp_path: Path) -> None:
     model, ids = llama(), tokens()
     adapter = stir(Compacter(reduction_factor=2, phm_dim=2).attach(model))
     named = dict(adapter.named_parameters())
     assert [name for name in named if name.endswith(".A")] == ["shared.A"]
     own = sum(2 * (16 + 8) + 8 + 16 for _ in adapter.sites)
     assert sum(value.numel() for value in named.values()) == own + 8
+    groups = optimizer_groups(model, learning_rate=1e-3, weight_decay=0.0)
+    assert sum(value.numel() for group in groups for value in group["params"]) == own + 8
+    adapter.save(tmp_path, form="modicum")
+    stored = load_file(tmp_path / "adapter.safetensors")
+    assert [name for name in stored if name.endswith(".A")] == ["shared.A"]
+    assert sum(value.numel() for value in stored.values()) == own + 8
     shared = named["shared.A"]
     model(ids).square().sum().backward()
     total = torch.zeros_like(shared)

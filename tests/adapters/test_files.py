@@ -132,6 +132,22 @@ def test_factors_of_another_precision_load(folder: Path, dtype: torch.dtype) -> 
     assert torch.equal(loaded["wide.B"], expected)
 
 
+@pytest.mark.parametrize("number", [2, "2", None])
+def test_a_newer_format_is_refused_before_anything_else(tmp_path: Path, number: object) -> None:
+    LoRA(rank=2).attach(odd_model()).save(tmp_path, form="modicum")
+    file, weights = tmp_path / "modicum_adapter.json", tmp_path / "adapter.safetensors"
+    config, tensors = json.loads(file.read_text()), weights.read_bytes()
+    assert config["format"] == 1
+    file.write_text(json.dumps(config | {"format": number, "method": "of tomorrow"}))
+    weights.write_bytes(b"in another way")
+    refused(tmp_path, r"format: .*a newer modicum.*allowed: 1")
+    # What was written before there were numbers is of the first format.
+    del config["format"]
+    file.write_text(json.dumps(config))
+    weights.write_bytes(tensors)
+    load(odd_model(), tmp_path)
+
+
 @pytest.mark.parametrize("method", [None, 7, ["lora"], "adamw"])
 def test_what_names_no_method_is_refused(folder: Path, method: object) -> None:
     load(odd_model(), folder).save(folder, form="modicum")

@@ -15,6 +15,7 @@ from modicum.adapters.salt import SALTLayer
 from modicum.core.contracts.method import Context
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.errors import InputError
+from modicum.proofs.bench.meters import saved_bytes
 from modicum.proofs.contracts.adapters.subjects import llama, numbers, odd_model, stir
 from modicum.proofs.contracts.base import checks
 
@@ -234,13 +235,34 @@ def test_positions_decide_whether_the_change_is_built() -> None:
 
 
 def test_both_ways_drop_the_same_inputs() -> None:
-    outputs = []
+    found = []
     for product in PRODUCTS:
-        model = odd_model()
-        stir(SALT(rank=2, product=product, dropout=0.5).attach(model))
+        model = odd_model().double()
+        adapter = stir(SALT(rank=2, product=product, dropout=0.5).attach(model))
+        inputs = numbers(6, 7, dtype=torch.float64).requires_grad_()
         torch.manual_seed(0)
-        outputs.append(model(numbers(6, 7)))
-    torch.testing.assert_close(*outputs)
+        outputs = model(inputs)
+        outputs.square().sum().backward()
+        found.append([outputs, inputs.grad, *(factor.grad for factor in adapter.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("relu", RELUS)
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_of_an_input_nothing_else_is_kept(dropout: float, product: str, relu: str) -> None:
+    value = SALT(rank=3, relu=relu, product=product, dropout=dropout)
+    model, _ = layer_of(numbers(16, 24), value)
+    model.train()
+    found = []
+    for rows in (64, 128):
+        with saved_bytes([*model.parameters(), *model.buffers()]) as saved:
+            model(numbers(rows, 24).requires_grad_()).sum()
+        found.append(saved.total)
+    # The difference is what rows cost; the other is d and the pair, whatever the rows are.
+    assert found[1] - found[0] == 4 * 64 * 24 + bool(dropout) * 64 * 24 // 8
+    assert found[0] < 2 * (found[1] - found[0])
 
 
 @pytest.mark.parametrize("relu", RELUS)

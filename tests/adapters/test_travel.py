@@ -51,10 +51,11 @@ def test_what_an_adapter_is_outside(
     assert travel.row()["in_vllm"] == keeps_rules == ("vLLM" in travel.loads_in)
 
 
-def test_a_branch_behind_a_bias_is_only_merged() -> None:
+def test_a_branch_behind_a_bias_is_a_lora_with_one() -> None:
     adapter = Hydra(learn_scale=True)
     assert found(adapter, bias=False).form == "lora"
-    assert found(adapter).form == "merged"
+    assert found(adapter).form == "peft"
+    assert "it takes no `lora_bias`" in found(adapter).reason
 
 
 def test_scales_that_differ_are_outside_of_vllm(tmp_path: Any) -> None:

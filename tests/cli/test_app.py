@@ -488,6 +488,20 @@ def test_an_exported_file_holds_the_merged_model(modicum: Any, runs: Any, tmp_pa
     assert "no adapter" in one_message(ended)
 
 
+@pytest.mark.expensive
+def test_several_methods_are_proven_in_one_command(modicum: Any, tmp_path: Path) -> None:
+    ended = modicum("prove", "nf4", "of_no_name", "--save", tmp_path / "none")
+    assert ended.code == 2
+    assert "of_no_name" in one_message(ended)
+    assert not (tmp_path / "none").exists()
+    ended = modicum("prove", "nf4", "int8", "--json", "--save", tmp_path)
+    assert ended.code == 0, ended.err
+    made = json.loads(ended.out)
+    assert [each["name"] for each in made] == ["nf4", "int8"]
+    for each in made:
+        assert json.loads((tmp_path / f"{each['name']}.json").read_text()) == each
+
+
 def test_an_adapter_is_folded_into_a_lora(modicum: Any, runs: Any, tmp_path: Path) -> None:
     out = tmp_path / "folded"
     to = ("--form", "peft", "--out", out)
@@ -502,6 +516,8 @@ def test_an_adapter_is_folded_into_a_lora(modicum: Any, runs: Any, tmp_path: Pat
     ended = modicum("export", runs.adapted, *to, "--rank", 64)
     assert ended.code == 0
     assert ended.out.startswith("a LoRA of rank 64 loses ")
+    assert " of the change of the weights and " in ended.out
+    assert ended.out.splitlines()[0].endswith(" of that of the held-out logits")
     assert ended.out.endswith(f"\n{out}\n")
     assert json.loads((out / "adapter_config.json").read_text())["peft_type"] == "LORA"
     for run, more, said in (

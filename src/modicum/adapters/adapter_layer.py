@@ -255,6 +255,10 @@ class AdapterLayer(FrozenBuffers):
         """The same as a file of PEFT's has it, next to the method's `peft_tensors`."""
         return self.as_lora()
 
+    def peft_bias(self) -> Tensor | None:
+        """What such a file adds to the bias [out], over s; None: nothing."""
+        return None
+
     # What a method with the trait `rewrites_base` gives in addition
 
     @property

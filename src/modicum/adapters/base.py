@@ -23,6 +23,7 @@ from modicum.adapters.preparation import Preparation, PreparationContext, prepar
 from modicum.adapters.sites import MATRICES, Site, SiteKind, all_sites, choose
 from modicum.adapters.slice_sites import check_takes_slices
 from modicum.adapters.slices import layer_name
+from modicum.adapters.widths import check_rank_fits
 from modicum.core.contracts.ledger import Entry, Ledger, ModelQuery, Phase, Work
 from modicum.core.contracts.method import Context, Method, Names, Probability, Strings
 from modicum.core.errors import InputError
@@ -242,6 +243,7 @@ class Adapter(Method):
             sites = tuple(self.sites(model))
             for site in sites:
                 self.factors(site)  # what does not fit is refused before data are looked at
+            check_rank_fits(self, sites)
             context = PreparationContext(model, sites, batches, loss, seed=seed, weights=weights)
             prepared = prepared_by(self.prepare, context)
         return AttachedAdapter(

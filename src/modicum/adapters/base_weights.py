@@ -128,6 +128,16 @@ def oriented(weight: Tensor, site: Site) -> Tensor:
     return weight.T if site.transposed else weight
 
 
+def check_finite(weight: Tensor, name: str) -> None:
+    """Make sure that the weight of the layer `name` can be decomposed.
+
+    Raises:
+        InputError: it has values that are not finite.
+    """
+    if not weight.isfinite().all():
+        raise InputError("its weight has values that are not finite", value=name)
+
+
 def at_least_fp32(tensor: Tensor) -> Tensor:
     """The same values in fp32, or in fp64 where they are that already."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -59,8 +59,7 @@ def derive(attached: Attachment, kept: Mapping[str, Tensor] | None, ranks: Ranks
         return _weight(attached, name, reader) if mine or reader is None else None
 
     def make(name: str, weight: Tensor) -> Mapping[str, Tensor]:
-        if not weight.isfinite().all():
-            raise InputError("its weight has values that are not finite", value=name)
+        base_weights.check_finite(weight, name)
         return layers[name].derive(weight)
 
     for name, values in by_turns(list(layers), make, ranks or Ranks(), read=read):

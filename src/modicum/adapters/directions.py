@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from modicum.adapters.base import Adapter, AdapterQuery, Factor
@@ -45,12 +46,29 @@ class DirectionsLayer(DerivingLayer):
         return {**made, "fingerprint": fingerprint(made["up"], made["down"])}
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        dropout = self.dropout
+        return self.along(inputs, base, self.shift, built=self.method.builds(self.site))
+
+    def along(
+        self,
+        inputs: Tensor,
+        base: Callable[[Tensor], Tensor],
+        d: Tensor,
+        *,
+        built: bool,
+        low: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """base(inputs), and the change along the first directions by d [j], and by a pair `low`.
+
+        Args:
+            built: as of `plus_directions`; convolutions leave it unread.
+            low: A [i, in] and B [out, i], whose product is added to the change.
+        """
+        dropout, down, up = self.dropout, self.down[: len(d)], self.up[:, : len(d)]
         if self.site.kind == "convolution":
-            a, b, dtype = self.down, self.up * self.shift, compute_dtype(inputs, self.shift)
+            a, b = joined(d, down, up, low)
+            dtype = compute_dtype(inputs, d)
             return plus_convolved(self.layer, inputs, base, a, b, dtype, dropout=dropout)
-        built = self.method.builds(self.site)
-        return plus_directions(inputs, base, self.shift, self.down, self.up, dropout, built=built)
+        return plus_directions(inputs, base, d, down, up, dropout, built=built, low=low)
 
     def delta(self) -> Tensor:
         a, b, _ = self.as_lora()
@@ -59,6 +77,15 @@ class DirectionsLayer(DerivingLayer):
     def as_lora(self) -> tuple[Tensor, Tensor, float]:
         shift = at_least_fp32(whole(self.shift)).to(self.up.dtype)
         return self.down, self.up * shift, 1.0
+
+
+def joined(
+    d: Tensor, down: Tensor, up: Tensor, low: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """The one pair A, B with B A = up diag(d) down and what the other pair gives."""
+    if low is None:
+        return down, up * d
+    return torch.cat([down, low[0]]), torch.cat([up * d, low[1]], 1)
 
 
 class Directions(Adapter):

@@ -7,7 +7,8 @@ built instead, once a product; then the input is what is kept, which layers that
 share, and of dropout the mask as bits.
 
 A pair of thin matrices may come to it, whose product b a is added to the update, and which take
-gradients both; then the input is kept in either way.
+gradients both; then the input is what is kept in either way, of which the backward pass makes the
+numbers between products anew.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class _AlongDirections(torch.autograd.Function):
         low = None if a is None else a.to(dtype) @ seen.T
         del seen
         ctx.about = dropout, dtype, form, columns, x.dtype
-        ctx.save_for_backward(d, down, up, thin, bits, None if a is None else x, a, b, low, *held)
+        kept = (thin, None) if a is None else (None, x)
+        ctx.save_for_backward(d, down, up, *kept, bits, a, b, *held)
         scaled = thin * d.to(dtype)[:, None]
         if held:
             weight = weight_of(form, held, columns, dtype)
@@ -67,20 +69,23 @@ class _AlongDirections(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         _no_second_derivatives()
-        d, down, up, thin, bits, x, a, b, low, *held = ctx.saved_tensors
+        d, down, up, thin, x, bits, a, b, *held = ctx.saved_tensors
         dropout, dtype, form, columns, given = ctx.about
         of_x, of_d, _, _, of_a, of_b, *_ = ctx.needs_input_grad
         x_gradient = d_gradient = a_gradient = b_gradient = None
         met = up.to(dtype).T @ gradient.T
         of_low: Any = None if a is None else b.to(dtype).T @ gradient.T
+        seen: Any = None
+        if x is not None:
+            seen = _masked(x.to(dtype, copy=bits is not None), bits, dropout)
         if of_d:
+            thin = down.to(dtype) @ seen.T if thin is None else thin
             d_gradient = (met * thin).sum(1, dtype=d.dtype)
         if of_b:
-            b_gradient = (low @ gradient).T.to(b.dtype)
+            b_gradient = ((a.to(dtype) @ seen.T) @ gradient).T.to(b.dtype)
         if of_a:
-            seen = _masked(x.to(dtype, copy=bits is not None), bits, dropout)
             a_gradient = (of_low @ seen).to(a.dtype)
-            del seen
+        del seen, thin
         if of_x:
             through = met.mul_(d.to(dtype)[:, None])
             if held:
@@ -248,7 +253,8 @@ def operations(
     outs, ins = shape
     if not built:
         forward = 2 * positions * (count + low) * (outs + ins)
-        return forward, forward + 2 * positions * low * (outs + ins)
+        again = 2 * positions * (count + low) * ins if low else 0
+        return forward, forward + 2 * positions * low * (outs + ins) + again
     apart = positions if dropped else 0  # next to the base's own product
     forward = 2 * outs * ins * (count + low + apart)
     return forward, 2 * outs * ins * (positions + apart + 2 * count + 3 * low)

@@ -61,20 +61,32 @@ class HydraLayer(AdapterLayer):
         return outputs if constant is None else (outputs + constant).to(outputs.dtype)
 
     def change(self, weight: Tensor, bias: Tensor | None) -> LayerChange:
-        a, b, scale = self._on(weight)
-        grown = None
-        for branch in self.method.branches if self.method.biases else ():
-            up = scale * (self._full("B", branch) @ self._full("c", branch))
-            up = up + scale * self._full("d", branch)
-            grown = up if grown is None else grown + up
-        if bias is not None and "s" in self.method.branches:
-            up = scale * (self._full("B", "s") @ (self._full("A", "s") @ bias))
-            grown = up if grown is None else grown + up
-        return LayerChange(scale * (b @ a), grown)
+        (a, b, scale), grown = self._on(weight), self._grown(bias)
+        return LayerChange(scale * (b @ a), None if grown is None else scale * grown)
 
     def as_lora(self) -> tuple[Tensor, Tensor, float] | None:
-        bias = base_weights.read_bias(self.layer) if "s" in self.method.branches else None
-        if self.method.biases or bias is not None or self.merged:
+        return None if self._grows() else self.as_peft()
+
+    def peft_bias(self) -> Tensor | None:
+        return self._grown(base_weights.read_bias(self.layer)) if self._grows() else None
+
+    def _grows(self) -> bool:
+        """Whether it changes the layer's bias."""
+        reads = "s" in self.method.branches and base_weights.read_bias(self.layer) is not None
+        return self.method.biases or reads
+
+    def _grown(self, bias: Tensor | None) -> Tensor | None:
+        """The change of the layer's bias over s: B_p c_p + d_p + B_s (A_s b + c_s) + d_s."""
+        grown: list[Tensor] = []
+        for branch in self.method.branches if self.method.biases else ():
+            grown.append(self._full("B", branch) @ self._full("c", branch))
+            grown.append(self._full("d", branch))
+        if bias is not None and "s" in self.method.branches:
+            grown.append(self._full("B", "s") @ (self._full("A", "s") @ bias))
+        return torch.stack(grown).sum(0) if grown else None
+
+    def as_peft(self) -> tuple[Tensor, Tensor, float] | None:
+        if self.merged or (self.site.rows is not None and self._grows()):
             return None
         rewriter = getattr(self.layer, "rewriter", lambda: None)()
         weight = base_weights.read(self.layer, self.site)
@@ -144,7 +156,7 @@ class Hydra(Adapter):
         claim="VTAB-1k average 76.5 where LoRA has 74.5 at as many parameters; ELEVATER few-shot "
         "average 70.95 against 61.48",
         traits=("adapts_base", "reads_base", "mergeable", "exact_resume", "compiles"),
-        traits_if=(("biases", False, "is_lora"),),
+        traits_if=(("biases", False, "is_lora"), ("biases", True, "in_peft")),
         evidence="verified against code",
         claim_verdict="in part",
         against=Against("equal", "LoRA of as many numbers"),
@@ -161,6 +173,7 @@ class Hydra(Adapter):
         size="rank",
     )
     layer = HydraLayer
+    peft_switch = "lora_bias"
 
     rank: NonNegativeInt = 2
     sequential_rank: NonNegativeInt = 2

@@ -30,6 +30,7 @@ from modicum.core.files import publish_folder, write_json
 from modicum.core.ranks.sharding import whole
 
 CONFIG, WEIGHTS = "modicum_adapter.json", "adapter.safetensors"
+FORMAT = 1  # files without a number have this one too
 _BASE = "base:"  # before the names of a base layer's tensors
 
 
@@ -108,6 +109,7 @@ def save(
     targets = [plain_name(name) for name in attached.sites]
     where = {"targets": targets, "exclude": [], "also": list(parameter_names(attached.copied))}
     config = {
+        "format": FORMAT,
         "method": attached.method.info.name,
         "fields": attached.method.model_dump() | where,
         "seed": attached.seed,
@@ -121,7 +123,12 @@ def save(
 
 def read(folder: Path, plugins: Iterable[str | Path] = ()) -> StoredAdapter:
     """The adapter that a folder of modicum's holds; errors are those of `files.load`."""
-    config, tensors = read_json(folder / CONFIG), read_tensors(folder / WEIGHTS)
+    config = read_json(folder / CONFIG)
+    if (number := config.get("format", FORMAT)) != FORMAT:
+        problem = "this adapter's format is another, as a newer modicum writes it; install that"
+        where: Any = {"file": folder / CONFIG, "field": "format", "value": number}
+        raise InputError(problem, allowed=str(FORMAT), **where)
+    tensors = read_tensors(folder / WEIGHTS)
     value = described(config, plugins, folder / CONFIG)
     try:
         seed = int(config["seed"])

@@ -20,7 +20,7 @@ from modicum.core.errors import InputError
 READ = (
     *("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "bias", "init_lora_weights"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
-    *("modules_to_save", "rank_pattern", "alpha_pattern", "use_dora"),
+    *("modules_to_save", "rank_pattern", "alpha_pattern", "use_dora", "lora_bias"),
 )
 HARMLESS = {
     "task_type": "which class of PEFT's wraps the model",
@@ -50,7 +50,6 @@ REFUSED = {
     "arrow_config": "Arrow routes between adapters",
     "trainable_token_indices": "rows of embeddings were trained in addition to the adapter",
     "layer_replication": "layers of the base are repeated",
-    "lora_bias": "the adapter has biases",
     "target_parameters": "parameters that are no layers are adapted",
     "megatron_config": "it is for layers of Megatron",
     "enable_lora": "parts of a fused layer are adapted, as PEFT 0.2 could",
@@ -177,10 +176,12 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
     dropout = config.get("lora_dropout", 0.0)
     if not (is_number(dropout) and 0 <= dropout < 1):
         raise InputError("must be from 0 to below 1", field="lora_dropout", value=dropout)
-    for key in ("use_rslora", "use_dora"):
+    for key in ("use_rslora", "use_dora", "lora_bias"):
         switch = config.get(key)
         if switch is not None and not isinstance(switch, bool):
             raise InputError("must be true or false", field=key, value=switch)
+    if config.get("use_dora") and config.get("lora_bias"):
+        raise InputError("PEFT has no biases next to DoRA", field="lora_bias", value=True)
 
 
 def _check_patterns(config: Mapping[str, Any]) -> None:

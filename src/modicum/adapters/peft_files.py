@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from modicum.adapters import peft_biases
 from modicum.adapters.adapter_layer import COPY
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.base_weights import is_exact
@@ -132,6 +133,8 @@ def save(
     model = plain_model(attached.model)
     task = task_fields(model, [plain_name(name) for name in sites])
     tensors |= kept_in_full(attached, heads(model, task["task_type"]))
+    biases = peft_biases.written(attached) if folding is None else {}
+    tensors |= biases
     if not write:
         return
     rank, other_ranks = patterns(ranks)
@@ -150,6 +153,7 @@ def save(
         "bias": "none",
         "use_rslora": False,
         **{switch: switch == switched for switch in _SWITCHED},
+        **({peft_biases.SWITCH: True} if biases else {}),
         "modules_to_save": saved or None,
         "init_lora_weights": True,
         "inference_mode": True,
@@ -166,6 +170,7 @@ def read(folder: Path, model: nn.Module) -> StoredAdapter:
     kind = next((_SWITCHED[key] for key in _SWITCHED if config.get(key)), LoRA)
     value = kind.from_peft(config)
     tensors = {plain_name(key): tensor for key, tensor in read_tensors(file).items()}
+    tensors, biases = peft_biases.split(config, tensors)
     copies = stored_copies(model, config, tensors, file)
     tensors = {key: t for key, t in tensors.items() if key.removeprefix(PREFIX) not in copies}
     known = {
@@ -196,7 +201,10 @@ def read(folder: Path, model: nn.Module) -> StoredAdapter:
         if (each.rank, each.alpha) != (value.rank, value.alpha)
     }
     value = value.with_fields(targets=plain, also=tuple(copies))
-    return StoredAdapter(value, state, file, prepared=prepared)
+    stored = StoredAdapter(value, state, file, prepared=prepared)
+    if config.get(peft_biases.SWITCH):
+        return peft_biases.with_biases(stored, biases)
+    return stored
 
 
 def _unreadable(attached: Attachment) -> tuple[str, str] | None:

@@ -13,11 +13,11 @@ from modicum.adapters.base_weights import at_least_fp32
 from modicum.adapters.lora import LoRA
 from modicum.adapters.lora_layer import LoRALayer
 from modicum.adapters.sites import Site
-from modicum.adapters.widths import check_rank
+from modicum.adapters.widths import check_directions, check_rank
 from modicum.core.contracts.method import Against, Info, PositiveInt, PowerIterations
 from modicum.core.contracts.search import IntegerRange, LogRange, SearchTable
 from modicum.core.layers.basis_cache import kept_svd
-from modicum.core.layers.truncated_svd import with_fixed_signs
+from modicum.core.layers.truncated_svd import numerical_rank, with_fixed_signs
 from modicum.core.ranks.sharding import whole
 
 
@@ -34,6 +34,8 @@ class PiSSALayer(LoRALayer):
         method, lost = self.method, weight
         for last in (*(False,) * (method.rounds - 1), True):
             left, singular, right = kept_svd(lost, method.rank, method.niter, seed=seed, name=name)
+            there = numerical_rank(singular, weight.shape)
+            check_directions(method.rank, there, f"rank of the weight of {self.site.name}")
             left, right = with_fixed_signs(left, right)
             root = (singular / method.scale).sqrt()
             a, b = root[:, None] * right, left * root
@@ -82,7 +84,7 @@ class PiSSA(LoRA):
         dropout, targets, exclude: see `Adapter`.
 
     Raises:
-        InputError: a layer is narrower than `rank`.
+        InputError: a layer is narrower than `rank`, or its weight has a lower rank.
 
     Source: Meng, Wang and Zhang, "PiSSA: Principal Singular Values and Singular Vectors Adaptation
     of Large Language Models", arXiv 2404.02948, sections 3 and 4, algorithm 1; Halko, Martinsson

@@ -268,6 +268,7 @@ def best(
 
 
 def _by_column(name: str, matrix: Tensor) -> dict[str, Tensor]:
+    base_weights.check_finite(matrix, name)
     return {SQUARES: matrix.double().square().sum(0)}
 
 

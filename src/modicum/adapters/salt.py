@@ -12,11 +12,9 @@ from torch import Tensor
 
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import SAVED, AdapterQuery, Factor
-from modicum.adapters.convolutions import plus_convolved
 from modicum.adapters.deriving_layer import mixed_fingerprint
-from modicum.adapters.directions import Directions, DirectionsLayer
-from modicum.adapters.fused import compute_dtype
-from modicum.adapters.fused_directions import operations, plus_directions
+from modicum.adapters.directions import Directions, DirectionsLayer, joined
+from modicum.adapters.fused_directions import operations
 from modicum.adapters.sites import Site
 from modicum.adapters.steps import AdapterSteps, FollowingLayer
 from modicum.core.contracts.ledger import Entry, Ledger
@@ -57,19 +55,11 @@ class SALTLayer(DirectionsLayer, FollowingLayer):
         return {**made, "fingerprint": mixed_fingerprint(made["up"], made["down"]) + size}
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        method, dropout = self.method, self.dropout
         with torch.autocast(inputs.device.type, enabled=False):
             d, low = self.made(self.trained())
-        down, up = self.down[: len(d)], self.up[:, : len(d)]
-        if self.site.kind == "convolution":
-            a, b = _joined(d, down, up, low)
-            dtype = compute_dtype(inputs, d)
-            outputs = plus_convolved(self.layer, inputs, base, a, b, dtype, dropout=dropout)
-        else:
-            positions, dropped = math.prod(inputs.shape[:-1]), bool(dropout)
-            built = method.builds_for(self.site, positions, dropped=dropped)
-            outputs = plus_directions(inputs, base, d, down, up, dropout, built=built, low=low)
-        return self.noted(outputs)
+        positions, dropped = math.prod(inputs.shape[:-1]), bool(self.dropout)
+        built = self.method.builds_for(self.site, positions, dropped=dropped)
+        return self.noted(self.along(inputs, base, d, built=built, low=low))
 
     def trained(self) -> dict[str, Tensor]:
         """Gain, shift, X and Y, those that there are."""
@@ -107,7 +97,7 @@ class SALTLayer(DirectionsLayer, FollowingLayer):
         down, up = self.down[: len(d)], self.up[:, : len(d)]
         if low is not None and len(d) == len(self.down):
             return down, up * d + low[1] @ (low[0] @ down.T), 1.0  # all directions are there
-        return *_joined(d, down, up, low), 1.0
+        return *joined(d, down, up, low), 1.0
 
     def term(self) -> Tensor | None:
         if not self.method.penalty:
@@ -118,15 +108,6 @@ class SALTLayer(DirectionsLayer, FollowingLayer):
             x, y = factors["X"], factors["Y"]
             total = total + ((x.T @ x) * (y @ y.T)).sum().clamp_min(_TINY).sqrt()
         return self.method.penalty * total
-
-
-def _joined(
-    d: Tensor, down: Tensor, up: Tensor, low: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor]:
-    """The one pair A, B with B A = up diag(d) down and what the other pair gives."""
-    if low is None:
-        return down, up * d
-    return torch.cat([down, low[0]]), torch.cat([up * d, low[1]], 1)
 
 
 class SALT(Directions):
@@ -298,7 +279,8 @@ class SALT(Directions):
     def ledger(self, at: AdapterQuery) -> Ledger:
         site, positions, (j, i) = at.site, at.shape.positions, self.widths(at.site)
         built = self.builds_for(site, positions, dropped=bool(self.dropout))
-        thin = 0 if built else (j + i) * positions * at.shape.compute_bytes
+        anew = built or (i > 0 and site.kind == "linear")  # of the input
+        thin = 0 if anew else (j + i) * positions * at.shape.compute_bytes
         pair = i * (site.in_features + site.out_features)
         if self.relu == "all":
             pair = i * (2 * i + site.out_features)

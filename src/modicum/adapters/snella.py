@@ -11,7 +11,7 @@ from pydantic import NonNegativeInt
 from torch import Tensor
 
 from modicum.adapters.attachment import Attachment
-from modicum.adapters.base import Adapter, AdapterQuery, Factor
+from modicum.adapters.base import AdapterQuery, Factor
 from modicum.adapters.base_weights import at_least_fp32
 from modicum.adapters.built_changes import (
     backward_work,
@@ -20,6 +20,7 @@ from modicum.adapters.built_changes import (
 )
 from modicum.adapters.code_kernel import KernelRule
 from modicum.adapters.importance import ImportanceSteps
+from modicum.adapters.input_alone import InputAlone
 from modicum.adapters.kronecker import folds
 from modicum.adapters.names import plain_name
 from modicum.adapters.sites import Site
@@ -88,7 +89,7 @@ class SharingSteps(ImportanceSteps):
             layers[name].get_buffer("kept").fill_(count)
 
 
-class SNELLA(Adapter):
+class SNELLA(InputAlone):
     """Sparse tuning whose trained numbers are small codes of a layer's inputs and outputs.
 
     Input j has a code P_j and output i a code Q_i, r numbers each, split over the heads h. The
@@ -178,7 +179,6 @@ class SNELLA(Adapter):
         size="rank",
     )
     layer = SNELLALayer
-    drops_by_bits = True
 
     rank: PositiveInt = 32
     heads: PositiveInt = 2
@@ -239,15 +239,6 @@ class SNELLA(Adapter):
 
     def run_hook(self, bound: Attachment) -> object:
         return SharingSteps(bound) if self.share == "importance" else super().run_hook(bound)
-
-    def saves_input(self, site: Site) -> bool:
-        return True
-
-    def saved_elements(self, site: Site) -> int:
-        return 0
-
-    def matrices_kept(self, at: AdapterQuery) -> int:
-        return 0  # all are made anew
 
     def ledger(self, at: AdapterQuery) -> Ledger:
         seen = 8 * self.rank * (at.site.in_features + at.site.out_features)

@@ -10,8 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from modicum.adapters.adapter_layer import RoundTrip
-from modicum.adapters.base import Adapter, AdapterLayer, AdapterQuery, Factor
-from modicum.adapters.base_weights import at_least_fp32
+from modicum.adapters.base import AdapterLayer, AdapterQuery, Factor
+from modicum.adapters.base_weights import at_least_fp32, check_finite
+from modicum.adapters.input_alone import InputAlone
 from modicum.adapters.kronecker import (
     WhichBuilt,
     backward_work,
@@ -91,7 +92,7 @@ class SoKALayer(AdapterLayer):
         return self.shape.product(*factors) - self.taken()
 
 
-class SoKA(Adapter):
+class SoKA(InputAlone):
     """Trained Kronecker products that begin as the best ones of W; the residual stays frozen.
 
     W [out, in] is a sum of sigma_k A_k (x) B_k with A_k [m1, n1], B_k [m2, n2] and m1 n1 about
@@ -178,7 +179,6 @@ class SoKA(Adapter):
         size="rank",
     )
     layer = SoKALayer
-    drops_by_bits = True
 
     rank: PositiveInt | None = 4
     total: PositiveInt | None = None
@@ -265,8 +265,7 @@ class SoKA(Adapter):
     def _spectrum(self, site: Site, weight: Tensor, seed: int) -> dict[str, Tensor]:
         """sigma_k of a layer's terms, those that are no rounding errors, and the sum of squares."""
         shape = self.shape(site)
-        if not weight.isfinite().all():
-            raise InputError("its weight has values that are not finite", value=site.name)
+        check_finite(weight, site.name)
         large = self.niter is not None or shape.terms > LARGE
         terms = min(max(_LOOKED_AT, self.most), shape.terms) if large else None
         found = kept_kronecker_svd(weight, shape, terms, self.niter, seed=seed, name=site.name)
@@ -278,15 +277,6 @@ class SoKA(Adapter):
         if self.product != "auto":
             return (self.product == "built",) * 2
         return worth_building(shape, terms, positions)
-
-    def saves_input(self, site: Site) -> bool:
-        return True
-
-    def saved_elements(self, site: Site) -> int:
-        return 0
-
-    def matrices_kept(self, at: AdapterQuery) -> int:
-        return 0  # all are made anew
 
     def shared_ledger(self, sites: Sequence[Site]) -> Ledger:
         made = 0 if self.product == "factored" else max(site.elements for site in sites)

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from modicum.adapters.base import Factor
+from modicum.adapters.base_weights import check_finite
 from modicum.adapters.directions import Directions, DirectionsLayer
 from modicum.adapters.preparation import Preparation, PreparationContext
 from modicum.adapters.sites import Site
@@ -132,7 +133,7 @@ class SVFit(Directions):
         sites = {site.name: site for site in context.sites}
         values = by_turns(
             list(sites),
-            lambda name, weight: {"values": torch.linalg.svdvals(weight)},
+            _values,
             context.ranks,
             read=lambda name, mine: context.weight(sites[name]) if mine else None,
         )
@@ -147,3 +148,8 @@ class SVFit(Directions):
         energy = singular.double().square().cumsum(0)
         enough = int((energy < self.energy * energy[-1]).sum()) + 1
         return max(1, min(enough, most))
+
+
+def _values(name: str, weight: Tensor) -> dict[str, Tensor]:
+    check_finite(weight, name)
+    return {"values": torch.linalg.svdvals(weight)}

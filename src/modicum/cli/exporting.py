@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from modicum.adapters import AttachedAdapter, base_model_of
 from modicum.adapters.folding import TOLERANCE
@@ -13,6 +13,11 @@ from modicum.core.errors import InputError
 from modicum.models.gguf import write_adapter, write_model
 from modicum.models.gguf.writing import DataType
 from modicum.serve import load_run
+from modicum.tasks.text import TextData
+from modicum.trainer.restoring import FinishedRun
+
+# Of a run's validation data, how much is looked at to say what folding does to logits.
+_ROWS, _TOKENS = 8, 256
 
 
 def fold(model: nn.Module, adapter: AttachedAdapter) -> None:
@@ -56,7 +61,30 @@ def folded_for_peft(run: Path, folder: Path, *, rank: int, tolerance: float | No
     made = load_run(run, device="cpu")
     if made.adapter is None:
         raise InputError("this run has no adapter", file=run, field="--form", value="peft")
-    allowed = TOLERANCE if tolerance is None else tolerance
-    base = base_model_of(run / "adapter")
-    folding = made.adapter.save(folder, base_model=base, rank=rank, tolerance=allowed)
-    return f"{folding}\n{folder}"
+    batches, why = None, ""
+    try:
+        batches = held_out(run)
+    except InputError as error:
+        why = f"\nits logits were not compared: {error}"
+    folding = made.adapter.save(
+        folder,
+        base_model=base_model_of(run / "adapter"),
+        rank=rank,
+        tolerance=TOLERANCE if tolerance is None else tolerance,
+        batches=batches,
+    )
+    return f"{folding}{why}\n{folder}"
+
+
+def held_out(run: Path) -> list[Tensor]:
+    """Token ids [1, length] of the first rows of a run's validation data.
+
+    Raises:
+        InputError: the run has not finished, or it has no such data, or no longer.
+    """
+    with FinishedRun.of(run).data(lambda *_: None) as data:
+        if not isinstance(data, TextData) or data.validation is None:
+            raise InputError("the run has no validation data", file=run)
+        rows = data.validation
+        first = range(min(_ROWS, len(rows)))
+        return [rows.batch([row]).input_ids[:, :_TOKENS] for row in first]

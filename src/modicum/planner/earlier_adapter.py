@@ -28,12 +28,17 @@ def started(
             gone.
 
     Raises:
-        InputError: the folder holds no adapter, or one that does not go with recipe or model.
+        InputError: the folder holds no adapter, or one that does not go with recipe or model; or
+            there is none, and the method takes frozen tensors from one.
     """
-    path = recipe.model.adapter
-    if path is None or any(row["field"] == START for row in known):
+    path, asked = recipe.model.adapter, recipe.method("adapter")
+    if any(row["field"] == START for row in known):
         return recipe, []
-    asked = recipe.method("adapter")
+    if path is None:
+        if isinstance(asked, Adapter) and asked.from_file:
+            problem = f"{asked.info.name} takes frozen tensors from a file here; give its folder"
+            raise InputError(problem, field=START, value=None)
+        return recipe, []
     assert isinstance(asked, Adapter)
     try:
         _check_base(Path(path), inputs)

@@ -29,7 +29,9 @@ def export(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="What folding may lose of the change of the weights; by default 0.01."
+            min=0.0,
+            help="What folding may lose of what the adapter changes, in the logits of the run's "
+            "validation data, or in the weights where it has none; by default 0.01.",
         ),
     ] = None,
     dtype: Annotated[
