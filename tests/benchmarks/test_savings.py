@@ -28,3 +28,13 @@ def test_state_is_two_moments_of_each_number_and_less_in_subspaces(savings: Modu
 def test_a_folder_of_half_of_the_numbers_is_smaller(savings: ModuleType, tmp_path: Path) -> None:
     found = savings.exported(savings.FORMS["monarch"], savings.TINY, tmp_path)
     assert found["over_dense"] == found["form"] / found["dense"] < 0.6
+
+
+@pytest.mark.parametrize(("form", "least", "most"), [("sst", 1.0, 1.001), ("maestro", 0.1, 0.7)])
+def test_a_form_larger_than_dense_weights_is_exported_dense(
+    savings: ModuleType, tmp_path: Path, form: str, least: float, most: float
+) -> None:
+    found = savings.exported(savings.FORMS[form], savings.TINY, tmp_path)
+    assert found["trained_over_dense"] > 1.2
+    assert least <= found["over_dense"] <= most
+    assert bool(found["layers_in_form"]) == (form == "maestro")

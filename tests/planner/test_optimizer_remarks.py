@@ -54,6 +54,33 @@ def test_what_is_found_once_and_kept_is_a_row(text):
     assert "the first update" in said(made)["transform.every"]
 
 
+def test_components_that_are_never_pruned_are_a_row(text):
+    made = recipe(text, {"method": "adamw"})
+    pruning = {"method": "maestro", "threshold": 0.1}
+    found = said(made.changed(linear={**pruning, "every": 50}))["linear.every"]
+    assert found == "the run has 50 updates, so no component is pruned before its end"
+    for fields in ({"every": 49}, {"every": 50, "threshold": 0.0}, {"method": "low_rank"}):
+        given = {"method": "low_rank"} if "method" in fields else {**pruning, **fields}
+        assert "linear.every" not in said(made.changed(linear=given))
+    # Without a number it is each epoch's end.
+    for steps in (1, 5000):
+        short = recipe(text, {"method": "adamw"}, steps=steps).changed(linear=pruning)
+        epochs = plan(short).epochs
+        assert epochs is not None
+        assert (epochs < 1) == (steps == 1) == ("linear.every" in said(short))
+
+
+def test_a_form_that_is_larger_than_dense_weights_is_a_row(text):
+    made = recipe(text, {"method": "adamw"})
+    found = said(made.changed(linear={"method": "sst", "rank": 4}))["linear.method"]
+    assert found.startswith("up to 2.03 times the bytes of dense weights, in model.layers.0.self_")
+    assert found.endswith("layers that are larger at the run's end are exported dense alone")
+    found = said(made.changed(linear={"method": "maestro"}))["linear.method"]
+    assert found.startswith("at first up to 2 times the bytes")
+    for small in ({"method": "low_rank"}, {"method": "maestro", "rank": 6}, {"method": "lost"}):
+        assert "linear.method" not in said(made.changed(linear=small))
+
+
 def test_a_density_of_no_matrix_is_refused(text):
     with pytest.raises(InputError, match="less than half of one; take 0, or more"):
         plan(recipe(text, {"method": "frugal", "density": 0.01}))

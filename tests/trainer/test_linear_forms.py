@@ -162,3 +162,17 @@ def test_on_two_ranks_they_make_the_same_updates_and_resume(
     assert all(said.startswith("4: ") for said in stopped)
     assert pool.run(trains, made, tmp_path / "stopped", ranks=2) == ["done"] * 2
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "run")
+
+
+@pytest.mark.expensive
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallel", [FSDP, ZERO], ids=["fsdp", "zero"])
+def test_one_rank_two_and_one_again(
+    pool: Pool, alone: Path, questions: Path, tmp_path: Path, parallel: dict[str, Any]
+) -> None:
+    run, made = tmp_path / "run", values(questions, name_of(alone))
+    assert trains(Ranks(), made, run, (0, 4)).startswith("4: ")
+    both = values(questions, name_of(alone), parallel=parallel)
+    assert all(said[:3] == "4: " for said in pool.run(trains, both, run, (0, 8), ranks=2))
+    assert trains(Ranks(), made, run) == "done"
+    assert column(run, "loss") == pytest.approx(column(alone, "loss"), rel=1e-3)

@@ -11,7 +11,7 @@ from tests.trainer.test_ranks import DDP, FSDP, column, outcome, recipe_of, rows
 
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
-from modicum.models import read_config
+from modicum.models import ModelConfig, read_config
 from modicum.recipe import Recipe
 from modicum.verify import verify_export
 
@@ -44,16 +44,25 @@ def test_a_run_becomes_smaller_on_its_way(alone: Path) -> None:
     assert len(seen) > 1
     assert column(alone, "loss")[-1] < column(alone, "loss")[0]
     assert all(term > 0 for term in column(alone, "extra_loss"))
-    forms = read_config(alone / "compressed").forms.layers
-    ranks = {name: form.arguments["rank"] for name, form in forms.items()}
+    dense, small = (read_config(alone / name) for name in ("model", "compressed"))
+    assert isinstance(dense, ModelConfig)
+    sizes = {
+        prefix + name: (rows * columns, rows + columns)
+        for layer, prefix in enumerate(dense.block_prefixes())
+        for name, (rows, columns, _) in dense.projections(layer).items()
+    }
+    ranks = {name: form.arguments["rank"] for name, form in small.forms.layers.items()}
     last: dict[str, int] = {}
     for row in seen:
         for name, arguments in row["surgery"]["layers"].items():
             assert arguments["rank"] < last.get(name, 1000)
             last[name] = arguments["rank"]
-    assert all(ranks[name] == rank for name, rank in last.items())
+    # A layer of which too little was pruned is smaller as a dense weight.
+    for name, rank in last.items():
+        elements, sides = sizes[name]
+        assert ranks.get(name) == (rank if rank * sides <= elements else None)
     assert len(set(ranks.values())) > 1, "ranks differ by layer"
-    assert read_config(alone / "model").forms.plain
+    assert dense.forms.plain
 
 
 @pytest.mark.expensive
@@ -62,7 +71,7 @@ def test_what_it_exported_is_what_was_trained_in_the_last_shapes(alone: Path) ->
     assert seen.findings == []
     checks = {check["check"]: check for check in seen.checks}
     assert checks["exported"]["error"] < 1e-4
-    assert checks["compressed"]["error"] == 0.0
+    assert checks["compressed"]["error"] < 1e-4
 
 
 @pytest.mark.expensive
@@ -88,6 +97,13 @@ def test_two_ranks_do_what_one_process_does(
         assert column(tmp_path / "run", key) == pytest.approx(column(alone, key), rel=1e-3)
     one, two = ([row["surgery"] for row in surgeries(run)] for run in (tmp_path / "run", alone))
     assert one == two
+    # On one rank, two, and one again, a surgery among the updates of each.
+    run, steps = tmp_path / "other", [each["step"] for each in two]
+    assert trains(Ranks(), values(questions), run, (0, steps[0] + 1)).startswith("4: ")
+    assert all(s[:2] == "4:" for s in pool.run(trains, made, run, (0, steps[1] + 1), ranks=2))
+    assert trains(Ranks(), values(questions), run) == "done"
+    assert column(run, "loss") == pytest.approx(column(alone, "loss"), rel=1e-3)
+    assert [row["surgery"]["step"] for row in surgeries(run)] == steps
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def check_rank_fits(method: Adapter, sites: Sequence[Site]) -> None:
         raise InputError(f"{problem} {min(found.values())}", field="rank", value=rank)
 
 
-def listed(names: Mapping[str, int]) -> str:
+def listed(names: Mapping[str, float]) -> str:
     """The first few of the names, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(list(names)[:_NAMED])}{more}"

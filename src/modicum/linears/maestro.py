@@ -28,7 +28,8 @@ class Maestro(LinearMethod):
     within a quarter of the dense work.
 
     Until components are pruned a layer has r (in + out) elements, twice those of a square dense
-    one, and a step is as much slower. Prefer it where several sizes are wanted of one training, or
+    one, and a step is as much slower; one of which too few were pruned to be smaller than its dense
+    weight is exported dense. Prefer it where several sizes are wanted of one training, or
     ranks are to be found; at one size that is known, `low_rank` is cheaper from the first step.
     Weight decay is a penalty on ranks by itself. Rules that make each step equally large (Adam, and
     all like it) keep components near their learning rate, so choose thresholds above that.

@@ -294,10 +294,11 @@ class SST(LinearMethod):
     makes vectors orthogonal again. What an optimizer keeps of vectors that become active is zero.
 
     It saves state and gradients, not weights: U and V are (in + out) / max(in, out) times the
-    dense weight, and those that rest are on every rank, also under FSDP2. A step takes more work
-    than a dense one. Prefer it for new models where state is what does not fit; of a trained model
-    `LoRA` adapts less and costs less. First active are the largest r; swaps need `run_hook`, which
-    the trainer calls, `transformers.Trainer` by `SST(...).run_hook(model).callback()`.
+    dense weight, so a run exports the dense weights alone, and those that rest are on every rank,
+    also under FSDP2. A step takes more work than a dense one. Prefer it for new models where state
+    is what does not fit; of a trained model `LoRA` adapts less and costs less. First active are the
+    largest r; swaps need `run_hook`, which the trainer calls, `transformers.Trainer` by
+    `SST(...).run_hook(model).callback()`.
 
     Args:
         rank: r, of layers whose smaller side is as large; else that side, so that all is active.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.files import publish_folder, write_json
-from modicum.core.layers.form_plan import DENSE_FORM
+from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
 from modicum.models.block_checks import with_common_width
 from modicum.models.config import ModelConfig
 from modicum.models.huggingface import CONFIG
@@ -35,6 +35,7 @@ def save(
     shard_bytes: int = SHARD_BYTES,
     write: bool = True,
     dense: bool = True,
+    forms: FormPlan | None = None,
     dtype: torch.dtype | None = None,
 ) -> Path:
     """Write `model` to `folder` as transformers reads it atomically.
@@ -50,13 +51,14 @@ def save(
             be gathered, one after the other, and one rank writes.
         dense: false keeps layers of a form that trains, such as low-rank factors, as they are: a
             folder as small as the model, which modicum alone reads.
+        forms: the layers that are kept as they are, where it is neither all nor none.
         dtype: what the tensors are rounded to, which are all of the model's own; None: nothing is.
 
     Raises:
         InputError: the disk is full or cannot be written; a weight is beyond `dtype`.
     """
     target = Path(folder)
-    raw, groups = stored(model, dense=dense)
+    raw, groups = stored(model, dense=dense, forms=forms)
     own = next(model.parameters()).dtype
     if dtype not in (None, own):
         groups = [group.rounded(dtype) for group in groups]
@@ -80,24 +82,25 @@ def save(
 
 
 def stored(
-    model: Llama | TransformersModel, *, dense: bool = True
+    model: Llama | TransformersModel, *, dense: bool = True, forms: FormPlan | None = None
 ) -> tuple[dict[str, Any], list[TensorGroup]]:
     """What config.json holds, and the files' tensors.
 
     Args:
-        dense: as of `save`.
+        dense, forms: as of `save`.
     """
     from modicum.core.layers.linear_forms import forms_of, undense
     from modicum.models.llama import Llama
 
-    found = undense(forms_of(model)) if dense else forms_of(model)
+    if forms is None:
+        forms = undense(forms_of(model)) if dense else forms_of(model)
     if not isinstance(model, Llama):
         from modicum.models.transformers.saving import groups
 
-        formed: Any = replace(model.decoder_config, forms=found)
-        return formed.to_formed() if found.layers else formed.to_hf(), groups(model, found)
-    forms = model.config.forms.dense().with_forms(found.layers)
-    config = with_common_width(replace(model.config, forms=forms))
+        formed: Any = replace(model.decoder_config, forms=forms)
+        return formed.to_formed() if forms.layers else formed.to_hf(), groups(model, forms)
+    planned = model.config.forms.dense().with_forms(forms.layers)
+    config = with_common_width(replace(model.config, forms=planned))
     item = next(model.parameters()).dtype.itemsize
     indices = config.index_shapes()
 

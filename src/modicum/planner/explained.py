@@ -32,12 +32,19 @@ def explained(
     kept: Mapping[str, JsonObject],
     seconds: float,
     steps: int,
+    epochs: float | None = None,
 ) -> list[JsonObject]:
-    """The choices as rows for people; `seconds` is what the run's `steps` are estimated to take."""
+    """The choices as rows for people.
+
+    Args:
+        seconds: that the run's `steps` are estimated to take.
+        epochs: that they are; None: it is not known.
+    """
     choice, training = prediction.choice, recipe.training
     rows: list[JsonObject] = _narrow(recipe, prediction) + _sent_dense(recipe, prediction)
     rows += _narrow_matrices(recipe, prediction) + _thin_matrices(recipe, prediction)
-    rows += _never(recipe, steps)
+    rows += _never(recipe, steps) + _before_an_epoch(recipe, epochs)
+    rows += _larger_forms(recipe, prediction)
     if MICRO in kept:
         rows.append({**kept[MICRO], "value": choice.micro_batch_size})
     elif training.micro_batch_size == "auto":
@@ -103,6 +110,19 @@ def _thin_matrices(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:
     return [_row("optimizer.density", density, why)]
 
 
+def _larger_forms(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:
+    """A row that says which layers are larger in their form than dense, and how they come out."""
+    linear = recipe.methods().get("linear")
+    if linear is None or not (found := prediction.larger_forms):
+        return []
+    first = "at first " if "changes_shapes" in linear.traits(recipe.fields("linear")) else ""
+    why = (
+        f"{first}up to {max(found.values()):.3g} times the bytes of dense weights, in "
+        f"{listed(found)}; layers that are larger at the run's end are exported dense alone"
+    )
+    return [_row("linear.method", linear.name, why)]
+
+
 def _never(recipe: Recipe, steps: int) -> list[JsonObject]:
     """A row for each thing that a method does after more updates than the run has."""
     rows = []
@@ -113,6 +133,20 @@ def _never(recipe: Recipe, steps: int) -> list[JsonObject]:
             why = f"the run has {steps} updates, so {said}"
             rows.append(_row(f"{slot}.{field}", after, why))
     return rows
+
+
+def _before_an_epoch(recipe: Recipe, epochs: float | None) -> list[JsonObject]:
+    """A row where a method does something at each epoch's end, and the run ends before."""
+    linear: Any = recipe.method("linear")
+    if epochs is None or epochs >= 1 or not _prunes(linear) or linear.every is not None:
+        return []
+    why = f"the run ends after {epochs:.2g} of an epoch, so {_NONE_PRUNED}"
+    return [_row("linear.every", "epoch", why)]
+
+
+def _prunes(linear: Any) -> bool:
+    """Whether it is a form that loses components while it trains."""
+    return hasattr(linear, "every") and getattr(linear, "threshold", 0) > 0
 
 
 def _part_stays(method: Any) -> str:
@@ -134,6 +168,13 @@ def _none_swapped(method: Any) -> str:
     return "the vectors that are trained are the same throughout"
 
 
+_NONE_PRUNED = "no component is pruned before its end"
+
+
+def _none_pruned(method: Any) -> str:
+    return _NONE_PRUNED if _prunes(method) else ""
+
+
 # By slot and field, of how many updates, what never happens where the run has no more.
 _LATER: dict[tuple[str, str], Callable[[Any], str]] = {
     ("optimizer", "update_gap"): _part_stays,
@@ -141,6 +182,7 @@ _LATER: dict[tuple[str, str], Callable[[Any], str]] = {
     ("transform", "every"): _first_stay,
     ("transform", "hybrid_after"): _never_ends,
     ("linear", "interval"): _none_swapped,
+    ("linear", "every"): _none_pruned,
 }
 
 

@@ -6,7 +6,7 @@ arithmetic exact; `choose` says what, and in which order. What else would help i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -118,7 +118,7 @@ def answered(asked: Question, live: Ranks | None = None, keep: Sequence[JsonObje
     if found is None:
         raise does_not_fit(asked)
     made = planned(asked, found)
-    rows = explained(asked.recipe, found, asked.room, kept, made.seconds, made.steps)
+    rows = _rows(asked, made, kept)
     return made.with_choices((live or Ranks()).broadcast([*asked.settled, *rows]))
 
 
@@ -133,8 +133,14 @@ def plan_anyway(
     asked = asked_of(recipe, ranks=ranks, machine=machine)
     found = asked.fitting(asked.recipe)
     made = planned(asked, found or asked.frugal(asked.recipe))
-    rows = explained(asked.recipe, made.prediction, asked.room, {}, made.seconds, made.steps)
+    rows = _rows(asked, made, {})
     return replace(made, choices=(*asked.settled, *rows)), found is not None
+
+
+def _rows(asked: Question, made: Plan, kept: Mapping[str, JsonObject]) -> list[JsonObject]:
+    """A plan's choices as rows for people."""
+    lasts = made.seconds, made.steps, made.epochs
+    return explained(asked.recipe, made.prediction, asked.room, kept, *lasts)
 
 
 def made_to_fit(

@@ -24,6 +24,7 @@ from modicum.core.contracts.ledger import (
 from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.errors import InputError
+from modicum.core.layers.linear_forms import larger_forms
 from modicum.core.layers.meta import on_meta
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.machine.kernels import library_bytes
@@ -95,6 +96,8 @@ class Prediction:
         narrow_matrices: those narrower than the optimizer's rank, with their smaller width.
         coding_flops: by which a method of `comm` makes what an update sends; not among `flops`.
         thin_matrices: those of which the optimizer's density rounds to nothing, with their parts.
+        larger_forms: layers whose form takes more bytes than a dense weight, with how many times
+            as many.
     """
 
     choice: Choice
@@ -111,6 +114,7 @@ class Prediction:
     narrow_matrices: Mapping[str, int] = field(default_factory=dict)
     coding_flops: int = 0
     thin_matrices: Mapping[str, int] = field(default_factory=dict)
+    larger_forms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def peak_bytes(self) -> int:
@@ -262,7 +266,7 @@ class Predictor:
             structure.narrow, treated(recipe, model), sent_dense(recipe, structure),
             narrow_matrices(recipe, model),
             coding_flops(recipe, structure) if choice.layout.ranks > 1 else 0,
-            thin_matrices(recipe, model),
+            thin_matrices(recipe, model), structure.larger_forms,
         )  # fmt: skip
 
     def adapted_layers(self, recipe: Recipe, config: Any) -> list[str]:
@@ -303,7 +307,9 @@ def _structure(recipe: Recipe, config: Any, prepared: Mapping[str, Mapping[str, 
             if isinstance(compressor := recipe.method("compress"), Compressor):
                 compressor.freeze(model)
             frozen = not all(parameter.requires_grad for parameter in model.parameters())
-            return Structure(trained_shapes(model), experts=experts, freezes=frozen)
+            larger = larger_forms(model)
+            trained = trained_shapes(model)
+            return Structure(trained, experts=experts, freezes=frozen, larger_forms=larger)
         assert isinstance(adapter, Adapter)
         try:
             found = Preparation(prepared)

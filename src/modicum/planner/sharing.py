@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +43,8 @@ class Structure:
     """Where the adapter can be used outside of modicum."""
     freezes: bool = False
     """Whether without an adapter some of the model is not trained."""
+    larger_forms: Mapping[str, float] = field(default_factory=dict)
+    """Layers whose form takes more bytes than a dense weight, with how many times as many."""
 
     @cached_property
     def trainable(self) -> int:

@@ -366,8 +366,13 @@ class Task(ABC, Generic[M, B, I]):
         *,
         write: bool = True,
         dtype: torch.dtype | None = None,
+        every: bool = False,
     ) -> bool:
-        """Write the weights as small as they are held, where others' form is larger; if it is."""
+        """Write the weights as small as they are held, where others' form is larger; if it is.
+
+        Args:
+            every: all layers as they are held, also those that are larger so.
+        """
         return False
 
 

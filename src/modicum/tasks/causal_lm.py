@@ -16,7 +16,7 @@ from modicum.core.contracts.surgery import Surgery
 from modicum.core.errors import InputError
 from modicum.core.files import read_json
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan, LayerForm
-from modicum.core.layers.linear_forms import forms_of, undense
+from modicum.core.layers.linear_forms import forms_of, small_forms_of, undense
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.progress import StageProgress
 from modicum.core.random import derive_seed
@@ -305,11 +305,16 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         *,
         write: bool = True,
         dtype: torch.dtype | None = None,
+        every: bool = False,
     ) -> bool:
-        """Write a folder of the model as it is, if `export` writes layers of it in another form."""
-        small = forms_of(model) != undense(forms_of(model))
+        """Write a folder of the model as it is, if `export` writes layers of it in another form.
+
+        Layers that are larger in their form than dense are dense here too, unless it is `every`.
+        """
+        forms = forms_of(model) if every else small_forms_of(model)
+        small = forms != undense(forms_of(model))
         if small:
-            saving.save(model, folder, files=data.files, write=write, dense=False, dtype=dtype)
+            saving.save(model, folder, files=data.files, write=write, forms=forms, dtype=dtype)
         return small
 
 

@@ -78,7 +78,7 @@ def _compress(
     about = {"method": {"name": method.info.name} | method.model_dump(mode="json")}
     # In full or not at all: what the folder says has the digests of what is in it.
     unsaid = folder.with_name(f"{folder.name}-unsaid")
-    if not plan.task.export_small(model, data, unsaid, write=ranks.first):
+    if not plan.task.export_small(model, data, unsaid, write=ranks.first, every=True):
         plan.task.export(model, data, unsaid, write=ranks.first)
     if ranks.first:
         _say(model, about | compressed.facts(), plan.inputs.model_folder, unsaid)

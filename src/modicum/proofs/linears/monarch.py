@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from modicum.core.layers.form_plan import LayerForm
 from modicum.core.layers.linear_forms import DENSE, form_of, make_linear
 from modicum.core.random import normal_
-from modicum.linears.monarch import Monarch, MonarchLinear
+from modicum.linears.monarch import Monarch
 from modicum.models.llama import Llama
 from modicum.optim import AdamW
 from modicum.proofs.base import ProofRun, ratios
@@ -76,13 +76,13 @@ class Diagonal:
 def prove(run: ProofRun) -> None:
     """Time the products, and train the decoder with each form."""
     run.seeds = (0, 1, 2) if run.full else (0,)
+    _speed(run)
     form = run.contender(
         Monarch(blocks=4),
         null=Monarch(blocks=1, rank=1),
         null_is="one part of rank 1",
         planted=Monarch(blocks=3),
     )
-    _speed(run)
     dense = FULL if run.full else QUICK
     mine, like = dense.taking(form), dense.taking(Monarch(blocks=4))
     sweep = formed_sweep(run)
@@ -121,8 +121,15 @@ def prove(run: ProofRun) -> None:
 
 def _speed(run: ProofRun) -> None:
     """Time products of Monarch layers and of dense ones."""
-    for blocks in (4, 16):
-        gains = {width: _gain(width, blocks, 20 if run.full else 7) for width in WIDTHS}
+    monarch = {blocks: LayerForm("monarch", {"blocks": blocks}) for blocks in (4, 16)}
+    timed = run.contender(
+        monarch,
+        null=dict.fromkeys(monarch, LayerForm()),
+        null_is="a dense product instead",
+        planted=monarch,
+    )
+    for blocks, form in timed.items():
+        gains = {width: _gain(width, form, 20 if run.full else 7) for width in WIDTHS}
         faster = [w for w in WIDTHS if all(gains[x] > 1 for x in WIDTHS if x >= w)]
         run.figure(
             f"width from which {blocks} blocks take less time than dense (0: none)",
@@ -137,18 +144,14 @@ def _speed(run: ProofRun) -> None:
 
 
 @torch.no_grad()
-def _gain(width: int, blocks: int, turns: int) -> float:
-    """How many times as fast the product is, forward, as a dense one."""
+def _gain(width: int, form: LayerForm, turns: int) -> float:
+    """How many times as fast the product of a form is, forward, as a dense one."""
     x = normal_(torch.empty(ROWS, width), seed=0, name="x")
     layers = {}
-    for name, made in (
-        ("dense", LayerForm()),
-        ("monarch", LayerForm("monarch", {"blocks": blocks})),
-    ):
+    for name, made in (("dense", LayerForm()), ("form", form)):
         layers[name] = make_linear(made, width, width, False)
         for parameter in layers[name].parameters():
             normal_(parameter, seed=0, name=name)
-    assert isinstance(layers["monarch"], MonarchLinear)
     repeats = max(1, 512 // width)
 
     def step(name: str) -> None:
@@ -156,4 +159,4 @@ def _gain(width: int, blocks: int, turns: int) -> float:
             layers[name](x)
 
     taken = in_turns({name: partial(step, name) for name in layers}, turns)
-    return taken["dense"].fastest / taken["monarch"].fastest
+    return taken["dense"].fastest / taken["form"].fastest

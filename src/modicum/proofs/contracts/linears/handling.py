@@ -13,7 +13,15 @@ from modicum.core.errors import InputError
 from modicum.core.layers.form_layer import FormLayer
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.formed_model import FormedModel
-from modicum.core.layers.linear_forms import DENSE, form_of, full_weight, linear_form, undense
+from modicum.core.layers.linear_forms import (
+    DENSE,
+    form_of,
+    full_weight,
+    larger_forms,
+    linear_form,
+    small_forms_of,
+    undense,
+)
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.models import ModelConfig, huggingface, saving
 from modicum.models.decoders import config_of
@@ -137,6 +145,11 @@ def check_files(subject: LinearSubject) -> None:
         again = huggingface.load(small_folder)
         assert config_of(again).forms == model.config.forms, "the folder holds another plan"
         assert torch.equal(again(ids), model(ids)), "the small folder computes something else"
+        forms = small_forms_of(model)
+        least = huggingface.load(saving.save(model, f"{folder}/least", forms=forms))
+        assert config_of(least).forms == forms, "the smallest folder is of other forms"
+        assert_close(least(ids), model(ids), 1e-4, "the smallest folder computes something else")
+        assert not larger_forms(least), "the smallest folder would be smaller with dense layers"
         with on_meta():
             filled = Llama(model.config)
         materialise(filled, "cpu")
