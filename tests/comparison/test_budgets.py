@@ -124,7 +124,7 @@ def test_steps_keep_the_seconds(seconds: float, times: list[list[float]]) -> Non
     values = sorted(value for each in times for value in each)
     budget = SharedBudget("seconds", seconds)
     try:
-        steps = steps_for(budget, times, 1)
+        steps = steps_for(budget, times, 0)
     except InputError:
         assert 0.95 * seconds < values[-1]
         return
@@ -135,6 +135,11 @@ def test_steps_keep_the_seconds(seconds: float, times: list[list[float]]) -> Non
 def test_seconds_too_few_for_the_warm_up_are_refused() -> None:
     with pytest.raises(InputError, match="enough for 9 updates, and the warm-up alone needs 20"):
         steps_for(SharedBudget("seconds", 1.0), [[0.1]], 20)
+    with pytest.raises(InputError, match="enough for 9 updates, and the warm-up alone needs 9"):
+        steps_for(SharedBudget("seconds", 1.0), [[0.1]], 9)
+    assert steps_for(SharedBudget("seconds", 1.0), [[0.1]], 8) == 9
+    with pytest.raises(InputError, match=r"enough for 0 updates \(found"):
+        steps_for(SharedBudget("seconds", 1.0), [[3.0]], 0)
 
 
 def test_settings_are_put_in_by_their_paths() -> None:

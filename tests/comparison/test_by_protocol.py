@@ -83,7 +83,7 @@ def test_another_comparison_in_the_folder_is_refused(file: Path, tmp_path: Path)
 
 
 def test_what_is_no_fault_of_settings_is_no_loss(file: Path, tmp_path: Path) -> None:
-    def killed(*given: Any) -> Outcome:
+    def killed(side: str, settings: Mapping[str, Any], seed: int, part: str) -> Outcome:
         return Outcome("crashed", message="was killed by signal 9")
 
     with pytest.raises(InputError, match="ended without a loss: was killed by signal 9"):

@@ -251,7 +251,7 @@ def test_seconds_are_measured_once_for_a_folder(
     file, measured = tmp_path / "small.yaml", []
     file.write_text(recipe_yaml.dump(recipe))
 
-    def timed(recipes: dict[str, Recipe], tell: Any) -> dict[str, list[list[float]]]:
+    def timed(recipes: dict[str, Recipe], tell: Any, ranks: int) -> dict[str, list[list[float]]]:
         measured.append(sorted(recipes))
         return {name: [[0.1 * len(measured) * (1 + (name == "sgd"))]] for name in recipes}
 
@@ -266,6 +266,9 @@ def test_seconds_are_measured_once_for_a_folder(
     assert settled([str(file)], folder=tmp_path / "c", **ask).fixed == begun.fixed
     settled([str(file)], **ask)
     assert len(measured) == 3
+    (tmp_path / "c" / "step-times.json").write_text("[]")
+    with pytest.raises(InputError, match=r"step-times\.json: holds no times of updates; remove it"):
+        settled([str(file)], folder=tmp_path / "c", **ask)
 
 
 @pytest.mark.expensive

@@ -194,12 +194,12 @@ def _size(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def steps_for(budget: SharedBudget, seconds: Sequence[Sequence[float]], least: int) -> int:
+def steps_for(budget: SharedBudget, seconds: Sequence[Sequence[float]], warmup: int) -> int:
     """How many updates a budget of seconds is enough for.
 
     Args:
         seconds: of single updates, a list for each time that they were measured.
-        least: below so many the comparison makes no sense.
+        warmup: of these, in which the learning rate rises; there must be one after them.
 
     Raises:
         InputError: it is not enough for these.
@@ -209,10 +209,10 @@ def steps_for(budget: SharedBudget, seconds: Sequence[Sequence[float]], least: i
     """
     step = median(value for times in seconds for value in times)
     steps = int(_SLACK * budget.amount / step)
-    if steps < least:
+    if steps <= warmup:
+        needs = f", and the warm-up alone needs {warmup}" if warmup else ""
         raise InputError(
-            f"an update takes {step:.2g} s, so this is enough for {steps} updates, and the "
-            f"warm-up alone needs {least}",
+            f"an update takes {step:.2g} s, so this is enough for {steps} updates{needs}",
             field="--budget",
             value=f"seconds={budget.amount:g}",
         )
