@@ -164,7 +164,7 @@ class CompareLines:
             self._say(f"resumes with {event['known']} trials that have finished")
 
     def _on_damaged(self, event: Mapping[str, Any]) -> None:
-        self._say(f"{event['file']} is damaged; this trial is made again")
+        self._say(f"{event['file']} is damaged; it is made anew, from the runs that are there")
 
     def _on_widened(self, event: Mapping[str, Any]) -> None:
         self._say(
