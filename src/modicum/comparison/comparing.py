@@ -365,7 +365,7 @@ def run_settled(
         "made_by": {**versions(), "code": code(), "threads": runs.threads},
     }
     with ExitStack() as stack:
-        executor = stack.enter_context(RayExecutor()) if on == "ray" else None
+        executor = stack.enter_context(RayExecutor(runs.cores)) if on == "ray" else None
         study = Study(
             folder, sides, trial, trials=asked.trials, seeds=asked.seeds, sampler=sampler,
             seed=first.training.seed, baseline=baseline, parallel=parallel, executor=executor,

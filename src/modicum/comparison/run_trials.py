@@ -194,6 +194,11 @@ class RunTrials:
         share = cores() // (self.parallel * self.ranks)
         return os.environ.get("OMP_NUM_THREADS") or str(max(1, share))
 
+    @property
+    def cores(self) -> int:
+        """Of all ranks of a run."""
+        return self.ranks * int(self.threads.partition(",")[0])
+
     def _environment(self) -> dict[str, str]:
         """This process's, for one that is no rank, ends with this one, and has its share of cores.
 
