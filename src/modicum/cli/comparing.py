@@ -105,13 +105,13 @@ class CompareCommand:
         """
         from modicum.comparison.by_protocol import run_protocol
 
-        if self.on is not None:
-            problem = "a protocol's trials run here, one after the other"
-            raise InputError(problem, field="--on", value=self.on)
+        if self.sampler != "tpe":
+            problem = "a protocol has a search of its own; leave it out"
+            raise InputError(problem, field="--sampler", value=self.sampler)
         assert self.protocol is not None
         report = run_protocol(
             asked, self.folder, self.protocol, tune=self.tune, baseline=self.baseline,
-            ranks=self.ranks, fresh=self.fresh, progress=says,
+            parallel=self.parallel, ranks=self.ranks, on=self.on, fresh=self.fresh, progress=says,
         )  # fmt: skip
         if self.as_json:
             print_json(report)
@@ -286,10 +286,18 @@ def show_report(report: Mapping[str, Any]) -> None:
         ]
         print()
         table(("Side", "Data", title, "95 %", ""), rows)
-    for note in report["notes"]:
-        print(note)
+    said = [*report["notes"], *dict.fromkeys(map(_without_loss, report["failed"]))]
     if report["taken"]:
-        print(f"{report['taken']} trials were taken from other comparisons, without their seconds.")
+        taken = f"{report['taken']} trials were taken from other comparisons"
+        said.append(f"{taken}, without their seconds.")
+    for sentence in said:
+        print(textwrap.fill(sentence, 80, break_long_words=False))
+
+
+def _without_loss(row: Mapping[str, Any]) -> str:
+    """A trial of a protocol that could not run, in a sentence."""
+    told = row["status"].replace("_", " ")
+    return f"{row['side']} at {row['ratio']:g} of the tokens has no loss: {told}, {row['message']}"
 
 
 def _speedup_cells(speedup: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -362,7 +362,7 @@ def run_settled(
         "references": list(asked.references),
         "unequal": dict(asked.unequal),
         "ranks": ranks,
-        "made_by": {**versions(), "code": code(), "threads": runs.threads},
+        "made_by": made_by(runs),
     }
     with ExitStack() as stack:
         executor = stack.enter_context(RayExecutor(runs.cores)) if on == "ray" else None
@@ -375,6 +375,11 @@ def run_settled(
     runs.data.remove()
     _write_best(found, runs, folder)
     return found
+
+
+def made_by(runs: RunTrials) -> dict[str, str]:
+    """What computes, next to recipes: other versions, sources or threads give other numbers."""
+    return {**versions(), "code": code(), "threads": runs.threads}
 
 
 def best_side(found: Comparison) -> str | None:
