@@ -7,7 +7,7 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from modicum.cli.tables import print_json, table
 from modicum.core.errors import InputError
 from modicum.core.units import format_bytes, format_duration
+from modicum.report.numbers import short
 
 if TYPE_CHECKING:
     from modicum.comparison.comparing import Settled
@@ -262,9 +263,19 @@ def _show_settled(row: Mapping[str, Any], as_json: bool) -> None:
 def show_comparison(found: Comparison, asked: Settled, folder: Path) -> None:
     """The table of 80 columns, the verdict in a sentence, and what to do next."""
     print()
-    first = "trained" if asked.budget is not None and asked.budget.kind == "trained" else "peak"
-    table(("Side", "Loss", "Difference", first.capitalize(), "State", "Seconds", "Verdict"),
-          list(_rows(found, asked, first)))  # fmt: skip
+    kind = None if asked.budget is None else asked.budget.kind
+    first = "trained" if kind == "trained" else "peak"
+    rows = list(_rows(found, asked, first))
+    headers = ["Side", "Loss", "Difference", first.capitalize(), "State", "Seconds", "Tokens",
+               "Verdict"]  # fmt: skip
+    if kind in (None, "seconds"):  # one column more than 80 have room for
+        for shown in ([0, 1, 2, 7], [0, 3, 4, 5, 6]):
+            cells = [[row[i] for i in shown] for row in rows]
+            table([headers[i] for i in shown], [row for row in cells if any(row[1:])])
+    else:  # every side has as many tokens
+        for row in [headers, *rows]:
+            del row[6]
+        table(headers, rows)
     unequal = [f"{name} {why}." for name, why in asked.unequal.items()]
     for sentence in [*sentences(found), *unequal]:
         print(textwrap.fill(sentence, 80, break_long_words=False))
@@ -308,7 +319,7 @@ def _speedup_cells(speedup: Mapping[str, Any]) -> tuple[str, str, str]:
     return times, ends, speedup["problem"] or beyond
 
 
-def _rows(found: Comparison, asked: Settled, first: str) -> Any:
+def _rows(found: Comparison, asked: Settled, first: str) -> Iterator[list[str]]:
     by_side: dict[str, list[Any]] = {}
     for trial in found.trials:
         if trial.job.part == "judge":
@@ -335,10 +346,12 @@ def _rows(found: Comparison, asked: Settled, first: str) -> Any:
         peak, state = (_most(outcomes, kind) for kind in (first, "state"))
         seconds = [each.seconds for each in outcomes if each.seconds is not None]
         took = f"{sum(seconds) / len(seconds):.1f}" if seconds else ""
-        yield standing.side, loss, against, peak, state, took, verdict
+        tokens = [each.tokens for each in outcomes if each.tokens is not None]
+        trained = short(sum(tokens) / len(tokens)) if tokens else ""
+        yield [standing.side, loss, against, peak, state, took, trained, verdict]
     for side in found.sides:
         if side.frozen is None:
-            yield side.name, "", "", "", "", "", side.problem
+            yield [side.name, *[""] * 6, side.problem]
 
 
 def _most(outcomes: Sequence[Any], kind: str) -> str:
