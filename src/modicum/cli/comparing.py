@@ -114,11 +114,14 @@ class CompareCommand:
             asked, self.folder, self.protocol, tune=self.tune, baseline=self.baseline,
             parallel=self.parallel, ranks=self.ranks, on=self.on, fresh=self.fresh, progress=says,
         )  # fmt: skip
+        from modicum.report.comparison import write_comparison
+
+        page = write_comparison(self.folder)
         if self.as_json:
             print_json(report)
         elif self.mode != "quiet":
             show_report(report)
-            print(f"report: {self.folder / 'protocol.json'}")
+            print(f"page:   {page}")
 
 
 @dataclass

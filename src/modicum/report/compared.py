@@ -19,7 +19,7 @@ from modicum.report.svg_plots import Axis, PlottedLine, PlottedMark, plot
 from modicum.trainer.folder import RunFolder
 
 RESULT, PAGE, BEST = "compare.json", "compare.html", "best.yaml"
-_COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "peak": ("peak bytes", in_bytes),
     "state": ("bytes of optimizer state", in_bytes),
     "seconds": ("seconds of a run", lambda value: f"{value:.3g} s"),
@@ -59,7 +59,7 @@ def render_compared(folder: Path) -> str:
             "tests": {name: _winner_words(test) for name, test in found["tests"].items()},
             "verdict": _winner_words(found["judgement"]),
             "seeds": found["judgement"]["seeds"],
-            "costs": [_against(kind, *drawn, sides, judged) for kind, drawn in _COSTS.items()],
+            "costs": [_against(kind, *drawn, sides, judged) for kind, drawn in COSTS.items()],
             "tuned": _tuned(found, sides),
             "curves": _curves(judged),
             "differences": _differences(found, sides),
@@ -96,7 +96,7 @@ def _row(found: JsonObject, side: str, judged: Sequence[JsonObject]) -> JsonObje
         or "the least mean",
         "unequal": given.get("unequal", {}).get(side, ""),
         "trained": _cost(judged, "trained"),
-        "cost": {kind: _cost(judged, kind) for kind in _COSTS},
+        "cost": {kind: _cost(judged, kind) for kind in COSTS},
         "tokens": _cost(judged, "tokens"),
         "settings": settings,
         "tried": result["tried"],
