@@ -225,6 +225,12 @@ def test_a_comparison_is_killed_and_ends_with_the_same_table(
     once = compare(str(file), tmp_path / "once", fresh=True, **ask)
     assert resumed.judgement == once.judgement
     assert [row["same"] for row in once.data.values()] == [True, True]
+    first: dict[int, set[float]] = {}  # losses before the first update: of the same weights
+    for row in once.trials:
+        rows = RunFolder(Path(row.outcome.folder)).rows("evaluations.jsonl")
+        first.setdefault(row.job.seed, set()).add(rows[0]["loss"])
+        assert [each["step"] for each in rows] == [0, 6]
+    assert {seed: len(losses) for seed, losses in first.items()} == dict.fromkeys(first, 1)
     best = recipe_yaml.load(tmp_path / "once" / "best.yaml")
     assert best.optimizer["method"] in ("adamw", "sgd")
     assert (tmp_path / "once" / RESULT).is_file()
