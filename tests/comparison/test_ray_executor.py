@@ -78,7 +78,7 @@ class RayTaskError(RayError):
 
 
 class PretendedRay:
-    """Ray, as far as the executor uses it, whose work ends when it is told to."""
+    """Ray, as far as the executor uses it, whose work ends when a test says so."""
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 

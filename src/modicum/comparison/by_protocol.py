@@ -145,7 +145,7 @@ def run_protocol(
 
 @dataclass
 class ProtocolTrials:
-    """Runs what a protocol asks for, several at once where that is wanted, told in its order.
+    """Runs what a protocol asks for, several at once where wanted; it hears in its own order.
 
     Args:
         recipes: of each side.
