@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from tests.formula_trials import Bowl, sides
 
 from modicum.cli.comparing import CompareLines, show_comparison, words_of
-from modicum.comparison import Comparison, Outcome, Study
+from modicum.comparison import Comparison, Outcome, Side, Study
 from modicum.comparison.budgets import SharedBudget
 from modicum.comparison.comparing import Settled
 
@@ -54,6 +55,29 @@ def test_a_side_that_is_not_at_the_budget_is_named(
     assert "not at" in out
     assert f"b {why}." in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("budget", [None, SharedBudget("seconds", 3.0)])
+def test_what_is_not_the_budget_is_a_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], budget: SharedBudget | None
+) -> None:
+    def trial(side: str, settings: Any, seed: int, part: str) -> Outcome:
+        tokens, spent = (125_000, 9_000) if side == "adamw" else (98_000, 4_700)
+        found = {"peak": 1000 * spent, "state": spent, "trained": spent}
+        return Outcome("finished", tokens * 1e-4 + 0.01 * seed, tokens=tokens, seconds=12.5,
+                       bytes=found)  # fmt: skip
+
+    names = ("adamw", "a name of some length")
+    both = [Side(name, {}, {"name": name}) for name in names]
+    found = Study(tmp_path, both, trial, trials=1, sampler="grid").run()
+    show_comparison(found, Settled((), budget, 1, 5), tmp_path)
+    out = capsys.readouterr().out
+    assert re.search(r"Side +Peak +State +Seconds +Tokens\n", out)
+    for word in ("125 k", "98 k", "9 MB", "9 kB", "12.5"):
+        assert word in out
+    assert max(map(len, out.splitlines())) <= 80
+    show_comparison(found, Settled((), SharedBudget("tokens", 125_000), 1, 5), tmp_path)
+    assert "Tokens" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,30 @@ def test_a_size_that_is_no_integer_is_near_enough(amount: int) -> None:
     assert len(asked) <= 12
 
 
+@given(amount=st.integers(1000, 9000), taken=st.integers(60, 99), few=st.booleans())
+def test_a_larger_value_may_mean_a_smaller_method(amount: int, taken: int, few: bool) -> None:
+    """Of pruning: layers of 10 kB lose a share, at most so much of it."""
+
+    def plan(recipe: Recipe) -> Any:
+        assert recipe.linear is not None
+        if recipe.linear["share"] > taken / 100:
+            raise InputError("nothing is left", field="linear.share")
+        ledger = Ledger.of(Entry("optimizer", round(10_000 * (1 - recipe.linear["share"]))))
+        return SimpleNamespace(prediction=SimpleNamespace(ledger=ledger))
+
+    recipe, budget = Recipe(linear={"method": "low_rank"}), SharedBudget("state", amount)
+    shares = [0.1, 0.3, 0.5, 0.98] if few else [place / 100 for place in range(10, 99)]
+    known = [share for share in shares if share <= taken / 100]
+    if round(10_000 * (1 - max(known))) > amount:
+        with pytest.raises(DoesNotFit, match=f"linear.share {max(known)}, takes"):
+            sized(recipe, budget, "linear.share", shares, plan)
+        return
+    found = sized(recipe, budget, "linear.share", shares, plan)
+    largest = min(share for share in known if round(10_000 * (1 - share)) <= amount)
+    least = min(round(10_000 * (1 - largest)), 0.995 * amount)
+    assert least <= found.bytes <= amount
+
+
 @given(
     st.floats(0.01, 1e4), st.lists(st.lists(st.floats(1e-4, 1.0), min_size=1), min_size=1)
 )  # fmt: skip
@@ -124,7 +148,7 @@ def test_steps_keep_the_seconds(seconds: float, times: list[list[float]]) -> Non
     values = sorted(value for each in times for value in each)
     budget = SharedBudget("seconds", seconds)
     try:
-        steps = steps_for(budget, times, 1)
+        steps = steps_for(budget, times, 0)
     except InputError:
         assert 0.95 * seconds < values[-1]
         return
@@ -135,6 +159,11 @@ def test_steps_keep_the_seconds(seconds: float, times: list[list[float]]) -> Non
 def test_seconds_too_few_for_the_warm_up_are_refused() -> None:
     with pytest.raises(InputError, match="enough for 9 updates, and the warm-up alone needs 20"):
         steps_for(SharedBudget("seconds", 1.0), [[0.1]], 20)
+    with pytest.raises(InputError, match="enough for 9 updates, and the warm-up alone needs 9"):
+        steps_for(SharedBudget("seconds", 1.0), [[0.1]], 9)
+    assert steps_for(SharedBudget("seconds", 1.0), [[0.1]], 8) == 9
+    with pytest.raises(InputError, match=r"enough for 0 updates \(found"):
+        steps_for(SharedBudget("seconds", 1.0), [[3.0]], 0)
 
 
 def test_settings_are_put_in_by_their_paths() -> None:

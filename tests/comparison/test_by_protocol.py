@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from modicum import recipe_yaml
-from modicum.cli.comparing import show_report
+from modicum.cli.comparing import CompareCommand, show_report
 from modicum.comparison import Outcome
 from modicum.comparison.by_protocol import RATIOS, run_protocol
 from modicum.comparison.comparing import Settled, settled
@@ -82,8 +82,65 @@ def test_another_comparison_in_the_folder_is_refused(file: Path, tmp_path: Path)
         run_protocol(other, tmp_path, "fair_optim", tune=tune, train=Law())
 
 
+def test_several_at_once_come_to_the_same_report_and_a_damaged_record_is_made_anew(
+    file: Path, tmp_path: Path
+) -> None:
+    tune, law = ("learning_rate",), Law()
+    once = run_protocol(asked(file), tmp_path / "a", "fair_optim", tune=tune, train=Law())
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "study.json").write_text("{")
+    twice = run_protocol(
+        asked(file), tmp_path / "b", "fair_optim", tune=tune, train=law, parallel=3
+    )
+    assert twice == once
+    assert len(set(law.calls)) == len(law.calls)
+    made_by = json.loads((tmp_path / "b" / "study.json").read_text())["identity"]["made_by"]
+    assert made_by["code"]
+
+
+def test_settings_that_do_not_run_are_reported_as_such(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    law = Law()
+
+    def full(side: str, settings: Mapping[str, Any], seed: int, part: str) -> Outcome:
+        if side == "sgd" and settings[RATE] > 0.01:
+            return Outcome("out_of_memory", message="it does not fit")
+        return law(side, settings, seed, part)
+
+    report = run_protocol(asked(file), tmp_path, "fair_optim", tune=("learning_rate",), train=full)
+    assert report["failed"]
+    for row in report["failed"]:
+        assert (row["side"], row["status"]) == ("sgd", "out_of_memory")
+        assert row["settings"][RATE] > 0.01
+    assert all(row["settings"][RATE] <= 0.01 for row in report["findings"] if row["side"] == "sgd")
+    show_report(report)
+    out = capsys.readouterr().out
+    assert out.count("sgd at 1 of the tokens has no loss: out of memory, it does not fit") == 1
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sampler": "grid"}, "--sampler: a protocol has a search of its own"),
+        ({"tune": ("learning_rate", "ranc")}, "--tune: no search table of these sides"),
+    ],
+)
+def test_what_a_protocol_does_not_take_is_refused(
+    file: Path, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    command = CompareCommand(
+        (str(file),), vary="optimizer=adamw,sgd", budget="tokens=10k", out=tmp_path / "out",
+        protocol="fair_optim", **options,
+    )  # fmt: skip
+    with pytest.raises(InputError, match=said):
+        command.run()
+    assert not (tmp_path / "out" / "study.json").exists()
+
+
 def test_what_is_no_fault_of_settings_is_no_loss(file: Path, tmp_path: Path) -> None:
-    def killed(*given: Any) -> Outcome:
+    def killed(side: str, settings: Mapping[str, Any], seed: int, part: str) -> Outcome:
         return Outcome("crashed", message="was killed by signal 9")
 
     with pytest.raises(InputError, match="ended without a loss: was killed by signal 9"):

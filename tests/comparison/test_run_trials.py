@@ -225,6 +225,12 @@ def test_a_comparison_is_killed_and_ends_with_the_same_table(
     once = compare(str(file), tmp_path / "once", fresh=True, **ask)
     assert resumed.judgement == once.judgement
     assert [row["same"] for row in once.data.values()] == [True, True]
+    first: dict[int, set[float]] = {}  # losses before the first update: of the same weights
+    for row in once.trials:
+        rows = RunFolder(Path(row.outcome.folder)).rows("evaluations.jsonl")
+        first.setdefault(row.job.seed, set()).add(rows[0]["loss"])
+        assert [each["step"] for each in rows] == [0, 6]
+    assert {seed: len(losses) for seed, losses in first.items()} == dict.fromkeys(first, 1)
     best = recipe_yaml.load(tmp_path / "once" / "best.yaml")
     assert best.optimizer["method"] in ("adamw", "sgd")
     assert (tmp_path / "once" / RESULT).is_file()
@@ -251,7 +257,7 @@ def test_seconds_are_measured_once_for_a_folder(
     file, measured = tmp_path / "small.yaml", []
     file.write_text(recipe_yaml.dump(recipe))
 
-    def timed(recipes: dict[str, Recipe], tell: Any) -> dict[str, list[list[float]]]:
+    def timed(recipes: dict[str, Recipe], tell: Any, ranks: int) -> dict[str, list[list[float]]]:
         measured.append(sorted(recipes))
         return {name: [[0.1 * len(measured) * (1 + (name == "sgd"))]] for name in recipes}
 
@@ -266,6 +272,9 @@ def test_seconds_are_measured_once_for_a_folder(
     assert settled([str(file)], folder=tmp_path / "c", **ask).fixed == begun.fixed
     settled([str(file)], **ask)
     assert len(measured) == 3
+    (tmp_path / "c" / "step-times.json").write_text("[]")
+    with pytest.raises(InputError, match=r"step-times\.json: holds no times of updates; remove it"):
+        settled([str(file)], folder=tmp_path / "c", **ask)
 
 
 @pytest.mark.expensive

@@ -292,9 +292,23 @@ def test_a_damaged_record_is_trained_again_and_nothing_else(tmp_path: Path) -> N
     assert result(tmp_path) == before
 
 
-def test_a_damaged_study_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", '{"format": ', "[]", "\x00" * 90])
+def test_a_damaged_study_is_made_anew_from_its_trials(tmp_path: Path, text: str) -> None:
+    run(tmp_path, Bowl())
+    before, study = result(tmp_path), (tmp_path / "study.json").read_text()
+    (tmp_path / "study.json").write_text(text)
+    trial, events = Bowl(), list[dict[str, Any]]()
+    Study(tmp_path, AB, trial, sampler="grid", journal=False).run(events.append)
+    damaged = [event["file"] for event in events if event["event"] == "damaged"]
+    assert damaged == [str(tmp_path / "study.json")]
+    assert trial.calls == []
+    assert result(tmp_path) == before
+    assert (tmp_path / "study.json").read_text() == study
+
+
+def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     run(tmp_path, Bowl(), trials=1, seeds=1)
-    for text in ("{", "[]", '{"format": 1}', '{"format": 99}'):
+    for text in ('{"format": 1}', '{"format": 99}'):
         (tmp_path / "study.json").write_text(text)
         with pytest.raises(InputError, match=r"study\.json"):
             run(tmp_path, Bowl(), trials=1, seeds=1)

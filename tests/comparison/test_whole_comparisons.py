@@ -274,7 +274,9 @@ def test_one_seed_is_run_and_claims_nothing(
         ({"vary": "optimizer=adamw,adamw"}, "names a method twice"),
         ({"trials": 0}, "trials: one at least"),
         ({"seeds": 0}, "seeds: one at least"),
-        ({"tune": ["momentumm"]}, "no search table of adamw has such a field"),
+        ({"tune": ["momentumm"]}, "no search table of these sides has such a field"),
+        ({"tune": ["learning_rate", "momentumm"]}, "--tune: .* such a field .found: 'momentumm'"),
+        ({"tune": ["momentum"]}, "no search table of adamw has such a field"),
         ({"budget": "steps=5"}, "not a budget"),
         (
             {"vary": "optimizer=galore,trion", "budget": "peak=700kB", "tune": ["rank"]},
@@ -291,7 +293,7 @@ def test_bad_input_is_one_message_and_leaves_nothing_behind(
     ask: dict[str, Any],
     said: str,
 ) -> None:
-    times = lambda recipes, tell: {name: [[0.1]] for name in recipes}  # noqa: E731
+    times = lambda recipes, tell, ranks: {name: [[0.1]] for name in recipes}  # noqa: E731
     monkeypatch.setattr("modicum.comparison.step_times.step_seconds", times)
     with pytest.raises(InputError, match=said):
         compare(str(made["new"]), tmp_path / "out", **({"vary": "optimizer=adamw,sgd"} | ask))
@@ -299,15 +301,16 @@ def test_bad_input_is_one_message_and_leaves_nothing_behind(
     assert not (tmp_path / "out" / "study.json").exists()
 
 
+@pytest.mark.parametrize("warmup", ["warmup_steps=5", "warmup_tokens=320"])  # of 4 x 16 tokens
 def test_seconds_too_few_for_the_warm_up_name_the_side(
-    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmup: str
 ) -> None:
-    def times(recipes: Any, tell: Any) -> dict[str, list[list[float]]]:
+    def times(recipes: Any, tell: Any, ranks: int) -> dict[str, list[list[float]]]:
         return {"adamw": [[0.1]], "sgd": [[3.0]]}
 
     monkeypatch.setattr("modicum.comparison.step_times.step_seconds", times)
-    with pytest.raises(InputError, match=r"sgd: an update takes 3 s, .* warm-up alone needs 6"):
+    with pytest.raises(InputError, match=r"sgd: an update takes 3 s, .* warm-up alone needs 5"):
         settled(
             [str(made["new"])], vary="optimizer=adamw,sgd", budget="seconds=10",
-            overrides=["training.warmup_steps=5"],
+            overrides=[f"training.{warmup}"],
         )  # fmt: skip

@@ -91,5 +91,37 @@ def test_only_what_nothing_beats_is_on_the_front() -> None:
 def test_the_last_crossing_counts() -> None:
     a = [(1.0, 3.0), (2.0, 2.0), (3.0, 1.9), (4.0, 1.0)]
     b = [(1.0, 2.5), (2.0, 2.2), (3.0, 1.8), (4.0, 1.7)]
-    assert crossings({"a": a, "b": b}) == [{"of": "a", "below": "b", "tokens": 4.0}]
+    last = {"of": "a", "below": "b", "tokens": 4.0, "loss": 1.0}
+    assert crossings({"a": a, "b": b}) == [last]
+    assert crossings({"b": b, "a": a}) == [last]
     assert crossings({"a": a, "b": [(t, loss + 9) for t, loss in a]}) == []
+
+
+def test_sides_of_unequal_updates_cross_where_their_tokens_are_equal() -> None:
+    # On tokens a falls from 4 to 2, b stays at 3: they meet at 200, whatever the points are.
+    fine = [(10.0 * n, 4.0 - 0.005 * (10.0 * n)) for n in range(1, 41)]
+    coarse = [(130.0 * n, 3.0) for n in range(1, 6)]
+    [found] = crossings({"a": fine, "b": coarse})
+    assert (found["of"], found["below"]) == ("a", "b")
+    assert found["tokens"] == 210.0
+    assert found["loss"] == pytest.approx(2.95)
+    assert crossings({"a": fine[:5], "b": coarse}) == []  # no tokens that both have
+    assert crossings({"a": [], "b": coarse}) == []
+
+
+def test_a_crossing_is_marked_on_the_curves(tmp_path: Path) -> None:
+    def curve(side: str, settings: Any, seed: int, part: str) -> Outcome:
+        run = tmp_path / "runs" / f"{side}-{part}-{seed}"
+        run.mkdir(parents=True)
+        steps = range(1, 301)
+        slope = {"fast": 0.01, "slow": 0.02}[side]
+        start = {"fast": 3.0, "slow": 4.0}[side]
+        rows = ({"step": n, "loss": start - slope * n, "tokens": 10, "seconds": 0.1} for n in steps)
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return Outcome("finished", start - slope * 300 + 0.01 * seed, folder=str(run))
+
+    sides = [Side(name, {}, {"name": name}) for name in ("fast", "slow")]
+    Study(tmp_path, sides, curve, trials=1, seeds=2, sampler="grid", journal=False).run()
+    page = render_compared(tmp_path)
+    assert page.count('class="mark"') == 1
+    assert len(re.findall(r"slow falls below fast after 1\.\d+ k tokens", page)) == 2

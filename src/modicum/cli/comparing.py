@@ -7,7 +7,7 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from modicum.cli.tables import print_json, table
 from modicum.core.errors import InputError
 from modicum.core.units import format_bytes, format_duration
+from modicum.report.numbers import short
 
 if TYPE_CHECKING:
     from modicum.comparison.comparing import Settled
@@ -105,19 +106,22 @@ class CompareCommand:
         """
         from modicum.comparison.by_protocol import run_protocol
 
-        if self.on is not None:
-            problem = "a protocol's trials run here, one after the other"
-            raise InputError(problem, field="--on", value=self.on)
+        if self.sampler != "tpe":
+            problem = "a protocol has a search of its own; leave it out"
+            raise InputError(problem, field="--sampler", value=self.sampler)
         assert self.protocol is not None
         report = run_protocol(
             asked, self.folder, self.protocol, tune=self.tune, baseline=self.baseline,
-            ranks=self.ranks, fresh=self.fresh, progress=says,
+            parallel=self.parallel, ranks=self.ranks, on=self.on, fresh=self.fresh, progress=says,
         )  # fmt: skip
+        from modicum.report.comparison import write_comparison
+
+        page = write_comparison(self.folder)
         if self.as_json:
             print_json(report)
         elif self.mode != "quiet":
             show_report(report)
-            print(f"report: {self.folder / 'protocol.json'}")
+            print(f"page:   {page}")
 
 
 @dataclass
@@ -164,7 +168,7 @@ class CompareLines:
             self._say(f"resumes with {event['known']} trials that have finished")
 
     def _on_damaged(self, event: Mapping[str, Any]) -> None:
-        self._say(f"{event['file']} is damaged; this trial is made again")
+        self._say(f"{event['file']} is damaged; it is made anew, from the runs that are there")
 
     def _on_widened(self, event: Mapping[str, Any]) -> None:
         self._say(
@@ -262,9 +266,19 @@ def _show_settled(row: Mapping[str, Any], as_json: bool) -> None:
 def show_comparison(found: Comparison, asked: Settled, folder: Path) -> None:
     """The table of 80 columns, the verdict in a sentence, and what to do next."""
     print()
-    first = "trained" if asked.budget is not None and asked.budget.kind == "trained" else "peak"
-    table(("Side", "Loss", "Difference", first.capitalize(), "State", "Seconds", "Verdict"),
-          list(_rows(found, asked, first)))  # fmt: skip
+    kind = None if asked.budget is None else asked.budget.kind
+    first = "trained" if kind == "trained" else "peak"
+    rows = list(_rows(found, asked, first))
+    headers = ["Side", "Loss", "Difference", first.capitalize(), "State", "Seconds", "Tokens",
+               "Verdict"]  # fmt: skip
+    if kind in (None, "seconds"):  # one column more than 80 have room for
+        for shown in ([0, 1, 2, 7], [0, 3, 4, 5, 6]):
+            cells = [[row[i] for i in shown] for row in rows]
+            table([headers[i] for i in shown], [row for row in cells if any(row[1:])])
+    else:  # every side has as many tokens
+        for row in [headers, *rows]:
+            del row[6]
+        table(headers, rows)
     unequal = [f"{name} {why}." for name, why in asked.unequal.items()]
     for sentence in [*sentences(found), *unequal]:
         print(textwrap.fill(sentence, 80, break_long_words=False))
@@ -286,10 +300,18 @@ def show_report(report: Mapping[str, Any]) -> None:
         ]
         print()
         table(("Side", "Data", title, "95 %", ""), rows)
-    for note in report["notes"]:
-        print(note)
+    said = [*report["notes"], *dict.fromkeys(map(_without_loss, report["failed"]))]
     if report["taken"]:
-        print(f"{report['taken']} trials were taken from other comparisons, without their seconds.")
+        taken = f"{report['taken']} trials were taken from other comparisons"
+        said.append(f"{taken}, without their seconds.")
+    for sentence in said:
+        print(textwrap.fill(sentence, 80, break_long_words=False))
+
+
+def _without_loss(row: Mapping[str, Any]) -> str:
+    """A trial of a protocol that could not run, in a sentence."""
+    told = row["status"].replace("_", " ")
+    return f"{row['side']} at {row['ratio']:g} of the tokens has no loss: {told}, {row['message']}"
 
 
 def _speedup_cells(speedup: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -300,7 +322,7 @@ def _speedup_cells(speedup: Mapping[str, Any]) -> tuple[str, str, str]:
     return times, ends, speedup["problem"] or beyond
 
 
-def _rows(found: Comparison, asked: Settled, first: str) -> Any:
+def _rows(found: Comparison, asked: Settled, first: str) -> Iterator[list[str]]:
     by_side: dict[str, list[Any]] = {}
     for trial in found.trials:
         if trial.job.part == "judge":
@@ -327,10 +349,12 @@ def _rows(found: Comparison, asked: Settled, first: str) -> Any:
         peak, state = (_most(outcomes, kind) for kind in (first, "state"))
         seconds = [each.seconds for each in outcomes if each.seconds is not None]
         took = f"{sum(seconds) / len(seconds):.1f}" if seconds else ""
-        yield standing.side, loss, against, peak, state, took, verdict
+        tokens = [each.tokens for each in outcomes if each.tokens is not None]
+        trained = short(sum(tokens) / len(tokens)) if tokens else ""
+        yield [standing.side, loss, against, peak, state, took, trained, verdict]
     for side in found.sides:
         if side.frozen is None:
-            yield side.name, "", "", "", "", "", side.problem
+            yield [side.name, *[""] * 6, side.problem]
 
 
 def _most(outcomes: Sequence[Any], kind: str) -> str:

@@ -9,6 +9,7 @@ away from the budget has a sentence that says why.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -30,6 +31,7 @@ _SLACK = 0.95
 # are enough that no better size is looked for.
 EQUAL, _ENOUGH = 0.03, 0.005
 _NEVER = 1 << 62  # bytes of a size that layers do not take
+_FEW = 8  # sizes, such as those of a list, that are all planned
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def sized(
 
     Args:
         field: the recipe's path of the size; None: the side has none.
-        sizes: that may be tried, ascending in bytes.
+        sizes: that may be tried, in the order of their bytes from either end.
         plan: of a recipe, whether it fits into memory or not.
 
     Raises:
@@ -133,26 +135,17 @@ def sized(
     """
     if field is None:
         return _as_it_is(spent_of(plan(recipe), budget.kind), budget)
-    known: dict[int, int] = {}
-
-    def planned(place: int) -> int:
-        return spent_of(plan(set_in(recipe, {field: sizes[place]})), budget.kind)
-
-    def spent(place: int) -> int:
-        if place not in known:
-            try:
-                known[place] = planned(place)
-            except InputError:  # no such size for these layers, such as a rank above their width
-                known[place] = _NEVER
-        return known[place]
-
-    low, above, known[0] = 0, len(sizes), planned(0)
+    tried = _Tried(sizes, lambda size: spent_of(plan(set_in(recipe, {field: size})), budget.kind))
+    sizes, spent = tried.sizes, tried.spent
     if spent(0) > budget.amount:
         least = f"{field} {sizes[0]}, takes {format_bytes(spent(0))}"
         raise DoesNotFit(f"its smallest size, {least}, and the budget is {budget.said}: raise it")
+    keeps = {place: known <= budget.amount for place, known in tried.known.items()}
+    low = max(place for place, kept in keeps.items() if kept)
+    above = min((place for place, kept in keeps.items() if not kept), default=len(sizes))
     enough = budget.amount * (1 - _ENOUGH * isinstance(sizes[0], float))
     while low + 1 < above and spent(low) < enough:
-        middle = _between(low, above, known, budget.amount)
+        middle = _between(low, above, tried.known, budget.amount)
         low, above = (middle, above) if spent(middle) <= budget.amount else (low, middle)
     unequal = ""
     if spent(low) < (1 - EQUAL) * budget.amount:
@@ -162,6 +155,47 @@ def sized(
             why += format_bytes(spent(above))
         unequal = f"{_of(budget, spent(low))}: {field} {_size(sizes[low])} {why}"
     return Sized({field: sizes[low]}, spent(low), unequal=unequal)
+
+
+class _Tried:
+    """Sizes in the order of their bytes, as far as those are known.
+
+    Args:
+        sizes: ascending or descending in bytes; of a few in any order.
+        plan: the bytes of a size; it raises where layers do not take it.
+
+    Raises:
+        InputError: none of them can be planned, or not the first of those that rise.
+    """
+
+    def __init__(self, sizes: Sequence[Any], plan: Callable[[Any], int]) -> None:
+        self.sizes, self.known, self._plan = sizes, dict[int, int](), plan
+        count = len(sizes)
+        looked_at = range(count) if count <= _FEW else (0, count // 2, count - 1)
+        places = [place for place in looked_at if self.spent(place) < _NEVER]
+        if count <= _FEW:
+            self._take(sorted(places, key=self.spent))
+        elif len(places) > 1 and self.spent(places[-1]) < self.spent(places[0]):
+            last = bisect_left(range(count), True, key=lambda place: self.spent(place) == _NEVER,
+                               lo=places[-1])  # fmt: skip
+            self._take(range(last - 1, -1, -1))
+        if not self.sizes or self.spent(0) == _NEVER:
+            plan(sizes[0])  # which says why
+
+    def spent(self, place: int) -> int:
+        """The bytes of a size, more than there can be where layers do not take it."""
+        if place not in self.known:
+            try:
+                self.known[place] = self._plan(self.sizes[place])
+            except InputError:  # no such size for these layers, such as a rank above their width
+                self.known[place] = _NEVER
+        return self.known[place]
+
+    def _take(self, places: Sequence[int]) -> None:
+        """Leave these sizes, in this order."""
+        new = {place: number for number, place in enumerate(places)}
+        self.sizes = [self.sizes[place] for place in places]
+        self.known = {new[place]: spent for place, spent in self.known.items() if place in new}
 
 
 def _between(low: int, above: int, known: Mapping[int, int], amount: float) -> int:
@@ -194,12 +228,12 @@ def _size(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def steps_for(budget: SharedBudget, seconds: Sequence[Sequence[float]], least: int) -> int:
+def steps_for(budget: SharedBudget, seconds: Sequence[Sequence[float]], warmup: int) -> int:
     """How many updates a budget of seconds is enough for.
 
     Args:
         seconds: of single updates, a list for each time that they were measured.
-        least: below so many the comparison makes no sense.
+        warmup: of these, in which the learning rate rises; there must be one after them.
 
     Raises:
         InputError: it is not enough for these.
@@ -209,10 +243,10 @@ def steps_for(budget: SharedBudget, seconds: Sequence[Sequence[float]], least: i
     """
     step = median(value for times in seconds for value in times)
     steps = int(_SLACK * budget.amount / step)
-    if steps < least:
+    if steps <= warmup:
+        needs = f", and the warm-up alone needs {warmup}" if warmup else ""
         raise InputError(
-            f"an update takes {step:.2g} s, so this is enough for {steps} updates, and the "
-            f"warm-up alone needs {least}",
+            f"an update takes {step:.2g} s, so this is enough for {steps} updates{needs}",
             field="--budget",
             value=f"seconds={budget.amount:g}",
         )

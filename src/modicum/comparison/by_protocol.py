@@ -7,23 +7,31 @@ how much of it the reference would need to come to another side's loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from modicum.comparison.comparing import Settled
+from modicum.comparison.comparing import Settled, made_by
 from modicum.comparison.identity import as_json, refuse_other
-from modicum.comparison.outcome import Outcome, trial_name
+from modicum.comparison.outcome import Outcome, Trial
+from modicum.comparison.ray_executor import RayExecutor
+from modicum.comparison.records import Job
 from modicum.comparison.run_trials import RECIPE, RunTrials, recipe_digest
 from modicum.comparison.shared_runs import SharedRuns
-from modicum.comparison.spaces import space_of
+from modicum.comparison.spaces import refuse_unknown, space_of
+from modicum.comparison.study_file import is_damaged
+from modicum.comparison.workers import run_jobs
 from modicum.core.errors import InputError, Interrupted
 from modicum.core.files import read_json, write_json
 from modicum.core.folder_lock import locked_folder
 from modicum.core.progress import Listener
-from modicum.optim.protocol import ProtocolContext, carry_out, protocol_of
+from modicum.optim.protocol import ProtocolContext, ProtocolRuntime, protocol_of
 from modicum.optim.protocol_trials import ProtocolRegime, ProtocolTrial, TrialResult
 from modicum.optim.search_grid import SearchGrid
+from modicum.recipe import Recipe
 from modicum.trainer.folder import RunFolder
 
 RATIOS = (0.5, 1.0, 2.0, 4.0)  # of the budget's tokens; three unknowns need four of them
@@ -64,10 +72,12 @@ def run_protocol(
     *,
     tune: tuple[str, ...] = (),
     baseline: str | None = None,
+    parallel: int = 1,
     ranks: int = 1,
+    on: Literal["ray"] | None = None,
     fresh: bool = False,
     progress: Listener = lambda event: None,
-    train: Callable[[str, Mapping[str, Any], int, Any], Outcome] | None = None,
+    train: Trial | None = None,
 ) -> dict[str, Any]:
     """Carry out a protocol on settled sides; what is left of it, where the folder has some.
 
@@ -79,6 +89,7 @@ def run_protocol(
         name: of the protocol.
         tune: fields that are tuned; empty: all of each side's search table.
         baseline: the side whose curve speed-ups are measured on; None: the first.
+        parallel, ranks, on: as of `compare`.
         fresh: make also runs that another comparison has made alike.
         train: what makes a trial, instead of a run folder.
 
@@ -93,6 +104,7 @@ def run_protocol(
     budget = _tokens_of(asked)
     value = protocol_of(name, {"seeds": asked.seeds, "most_settings": asked.trials})
     folder, sides = Path(out), asked.taking_part
+    refuse_unknown(sides, tune)
     recipes = {side.name: side.recipe.anchored() for side in sides if side.recipe is not None}
     first = sides[0]
     assert first.plan is not None
@@ -109,48 +121,96 @@ def run_protocol(
         baseline or first.name,
         recipes[first.name].training.seed,
     )
-    digests = {side: recipe_digest(recipe) for side, recipe in recipes.items()}
+    runs = RunTrials(folder, recipes, parallel, ranks)
     given = {side: recipe.plain() for side, recipe in recipes.items()}
-    identity = as_json({**context.to_json(), "protocol": value.model_dump(), "recipes": given})
-    taken: set[str] = set()
-    runs = train or SharedRuns(RunTrials(folder, recipes, ranks=ranks), fresh=fresh)
-
-    def result(trial: ProtocolTrial) -> TrialResult:
-        settings = {
-            **trial.settings, "training.tokens": trial.regime.tokens, RECIPE: digests[trial.side],
-        }  # fmt: skip
-        outcome = runs(trial.side, settings, trial.seed, trial.part)
-        told = {"event": "trial", "side": trial.side, "settings": dict(trial.settings),
-                "seed": trial.seed, "part": trial.part, "ratio": trial.regime.ratio,
-                "known": False, "outcome": outcome.to_json()}  # fmt: skip
-        progress(told)
-        if outcome.taken:
-            taken.add(trial_name(trial.side, settings, trial.seed, trial.part))
-        return _result(outcome)
-
-    with locked_folder(folder, "comparison"):
+    identity = as_json(
+        {**context.to_json(), "protocol": value.model_dump(), "recipes": given, "ranks": ranks,
+         "made_by": made_by(runs)}
+    )  # fmt: skip
+    with locked_folder(folder, "comparison"), ExitStack() as stack:
         file = folder / STUDY
-        if file.exists():
+        if file.exists() and not is_damaged(file):
             refuse_other(read_json(file).get("identity", {}), identity, file)
         write_json(file, {"identity": identity})
+        executor = stack.enter_context(RayExecutor(runs.cores)) if on == "ray" else None
+        trial = train or SharedRuns(runs, fresh=fresh)
+        trials = ProtocolTrials(recipes, trial, progress, parallel, executor)
         try:
-            report: dict[str, Any] = carry_out(value.bind(context), result).to_json()
+            report = trials.carry_out(value.bind(context))
         except KeyboardInterrupt:
             raise Interrupted("stopped between trials; the same command resumes") from None
-        report["taken"] = len(taken)
         write_json(folder / RESULT, {"identity": identity, **report})
     return report
 
 
-def _result(outcome: Outcome) -> TrialResult:
-    """An outcome as a protocol takes it.
+@dataclass
+class ProtocolTrials:
+    """Runs what a protocol asks for, several at once where wanted; it hears in its own order.
 
-    Raises:
-        InputError: the run ended by no fault of its settings, so that its loss is not known.
+    Args:
+        recipes: of each side.
     """
-    if outcome.status == "crashed":
-        problem = f"a run ended without a loss: {outcome.message}; the same command tries it again"
-        raise InputError(problem, file=outcome.folder or None)
+
+    recipes: Mapping[str, Recipe]
+    trial: Trial
+    progress: Listener
+    parallel: int = 1
+    executor: Executor | None = None
+    _ended: dict[str, tuple[ProtocolTrial, Outcome]] = field(default_factory=dict)
+
+    def carry_out(self, runtime: ProtocolRuntime) -> dict[str, Any]:
+        """The protocol's report, how many trials were taken, and which have no loss and why."""
+        digests = {side: recipe_digest(recipe) for side, recipe in self.recipes.items()}
+        while wave := runtime.ask():
+            jobs = {}
+            for trial in wave:
+                settings = {**trial.settings, "training.tokens": trial.regime.tokens,
+                            RECIPE: digests[trial.side]}  # fmt: skip
+                job = Job(trial.side, settings, trial.seed, trial.part)
+                jobs[job.name] = (job, trial)
+            self._run(jobs)
+            for name, (_, trial) in jobs.items():
+                result = _result(self._ended[name][1])
+                runtime.tell(trial, result.loss, curve=result.curve, metrics=result.metrics)
+        report: dict[str, Any] = runtime.report().to_json()
+        ended = self._ended.values()
+        report["taken"] = sum(outcome.taken for _, outcome in ended)
+        report["failed"] = [
+            {**_shown(trial), "status": outcome.status, "message": outcome.message}
+            for trial, outcome in ended
+            if outcome.score is None
+        ]
+        return report
+
+    def _run(self, jobs: Mapping[str, tuple[Job, ProtocolTrial]]) -> None:
+        """Run a wave.
+
+        Raises:
+            InputError: a run ended by no fault of its settings, so that its loss is not known.
+        """
+
+        def done(job: Job, outcome: Outcome) -> None:
+            trial = jobs[job.name][1]
+            self.progress({"event": "trial", **_shown(trial), "known": False,
+                           "outcome": outcome.to_json()})  # fmt: skip
+            if outcome.status == "crashed":
+                problem = f"a run ended without a loss: {outcome.message}"
+                raise InputError(f"{problem}; the same command tries it again",
+                                 file=outcome.folder or None)  # fmt: skip
+            self._ended[job.name] = trial, outcome
+
+        asked: Sequence[Job] = [job for job, _ in jobs.values()]
+        run_jobs(self.trial, asked, done, parallel=self.parallel, executor=self.executor)
+
+
+def _shown(trial: ProtocolTrial) -> dict[str, Any]:
+    """A trial for people and for the report."""
+    return {"side": trial.side, "settings": dict(trial.settings), "seed": trial.seed,
+            "part": trial.part, "ratio": trial.regime.ratio}  # fmt: skip
+
+
+def _result(outcome: Outcome) -> TrialResult:
+    """An outcome as a protocol takes it: settings that do not run are the worst there are."""
     score = outcome.score
     figures: dict[str, float] = {f"{kind}_bytes": size for kind, size in outcome.bytes.items()}
     if outcome.seconds is not None:

@@ -16,7 +16,7 @@ from modicum.comparison.run_trials import RECIPE, RunTrials, recipe_digest
 from modicum.comparison.shared_runs import SharedRuns
 from modicum.comparison.sides import RecipeSide, planned, sides_of
 from modicum.comparison.space import Side
-from modicum.comparison.spaces import TunedRange, size_of, space_of
+from modicum.comparison.spaces import TunedRange, refuse_unknown, size_of, space_of
 from modicum.comparison.step_times import kept_step_seconds
 from modicum.comparison.study import Study
 from modicum.comparison.study_file import STUDY
@@ -117,7 +117,7 @@ def settled(
         fixed[side.name] = own
         found |= {} if of_bytes is None else {side.name: of_bytes}
     if limit is not None and limit.kind == "seconds":
-        sides, fixed = _timed(sides, limit, folder, tell)
+        sides, fixed = _timed(sides, limit, ranks, folder, tell)
     references = tuple(name for name, each in found.items() if each.reference)
     unequal = {name: each.unequal for name, each in found.items() if each.unequal}
     asked = Settled(tuple(sides), limit, trials, seeds, fixed, references, unequal)
@@ -208,24 +208,25 @@ def _settled(side: RecipeSide, own: Mapping[str, Any], ranks: int = 1) -> Recipe
 def _timed(
     sides: Sequence[RecipeSide],
     limit: SharedBudget,
+    ranks: int,
     folder: Path | None,
     tell: Callable[[str], None],
 ) -> tuple[list[RecipeSide], dict[str, dict[str, Any]]]:
     """As many updates for each side as the seconds are enough for, by updates that are timed."""
     recipes = {side.name: side.recipe for side in sides if side.plan is not None and side.recipe}
-    seconds = kept_step_seconds(folder, recipes, tell)
+    seconds = kept_step_seconds(folder, recipes, tell, ranks)
     timed, fixed = [], {}
     for side in sides:
         own: dict[str, Any] = {}
-        if side.recipe is not None and side.name in seconds:
-            least = 1 + side.recipe.training.warmup_steps
+        if side.plan is not None and side.recipe is not None and side.name in seconds:
+            part = bool(side.recipe.training.warmup_fraction)  # of whatever length the run has
             try:
-                steps = steps_for(limit, seconds[side.name], least)
+                steps = steps_for(limit, seconds[side.name], 0 if part else side.plan.length.warmup)
             except InputError as error:
                 problem = f"{side.name}: {error.problem}"
                 raise InputError(problem, field=error.field, value=error.value) from None
             own = {**_NO_LENGTH, "training.tokens": None, "training.steps": steps}
-            side = _settled(side, own)
+            side = _settled(side, own, ranks)
         timed.append(side)
         fixed[side.name] = own
     return timed, fixed
@@ -307,6 +308,7 @@ def tuned_ranges(asked: Settled, tune: Sequence[str] = ()) -> dict[str, dict[str
     Raises:
         InputError: a field that no search table has, or one that the budget has settled.
     """
+    refuse_unknown(asked.taking_part, tuple(tune))
     found = {side.name: space_of(side, asked.trials, tuple(tune)) for side in asked.taking_part}
     for name, ranges in found.items():
         twice = set(ranges) & set(asked.fixed.get(name, ()))
@@ -360,10 +362,10 @@ def run_settled(
         "references": list(asked.references),
         "unequal": dict(asked.unequal),
         "ranks": ranks,
-        "made_by": {**versions(), "code": code(), "threads": runs.threads},
+        "made_by": made_by(runs),
     }
     with ExitStack() as stack:
-        executor = stack.enter_context(RayExecutor()) if on == "ray" else None
+        executor = stack.enter_context(RayExecutor(runs.cores)) if on == "ray" else None
         study = Study(
             folder, sides, trial, trials=asked.trials, seeds=asked.seeds, sampler=sampler,
             seed=first.training.seed, baseline=baseline, parallel=parallel, executor=executor,
@@ -373,6 +375,11 @@ def run_settled(
     runs.data.remove()
     _write_best(found, runs, folder)
     return found
+
+
+def made_by(runs: RunTrials) -> dict[str, str]:
+    """What computes, next to recipes: other versions, sources or threads give other numbers."""
+    return {**versions(), "code": code(), "threads": runs.threads}
 
 
 def best_side(found: Comparison) -> str | None:

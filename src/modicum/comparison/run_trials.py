@@ -190,8 +190,14 @@ class RunTrials:
 
     @property
     def threads(self) -> str:
-        """Of each run: as the environment says, else its share of the cores."""
-        return os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // self.parallel))
+        """Of each rank: as the environment says, else its share of the cores."""
+        share = cores() // (self.parallel * self.ranks)
+        return os.environ.get("OMP_NUM_THREADS") or str(max(1, share))
+
+    @property
+    def cores(self) -> int:
+        """Of all ranks of a run."""
+        return self.ranks * int(self.threads.partition(",")[0])
 
     def _environment(self) -> dict[str, str]:
         """This process's, for one that is no rank, ends with this one, and has its share of cores.
@@ -216,9 +222,10 @@ def outcome_of(run: Path, code: int) -> Outcome:
     """
     folder = RunFolder(run)
     record = folder.read_record()
-    if code < 0:
+    finished = record.get("status") == "finished"
+    if code < 0 and not finished:
         return Outcome("crashed", folder=str(run), message=f"was killed by signal {-code}")
-    if record.get("status") != "finished":
+    if not finished:
         status: Status = "refused" if code == InputError.exit_code else "crashed"
         if record.get("failed_by") == TrainingDiverged.__name__:
             status = "diverged"

@@ -6,6 +6,7 @@ many fields: the first of a table matter most. What sets a method's size is neve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,6 +96,20 @@ def space_of(side: RecipeSide, trials: int, tune: tuple[str, ...] = ()) -> dict[
         recipe_path(slot, name): _ranged(side, slot, name, table.fields[name], record)
         for name in names
     }
+
+
+def refuse_unknown(sides: Sequence[RecipeSide], tune: tuple[str, ...]) -> None:
+    """Refuse fields that no side's search table has: nobody would hear that they are not tuned.
+
+    Raises:
+        InputError: one of them is such a field.
+    """
+    tables = [table_of(side.recipe, side.section or _WHOLE)[0] for side in sides if side.recipe]
+    known = dict.fromkeys(name for table in tables for name in table.fields)
+    for name in tune:
+        if name not in known:
+            raise InputError("no search table of these sides has such a field", field="--tune",
+                             value=name, allowed=", ".join(known), candidates=known)  # fmt: skip
 
 
 def table_of(recipe: Recipe, slot: str) -> tuple[SearchTable, Any]:

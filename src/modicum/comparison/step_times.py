@@ -17,7 +17,7 @@ TIMES = "step-times.json"
 
 
 def kept_step_seconds(
-    folder: Path | None, recipes: Mapping[str, Recipe], tell: Callable[[str], None]
+    folder: Path | None, recipes: Mapping[str, Recipe], tell: Callable[[str], None], ranks: int = 1
 ) -> dict[str, list[list[float]]]:
     """The seconds of single updates as a comparison measured them when it began, or now.
 
@@ -25,25 +25,34 @@ def kept_step_seconds(
 
     Args:
         folder: of the comparison; None: nothing is kept.
+        ranks: of each run.
+
+    Raises:
+        InputError: a run did not finish, or the file is damaged; each with one message.
     """
-    digests = {name: recipe_digest(recipe) for name, recipe in recipes.items()}
+    digests = {name: recipe_digest(each) for name, each in recipes.items()}
+    asked = {"recipes": digests, "ranks": ranks}
     file = None if folder is None else folder / TIMES
     if file is not None and file.is_file():
         known = read_json(file)
-        if known.get("recipes") == digests:
-            found: dict[str, list[list[float]]] = known["seconds"]
+        if not isinstance(known, dict) or not isinstance(known.get("seconds"), dict):
+            raise InputError("holds no times of updates; remove it to measure them", file=file)
+        found: dict[str, list[list[float]]] = known.pop("seconds")
+        if known == asked:
             return found
-    seconds = step_seconds(recipes, tell)
+    seconds = step_seconds(recipes, tell, ranks)
     # Those of another comparison stay: it is refused that this one takes its folder.
     if file is not None and not file.exists():
         with disk_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {"recipes": digests, "seconds": seconds})
+        write_json(file, {**asked, "seconds": seconds})
     return seconds
 
 
 def step_seconds(
-    recipes: Mapping[str, Recipe], tell: Callable[[str], None] = lambda text: None
+    recipes: Mapping[str, Recipe],
+    tell: Callable[[str], None] = lambda text: None,
+    ranks: int = 1,
 ) -> dict[str, list[list[float]]]:
     """The seconds of single updates of each recipe, a list for each round.
 
@@ -55,7 +64,7 @@ def step_seconds(
     """
     found: dict[str, list[list[float]]] = {name: [] for name in recipes}
     with tempfile.TemporaryDirectory(prefix="modicum-times-") as folder:
-        trial = RunTrials(Path(folder), recipes)
+        trial = RunTrials(Path(folder), recipes, ranks=ranks)
         short = {"training.steps": STEPS, "training.epochs": None, "training.tokens": None,
                  "evaluation.rows": 1, "training.warmup_steps": 0}  # fmt: skip
         for turn in range(ROUNDS):

@@ -177,7 +177,8 @@ class Study:
         Raises:
             InputError: what is there is of another study.
         """
-        self._file.begin(self.identity, self._lengths)
+        if self._file.begin(self.identity, self._lengths):
+            report({"event": "damaged", "file": str(self._file.path)})
         again: tuple[Status, ...] = ("crashed", "out_of_memory") if retry else ()
         records = TrialRecords(self.folder)
         records.read(but=again)

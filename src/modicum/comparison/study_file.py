@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,28 +15,43 @@ STUDY, FORMAT = "study.json", 1
 _NEEDED = {"format", "identity", "trials", "seeds", "frozen", "frozen_before"}
 
 
+def is_damaged(file: Path) -> bool:
+    """Whether a file that is there, and can be read, holds no JSON object: a disk's fault."""
+    try:
+        return not isinstance(json.loads(file.read_bytes()), dict)
+    except OSError:
+        return False
+    except (ValueError, RecursionError):
+        return True
+
+
 class StudyFile:
     """The record of a study in its folder; each write is atomic."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / STUDY
 
-    def begin(self, identity: Mapping[str, Any], lengths: Mapping[str, int]) -> None:
-        """Begin a study, or take over the one that is there.
+    def begin(self, identity: Mapping[str, Any], lengths: Mapping[str, int]) -> bool:
+        """Begin a study, or take over the one that is there; whether that was damaged.
+
+        A damaged one is begun anew: all that it held follows from the trials next to it, but for
+        settings that were frozen before there were more of them.
 
         Args:
             lengths: of trials and seeds, which may grow.
 
         Raises:
-            InputError: what is there is another study, a longer one, or none.
+            InputError: what is there is another study, a longer one, or cannot be read.
         """
         there: dict[str, Any] = {"format": FORMAT, "frozen": None, "frozen_before": []}
-        if self.path.exists():
+        damaged = is_damaged(self.path)
+        if self.path.exists() and not damaged:
             there = self._read()
             refuse_other(there["identity"], identity, self.path)
             for name, here in lengths.items():
                 grown(name, there[name], here, self.path)
         write_json(self.path, {**there, "identity": dict(identity), **lengths})
+        return damaged
 
     def freeze(self, settings: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Write down each side's settings; the other ones that were frozen earlier, which stay.

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject, disk_errors, read_json, read_text, write_text
-from modicum.report.numbers import in_bytes, number
+from modicum.report.numbers import in_bytes, number, short
 from modicum.report.page import page_of
 from modicum.report.recipes import differing
 from modicum.report.run import refuse_others
-from modicum.report.svg_plots import Axis, PlottedLine, plot
+from modicum.report.svg_plots import Axis, PlottedLine, PlottedMark, plot
 from modicum.trainer.folder import RunFolder
 
 RESULT, PAGE, BEST = "compare.json", "compare.html", "best.yaml"
-_COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "peak": ("peak bytes", in_bytes),
     "state": ("bytes of optimizer state", in_bytes),
     "seconds": ("seconds of a run", lambda value: f"{value:.3g} s"),
@@ -58,7 +59,7 @@ def render_compared(folder: Path) -> str:
             "tests": {name: _winner_words(test) for name, test in found["tests"].items()},
             "verdict": _winner_words(found["judgement"]),
             "seeds": found["judgement"]["seeds"],
-            "costs": [_against(kind, *drawn, sides, judged) for kind, drawn in _COSTS.items()],
+            "costs": [_against(kind, *drawn, sides, judged) for kind, drawn in COSTS.items()],
             "tuned": _tuned(found, sides),
             "curves": _curves(judged),
             "differences": _differences(found, sides),
@@ -95,7 +96,7 @@ def _row(found: JsonObject, side: str, judged: Sequence[JsonObject]) -> JsonObje
         or "the least mean",
         "unequal": given.get("unequal", {}).get(side, ""),
         "trained": _cost(judged, "trained"),
-        "cost": {kind: _cost(judged, kind) for kind in _COSTS},
+        "cost": {kind: _cost(judged, kind) for kind in COSTS},
         "tokens": _cost(judged, "tokens"),
         "settings": settings,
         "tried": result["tried"],
@@ -193,12 +194,18 @@ def _tuned(found: JsonObject, sides: Sequence[str]) -> list[JsonObject]:
 
 
 def _curves(judged: Mapping[str, Sequence[JsonObject]]) -> JsonObject:
-    """Mean training loss over the updates, and where two sides' means cross for the last time."""
+    """Mean training loss over the tokens, and where two sides' means cross for the last time."""
     means = {side: _mean_curve(rows) for side, rows in judged.items()}
     known = [(place, side, curve) for place, (side, curve) in enumerate(means.items()) if curve]
     lines = [PlottedLine(side, curve, place) for place, side, curve in known]
-    drawn = plot(lines, Axis("tokens", written=_short_count), Axis("training loss"), dots=False)
-    return {"plot": drawn, "crossings": crossings(means)}
+    crossed = crossings(means)
+    marks = [
+        PlottedMark((one["tokens"], one["loss"]),
+                    f"{one['of']} falls below {one['below']} after {short(one['tokens'])} tokens")
+        for one in crossed
+    ]  # fmt: skip
+    axes = Axis("tokens", written=short), Axis("training loss")
+    return {"plot": plot(lines, *axes, dots=False, marks=marks), "crossings": crossed}
 
 
 def _mean_curve(rows: Sequence[JsonObject]) -> list[tuple[float, float]]:
@@ -223,31 +230,44 @@ def _mean_curve(rows: Sequence[JsonObject]) -> list[tuple[float, float]]:
 def crossings(curves: Mapping[str, Sequence[tuple[float, float]]]) -> list[JsonObject]:
     """Where the curve of one side falls below another's that was lower before.
 
+    Of each pair the last time, over the tokens that both have; between its points a curve is a
+    line, so sides may take unequal updates.
+
     >>> crossings({"a": [(1, 3.0), (2, 2.0)], "b": [(1, 2.5), (2, 2.2)]})
-    [{'of': 'a', 'below': 'b', 'tokens': 2}]
+    [{'of': 'a', 'below': 'b', 'tokens': 2, 'loss': 2.0}]
     """
-    found, names = [], list(curves)
-    for place, one in enumerate(names):
-        for other in names[place + 1 :]:
-            pairs = list(zip(curves[one], curves[other], strict=False))
-            lower = [a[1] < b[1] for a, b in pairs if a[1] != b[1]]
-            at = [a[0] for a, b in pairs if a[1] != b[1]]
-            changes = [n for n in range(1, len(lower)) if lower[n] != lower[n - 1]]
-            if changes:
-                last = changes[-1]
-                of, below = (one, other) if lower[last] else (other, one)
-                found.append({"of": of, "below": below, "tokens": at[last]})
+    found = []
+    for one, other in combinations(curves, 2):
+        if not curves[one] or not curves[other]:
+            continue
+        least = max(curves[side][0][0] for side in (one, other))
+        most = min(curves[side][-1][0] for side in (one, other))
+        places = {place for side in (one, other) for place, _ in curves[side]}
+        pairs = [
+            (place, _at(curves[one], place), _at(curves[other], place))
+            for place in sorted(places)
+            if least <= place <= most
+        ]
+        apart = [pair for pair in pairs if pair[1] != pair[2]]
+        turns = [after for before, after in pairwise(apart)
+                 if (before[1] < before[2]) != (after[1] < after[2])]  # fmt: skip
+        if turns:
+            place, a, b = turns[-1]
+            of, below = (one, other) if a < b else (other, one)
+            found.append({"of": of, "below": below, "tokens": place, "loss": min(a, b)})
     return found
+
+
+def _at(curve: Sequence[tuple[float, float]], place: float) -> float:
+    """The value of a curve at a place that it spans."""
+    after = bisect_left(curve, place, key=lambda point: point[0])
+    (right, value), (left, before) = curve[after], curve[max(0, after - 1)]
+    if right in (left, place):
+        return value
+    return before + (value - before) * (place - left) / (right - left)
 
 
 def _differences(found: JsonObject, sides: Sequence[str]) -> list[tuple[str, list[Any]]]:
     recipes = (found["identity"].get("given") or {}).get("recipes") or {}
     known = [side for side in sides if side in recipes]
     return [(name, list(values)) for name, values in differing([recipes[s] for s in known])]
-
-
-def _short_count(value: float) -> str:
-    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if math.fabs(value) >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value:.0f}"

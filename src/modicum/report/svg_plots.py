@@ -34,6 +34,14 @@ class PlottedLine:
 
 
 @dataclass(frozen=True)
+class PlottedMark:
+    """A ring around a place of a plot, such as one where two lines cross, and what is there."""
+
+    place: tuple[float, float]
+    label: str
+
+
+@dataclass(frozen=True)
 class Axis:
     """An axis: what it shows, whether it is logarithmic, how its numbers are written."""
 
@@ -46,8 +54,18 @@ class Axis:
         return math.log10(value) if self.log else value
 
 
-def plot(lines: Sequence[PlottedLine], x: Axis, y: Axis, *, dots: bool = True) -> str:
+def plot(
+    lines: Sequence[PlottedLine],
+    x: Axis,
+    y: Axis,
+    *,
+    dots: bool = True,
+    marks: Sequence[PlottedMark] = (),
+) -> str:
     """The SVG of a plot; empty where there is nothing to draw.
+
+    Args:
+        marks: at places within what the lines span.
 
     >>> drawn = plot([PlottedLine("a", [(1, 2), (2, 1)], 0)], Axis("rate"), Axis("loss"))
     >>> drawn.count("<circle"), drawn.count("<polyline")
@@ -67,6 +85,10 @@ def plot(lines: Sequence[PlottedLine], x: Axis, y: Axis, *, dots: bool = True) -
     parts += _axes(across, up, x, y)
     for line in lines:
         parts += _line(line, across, up, x, y, dots=dots)
+    for mark in marks:
+        a, b = across(x.scaled(mark.place[0])), up(y.scaled(mark.place[1]))
+        parts.append(f'<circle class="mark" cx="{a}" cy="{b}" r="7">'
+                     f"<title>{html.escape(mark.label)}</title></circle>")  # fmt: skip
     return "".join([*parts, "</svg>"])
 
 

@@ -26,7 +26,7 @@ def report(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a run's report anew, or one of several runs."""
+    """Write a run's report anew, that of a comparison, or one of several runs."""
     from modicum import report as reports
 
     if as_text:
@@ -37,7 +37,8 @@ def report(
         summaries = [reports.summary(run) for run in runs]
         print_json(summaries if len(runs) > 1 else summaries[0])
     elif len(runs) == 1 and out is None:
-        print(reports.write(runs[0]))
+        comparison = reports.is_comparison(runs[0])
+        print((reports.write_comparison if comparison else reports.write)(runs[0]))
     else:
         print(reports.compare(runs, out or "comparison.html"))
 

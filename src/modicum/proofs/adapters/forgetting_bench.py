@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 
 import torch
@@ -24,6 +23,7 @@ from modicum.proofs.adapters.permutation_bench import (
     TuningContender,
 )
 from modicum.proofs.bench.permutations import MODES
+from modicum.proofs.bench.sweep import Sweep
 
 EVERY = 10  # updates between two points
 _NEW, _OLD = range(CHANGED), range(CHANGED, MODES)
@@ -55,15 +55,20 @@ class ForgettingCurve:
 
 
 class ForgettingBench:
-    """Runs on the model and the permutations of a `PermutationBench`."""
+    """Runs on the model and the permutations of a `PermutationBench`, each made once."""
 
     def __init__(self, bench: PermutationBench) -> None:
         self.bench = bench
-        self.curve = cache(self._curve)
+        self._sweep: Sweep[TuningContender, ForgettingCurve] = Sweep(
+            bench.sweep.run, self._trained, lambda curve: curve.reached
+        )
 
-    def _curve(self, contender: TuningContender, rate: float, seed: int) -> ForgettingCurve:
+    def curve(self, contender: TuningContender, rate: float, seed: int) -> ForgettingCurve:
+        """A contender at one rate from one seed."""
+        return self._sweep.outcome("forgetting", contender, rate, seed)
+
+    def _trained(self, contender: TuningContender, rate: float, seed: int) -> ForgettingCurve:
         bench, model = self.bench, copy.deepcopy(self.bench.base)
-        bench.progress(f"forgetting, learning rate {rate:g}, seed {seed}")
         table, hooks = bench.new(seed), RunHooks()
         if not isinstance(contender, FullTuning):
             hooks.add("adapter", contender.run_hook(contender.attach(model, seed=seed)))

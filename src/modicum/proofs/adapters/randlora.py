@@ -20,6 +20,7 @@ from modicum.adapters.base import Adapter
 from modicum.core.random import normal_
 from modicum.proofs.adapters.digits_bench import DigitsBench
 from modicum.proofs.base import ProofRun, ratios
+from modicum.proofs.bench.sweep import Sweep
 
 WIDTH, FITTING_STEPS = 64, 1500
 FITTING_RATES = (3e-3, 1e-2, 3e-2)
@@ -36,12 +37,16 @@ def prove(run: ProofRun) -> None:
 
 def given_changes(run: ProofRun) -> None:
     """The share of a change's squared size that is captured at equal trained numbers."""
+    changes = targets()
+    sweep: Sweep[tuple[Adapter, str], float] = Sweep(
+        run, lambda arm, rate, seed: captured(arm[0], changes[arm[1]], rate), lambda share: -share
+    )
     for rank, of_lora in RANKS.items():
         lora = LoRA(rank=int(of_lora))
         value = run.contender(RandLoRA(rank=rank), null=lora, null_is="LoRA in RandLoRA's place")
-        for name, change in targets().items():
-            run.progress(f"fitting {name}")
-            mine, theirs = captured(value, change), best_low_rank(change, of_lora)
+        for name, change in changes.items():
+            arm, theirs = (value, name), best_low_rank(change, of_lora)
+            mine = max(sweep.outcome(f"fitting {name}", arm, rate, 0) for rate in FITTING_RATES)
             label = f"captured of {name}, {2 * WIDTH * of_lora:.0f} trained numbers"
             figure = run.figure(label, method=mine, baseline=theirs)
             if name == "a flat spectrum":
@@ -85,15 +90,11 @@ def targets() -> dict[str, Tensor]:
     return {name: change * (WIDTH**0.5 / change.norm()) for name, change in found.items()}
 
 
-def captured(value: Adapter, change: Tensor) -> float:
-    """The share of a change's squared size that an adapter of one layer captures, at its best rate.
+def captured(value: Adapter, change: Tensor, rate: float) -> float:
+    """The share of a change's squared size that an adapter of one layer captures.
 
-    Least squares on the change itself, by Adam.
+    Least squares on the change itself, by Adam at this rate.
     """
-    return max(_fitted(value, change, rate) for rate in FITTING_RATES)
-
-
-def _fitted(value: Adapter, change: Tensor, rate: float) -> float:
     attached = value.attach(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False)))
     [(_, layer)] = attached.layers()
     optimizer = torch.optim.Adam(attached.parameters(), lr=rate)

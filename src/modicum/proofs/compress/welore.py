@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ from modicum.core.layers.rank_plan import PlannedRank, RankPlan, is_factored, tr
 from modicum.core.layers.spectrum import enough
 from modicum.core.random import derive_seed, normal_
 from modicum.proofs.base import ProofRun, ratios
+from modicum.proofs.bench.sweep import Sweep
 from modicum.proofs.bench.training import train
 from modicum.proofs.compress.recovery_bench import Code, PlainSVD
 from modicum.proofs.optim.text_bench import CLIP, SCHEDULE, TextSize, loss, symbols_of
@@ -124,25 +126,40 @@ def _trained(run: ProofRun, tasks: list[Code]) -> None:
     part: TrainedPart = run.contender("factors", null="norms", null_is="training the norms alone")
     rates = (3e-4, 1e-3, 3e-3, 1e-2) if run.full else (1e-3, 3e-3, 1e-2)
     share, prose = 0.6, symbols_of(_help())
-    bench = [_Prose(task, prose, small(WeLore(share=share), task.model)[0]) for task in tasks]
+    small_ones = (small(WeLore(share=share), task.model)[0] for task in tasks)
+    bench = {task.seed: _Prose(task, prose, model)
+             for task, model in zip(tasks, small_ones, strict=True)}  # fmt: skip
+    sweep: Sweep[TrainedPart, _OnProse] = Sweep(
+        run, lambda each, rate, seed: bench[seed].after(each, rate), lambda found: found.validation
+    )
     gains: dict[TrainedPart, list[float]] = {}
     asked: tuple[TrainedPart, ...] = (part, "all", "dense") if run.full else (part, "all")
     for each in asked:
-        run.progress(f"another text: {each}")
-        gains[each] = [one.gain(each, rates) for one in bench]
+        gains[each] = []
+        for seed, one in bench.items():
+            name = f"another text: {each}"
+            made = [sweep.outcome(name, each, rate, seed) for rate in rates]
+            gains[each].append(one.before - min(made).test)  # at the best rate on the validation
     figure = run.figure(
         "what training on another text gains (nats)",
         method=mean(gains[part]),
         baseline=mean(gains["all"]),
         claimed="as good as full",
     )
-    counts = [bench[0].trained(each) for each in (part, "all")]
+    counts = [bench[run.seeds[0]].trained(each) for each in (part, "all")]
     run.figure("bytes of gradients and state", method=12 * counts[0], baseline=12 * counts[1])
     if "dense" in gains:
         rest, every = mean(gains["dense"]), mean(gains["all"])
         run.figure("the same, layers that stayed dense alone", method=rest, baseline=every)
     each_seed = ratios(gains[part], gains["all"])
     run.at_least("its gain over that of full training", figure.ratio, GAINED, seeds=each_seed)
+
+
+class _OnProse(NamedTuple):
+    """Losses on the two held-out parts of the other text."""
+
+    validation: float
+    test: float
 
 
 class _Prose:
@@ -153,18 +170,18 @@ class _Prose:
         cut = len(text) // 20
         self.parts = text[: -2 * cut], text[-2 * cut : -cut], text[-cut:]
 
-    def gain(self, part: TrainedPart, rates: tuple[float, ...]) -> float:
-        """How far the loss falls at the rate that is best on the validation."""
-        before = self._score(self.model, 2)
-        made = [self._after(part, rate) for rate in rates]
-        return before - min(made)[1]
+    @cached_property
+    def before(self) -> float:
+        """The loss on the last part, untrained."""
+        return self._score(self.model, 2)
 
     def trained(self, part: TrainedPart) -> int:
         """Trained elements."""
         model = only(copy.deepcopy(self.model), part)
         return sum(each.numel() for each in model.parameters() if each.requires_grad)
 
-    def _after(self, part: TrainedPart, rate: float) -> tuple[float, float]:
+    def after(self, part: TrainedPart, rate: float) -> _OnProse:
+        """A part of it trained at a rate."""
         model = only(copy.deepcopy(self.model), part)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate)
 
@@ -172,7 +189,7 @@ class _Prose:
             return loss(model, self._rows(f"prose {step}", self.task.text.size.rows, 0))
 
         train([optimizer], loss_of, self.task.steps, schedule=SCHEDULE, clip=CLIP)
-        return self._score(model, 1), self._score(model, 2)
+        return _OnProse(self._score(model, 1), self._score(model, 2))
 
     def _rows(self, name: str, rows: int, part: int) -> Tensor:
         return self.task.text.batch(f"{self.task.seed} {name}", rows, self.parts[part])
