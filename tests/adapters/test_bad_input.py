@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from modicum import adapters
 from modicum.adapters.base import Adapter
+from modicum.adapters.preparation import Preparation
 from modicum.core.contracts.catalog import catalog
 from modicum.core.errors import InputError
 from modicum.models.llama import Llama
@@ -109,6 +110,13 @@ def test_every_adapter_is_asked() -> None:
     known = {name for name, record in catalog().items() if record.info.room == "adapters"}
     others = {"lora_limits", "qa_hira"}  # a diagnosis; and tiles at the edge may be smaller
     assert set(ROOMLESS) == known - others
+
+
+def test_a_number_that_fp32_does_not_have() -> None:
+    refused({"method": "lora", "alpha": 1e300}, llama(), r"alpha: is above 3\.4e\+38")
+    refused({"method": "hydra", "scale": 1e39}, llama(), r"scale: is above")
+    prepared = {"model.layers.0.mlp.up_proj": {"rank": 2, "alpha": 10**300}}
+    refused({"method": "lora"}, llama(), "up_proj", prepared=Preparation(prepared))
 
 
 @pytest.mark.parametrize("fields", WEIGHED, ids=named)

@@ -33,6 +33,7 @@ from modicum.adapters.applying import apply
 from modicum.adapters.attaching import (
     check_has_sizes,
     check_name,
+    check_numbers,
     own_copies,
     what_is_left_out,
 )
@@ -97,6 +98,7 @@ class AttachedAdapter(Attachment):
         if not (sites := [site for site in named if not method.left_alone(site)]):
             raise InputError("what was found out gives no layer anything", field="prepared")
         check_has_sizes(model)
+        check_numbers(method, sites)
         check_apart(model, sites)
         self.left_out = left_out(model, method.targets, method.exclude)
         # Before anything is changed: sizes that do not fit are refused here.

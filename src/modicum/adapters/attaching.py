@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
@@ -14,6 +15,8 @@ from modicum.adapters.base import Adapter, SharedFactors
 from modicum.adapters.copies import Copied, empty_copy
 from modicum.adapters.sites import Site, shared_name
 from modicum.core.errors import InputError
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def check_name(model: nn.Module, name: str) -> None:
@@ -58,6 +61,21 @@ def check_has_sizes(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise InputError("it has no sizes yet: run the model once before", value=name)
+
+
+def check_numbers(method: Adapter, sites: Iterable[Site]) -> None:
+    """Make sure that products in fp32 can take the numbers of a method, and those of its layers.
+
+    Raises:
+        InputError: one is too large.
+    """
+    own = [("", method.model_dump()), *((site.name, site.prepared) for site in sites)]
+    for name, numbers in own:
+        for key, number in numbers.items():
+            if isinstance(number, int | float) and abs(number) > _LARGEST:
+                where = f" (of {name})" if name else ""
+                problem = f"is above {_LARGEST:.2g}, the largest number of fp32{where}"
+                raise InputError(problem, field=key, value=number)
 
 
 def what_is_left_out(left: Mapping[str, str]) -> str:

@@ -144,8 +144,7 @@ def _split(attached: Attachment, layers: Mapping[str, AdapterLayer], ranks: Rank
         return original_weight(attached, name) if mine or attached.weights is None else None
 
     def make(name: str, weight: Tensor) -> Mapping[str, Tensor]:
-        if not weight.isfinite().all():
-            raise InputError("its weight has values that are not finite", value=name)
+        base_weights.check_finite(weight, name)
         return layers[name].split(
             weight,
             partial(base_weights.round_trip, attached.model.get_submodule(name)),
