@@ -72,6 +72,8 @@ def completed(
         "checkpoint": {"every": 2},
         "samples": {"count": 0},
     }
+    if "takes_no_rate" in ROWS[asked.get("optimizer", {}).get("method", "adamw")].traits:
+        del values["training"]["learning_rate"]
     if "task" not in asked:
         length = {"sequence_length": 24, "validation_fraction": 0.1}
         values["data"] = {"path": str(questions), **DATA, **length}
@@ -208,6 +210,27 @@ def test_a_row_that_compiles_computes_the_same(
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=1e-4)
 
 
+@pytest.mark.expensive
+@pytest.mark.ranks
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ROWS.values() if row.record.room in ("optim", "linears", "compress")],
+    ids=lambda row: row.name,
+)
+def test_a_row_resumes_on_two_ranks_and_on_one_again(
+    pool: Pool, questions: Path, base: Path, tmp_path: Path, row: CombinationRow
+) -> None:
+    more = ("quantized",) if row.name in QUANTIZED else ()
+    values = completed(all_at_once(row, *more)[0], questions, base)
+    alone, run = without_wire(values), tmp_path / "run"
+    assert trains(Ranks(), alone, run, 2).startswith("4: ")
+    assert all(said.startswith("4: ") for said in pool.run(trains, values, run, 4, ranks=2))
+    assert trains(Ranks(), alone, run) == "done"
+    assert trains(Ranks(), alone, tmp_path / "alone") == "done"
+    assert losses(run) == pytest.approx(losses(tmp_path / "alone"), rel=1e-2)
+
+
 # Two methods that meet in the same place of a step.
 @pytest.mark.expensive
 @pytest.mark.ranks
@@ -257,6 +280,23 @@ def test_a_pair_runs(
         ),
         (["acp_sgd"], {"parallel": {"strategy": "fsdp"}}, "sums full matrices once an update"),
         (["powersgd", "galore, in_backward: True"], {}, "is owed once its update is made"),
+        (["distzo2"], {"training": {"clip_norm": 1.0}}, "so there are no gradients to clip"),
+        (["distzo2"], {"training": {"recompute": "blocks"}}, "that could be computed again"),
+        (["distzo2"], {"parallel": {"strategy": "zero"}}, "zero's optimizer trains others"),
+        (["distzo2", "eva"], {}, "so there are no gradients to change"),
+        (["distzo2", "powersgd"], {}, "so ranks exchange no gradients"),
+        (["distzo2", "comet"], {}, "so nothing is saved for a backward pass"),
+        (["distzo2", "sst"], {}, "its vectors are kept at length 1"),
+        (["admm_rnn"], {"task": None}, "set task.method to sequences"),
+        (["admm_rnn"], {"training": {"precision": "bf16"}}, "set training.precision to fp32"),
+        (["admm_rnn"], {"parallel": {"strategy": "fsdp"}}, "it solves for full weights"),
+        (["lora", "sst"], {}, "an adapter's base is frozen"),
+        (["lora", "maestro"], {}, "merge the adapter first"),
+        (["lora", "lost, activation: silu"], {}, "these layers have none"),
+        (["maestro", "dear"], {}, "full gradients are never together"),
+        (["maestro", "galore, in_backward: True"], {}, "the other needs them all together first"),
+        (["maestro", "mkor"], {}, "has no such rows"),
+        (["welore", "monarch"], {"model": {"path": BASE}}, "it begins with dense weights"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
@@ -269,7 +309,7 @@ def test_what_a_rule_forbids_is_refused(
             values[section] = {**values.get(section, {}), **fields}
     for section, fields in settings.items():
         values[section] = None if fields is None else {**values.get(section, {}), **fields}
-    ranks = 2 if "comm" in values else 1
+    ranks = 2 if "comm" in values or "parallel" in values else 1
     with pytest.raises(InputError, match=sentence):
         layouts(Recipe(**values), ranks)
 

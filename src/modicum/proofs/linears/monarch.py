@@ -12,7 +12,7 @@ shown apart, and not in one run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -77,14 +77,14 @@ def prove(run: ProofRun) -> None:
     """Time the products, and train the decoder with each form."""
     run.seeds = (0, 1, 2) if run.full else (0,)
     _speed(run)
-    form = run.contender(
-        Monarch(blocks=4),
-        null=Monarch(blocks=1, rank=1),
-        null_is="one part of rank 1",
-        planted=Monarch(blocks=3),
-    )
     dense = FULL if run.full else QUICK
-    mine, like = dense.taking(form), dense.taking(Monarch(blocks=4))
+    form, steps = run.contender(
+        (Monarch(blocks=4), dense.steps),
+        null=(Monarch(blocks=1, rank=1), dense.steps // 2),
+        null_is="one part of rank 1, in half of the steps",
+        planted=(Monarch(blocks=3), dense.steps),
+    )
+    mine, like = replace(dense.taking(form), steps=steps), dense.taking(Monarch(blocks=4))
     sweep = formed_sweep(run)
     arms = {
         "Monarch": FormedArm(mine),

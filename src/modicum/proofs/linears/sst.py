@@ -13,6 +13,7 @@ here.
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 from modicum.core.contracts.parameters import optimizer_groups
@@ -89,6 +90,10 @@ def prove(run: ProofRun) -> None:
     closed = [(c - a) / (c - b) for a, b, c in zip(*losses, strict=True)]
     gap = low.mean("loss") - full.mean("loss")
     run.at_least("loss of LoRA above the dense decoder's (nats)", gap, 0.05, part="check")
+    if len(run.seeds) > 1:
+        gaps = [one - other for one, other in zip(losses[2], losses[1], strict=True)]
+        deviations = gap / max(statistics.stdev(gaps), 1e-9)
+        run.at_least("the same in deviations over seeds", deviations, 5.0, part="check")
     mean = (low.mean("loss") - mine.mean("loss")) / gap
     run.at_least("of LoRA's gap to full training, the part closed", mean, 0.5, seeds=closed)
     more = low.mean("state_bytes") + 2 * 4 * formed.sides

@@ -65,6 +65,26 @@ class Lossless:
         return self._loss_of(outputs, batch) * torch.nan
 
 
+class Gradless(Lossless):
+    """A task whose losses are numbers, and their gradients none."""
+
+    def loss_of(self, outputs: Any, batch: Any) -> Tensor:
+        loss: Tensor = _NoNumbers.apply(self._loss_of(outputs, batch))
+        return loss
+
+
+class _NoNumbers(torch.autograd.Function):
+    """What it is given, with gradients that are no numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor) -> Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * torch.nan
+
+
 @dataclass(frozen=True)
 class _World:
     """What programs are tried on: a small model, its task, and a batch by a seed."""

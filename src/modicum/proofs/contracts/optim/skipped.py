@@ -20,7 +20,12 @@ from modicum.parallel.sharded import Sharded
 from modicum.parallel.zero import Zero
 from modicum.proofs.contracts.base import check
 from modicum.proofs.contracts.comm.two_ranks import on_two_ranks
-from modicum.proofs.contracts.optim.programs import Lossless, ProgramSubject, ProgramTraining
+from modicum.proofs.contracts.optim.programs import (
+    Gradless,
+    Lossless,
+    ProgramSubject,
+    ProgramTraining,
+)
 
 # By name, how two ranks share the work, and the traits of a run that does.
 STRATEGIES: dict[str, tuple[Callable[[Ranks], Strategy], frozenset[str]]] = {
@@ -40,19 +45,26 @@ StateByView = Mapping[str, Mapping[str, Any]]
 @check("optim", slot="transform", expensive=True)
 @check("optim", slot="optimizer", expensive=True)
 def check_one_rank_without_numbers(subject: ProgramSubject) -> None:
-    """A NaN on one rank skips the update on both, and all state is what it was, to the bit."""
+    """A NaN on one rank skips the update on both, and all state is what it was, to the bit.
+
+    It is in the loss, or in the gradients alone.
+    """
     value = subject if isinstance(subject, Method) else subject.tiny()
     for rank, found in enumerate(on_two_ranks(after_a_nan, value)):
         assert found, "no strategy goes with it on two ranks"
         for kind, one in found.items():
-            assert one["skipped"], f"{kind}: rank {rank} makes an update of a loss that is none"
+            assert one["skipped"], f"{kind}: rank {rank} makes an update of what is no number"
             assert not one["changed"], f"{kind}: a skipped update changes {one['changed']}"
             assert one["finite"], f"{kind}: the update after it leaves weights that are not finite"
 
 
 def after_a_nan(ranks: Ranks, value: Method) -> dict[str, dict[str, Any]]:
-    """At each of two ranks, by strategy: what a skipped update changed, and the one after it."""
-    found = {}
+    """At each of two ranks, by strategy and what has the NaN: what a skipped update changed, and
+    the one after it."""
+    found: dict[str, dict[str, Any]] = {}
+    without: dict[str, type[Lossless]] = {"loss": Lossless, "gradient": Gradless}
+    if "needs_no_gradients" in value.traits:
+        del without["gradient"]
     own = TraitHolder("method", value.traits, value.info.excludes)
     for kind, (share, traits) in STRATEGIES.items():
         if any(True for _ in clashes([own, TraitHolder("run", traits)])):
@@ -60,22 +72,30 @@ def after_a_nan(ranks: Ranks, value: Method) -> dict[str, dict[str, Any]]:
         training = ProgramTraining(value, share(ranks))
         for step in (1, 2, 3):
             training.update(step)
-        before, task = copied(training), training.program.task
-        if not ranks.first:
-            training.program.task = Lossless(task)
-        outcome = training.update(4)
-        rounds = "needs_no_gradients" in value.traits
-        changed = changed_by(before, copied(training), rounds=rounds)
-        training.program.task = task
-        training.update(5)
-        training.program.flush()
-        weights = [own_part(parameter)[0] for parameter in training.model.parameters()]
-        found[kind] = {
-            "skipped": outcome.skipped,
-            "changed": changed,
-            "finite": all(bool(weight.isfinite().all()) for weight in weights),
-        }
+        rounds = "gradient" not in without
+        for place, (what, spoilt) in enumerate(without.items()):
+            found[f"{kind}, {what}"] = spoilt_update(training, spoilt, 4 + 2 * place, rounds)
     return found
+
+
+def spoilt_update(
+    training: ProgramTraining, spoilt: type[Lossless], step: int, rounds: bool
+) -> dict[str, Any]:
+    """What an update changes of which all ranks but the first have a spoilt task, and the next."""
+    before, task = copied(training), training.program.task
+    if not training.strategy.ranks.first:
+        training.program.task = spoilt(task)
+    outcome = training.update(step)
+    changed = changed_by(before, copied(training), rounds=rounds)
+    training.program.task = task
+    training.update(step + 1)
+    training.program.flush()
+    weights = [own_part(parameter)[0] for parameter in training.model.parameters()]
+    return {
+        "skipped": outcome.skipped,
+        "changed": changed,
+        "finite": all(bool(weight.isfinite().all()) for weight in weights),
+    }
 
 
 def copied(training: ProgramTraining) -> StateByView:
