@@ -38,6 +38,7 @@ from modicum.proofs.adapters.forgetting_bench import ForgettingBench
 from modicum.proofs.adapters.permutation_bench import (
     FullTuning,
     PermutationBench,
+    TuningContender,
 )
 from modicum.proofs.base import ProofRun, ratios
 from modicum.proofs.bench.meters import in_turns
@@ -137,8 +138,11 @@ def forgetting(run: ProofRun, bench: PermutationBench, rate: float, lora_rate: f
     run.at_most("what it forgets, of what LoRA does", statistics.fmean(each), 0.95, seeds=each)
     if run.full:
         seed = bench.seeds[0]
-        arms = {"itself": (value, RATES), "LoRA": (lora, LORA_RATES)}
-        for name, (arm, rates) in {**arms, "full tuning": (FullTuning(), SLOW_RATES)}.items():
+        arms: dict[str, tuple[TuningContender, tuple[float, ...]]] = {
+            "itself": (value, RATES), "LoRA": (lora, LORA_RATES),
+            "full tuning": (FullTuning(), SLOW_RATES),
+        }  # fmt: skip
+        for name, (arm, rates) in arms.items():
             for each_rate in rates:
                 found = curves.curve(arm, each_rate, seed).at(equal[seed])
                 run.figure(f"the same, {name} at {each_rate:g}", method=mine[0], baseline=found)

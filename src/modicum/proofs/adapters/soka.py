@@ -179,17 +179,16 @@ def given_changes(run: ProofRun, value: Adapter) -> None:
     if run.full:
         changes["a flat spectrum"] = targets()["a flat spectrum"]
     for name, change in changes.items():
-        run.progress(f"fitting a change of {name}")
         change = change * (WIDTH**0.5 / change.norm())
-        found = _captured(value, change)
+        found = _captured(run, f"fitting a change of {name}", value, change)
         lora = best_low_rank(change, LORA_RANK)
         run.figure(f"captured of a change of {name}", method=found, baseline=lora)
 
 
-def _captured(value: Adapter, change: Tensor) -> float:
+def _captured(run: ProofRun, name: str, value: Adapter, change: Tensor) -> float:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the weight of which it takes its start
-        return captured(value, change)
+        return captured(run, name, value, change)
 
 
 def _lokr(run: ProofRun, bench: DigitsBench) -> Swept[Curve]:
