@@ -272,7 +272,8 @@ def show_comparison(found: Comparison, asked: Settled, folder: Path) -> None:
     headers = ["Side", "Loss", "Difference", first.capitalize(), "State", "Seconds", "Tokens",
                "Verdict"]  # fmt: skip
     if kind in (None, "seconds"):  # one column more than 80 have room for
-        for shown in ([0, 1, 2, 7], [0, 3, 4, 5, 6]):
+        for gap, shown in (("", [0, 1, 2, 7]), ("\n", [0, 3, 4, 5, 6])):
+            print(end=gap)
             cells = [[row[i] for i in shown] for row in rows]
             table([headers[i] for i in shown], [row for row in cells if any(row[1:])])
     else:  # every side has as many tokens

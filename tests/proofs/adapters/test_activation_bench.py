@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from modicum.adapters import LoRA, LoRAFA, RandLoRA
+from modicum.core.contracts.catalog import find
 from modicum.models import ModelConfig
 from modicum.proofs.adapters.activation_bench import ActivationBench
 from modicum.proofs.adapters.randlora import best_low_rank, captured, targets
+from modicum.proofs.base import ProofRun
 
 SMALL = ModelConfig(vocabulary_size=8, width=16, layers=2, heads=2, mlp_width=24, context=8)
 
@@ -39,5 +41,6 @@ def test_the_best_of_any_lora_is_that_of_the_singular_values() -> None:
 def test_what_an_adapter_captures_is_found_by_fitting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("modicum.proofs.adapters.randlora.FITTING_STEPS", 40)
     change = targets()["a flat spectrum"]
-    few, more = (captured(RandLoRA(rank=rank), change, 1e-2) for rank in (32, 4))
+    run = ProofRun(find("randlora"), null=False, full=False)
+    few, more = (captured(run, "fit", RandLoRA(rank=rank), change) for rank in (32, 4))
     assert 0 < few < more < 1

@@ -37,16 +37,12 @@ def prove(run: ProofRun) -> None:
 
 def given_changes(run: ProofRun) -> None:
     """The share of a change's squared size that is captured at equal trained numbers."""
-    changes = targets()
-    sweep: Sweep[tuple[Adapter, str], float] = Sweep(
-        run, lambda arm, rate, seed: captured(arm[0], changes[arm[1]], rate), lambda share: -share
-    )
     for rank, of_lora in RANKS.items():
         lora = LoRA(rank=int(of_lora))
         value = run.contender(RandLoRA(rank=rank), null=lora, null_is="LoRA in RandLoRA's place")
-        for name, change in changes.items():
-            arm, theirs = (value, name), best_low_rank(change, of_lora)
-            mine = max(sweep.outcome(f"fitting {name}", arm, rate, 0) for rate in FITTING_RATES)
+        for name, change in targets().items():
+            mine = captured(run, f"fitting {name}", value, change)
+            theirs = best_low_rank(change, of_lora)
             label = f"captured of {name}, {2 * WIDTH * of_lora:.0f} trained numbers"
             figure = run.figure(label, method=mine, baseline=theirs)
             if name == "a flat spectrum":
@@ -90,11 +86,18 @@ def targets() -> dict[str, Tensor]:
     return {name: change * (WIDTH**0.5 / change.norm()) for name, change in found.items()}
 
 
-def captured(value: Adapter, change: Tensor, rate: float) -> float:
-    """The share of a change's squared size that an adapter of one layer captures.
+def captured(run: ProofRun, name: str, value: Adapter, change: Tensor) -> float:
+    """The share of a change's squared size that an adapter of one layer captures, at its best rate.
 
-    Least squares on the change itself, by Adam at this rate.
+    Least squares on the change itself, by Adam.
     """
+    sweep: Sweep[Adapter, float] = Sweep(
+        run, lambda arm, rate, seed: _fitted(arm, change, rate), lambda share: -share
+    )
+    return max(sweep.outcome(name, value, rate, 0) for rate in FITTING_RATES)
+
+
+def _fitted(value: Adapter, change: Tensor, rate: float) -> float:
     attached = value.attach(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False)))
     [(_, layer)] = attached.layers()
     optimizer = torch.optim.Adam(attached.parameters(), lr=rate)

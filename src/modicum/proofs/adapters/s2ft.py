@@ -17,7 +17,7 @@ Reduced: the quick run has a smaller decoder, two seeds, no other selections and
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
@@ -138,11 +138,10 @@ def forgetting(run: ProofRun, bench: PermutationBench, rate: float, lora_rate: f
     run.at_most("what it forgets, of what LoRA does", statistics.fmean(each), 0.95, seeds=each)
     if run.full:
         seed = bench.seeds[0]
-        arms: dict[str, tuple[TuningContender, Sequence[float]]] = {
-            "itself": (value, RATES),
-            "LoRA": (lora, LORA_RATES),
+        arms: dict[str, tuple[TuningContender, tuple[float, ...]]] = {
+            "itself": (value, RATES), "LoRA": (lora, LORA_RATES),
             "full tuning": (FullTuning(), SLOW_RATES),
-        }
+        }  # fmt: skip
         for name, (arm, rates) in arms.items():
             for each_rate in rates:
                 found = curves.curve(arm, each_rate, seed).at(equal[seed])

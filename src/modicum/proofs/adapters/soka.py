@@ -42,13 +42,7 @@ from modicum.proofs.adapters.digits_bench import (
     mean_losses,
     steps_to,
 )
-from modicum.proofs.adapters.randlora import (
-    FITTING_RATES,
-    WIDTH,
-    best_low_rank,
-    captured,
-    targets,
-)
+from modicum.proofs.adapters.randlora import WIDTH, best_low_rank, captured, targets
 from modicum.proofs.base import ProofRun, ratios
 from modicum.proofs.bench.sweep import Sweep, Swept
 
@@ -184,21 +178,17 @@ def given_changes(run: ProofRun, value: Adapter) -> None:
     changes = {"rank 4": low @ other}
     if run.full:
         changes["a flat spectrum"] = targets()["a flat spectrum"]
-    changes = {name: change * (WIDTH**0.5 / change.norm()) for name, change in changes.items()}
-    sweep: Sweep[tuple[Adapter, str], float] = Sweep(
-        run, lambda arm, rate, seed: _captured(arm[0], changes[arm[1]], rate), lambda share: -share
-    )
     for name, change in changes.items():
-        what, arm = f"fitting a change of {name}", (value, name)
-        found = max(sweep.outcome(what, arm, rate, 0) for rate in FITTING_RATES)
+        change = change * (WIDTH**0.5 / change.norm())
+        found = _captured(run, f"fitting a change of {name}", value, change)
         lora = best_low_rank(change, LORA_RANK)
         run.figure(f"captured of a change of {name}", method=found, baseline=lora)
 
 
-def _captured(value: Adapter, change: Tensor, rate: float) -> float:
+def _captured(run: ProofRun, name: str, value: Adapter, change: Tensor) -> float:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the weight of which it takes its start
-        return captured(value, change, rate)
+        return captured(run, name, value, change)
 
 
 def _lokr(run: ProofRun, bench: DigitsBench) -> Swept[Curve]:
