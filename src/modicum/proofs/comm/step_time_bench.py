@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from modicum.comm.dear import DeAR
 from modicum.comm.deferred import IN_FLIGHT, Deferred
 from modicum.core.contracts.strategy import Strategy
-from modicum.core.ranks.collectives import CollectiveHandle, Collectives
+from modicum.core.ranks.call_queue import CollectiveHandle
+from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
