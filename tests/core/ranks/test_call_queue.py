@@ -267,7 +267,7 @@ with joined() as ranks:
     engine = Collectives(ranks, in_flight=1, link=Link(latency=0.01))
     handles = [engine.reduce_scatter(torch.ones(2 * 400_000)) for _ in range(300)]
     handles[3].wait()
-    time.sleep(0.05)
+    ranks.gather(True)
     print(sum(thread.name == THREAD for thread in threading.enumerate()), flush=True)
     sys.exit(7)
 """
@@ -297,10 +297,88 @@ def test_a_process_ends_as_it_says_while_calls_wait(tmp_path: Path) -> None:
         processes.append(
             subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
         )
-    for process in processes:
-        said, wrong = process.communicate(timeout=90)
-        assert (process.returncode, said) == (7, "1\n"), wrong
+    try:
+        ends = [(*process.communicate(timeout=90), process.returncode) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    for said, wrong, code in ends:
+        assert (code, said) == (7, "1\n"), wrong
         assert "terminate" not in wrong
+
+
+def in_batches(ranks: Ranks, seed: int, sizes: list[int]) -> Any:
+    """Batches of calls with priorities; each rank computes, and waits, at moments of its own."""
+    alike, own = random.Random(seed), random.Random(1000 * seed + ranks.rank)
+    engine = Collectives(ranks, in_flight=3)
+    results: list[Tensor] = []
+    under_way: list[list[int]] = []
+    begin = CollectiveHandle.begin
+
+    def seen(handle: CollectiveHandle, link: Link | None) -> None:
+        queue = engine._queue
+        others = [*queue._begun, *([queue._made] if queue._made else [])]
+        under_way.append([handle.priority, *(other.priority for other in others)])
+        begin(handle, link)
+
+    with pytest.MonkeyPatch.context() as patched, observing(CallLog()) as log:
+        patched.setattr(CollectiveHandle, "begin", seen)
+        for batch in range(3):
+            handles = []
+            with engine.batch():
+                for n in range(5):
+                    priority = alike.randrange(3)
+                    values = torch.full((ranks.size * alike.choice(sizes),), float(n + ranks.rank))
+                    label = f"{batch}/{n} of {priority}"
+                    handles.append(
+                        engine.reduce_scatter(values, label=label, priority=priority)
+                        if alike.random() < 0.5
+                        else engine.all_gather(values, label=label, priority=priority)
+                    )
+                if batch == 1:
+                    handles[2].wait()
+                    handles.append(engine.all_reduce(torch.ones(3), label="1/5 of 0"))
+            time.sleep(own.choice([0, 0.004]))
+            results += [handle.wait() for handle in handles]
+    return results, [call.label for call in log.calls], under_way
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_priorities_give_one_order_on_all_ranks_and_the_same_bits(pool: Pool, ranks: int) -> None:
+    for seed in (1, 2):
+        found = pool.run(in_batches, seed, [3, 50_000, 200_000], ranks=ranks)
+        labels = found[0][1]
+        for _, others, under_way in found:
+            assert others == labels
+            # None begins while one that goes first is under way.
+            assert all(own <= min(beside, default=own) for own, *beside in under_way)
+        for batch in ("0", "2"):
+            names = [label for label in labels if label.startswith(batch)]
+            order = [(int(label[-1]), int(label[2])) for label in names]
+            assert order == sorted(order)
+        # What is waited for lets those before it begin; what comes after it is behind them.
+        *before, last = [label for label in labels if label.startswith("1")]
+        order = [(int(label[-1]), int(label[2])) for label in before]
+        assert (order, last) == (sorted(order), "1/5 of 0")
+        plain = pool.run(in_order_asked, seed, [3, 50_000, 200_000], ranks=ranks)
+        for (results, *_), wanted in zip(found, plain, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(results, wanted, strict=True))
+
+
+def in_order_asked(ranks: Ranks, seed: int, sizes: list[int]) -> Any:
+    """The results of the same calls, each waited for where it is asked for."""
+    alike, engine, results = random.Random(seed), Collectives(ranks), []
+    for batch in range(3):
+        for n in range(5):
+            alike.randrange(3)
+            values = torch.full((ranks.size * alike.choice(sizes),), float(n + ranks.rank))
+            call = engine.reduce_scatter if alike.random() < 0.5 else engine.all_gather
+            results.append(call(values).wait())
+        if batch == 1:
+            results.append(engine.all_reduce(torch.ones(3)).wait())
+    return results
 
 
 @settings(deadline=None, max_examples=40)

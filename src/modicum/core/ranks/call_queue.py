@@ -16,8 +16,8 @@ import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from math import inf
 from weakref import ReferenceType, WeakSet, ref
@@ -47,6 +47,7 @@ class CollectiveHandle:
         note: what observers are shown.
         stretch: makes some of the result ahead; whether that was all.
         aside: whether another thread than the one that asked may begin and end it.
+        priority: it travels while none of a smaller number does; 0 is the first.
     """
 
     def __init__(
@@ -60,13 +61,14 @@ class CollectiveHandle:
         *,
         stretch: Callable[[], bool] | None = None,
         aside: bool = False,
+        priority: int = 0,
     ) -> None:
         self._queue, self._begin, self._result, self._stretch = queue, begin, result, stretch
         self._sent, self._steps, self._note = sent, steps, note
         self._work: dist.Work | None = None
         self._begun, self._due = inf, -inf
         self.value: Tensor | None = None
-        self.aside, self.large = aside, aside and stretch is not None
+        self.aside, self.large, self.priority = aside, aside and stretch is not None, priority
 
     @property
     def done(self) -> bool:
@@ -130,6 +132,10 @@ class CollectiveHandle:
 class CallQueue:
     """Begins calls in the order in which they are added, so many of them at a time.
 
+    A call does not begin while one of a smaller `priority` is under way, and of those that are
+    added in a block of `batch` such ones go first. So the order is a function of what is asked for,
+    and the same on all ranks, whenever calls end.
+
     One thread adds calls and waits for them. What goes wrong in the queue's own is raised in that
     one, when it next comes by.
 
@@ -145,20 +151,41 @@ class CallQueue:
         self._begun: deque[CollectiveHandle] = deque()
         self._changed = threading.Condition(threading.Lock())
         self._made: CollectiveHandle | None = None  # whose result is being made
+        self._held: list[CollectiveHandle] | None = None  # calls of a batch that is being made
         self._awaited = self._closed = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
         """How many calls have no result yet."""
-        return len(self._waiting) + len(self._begun) + (self._made is not None)
+        held = len(self._held or ())
+        return held + len(self._waiting) + len(self._begun) + (self._made is not None)
 
     def add(self, handle: CollectiveHandle) -> None:
         """Put a call behind those that are there, and begin it if it is its turn."""
         with self._changed:
-            self._waiting.append(handle)
+            (self._waiting if self._held is None else self._held).append(handle)
             self._advance()
             self._call_thread()
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Begin no call of the block before its end, and then those of small priorities first.
+
+        A call that is waited for in the block has all that were added before it begin.
+        """
+        if self._held is not None:  # a part of the batch around it
+            yield
+            return
+        self._held = []
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._release()
+                self._held = None
+                self._advance()
+                self._call_thread()
 
     def progress(self) -> None:
         """End the calls that are done, and begin those that waited for their turn."""
@@ -170,6 +197,7 @@ class CallQueue:
         """Wait for the calls up to `handle`."""
         with self._clock(WIRE), self._changed:
             self._awaited = True  # the thread does nothing meanwhile
+            self._release()
             try:
                 while True:
                     self._advance()
@@ -196,6 +224,12 @@ class CallQueue:
 
     # What follows is called with the lock held
 
+    def _release(self) -> None:
+        """Put the calls of a batch behind those that wait, in the order of their priorities."""
+        if self._held:
+            self._waiting.extend(sorted(self._held, key=lambda handle: handle.priority))
+            self._held.clear()
+
     def _advance(self) -> None:
         """End and begin calls, as who asks for them may: a large result is left to the thread."""
         if self._error is not None:
@@ -208,11 +242,20 @@ class CallQueue:
 
     def _begin_next(self, *, aside: bool = False) -> None:
         while self._waiting and len(self._begun) + (self._made is not None) < self.in_flight:
-            if aside and not self._waiting[0].aside:
+            handle = self._waiting[0]
+            if self._has_prior(handle):
                 return
-            handle = self._waiting.popleft()
+            if aside and not handle.aside:
+                return
+            self._waiting.popleft()
             handle.begin(self.link)
             self._begun.append(handle)
+
+    def _has_prior(self, handle: CollectiveHandle) -> bool:
+        """Whether a call that goes first is under way, where calls wait at all."""
+        under_way = [*self._begun, *([] if self._made is None else [self._made])]
+        first = any(other.priority < handle.priority for other in under_way)
+        return first and self.in_flight < inf
 
     def _make(self, handle: CollectiveHandle, leave: Callable[[], bool] | None = None) -> None:
         """Wait for a call and make its result, for which the lock is given away."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
 
@@ -61,7 +62,9 @@ class Collectives:
     knows nothing of other threads', when `progress` or `wait` is called.
 
     Each call takes a `label`: whose values travel, such as `layers.17`, for those who observe calls
-    (`modicum.core.ranks.observed_calls`).
+    (`modicum.core.ranks.observed_calls`). Sums and gathers take a `priority`, alike on all ranks: a
+    call has the link to itself, but for others of its priority and of smaller ones, and those of
+    `batch` begin in that order.
 
     Args:
         ranks: this process among the others; alone, every call is the identity.
@@ -91,7 +94,9 @@ class Collectives:
                 self._group = dist.new_group() if group is None else group
             self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
 
-    def reduce_scatter(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
+    def reduce_scatter(
+        self, buffer: Tensor, *, label: str = "", priority: int = 0
+    ) -> CollectiveHandle:
         """Sum `buffer` [W n] over the ranks; the result is this rank's part [n] of the sum.
 
         Half-precision values are added up in fp32 and rounded once (on NCCL, as NCCL does it). The
@@ -112,6 +117,7 @@ class Collectives:
                 self.size - 1,
                 lambda: _reduce_scatter(shard, buffer, group=self._group, async_op=True),
                 lambda: shard,
+                priority=priority,
             )
         sums: list[RowSum] = []
 
@@ -131,6 +137,7 @@ class Collectives:
             begin,
             lambda: sums[0]() if sums else buffer,
             (lambda: sums[0].stretch()) if RowSum.suits(buffer) else None,
+            priority=priority,
         )
 
     def all_to_all(
@@ -199,7 +206,7 @@ class Collectives:
             )
 
     def all_gather(
-        self, shard: Tensor, into: Tensor | None = None, *, label: str = ""
+        self, shard: Tensor, into: Tensor | None = None, *, label: str = "", priority: int = 0
     ) -> CollectiveHandle:
         """Every rank's `shard` [n], one after the other [W n], written to `into` where it is given.
 
@@ -221,9 +228,10 @@ class Collectives:
             self.size - 1,
             lambda: _gather(_bytes(whole), _bytes(shard), group=self._group, async_op=True),
             lambda: whole,
+            priority=priority,
         )
 
-    def all_reduce(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
+    def all_reduce(self, buffer: Tensor, *, label: str = "", priority: int = 0) -> CollectiveHandle:
         """Sum `buffer` over the ranks, in place, in an order that is the library's own."""
         self._check(buffer)
         return self._call(
@@ -234,6 +242,7 @@ class Collectives:
             2 * (self.size - 1),
             lambda: dist.all_reduce(buffer, group=self._group, async_op=True),
             lambda: buffer,
+            priority=priority,
         )
 
     def all_or(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
@@ -284,6 +293,18 @@ class Collectives:
             self.all_gather(value.reshape(1), label=AGREEMENT).wait().view(-1, 1)
         ).reshape(())
 
+    def batch(self) -> AbstractContextManager[None]:
+        """Have the calls of the block begin at its end, those of small priorities first.
+
+        >>> engine = Collectives(Ranks())
+        >>> with engine.batch():
+        ...     later = engine.all_reduce(torch.ones(2), priority=1)
+        ...     first = engine.all_reduce(torch.ones(2))
+        >>> first.wait().tolist()
+        [1.0, 1.0]
+        """
+        return self._queue.batch()
+
     def progress(self) -> None:
         """End the calls that are done, and begin those that waited for their turn."""
         self._queue.progress()
@@ -298,14 +319,17 @@ class Collectives:
         begin: Callable[[], dist.Work],
         result: Callable[[], Tensor],
         stretch: Callable[[], bool] | None = None,
+        *,
+        priority: int = 0,
     ) -> CollectiveHandle:
         note = None
         if observed():
             note = CallNote(name.replace("_", "-"), label or named(), sent, time.monotonic())
         aside = not given.is_cuda and not allocations_noted()
         handle = CollectiveHandle(
-            self._queue, begin, result, sent, steps, note, stretch=stretch, aside=aside
-        )
+            self._queue, begin, result, sent, steps, note,
+            stretch=stretch, aside=aside, priority=priority,
+        )  # fmt: skip
         self.meter.add(name, sent)
         if self.size == 1:
             handle.value = result()
