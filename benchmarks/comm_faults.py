@@ -2,9 +2,12 @@
 
 The cable between the hosts is pulled, a rank is paused or killed, one rank's loss is no number, or
 one host has another recipe: at a drawn moment of a short run of `modicum train`, whose exchange
-owes what it leaves unsent. Within ten seconds every host that is left must say who it was and have
-ended, and the same command must then come to the result of a run to which nothing happened, to the
-bit. (After a loss that is no number the run continues; it is interrupted, and resumes.)
+owes what it leaves unsent. Cables are pulled and ranks paused and killed as often while data is
+prepared, a block compiled, the largest batch rehearsed, weights are updated, or a checkpoint is
+begun or written, as between two steps. Within ten seconds every host that is left must say who it
+was and have ended, and the same command must then come to the result of a run to which nothing
+happened, to the bit. (After a loss that is no number the run continues; it is interrupted, and
+resumes.)
 
 `--count 100` injects each fault in turn, for an hour or two; a line of `--progress` each, and the
 same command continues. `--quick` injects each once and writes nothing.
@@ -29,6 +32,7 @@ from diagnosis import Progress
 
 import modicum
 from modicum.core.files import user_cache
+from modicum.proofs.comm.fault_moments import COMPILING, MOMENTS
 from modicum.proofs.comm.faulty_runs import FAULTS, NAN, NOTHING, OTHER, right, trial
 
 WITHIN = 10.0
@@ -36,12 +40,13 @@ STEPS = 12
 Trial = dict[str, Any]
 
 
-def recipe_of(data: Path) -> dict[str, Any]:
-    """A small run with an exchange that keeps state of each rank."""
+def recipe_of(data: Path, *, compiled: bool = False) -> dict[str, Any]:
+    """A small run with an exchange that keeps state of each rank; compiled, of one layer."""
     return {
-        "model": {"layers": 2, "width": 64, "heads": 4, "vocabulary_size": 300},
+        "model": {"layers": 1 if compiled else 2, "width": 64, "heads": 4, "vocabulary_size": 300},
         "data": {"path": str(data), "column": "text", "sequence_length": 32},
-        "training": {"steps": STEPS, "batch_size": 8, "compile": "none", "device": "cpu",
+        "training": {"steps": STEPS, "batch_size": 8, "device": "cpu",
+                     "compile": "blocks" if compiled else "none",
                      "learning_rate": 3e-3},
         "parallel": {"strategy": "ddp", "bucket": "100KB"},
         "comm": {"method": "acp_sgd", "rank": 4},
@@ -53,14 +58,18 @@ def recipe_of(data: Path) -> dict[str, Any]:
 
 
 def drawn(seed: int, number: int) -> Trial:
-    """The fault of a number: each kind in turn, at a drawn rank, step and part of a step.
+    """The fault of a number: each kind in turn, at a drawn rank, and at a step and a part of it.
 
-    Step 0 is when the ranks have met and nothing is planned yet.
+    Step 0 is when the ranks have met and nothing is planned yet. Of what may come at any time every
+    other one comes at one of `MOMENTS` instead, each in turn.
     """
     chance = random.Random(f"{seed} {number}")
     kind = FAULTS[number % len(FAULTS)]
     step = 0 if kind == OTHER else chance.randrange(int(kind == NAN), STEPS - 3)
-    return {"kind": kind, "rank": chance.randrange(2), "step": step, "delay": chance.random() / 2}
+    found: Trial = {"kind": kind, "rank": chance.randrange(2), "step": step}
+    turn, odd = divmod(number // len(FAULTS), 2)
+    moment = list(MOMENTS)[turn % len(MOMENTS)] if odd and kind not in (NAN, OTHER) else None
+    return {**found, "delay": chance.random() / 2, "moment": moment}
 
 
 def sources() -> str:
@@ -83,7 +92,10 @@ def row(trials: list[Trial]) -> dict[str, Any]:
         "median_seconds_to_the_sentence": median(seconds) if seconds else None,
         "greatest_seconds_to_the_end": max(ended, default=None),
         "resumed_to_the_bit": sum(each["resumed_to_the_bit"] for each in trials),
-        "wrong": [{key: each[key] for key in ("rank", "step", "wrong", "said")} for each in wrong],
+        "wrong": [
+            {key: each[key] for key in ("rank", "step", "moment", "wrong", "said")}
+            for each in wrong
+        ],
     }
 
 
@@ -107,14 +119,17 @@ def main() -> None:
     with alone(), tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "text.jsonl"
         write_data(data)
-        recipe, progress = recipe_of(data), Progress(given.progress, {"sources": sources()})
-        calm = progress.of("nothing", partial(trial, NOTHING, 0, 0, recipe))
-        if not calm["outcome"]:
-            raise SystemExit(f"a run to which nothing happened did not end: {calm}")
+        progress = Progress(given.progress, {"sources": sources()})
         for number in range(count):
             fault = drawn(given.seed, number)
+            compiled = fault["moment"] == COMPILING
+            recipe = recipe_of(data, compiled=compiled)
+            what = "nothing, compiled" if compiled else "nothing"
+            calm = progress.of(what, partial(trial, NOTHING, 0, 0, recipe))
+            if not calm["outcome"]:
+                raise SystemExit(f"a run to which nothing happened did not end: {calm}")
             one = partial(trial, fault["kind"], fault["rank"], fault["step"], recipe,
-                          delay=fault["delay"])  # fmt: skip
+                          delay=fault["delay"], moment=fault["moment"])  # fmt: skip
             found = judged(progress.of(f"{given.seed}, {number}: {fault}", one), calm["outcome"])
             say(f"{found['kind']}: {'; '.join(found['wrong']) or 'right'}")
             table[fault["kind"]].append(found)

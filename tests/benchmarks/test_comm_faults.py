@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.benchmarks.conftest import ROOT
 
+from modicum.proofs.comm.fault_moments import MOMENTS
 from modicum.recipe import Recipe
 
 
@@ -29,12 +30,17 @@ def test_every_fault_is_injected_as_often_at_drawn_moments(bench) -> None:
     assert len({each["step"] for each in cuts}) > 3
     assert any(each["step"] == 0 for each in drawn if each["kind"] in ("cut", "paused", "killed"))
     assert all(0 <= each["step"] < bench.STEPS - 2 for each in drawn)
+    for kind in ("cut", "paused", "killed"):
+        moments = Counter(each["moment"] for each in drawn if each["kind"] == kind)
+        assert moments[None] == 10
+        assert set(moments) == {None, *MOMENTS}
+    assert not any(each["moment"] for each in drawn if each["kind"] in ("nan", "other recipe"))
 
 
 def test_what_is_wrong_stays_in_the_row(bench) -> None:
     good: dict[str, Any] = {
-        "kind": "cut", "rank": 1, "step": 4, "seconds": 6.0, "ended": 6.5, "codes": [4, 4],
-        "said": ["", ""], "outcome": "calm", "to_the_bit": None,
+        "kind": "cut", "rank": 1, "step": 4, "moment": None, "seconds": 6.0, "ended": 6.5,
+        "codes": [4, 4], "said": ["", ""], "outcome": "calm", "to_the_bit": None,
     }  # fmt: skip
     bad = good | {"seconds": None, "outcome": "", "step": 0}
     found = bench.row([bench.judged(each, "calm") for each in (good, good | {"seconds": 8.0}, bad)])

@@ -11,7 +11,6 @@ from modicum.comm.base import MatrixMethod
 from modicum.core.contracts.ledger import Entry, Ledger
 from modicum.core.contracts.method import Info, PositiveFloat
 from modicum.core.ranks import exchange
-from modicum.core.ranks.collectives import sum_in_order
 from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery, Pending, ShardExchange
 from modicum.core.ranks.matrix_exchange import (
     GradientSum,
@@ -20,6 +19,7 @@ from modicum.core.ranks.matrix_exchange import (
     PlainSum,
     dense_message,
 )
+from modicum.core.ranks.row_sums import sum_in_order
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 

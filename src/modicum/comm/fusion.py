@@ -9,7 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from modicum.core.ranks.collectives import CollectiveHandle, Collectives
+from modicum.core.ranks.call_queue import CollectiveHandle
+from modicum.core.ranks.collectives import Collectives
 
 T = TypeVar("T")
 

@@ -271,6 +271,13 @@ def begin_allocation_events() -> None:
     _enable_profiler(config, processor, scopes)  # type: ignore[call-arg]
 
 
+def allocations_noted() -> bool:
+    """Whether a profiler notes what this thread allocates; those of other threads it does not."""
+    from torch._C._autograd import _profiler_enabled
+
+    return _profiler_enabled()
+
+
 def end_allocation_events() -> list[Any]:
     """The profiler's event tree since then."""
     from torch._C._autograd import _disable_profiler

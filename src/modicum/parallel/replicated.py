@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from modicum.core.ranks.collectives import CollectiveHandle, Collectives
+from modicum.core.ranks.call_queue import CollectiveHandle
+from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.observed_calls import label_of

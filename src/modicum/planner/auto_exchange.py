@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from modicum.core.files import JsonObject
+from modicum.core.machine import Machine
+from modicum.core.machine.links import MeasuredLink
+from modicum.core.machine.record import MachineRecord
 from modicum.core.ranks.ranks import Ranks
 from modicum.planner.exchanges import exchanges
+from modicum.planner.predict import Predictor
 from modicum.planner.question import Question
+from modicum.recipe import Recipe
 from modicum.recipe.auto_exchange import listed
+from modicum.tasks import Inputs
+
+if TYPE_CHECKING:
+    from modicum.planner.plan import Plan
 
 FIELD = "comm"
 PLAIN = "numbers as they are"
@@ -46,11 +55,45 @@ def _chosen(asked: Question, section: Mapping[str, Any]) -> tuple[dict[str, Any]
     if made is None:
         return None, "nothing fits, whatever travels"
     ways = exchanges(asked, made, asked.link, (*EXACT, *listed(section)))
+    best = preferred(ways)
+    return best["comm"], _why(best, ways)
+
+
+def preferred(ways: Sequence[JsonObject]) -> JsonObject:
+    """Of ways from exact ones on, the one that is taken.
+
+    >>> exact, coded = {"step_seconds": 1.0}, {"step_seconds": 0.95}
+    >>> preferred([exact, coded]) is exact, preferred([exact, coded, {"step_seconds": 0.5}])
+    (True, {'step_seconds': 0.5})
+    """
     best = ways[0]
     for way in ways[1:]:
         if way["step_seconds"] < (1 - GAIN) * best["step_seconds"]:
             best = way
-    return best["comm"], _why(best, ways)
+    return best
+
+
+def preferred_on(plan: Plan, link: MeasuredLink) -> tuple[JsonObject, JsonObject]:
+    """What `auto` would choose on a link, were all ways listed, and the way that a plan has."""
+    asked = _Planned(
+        plan.recipe, plan.inputs, plan.machine, plan.record, plan.device,
+        Predictor(plan.device, plan.prepared),
+    )  # fmt: skip
+    ways = exchanges(asked, plan.prediction, link)
+    here = next(way for way in ways if way["here"])
+    return preferred(ways), here
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A plan as other ways are tried on it."""
+
+    recipe: Recipe
+    inputs: Inputs
+    machine: Machine
+    record: MachineRecord
+    device: str
+    predictor: Predictor
 
 
 def _why(best: JsonObject, ways: list[JsonObject]) -> str:

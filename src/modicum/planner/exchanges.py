@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from modicum.comm.base import MatrixMethod, Schedule
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
+from modicum.core.machine import Machine
 from modicum.core.machine.links import MeasuredLink
+from modicum.core.machine.record import MachineRecord
 from modicum.planner.choose import refused, traits_of
-from modicum.planner.predict import Prediction
-from modicum.planner.question import Question
+from modicum.planner.predict import Prediction, Predictor
 from modicum.planner.wire_time import WireQuery, break_even, wire_time
 from modicum.recipe import Recipe
+from modicum.tasks import Inputs
 
 # From what is exact to what is not: numbers as they are, when they travel, in 16 bits, fewer.
 CANDIDATES: tuple[dict[str, Any] | None, ...] = (
@@ -24,6 +26,34 @@ CANDIDATES: tuple[dict[str, Any] | None, ...] = (
     {"method": "acp_sgd"},
     {"method": "powersgd"},
 )
+
+
+class ExchangeQuestion(Protocol):
+    """What a way to exchange gradients is tried on: a recipe, its model, and a machine."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """As it would run."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """The model's shape among them."""
+
+    @property
+    def machine(self) -> Machine:
+        """How fast it is."""
+
+    @property
+    def record(self) -> MachineRecord:
+        """What of that a step reaches."""
+
+    @property
+    def device(self) -> str:
+        """Where the run would be, cpu or cuda."""
+
+    @property
+    def predictor(self) -> Predictor:
+        """Predicts what a step takes."""
 
 
 def wire_query(recipe: Recipe, prediction: Prediction, device: str, rate: float) -> WireQuery:
@@ -45,7 +75,7 @@ def wire_query(recipe: Recipe, prediction: Prediction, device: str, rate: float)
 
 
 def exchanges(
-    asked: Question,
+    asked: ExchangeQuestion,
     made: Prediction,
     link: MeasuredLink,
     candidates: Sequence[dict[str, Any] | None] = CANDIDATES,
@@ -81,7 +111,7 @@ def exchanges(
 
 
 def _tried(
-    asked: Question, made: Prediction, ways: Sequence[dict[str, Any] | None]
+    asked: ExchangeQuestion, made: Prediction, ways: Sequence[dict[str, Any] | None]
 ) -> Iterator[tuple[dict[str, Any] | None, Prediction, Recipe]]:
     candidates = list(ways)
     if asked.recipe.comm is not None:

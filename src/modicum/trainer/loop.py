@@ -140,7 +140,7 @@ def run(session: Session) -> None:
             comes after the state is saved.
     """
     try:
-        with session.wire:
+        with session.wire, session.link_check:
             _run(session)
     except (StopRequested, BrokenStream):
         session.save(last=True)
@@ -186,6 +186,7 @@ def _run(session: Session) -> None:
             if session.step - first == REVISED_AFTER:
                 revise_plan(session, f"speed measured over {REVISED_AFTER} steps")
             note_ended(session)
+            session.tell_of_link()
         session.wire.write()
         operate_if_asked(session)
     evaluate_now(session)

@@ -22,7 +22,8 @@ from modicum.planner.choose import MICRO, refused, traits_of
 from modicum.tasks import Data
 from modicum.trainer.assembly import Built
 from modicum.trainer.divergence import refuse_divergence
-from modicum.trainer.folder import METRICS, PLAN, RunFolder
+from modicum.trainer.folder import ANOMALIES, METRICS, PLAN, RunFolder
+from modicum.trainer.link_check import LinkCheck, slow_link_row
 from modicum.trainer.out_of_memory import halved, ran_out
 from modicum.trainer.rank_watch import AnomalyReader
 from modicum.trainer.record import RunRecord
@@ -52,7 +53,8 @@ class Session:
     `save_costs` what it was each time, and `written` how long the newest took until it was in
     place, on rank 0. `updated` is whether any update of this run was not skipped. The meter is on
     up to the update `metered_until`. `watched` looks at the ranks. `clock` says where this
-    process's time goes, `waits` what of it was waiting for other ranks, `wire` what rank 0 sends.
+    process's time goes, `waits` what of it was waiting for other ranks, `wire` what rank 0 sends,
+    `link_check` whether the link carries that as fast as the plan counts with.
     """
 
     ranks: Ranks
@@ -81,6 +83,7 @@ class Session:
     def __post_init__(self) -> None:
         self.clock, self.waits = self.ranks.clock, Waits(self.ranks)
         self.wire = WireAccount(self.folder, self.ranks)
+        self.link_check = LinkCheck(self.plan, self.ranks)
         self._data_before = 0.0
         self._anomalies = AnomalyReader(self.folder.path if self.ranks.first else None)
 
@@ -149,7 +152,7 @@ class Session:
     def train_one(self, update: Update) -> StepOutcome:
         """Update number `step + 1`, and its row in the metrics."""
         training, start = self.plan.recipe.training, self.clock.seconds
-        with self.clock(UPDATE), self.wire.update(self.step + 1):
+        with self.clock(UPDATE), self.wire.update(self.step + 1), self.link_check.update():
             rate = self.step_program.set_rate(factor(self.step, training, self.plan.length))
             outcome = self._try(update)
         self.step += 1
@@ -297,6 +300,13 @@ class Session:
             if not row.get("ends"):
                 self.record.noticed({"step": self.step, **row})
                 self.emit("anomaly", **{**row, "step": self.step, "message": row.get("sentence")})
+
+    def tell_of_link(self) -> None:
+        """Tell of a link that is far slower than the plan counts with; all ranks call this."""
+        seen = self.link_check.found()
+        if seen is not None and self.ranks.first:
+            self.folder.append(ANOMALIES, slow_link_row(self.plan, seen))
+            self.tell_of_anomalies()
 
     def take_up(self, checkpoint: Checkpoint, *, fork: bool = False) -> None:
         """Resume from a checkpoint's state; that of another run becomes this run's first.

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from pool import Pool
 from torch import Tensor
 
-from modicum.core.ranks.collectives import Collectives, Meter, sum_in_order
+from modicum.core.ranks.collectives import Collectives, Meter
 from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import PeerLost, Ranks
+from modicum.core.ranks.row_sums import sum_in_order
 
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int": torch.int32}
 
@@ -171,7 +172,7 @@ def test_parts_that_are_none_of_the_buffer_are_refused(
 def in_order(ranks: Ranks) -> Any:
     engine = Collectives(ranks, in_flight=1)
     handles = [engine.all_gather(torch.full((2,), float(n + ranks.rank))) for n in range(4)]
-    waiting = len(engine._begun) + len(engine._waiting)
+    waiting = len(engine._queue)
     total = ranks.sum(1.0)[0]
     while not handles[3].done:
         engine.progress()

@@ -4,17 +4,18 @@ gloo's own reduce-scatter is an all-reduce inside and sends twice what it must. 
 an all-to-all and a sum in the order of the ranks: an element's sum depends on the ranks' values
 alone, not on where in which buffer it stands. On NCCL it is NCCL's.
 
-Calls are issued in the order in which they are asked for, by the thread that asks, in a process
-group of their own; so every rank must ask for the same calls in the same order, and nothing that
-goes through another group can come in between.
+Calls are issued in the order in which they are asked for, in a process group of their own; so every
+rank must ask for the same calls in the same order, and nothing that goes through another group can
+come in between. One that has to wait for its turn begins when that comes, whatever the thread that
+asked does meanwhile (`modicum.core.ranks.call_queue`).
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
 
@@ -22,10 +23,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from modicum.core.clock import WIRE
-from modicum.core.ranks.observed_calls import AGREEMENT, CallNote, named, noting, observed
+from modicum.core.ranks.call_queue import CallQueue, CollectiveHandle
+from modicum.core.ranks.observed_calls import AGREEMENT, CallNote, named, observed
 from modicum.core.ranks.pretended_link import Link, pretended
 from modicum.core.ranks.ranks import Ranks, peer_errors
+from modicum.core.ranks.row_sums import RowSum, sum_in_order
+from modicum.core.torch_private import allocations_noted
 
 # Newer versions of PyTorch warn of the older names.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -50,71 +53,18 @@ class Meter:
         self.calls.clear()
 
 
-class CollectiveHandle:
-    """A call that was asked for, and perhaps has begun; `wait` gives its result."""
-
-    def __init__(
-        self,
-        engine: Collectives,
-        begin: Callable[[], dist.Work],
-        result: Callable[[], Tensor],
-        sent: int,
-        steps: int,
-        note: CallNote | None = None,
-    ) -> None:
-        self._engine, self._begin, self._result = engine, begin, result
-        self._sent, self._steps, self._note = sent, steps, note
-        self._work: dist.Work | None = None
-        self._due = -inf
-        self._value: Tensor | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether `wait` would return at once."""
-        if self._value is not None:
-            return True
-        return (
-            self._work is not None and self._work.is_completed() and time.monotonic() >= self._due
-        )
-
-    def wait(self) -> Tensor:
-        """The result, once it is there.
-
-        Raises:
-            PeerLost: another rank is gone.
-        """
-        if self._value is None:
-            self._engine.finish(self)
-        assert self._value is not None
-        return self._value
-
-    def begin(self, link: Link | None) -> None:
-        """Put the call on the wire; its engine does that when it is its turn."""
-        with peer_errors(), nullcontext() if self._note is None else noting(self._note):
-            self._work = self._begin()
-        if link is not None:
-            self._due = link.reserve(self._sent, self._steps)
-
-    def end(self) -> None:
-        """Wait for the call, and make its result."""
-        assert self._work is not None
-        with peer_errors():
-            self._work.wait()
-        if (left := self._due - time.monotonic()) > 0:
-            time.sleep(left)
-        self._value = self._result()
-        del self._begin, self._result  # they hold the buffers
-
-
 class Collectives:
     """Reduce-scatter, all-gather, all-to-all and all-reduce (sums, OR) of flat buffers among ranks.
 
     On gloo a reduce-scatter needs a second buffer as large as the first until it is done. So at
-    most `in_flight` calls are under way at a time and the others wait for their turn, which they
-    get when `progress` or `wait` is called.
+    most `in_flight` calls are under way at a time and the others wait for their turn. They get it
+    from a thread of the engine's own, or where a profiler counts this thread's allocations, which
+    knows nothing of other threads', when `progress` or `wait` is called.
 
     Each call takes a `label`: whose values travel, such as `layers.17`, for those who observe calls
-    (`modicum.core.ranks.observed_calls`).
+    (`modicum.core.ranks.observed_calls`). Sums and gathers take a `priority`, alike on all ranks: a
+    call has the link to itself, but for others of its priority and of smaller ones, and those of
+    `batch` begin in that order.
 
     Args:
         ranks: this process among the others; alone, every call is the identity.
@@ -136,17 +86,17 @@ class Collectives:
         link: Link | None = None,
         in_flight: float = 2,
     ) -> None:
-        self.rank, self.size, self._clock = ranks.rank, ranks.size, ranks.clock
+        self.rank, self.size = ranks.rank, ranks.size
         self.link, self.meter = link or pretended(), Meter()
-        self._in_flight = in_flight
-        self._waiting: deque[CollectiveHandle] = deque()
-        self._begun: deque[CollectiveHandle] = deque()
+        self._queue = CallQueue(self.link, in_flight, ranks.clock)
         if not ranks.alone:
             with peer_errors():
                 self._group = dist.new_group() if group is None else group
             self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
 
-    def reduce_scatter(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
+    def reduce_scatter(
+        self, buffer: Tensor, *, label: str = "", priority: int = 0
+    ) -> CollectiveHandle:
         """Sum `buffer` [W n] over the ranks; the result is this rank's part [n] of the sum.
 
         Half-precision values are added up in fp32 and rounded once (on NCCL, as NCCL does it). The
@@ -161,27 +111,33 @@ class Collectives:
             shard = buffer.new_empty(buffer.numel() // self.size)
             return self._call(
                 "reduce_scatter",
+                buffer,
                 label,
                 sent,
                 self.size - 1,
                 lambda: _reduce_scatter(shard, buffer, group=self._group, async_op=True),
                 lambda: shard,
+                priority=priority,
             )
-        received: list[Tensor] = []
+        sums: list[RowSum] = []
 
         def begin() -> dist.Work:
-            received.append(torch.empty_like(buffer))
+            received = torch.empty_like(buffer)
+            sums.append(RowSum(received.view(self.size, -1)))
             return dist.all_to_all_single(
-                _bytes(received[0]), _bytes(buffer), group=self._group, async_op=True
+                _bytes(received), _bytes(buffer), group=self._group, async_op=True
             )
 
         return self._call(
             "reduce_scatter",
+            buffer,
             label,
             sent,
             self.size - 1,
             begin,
-            lambda: sum_in_order(received[0].view(self.size, -1)) if received else buffer,
+            lambda: sums[0]() if sums else buffer,
+            (lambda: sums[0].stretch()) if RowSum.suits(buffer) else None,
+            priority=priority,
         )
 
     def all_to_all(
@@ -230,6 +186,7 @@ class Collectives:
 
         return self._call(
             "all_to_all",
+            buffer,
             label,
             buffer.nbytes - width * sent[self.rank],
             self.size - 1,
@@ -249,7 +206,7 @@ class Collectives:
             )
 
     def all_gather(
-        self, shard: Tensor, into: Tensor | None = None, *, label: str = ""
+        self, shard: Tensor, into: Tensor | None = None, *, label: str = "", priority: int = 0
     ) -> CollectiveHandle:
         """Every rank's `shard` [n], one after the other [W n], written to `into` where it is given.
 
@@ -265,23 +222,27 @@ class Collectives:
             whole.copy_(shard)
         return self._call(
             "all_gather",
+            shard,
             label,
             (self.size - 1) * shard.nbytes,
             self.size - 1,
             lambda: _gather(_bytes(whole), _bytes(shard), group=self._group, async_op=True),
             lambda: whole,
+            priority=priority,
         )
 
-    def all_reduce(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
+    def all_reduce(self, buffer: Tensor, *, label: str = "", priority: int = 0) -> CollectiveHandle:
         """Sum `buffer` over the ranks, in place, in an order that is the library's own."""
         self._check(buffer)
         return self._call(
             "all_reduce",
+            buffer,
             label,
             2 * (self.size - 1) * buffer.nbytes // self.size,
             2 * (self.size - 1),
             lambda: dist.all_reduce(buffer, group=self._group, async_op=True),
             lambda: buffer,
+            priority=priority,
         )
 
     def all_or(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
@@ -309,6 +270,7 @@ class Collectives:
 
             return self._call(
                 "all_gather",
+                buffer,
                 label,
                 (self.size - 1) * buffer.nbytes,
                 self.size - 1,
@@ -317,6 +279,7 @@ class Collectives:
             )
         return self._call(
             "all_reduce",
+            buffer,
             label,
             2 * (self.size - 1) * buffer.nbytes // self.size,
             2 * (self.size - 1),
@@ -330,50 +293,55 @@ class Collectives:
             self.all_gather(value.reshape(1), label=AGREEMENT).wait().view(-1, 1)
         ).reshape(())
 
+    def batch(self) -> AbstractContextManager[None]:
+        """Have the calls of the block begin at its end, those of small priorities first.
+
+        >>> engine = Collectives(Ranks())
+        >>> with engine.batch():
+        ...     later = engine.all_reduce(torch.ones(2), priority=1)
+        ...     first = engine.all_reduce(torch.ones(2))
+        >>> first.wait().tolist()
+        [1.0, 1.0]
+        """
+        return self._queue.batch()
+
     def progress(self) -> None:
         """End the calls that are done, and begin those that waited for their turn."""
-        while self._begun and self._begun[0].done:
-            self._begun.popleft().end()
-        while self._waiting and len(self._begun) < self._in_flight:
-            handle = self._waiting.popleft()
-            handle.begin(self.link)
-            self._begun.append(handle)
-
-    def finish(self, handle: CollectiveHandle) -> None:
-        """Wait for the calls up to `handle`."""
-        with self._clock(WIRE):
-            while True:
-                self.progress()
-                if handle._value is not None or not self._begun:
-                    return
-                self._begun.popleft().end()
+        self._queue.progress()
 
     def _call(
         self,
         name: str,
+        given: Tensor,
         label: str,
         sent: int,
         steps: int,
         begin: Callable[[], dist.Work],
         result: Callable[[], Tensor],
+        stretch: Callable[[], bool] | None = None,
+        *,
+        priority: int = 0,
     ) -> CollectiveHandle:
         note = None
         if observed():
             note = CallNote(name.replace("_", "-"), label or named(), sent, time.monotonic())
-        handle = CollectiveHandle(self, begin, result, sent, steps, note)
+        aside = not given.is_cuda and not allocations_noted()
+        handle = CollectiveHandle(
+            self._queue, begin, result, sent, steps, note,
+            stretch=stretch, aside=aside, priority=priority,
+        )  # fmt: skip
         self.meter.add(name, sent)
         if self.size == 1:
-            handle._value = result()
+            handle.value = result()
         else:
-            self._waiting.append(handle)
-            self.progress()
+            self._queue.add(handle)
         return handle
 
     def _native(self, buffer: Tensor) -> bool:
         """Whether the buffer travels by NCCL, which needs no second one and keeps its own queue."""
         native = self.size > 1 and buffer.is_cuda
         if native:
-            self._in_flight = inf
+            self._queue.in_flight = inf
         return native
 
     def _check(self, buffer: Tensor, parts: int = 1) -> None:
@@ -381,22 +349,6 @@ class Collectives:
             raise ValueError(
                 f"a flat buffer of {parts} equal parts was expected, not {tuple(buffer.shape)}"
             )
-
-
-def sum_in_order(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The sum [n] of rows [W, n], first to last, in fp32 at least, rounded to a dtype once.
-
-    Args:
-        dtype: of the sum; by default that of the rows.
-
-    >>> sum_in_order(torch.tensor([[1.0], [2**-24], [2**-24]])).item() == 1.0
-    True
-    """
-    wide = torch.promote_types(rows.dtype, torch.float32)
-    total = rows[0].to(wide, copy=True)
-    for row in rows[1:]:
-        total += row
-    return total.to(rows.dtype if dtype is None else dtype)
 
 
 def _bytes(buffer: Tensor) -> Tensor:

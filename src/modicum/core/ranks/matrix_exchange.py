@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from modicum.core.contracts.ledger import Entry, Ledger, Wire
 from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.state import View
-from modicum.core.ranks.collectives import CollectiveHandle, Collectives
+from modicum.core.ranks.call_queue import CollectiveHandle
+from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.exchange import SHARD, ExchangeContext
 from modicum.core.ranks.layout import REPLICATE
 from modicum.core.ranks.observed_calls import label_of

@@ -29,6 +29,7 @@ class ObservedCall:
         asked: when the call was asked for, in seconds of this host's monotonic clock, as are
             `begun`, when it was issued, and `ended`, which is no number until its result is there.
         waited: seconds for which this process waited for it; 0 for waits in C++, as DDP's.
+        due: before which it does not end, on a pretended link.
     """
 
     sequence: int
@@ -41,6 +42,7 @@ class ObservedCall:
     begun: float
     ended: float = math.nan
     waited: float = 0.0
+    due: float = -math.inf
 
     @property
     def done(self) -> bool:
@@ -80,6 +82,7 @@ class CallNote:
     label: str
     bytes: int
     asked: float
+    due: float = -math.inf
 
 
 # What ranks exchange to agree on something (counts, signals, who has a gradient); no ledger has it.
@@ -156,6 +159,6 @@ def show_begun(call: ObservedCall) -> tuple[CallObserver, ...]:
 def show_ended(call: ObservedCall, seeing: tuple[CallObserver, ...]) -> None:
     """Note that a call has ended, once, and show it to those who saw it begin."""
     if not call.done:
-        call.ended = time.monotonic()
+        call.ended = max(time.monotonic(), call.due)
         for observer in seeing:
             observer.changed(call)

@@ -174,7 +174,9 @@ def _record(group: Any, kind: str, tensors: Iterable[Tensor], values: list[Any])
         payload = sum(tensor.nbytes for tensor in tensors)
         root = next((value.rootRank for value in values if hasattr(value, "rootRank")), None)
         sent = ring_bytes(kind, payload, seen.size, is_root=root == seen.rank)
-    return ObservedCall(sequence, kind, seen.name, seen.members, label, sent, asked, now)
+    call = ObservedCall(sequence, kind, seen.name, seen.members, label, sent, asked, now)
+    call.due = call.due if note is None else note.due
+    return call
 
 
 def ring_bytes(kind: str, given: int, size: int, *, is_root: bool = False) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,12 +30,14 @@ class Link:
 
     def __init__(self, rate: float = inf, latency: float = 0.0) -> None:
         self.rate, self.latency = rate, latency
-        self._free = -inf
+        self._free, self._lock = -inf, threading.Lock()
 
     def reserve(self, sent: int, steps: int) -> float:
         """The instant (of `time.monotonic`) at which a call that begins now is through."""
-        self._free = max(time.monotonic(), self._free) + self.latency * steps + sent / self.rate
-        return self._free
+        with self._lock:  # engines share a link, and each has a thread that begins its calls
+            now = max(time.monotonic(), self._free)
+            self._free = now + self.latency * steps + sent / self.rate
+            return self._free
 
 
 # What engines are given that are made in a block of `pretending`.

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import InputError, Interrupted, ModicumError
+from modicum.proofs.comm.fault_moments import strike_at
 from modicum.proofs.comm.links import apart, in_words, make_hosts
 
 CUT, PAUSED, KILLED, NAN, OTHER = "cut", "paused", "killed", "nan", "other recipe"
@@ -36,7 +37,13 @@ FaultFinding = dict[str, Any]
 
 
 def trial(
-    kind: str, rank: int, step: int, recipe: Mapping[str, Any], *, delay: float = 0.0
+    kind: str,
+    rank: int,
+    step: int,
+    recipe: Mapping[str, Any],
+    *,
+    delay: float = 0.0,
+    moment: str | None = None,
 ) -> FaultFinding:
     """Two hosts train, one of them has the fault, and the run resumes.
 
@@ -47,6 +54,7 @@ def trial(
             anything is planned.
         recipe: of the run, as plain values.
         delay: seconds from then until the cable is pulled.
+        moment: one of `MOMENTS`, where the fault comes then and not after a step.
 
     Returns:
         `seconds` from the fault to the sentence on the last host that should say one (None: not
@@ -59,6 +67,7 @@ def trial(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         task = {"kind": kind, "rank": rank, "step": step, "recipe": dict(recipe), "delay": delay}
+        task["moment"] = moment
         (folder / "task.json").write_text(json.dumps(task), encoding="utf-8")
         command = f"exec {sys.executable} -m {_MODULE} between {folder}"
         done = subprocess.run(apart(command), capture_output=True, text=True, check=False)
@@ -131,6 +140,7 @@ def _attempt(
         "kind": kind,
         "rank": guilty,
         "step": task["step"],
+        "moment": task["moment"],
         "seconds": max(seconds) if len(seconds) == len(asked) else None,
         "ended": ended - when if ended is not None and when is not None else None,
         "codes": [rank.returncode for rank in ranks],
@@ -203,6 +213,8 @@ def rank_of(place: Path) -> int:
 
     task = json.loads((place / "task.json").read_bytes())
     guilty = int(os.environ["RANK"]) == task["rank"]
+    if guilty and task["moment"] is not None and task["kind"] != NOTHING:
+        strike_at(task["moment"], lambda: _fault(task["kind"], place))
     values = dict(task["recipe"])
     if guilty and task["kind"] == OTHER:
         values["training"] = values["training"] | {"learning_rate": 7e-4}
@@ -211,7 +223,7 @@ def rank_of(place: Path) -> int:
     def listener(event: Mapping[str, Any]) -> None:
         if event["event"] == "warning":
             print(f"modicum: {event['message']}", file=sys.stderr, flush=True)
-        if event["event"] == "step" and guilty:
+        if event["event"] == "step" and guilty and task["moment"] is None:
             if event["step"] == task["step"]:
                 _fault(task["kind"], place)
             elif task["stop"] and event["step"] == task["step"] + STOP_AFTER:
@@ -224,7 +236,8 @@ def rank_of(place: Path) -> int:
             if guilty and task["kind"] == OTHER:
                 _fault(OTHER, place)
             with watched_start(recipe, folder, ranks) as watched:  # as `modicum train` does
-                if guilty and not task["step"] and task["kind"] != OTHER:
+                begins = not task["step"] and task["moment"] is None
+                if guilty and begins and task["kind"] != OTHER:
                     _fault(task["kind"], place)
                 with watched.marked():
                     plan = continued(recipe, folder, ranks=ranks)

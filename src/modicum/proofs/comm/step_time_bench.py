@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from modicum.comm.dear import DeAR
 from modicum.comm.deferred import IN_FLIGHT, Deferred
 from modicum.core.contracts.strategy import Strategy
-from modicum.core.ranks.collectives import CollectiveHandle, Collectives
+from modicum.core.ranks.call_queue import CollectiveHandle
+from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
@@ -74,13 +75,15 @@ class Undivided(Collectives):
     Weights are then updated without a wait in the next forward pass.
     """
 
-    def reduce_scatter(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
+    def reduce_scatter(
+        self, buffer: Tensor, *, label: str = "", priority: int = 0
+    ) -> CollectiveHandle:
         """This rank's part of the buffer, all of which is summed in place."""
-        whole = self.all_reduce(buffer, label=label)
+        whole = self.all_reduce(buffer, label=label, priority=priority)
         return _Then(lambda: whole.wait().chunk(self.size)[self.rank])
 
     def all_gather(
-        self, shard: Tensor, into: Tensor | None = None, *, label: str = ""
+        self, shard: Tensor, into: Tensor | None = None, *, label: str = "", priority: int = 0
     ) -> CollectiveHandle:
         """The buffer itself, which has it all."""
         return super().all_gather(shard, label=label) if into is None else _Then(lambda: into)
@@ -89,7 +92,9 @@ class Undivided(Collectives):
 class OwnReduceScatter(Collectives):
     """The library's reduce-scatter, which on gloo is an all-reduce inside."""
 
-    def reduce_scatter(self, buffer: Tensor, *, label: str = "") -> CollectiveHandle:
+    def reduce_scatter(
+        self, buffer: Tensor, *, label: str = "", priority: int = 0
+    ) -> CollectiveHandle:
         """This rank's part of the sum."""
         shard = buffer.new_empty(buffer.numel() // self.size)
         call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
