@@ -20,7 +20,7 @@ from modicum.cli.comparing import sentences
 from modicum.comparison import cache
 from modicum.comparison.budgets import set_in, spent_of
 from modicum.comparison.by_protocol import foreseen, run_protocol
-from modicum.comparison.comparing import compare, run_settled, settled
+from modicum.comparison.comparing import compare, run_settled, settled, tuned_ranges
 from modicum.comparison.spaces import size_of
 from modicum.core.errors import DoesNotFit, InputError, Interrupted
 from modicum.planner.planning import plan_anyway
@@ -182,6 +182,18 @@ def test_a_budget_below_the_smallest_side_names_it(made: dict[str, Path]) -> Non
     vary = "optimizer=adamw,galore,frugal"
     asked = settled([str(made["new"])], vary=vary, budget="state=75kB")
     assert [side.name for side in asked.taking_part] == ["adamw", "frugal"]
+
+
+@pytest.mark.parametrize("budget", ["trained=20kB", "tokens=1k", None])
+def test_what_is_settled_for_a_side_is_not_tuned(made: dict[str, Path], budget: str | None) -> None:
+    """Compacter's default is too large for these layers, and its search table has that field."""
+    own = ["adapter={method: lora, rank: 2}"]
+    vary = "adapter=lora,compacter"
+    asked = settled([str(made["adapted"])], vary=vary, budget=budget, overrides=own)
+    assert "adapter.phm_dim" in asked.fixed["compacter"]
+    tuned = tuned_ranges(asked)["compacter"]
+    assert next(iter(tuned)) == "training.learning_rate"
+    assert not set(tuned) & set(asked.fixed["compacter"])
 
 
 def test_a_budget_that_no_side_can_be_made_to_keep_is_refused(made: dict[str, Path]) -> None:

@@ -311,10 +311,12 @@ def tuned_ranges(asked: Settled, tune: Sequence[str] = ()) -> dict[str, dict[str
     refuse_unknown(asked.taking_part, tuple(tune))
     found = {side.name: space_of(side, asked.trials, tuple(tune)) for side in asked.taking_part}
     for name, ranges in found.items():
-        twice = set(ranges) & set(asked.fixed.get(name, ()))
-        if twice and asked.budget is not None:
+        twice = sorted(set(ranges) & set(asked.fixed.get(name, ())))
+        if twice and tune and asked.budget is not None:
             problem = f"the budget, {asked.budget.said}, settles this for {name}: it is not tuned"
-            raise InputError(problem, field="--tune", value=min(twice).rpartition(".")[2])
+            raise InputError(problem, field="--tune", value=twice[0].rpartition(".")[2])
+        for path in twice:
+            del ranges[path]
     return found
 
 
