@@ -87,11 +87,17 @@ class SlowWork:
     """A collective that ends later: whoever waits for it waits longer."""
 
     def __init__(self, work: Any, sleep: Callable[[], None]) -> None:
-        self._work, self._sleep = work, sleep
+        self._work, self._sleep, self._ended = work, sleep, False
+
+    def is_completed(self) -> bool:
+        """Whether somebody has waited for it."""
+        return self._ended
 
     def wait(self) -> Any:
         """Wait for it, and longer."""
-        self._sleep()
+        if not self._ended:
+            self._sleep()
+        self._ended = True
         return self._work.wait()
 
 

@@ -26,7 +26,7 @@ def report(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a run's report anew, that of a comparison, or one of several runs."""
+    """Write the report of a run, a comparison or several runs anew."""
     from modicum import report as reports
 
     if as_text:
