@@ -80,6 +80,21 @@ def test_a_rank_that_dies_is_named_and_the_run_resumes(
         assert outcome(folder) == calm
 
 
+def ended_record(folder: Path) -> dict[str, Any]:
+    """run.json, once it says that the run has ended: of a stopped rank 0 the agent writes it.
+
+    The agent does so when that rank is gone, so a moment after it.
+    """
+    while True:
+        kept: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        if (
+            kept["status"] != "running"
+            or time.time() - float((folder.parent / "when").read_text()) > SOON
+        ):
+            return kept
+        time.sleep(0.05)
+
+
 @pytest.mark.ranks
 @pytest.mark.expensive
 @pytest.mark.parametrize(("moment", "guilty"), [(COMPILING, 0), ("save", 1), ("writing", 1)])
@@ -91,7 +106,7 @@ def test_a_rank_that_stops_is_named_and_all_end(
     wanted = values | {"training": values["training"] | compiles}
     pool.run(struck, wanted, folder, moment, guilty, "stopped", ranks=2, lost=(0, 1))
     assert time.time() - float((tmp_path / "when").read_text()) < SOON
-    kept = json.loads((folder / "run.json").read_text())
+    kept = ended_record(folder)
     assert (kept["status"], kept["failed_by"]) == ("interrupted", "PeerLost")
     assert kept["error"].startswith(f"rank {guilty} (host ")
     assert " is stopped since 3 s" in kept["error"]
