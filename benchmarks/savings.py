@@ -24,8 +24,8 @@ from common import alone, say, write_result
 
 from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import optimizer_groups
-from modicum.core.layers.linear_forms import small_forms_of
 from modicum.core.layers.meta import on_meta
+from modicum.core.layers.small_forms import small_forms_of
 from modicum.core.machine.memory import bytes_by_kind
 from modicum.linears import LOST, SST, LinearMethod, LowRank, Maestro, Monarch
 from modicum.models import ModelConfig

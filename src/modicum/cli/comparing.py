@@ -311,8 +311,8 @@ def show_report(report: Mapping[str, Any]) -> None:
 
 def _without_loss(row: Mapping[str, Any]) -> str:
     """A trial of a protocol that could not run, in a sentence."""
-    told = row["status"].replace("_", " ")
-    return f"{row['side']} at {row['ratio']:g} of the tokens has no loss: {told}, {row['message']}"
+    why = f"{row['status'].replace('_', ' ')}, {row['message']}"
+    return f"{row['side']} at {row['ratio']:g} of the tokens has no loss: {why}"
 
 
 def _speedup_cells(speedup: Mapping[str, Any]) -> tuple[str, str, str]:

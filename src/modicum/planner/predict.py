@@ -24,9 +24,9 @@ from modicum.core.contracts.ledger import (
 from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.errors import InputError
-from modicum.core.layers.linear_forms import larger_forms
 from modicum.core.layers.meta import on_meta
 from modicum.core.layers.saved_tensors import Shares
+from modicum.core.layers.small_forms import larger_forms
 from modicum.core.machine.kernels import library_bytes
 from modicum.core.ranks.layout import Layout
 from modicum.core.units import Every

@@ -16,8 +16,9 @@ from modicum.core.contracts.surgery import Surgery
 from modicum.core.errors import InputError
 from modicum.core.files import read_json
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan, LayerForm
-from modicum.core.layers.linear_forms import forms_of, small_forms_of, undense
+from modicum.core.layers.linear_forms import forms_of, undense
 from modicum.core.layers.saved_tensors import Shares
+from modicum.core.layers.small_forms import small_forms_of
 from modicum.core.progress import StageProgress
 from modicum.core.random import derive_seed
 from modicum.core.ranks.ranks import Ranks

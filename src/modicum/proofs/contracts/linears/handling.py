@@ -13,16 +13,9 @@ from modicum.core.errors import InputError
 from modicum.core.layers.form_layer import FormLayer
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.formed_model import FormedModel
-from modicum.core.layers.linear_forms import (
-    DENSE,
-    form_of,
-    full_weight,
-    larger_forms,
-    linear_form,
-    small_forms_of,
-    undense,
-)
+from modicum.core.layers.linear_forms import DENSE, form_of, full_weight, linear_form, undense
 from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.layers.small_forms import larger_forms, small_forms_of
 from modicum.models import ModelConfig, huggingface, saving
 from modicum.models.decoders import config_of
 from modicum.models.llama import Llama
