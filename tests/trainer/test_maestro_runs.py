@@ -106,6 +106,38 @@ def test_two_ranks_do_what_one_process_does(
     assert [row["surgery"]["step"] for row in surgeries(run)] == steps
 
 
+OPTIMIZERS: list[dict[str, Any]] = [
+    {"method": "muon"},
+    {"method": "galore", "rank": 2, "update_gap": 4},
+    {"method": "adamw8bit", "smallest": 256},
+]
+
+
+@pytest.mark.expensive
+@pytest.mark.ranks
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: str(each["method"]))
+def test_other_optimizers_go_on_with_what_still_fits(
+    pool: Pool, questions: Path, tmp_path: Path, optimizer: dict[str, Any]
+) -> None:
+    """State in a matrix's rows moves; a subspace, and codes of what is too small, begin anew."""
+    made = values(questions, optimizer=optimizer)
+    assert trains(Ranks(), made, tmp_path / "calm") == "done"
+    seen = [row["surgery"]["step"] for row in surgeries(tmp_path / "calm")]
+    assert len(seen) > 1
+    # Stopped before the first surgery, and after it; then on two ranks, that own other matrices.
+    for step in (seen[0] - 1, seen[0] + 1):
+        run = tmp_path / f"at {step}"
+        assert trains(Ranks(), made, run, (0, step)).startswith("4: ")
+        assert trains(Ranks(), made, run) == "done"
+        assert outcome(run) == outcome(tmp_path / "calm")
+    for parallel in (FSDP, ZERO):
+        run = tmp_path / parallel["strategy"]
+        shared = values(questions, optimizer=optimizer, parallel=parallel)
+        assert pool.run(trains, shared, run, ranks=2) == ["done"] * 2
+        assert column(run, "loss") == pytest.approx(column(tmp_path / "calm", "loss"), rel=1e-3)
+        assert [row["surgery"]["step"] for row in surgeries(run)] == seen
+
+
 @pytest.mark.parametrize(
     ("section", "why"),
     [
@@ -114,6 +146,7 @@ def test_two_ranks_do_what_one_process_does(
         ({"training": {"compile": "blocks"}}, "set training.compile to none"),
         ({"transform": {"method": "eva"}}, "has no such rows"),
         ({"evaluation": {"keep_best": True}}, "weights of earlier shapes cannot be exported"),
+        ({"optimizer": {"method": "frugal"}}, "set optimizer.part to another than tensors"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(

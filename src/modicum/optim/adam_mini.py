@@ -191,7 +191,7 @@ class AdamMini(MatrixOptimizer):
         paper="Adam-mini: Use Fewer Learning Rates To Gain More, arXiv 2406.16793; compared in "
         "arXiv 2509.02046",
         claim="half of AdamW's state at its loss, with its hyper-parameters",
-        traits=("keeps_own_shapes", "exact_resume", "compiles"),
+        traits=("exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="against paper",
         claim_verdict="in part",

@@ -165,7 +165,7 @@ class AuON(MatrixOptimizer):
         paper="AuON: A Linear-time Alternative to Semi-Orthogonal Momentum Updates, "
         "arXiv 2509.24320",
         claim="comparable to AdamW and Muon in linear time; with one Newton-Schulz step as good",
-        traits=("keeps_own_shapes", "exact_resume", "compiles"),
+        traits=("exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="against paper",
         claim_verdict="not shown here",

@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ParamSpec
 
 import torch
@@ -91,6 +92,7 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         self.parts = self.parts_of(self.method)
         self.owners = Owners(self.parts.kept_bytes)
         self.rules: dict[Tensor, UpdateRule | None] = {}
+        self._facts: dict[Tensor, tuple[TrainedParameter, bool]] = {}
         self.replicas: dist.ProcessGroup | None = None
         super().__init__(params, {"lr": lr, "weight_decay": fields["weight_decay"], "matrix": True})
 
@@ -161,6 +163,7 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
                 parameter.element_size(),
                 heads[place],
             )
+            self._facts[parameter] = facts, flags[place]
             self.rules[parameter] = self.parts.row_rule(facts, flags[place])
         listed = [k for k in ("params", "names", "param_names", "classes", "heads") if k in group]
         for matrix in sorted(set(flags), reverse=True):
@@ -334,6 +337,20 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
             return []
         shape = tuple(parameter.shape)
         return [name for name, kept in rule.state(shape).items() if by_rows(kept, shape)]
+
+    def keeps_alike(self, parameter: Tensor, shape: Sequence[int]) -> bool:
+        """Matrices may become too small for the projector, or what is kept for codes."""
+        facts, taken = self._facts[parameter]
+        new = replace(facts, shape=tuple(shape))
+        takes = taken and self.parts.takes(facts.name or None, shape, facts.parameter_class)
+        rules = self.rules[parameter], self.parts.row_rule(new, takes)
+        if rules[0] is not None or rules[1] is not None:
+            return rules[0] == rules[1]
+        one, other = (
+            {name: kept.coded(self.parts.bits) for name, kept in self.parts.inside(at).items()}
+            for at in ((facts.shape[0], facts.shape[1]), (new.shape[0], new.shape[1]))
+        )
+        return one == other
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave; tensors keep the dtypes in which they were saved."""

@@ -81,7 +81,7 @@ class DCTAdamW(MatrixOptimizer):
         "arXiv 2505.17967",
         claim="matches projections by SVD in pre-training and fine-tuning, faster and with less "
         "memory",
-        traits=("keeps_own_shapes", "exact_resume", "compiles"),
+        traits=("exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="verified against code",
         slot="optimizer",

@@ -87,8 +87,11 @@ class FRUGAL(MatrixOptimizer):
         "Training, arXiv 2411.07837",
         claim="at every equal budget of memory a lower perplexity than GaLore, BAdam and LoRA, and "
         "near AdamW's at a density of a quarter",
-        traits=("keeps_own_shapes", "exact_resume", "compiles"),
-        traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
+        traits=("exact_resume", "compiles"),
+        traits_if=(
+            ("in_backward", True, "frees_gradient_in_backward"),
+            ("part", "tensors", "takes_turns"),
+        ),
         evidence="verified against code",
         slot="optimizer",
         tiny={"density": 0.4, "part": "columns", "update_gap": 2, "weight_decay": 0.1},

@@ -87,7 +87,7 @@ class GaLore(MatrixOptimizer):
         "arXiv 2403.03507",
         claim="up to 65.5 % less optimizer memory, 82.5 % with 8-bit state, at nearly the "
         "perplexity of full-rank training",
-        traits=("keeps_own_shapes", "exact_resume", "compiles"),
+        traits=("exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="verified against code",
         claim_verdict="holds",

@@ -185,7 +185,7 @@ class Kron(MatrixOptimizer):
         paper="Curvature-Informed SGD via General Purpose Lie-Group Preconditioners, arXiv "
         "2402.04553; compared in arXiv 2509.02046",
         claim="less data than AdamW, both tuned alike: with SOAP the least at 8 times Chinchilla",
-        traits=("keeps_own_shapes", "exact_resume", "compiles"),
+        traits=("exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="against paper",
         claim_verdict="not shown here",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from modicum.core.contracts.method import Betas, Info, NonNegativeFloat, PositiveFloat
+from modicum.core.contracts.method import Against, Betas, Info, NonNegativeFloat, PositiveFloat
 from modicum.core.contracts.search import LogRange, SearchChoice, SearchTable
 from modicum.core.errors import InputError
 from modicum.optim.base import MatrixOptimizer, fields_given
@@ -119,7 +119,10 @@ class MARS(MatrixOptimizer):
             ("clip", "all", "needs_global_norm_first"),
         ),
         evidence="against paper",
-        claim_verdict="not shown here",
+        claim_verdict="holds",
+        against=Against("equal", "AdamW, tuned alike"),
+        reason="its held-out loss is AdamW's within what seeds spread, at twice the learning "
+        "rate: 0.95 of the data, 0.88 to 1.03",
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )

@@ -86,7 +86,7 @@ class Muon(MatrixOptimizer):
         "compared in arXiv 2509.02046",
         claim="1.4 times AdamW's data efficiency at 0.1B parameters and 1.1 times at 1.2B, both "
         "tuned alike",
-        traits=("keeps_own_shapes", "exact_resume", "compiles"),
+        traits=("exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="verified against code",
         claim_verdict="holds",

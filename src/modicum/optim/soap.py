@@ -147,7 +147,7 @@ class SOAP(MatrixOptimizer):
         paper="SOAP: Improving and Stabilizing Shampoo using Adam, arXiv 2409.11321; compared in "
         "arXiv 2509.02046",
         claim="less data than AdamW, both tuned alike: the least of all at 8 times Chinchilla",
-        traits=("keeps_own_shapes", "exact_resume", "compiles"),
+        traits=("exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="against paper",
         claim_verdict="holds",

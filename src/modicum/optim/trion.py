@@ -85,7 +85,7 @@ class Trion(MatrixOptimizer):
         "arXiv 2505.17967",
         claim="matches Dion, whose subspace comes of a power iteration and QR, faster and with "
         "less memory",
-        traits=("keeps_own_shapes", "exact_resume", "compiles"),
+        traits=("exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="verified against code",
         slot="optimizer",

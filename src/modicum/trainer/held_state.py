@@ -19,31 +19,39 @@ from modicum.core.contracts.surgery import RowMap, Shape, Surgery, mapped
 from modicum.core.errors import InputError
 from modicum.core.layers.form_plan import LayerForm
 from modicum.core.layers.linear_forms import form_of, full_weight, make_linear
-from modicum.core.ranks.sharding import is_sharded, laid_like, whole
+from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.sharding import cut_alike, is_sharded, laid_like, whole
+from modicum.trainer.held_optimizer import hand_over, moving
 
 # What a run began with has no place in a surgery: it is compared, and does not change.
 SKIPPED = {"inputs"}
 # Who has state of a layer that becomes dense: the weights move, and the optimizer begins anew.
-_MODEL, _FORGETS = "model", {"model", "optimizer"}
+_MODEL, _OPTIMIZER = "model", "optimizer"
+_FORGETS = {_MODEL, _OPTIMIZER}
 Held = dict[str, dict[str, Any]]
 """The state by view and name."""
 
 
 @dataclass(frozen=True)
 class HeldPart:
-    """This rank's part of a sharded tensor."""
+    """This rank's part of a sharded tensor of this full shape."""
 
     local: Tensor
+    shape: Shape
 
 
 def hold(
-    registry: StateRegistry, surgery: Surgery, shapes: Mapping[str, Shape], model: nn.Module
+    registry: StateRegistry,
+    surgery: Surgery,
+    shapes: Mapping[str, Shape],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Held:
     """All state, with rows moved by the surgery; every rank calls this, and nothing is changed yet.
 
     Args:
         shapes: of the model's parameters as they are now, by name.
-        model: as it is now.
+        model, optimizer: as they are now.
 
     Raises:
         InputError: a method keeps state of a parameter that changes in another shape than its own,
@@ -54,8 +62,12 @@ def hold(
         if view.name not in SKIPPED:
             entries = view.read()
             gone = _gone(view, entries, surgery)
+            rowed: set[str] = set()
+            if view.name == _OPTIMIZER and optimizer is not None:
+                rowed, lost = moving(optimizer, entries, surgery.rows, shapes)
+                gone |= lost
             held[view.name] = {
-                key: _held(view, key, value, surgery.rows, shapes)
+                key: _held(view, key, value, surgery.rows, shapes, key in rowed)
                 for key, value in entries.items()
                 if key not in gone
             }
@@ -105,6 +117,7 @@ def _held(
     value: Any,
     rows: Mapping[str, tuple[RowMap, ...]],
     shapes: Mapping[str, Shape],
+    rowed: bool,
 ) -> Any:
     if not isinstance(value, Tensor):
         return value
@@ -112,7 +125,7 @@ def _held(
     # An optimizer calls its state `parameter/moment`, a copy is `copy/parameter`.
     owner = next((part for part in key.split("/") if part in rows), None)
     if owner is not None and not view.per_rank and value.numel() > 1:
-        if tuple(value.shape) != shapes[owner]:
+        if tuple(value.shape) != shapes[owner] and not rowed:
             raise InputError(
                 f"{owner} changes its shape, and {view.name} keeps {key!r} of it as "
                 f"{tuple(value.shape)}, which has no rows that a map could move; train with a "
@@ -121,19 +134,31 @@ def _held(
                 value=shapes[owner],
             )
         return mapped(whole(value), rows[owner]).cpu()
-    return HeldPart(value.to_local().cpu()) if is_sharded(value) else value.cpu()
+    if is_sharded(value):
+        return HeldPart(value.to_local().cpu(), tuple(value.shape))
+    return value.cpu()
 
 
-def put_back(registry: StateRegistry, held: Held) -> None:
+def put_back(
+    registry: StateRegistry,
+    held: Held,
+    optimizer: torch.optim.Optimizer | None = None,
+    ranks: Ranks | None = None,
+) -> None:
     """Give what `hold` gave to the views of what was built anew; `held` is used up.
 
     At the most there is all that was held, and the new model next to it: what an update holds too,
     whose gradients are as large.
 
+    Args:
+        optimizer: the new one.
+
     Raises:
         InputError: other views are there than before.
     """
     registry.check(held, SKIPPED)
+    if optimizer is not None and ranks is not None and not ranks.alone:
+        hand_over(held[_OPTIMIZER], optimizer, ranks)
     for view in registry.views.values():
         if view.name not in SKIPPED:
             entries = GivenBack(view, held.pop(view.name))
@@ -170,4 +195,7 @@ def _laid_out(view: View, key: str, value: Any) -> Any:
     like = view.like(key)
     if like is None or not is_sharded(like):
         raise InputError(f"the state {key!r} of {view.name} was sharded over ranks, and is no more")
-    return laid_like(value.local.to(like.device), like)
+    local = value.local.to(like.device)
+    if value.shape == tuple(like.shape):
+        return laid_like(local, like)
+    return cut_alike(local, like, value.shape[1])

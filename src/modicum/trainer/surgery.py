@@ -14,7 +14,6 @@ from typing import Any
 
 from modicum.core.clock import SURGERY
 from modicum.core.contracts.parameters import trainable
-from modicum.core.contracts.state import WholeState
 from modicum.core.contracts.surgery import Surgery
 from modicum.core.errors import InputError
 from modicum.core.machine.memory import release
@@ -71,15 +70,17 @@ def operate(session: Session, surgery: Surgery) -> None:
     stop_meter(session)
     plan = session.plan.operated(surgery, session.step)
     shapes = session.plan.inputs.config.parameter_shapes()
-    held = hold(session.registry, surgery, shapes, session.model)
+    optimizer: Any = session.step_program.optimizer
+    held = hold(session.registry, surgery, shapes, session.model, optimizer)
     row = plan.row() | {"surgery": {"step": session.step, **surgery.as_json()}}
     session.folder.append(PLAN, row)
     session.emit("phase", name="changing shapes", done=0, total=None)
     inputs = session.registry.views["inputs"]
+    del optimizer
     _take_down(session)
     session.plan = plan
     session.built = assemble(plan, session.data, session.ranks, inputs, skip=trained)
-    put_back(session.registry, held)
+    put_back(session.registry, held, session.step_program.optimizer, session.ranks)
     session.record.reshaped(plan.row())
     rehearse_again(session)
     start_meter(session)
@@ -90,16 +91,8 @@ def _movable(session: Session, surgery: Surgery) -> set[str]:
     """The names of the trained parameters before and after, among which are all that change.
 
     Raises:
-        InputError: one that changes is not trained, or its state is with an owner.
+        InputError: one that changes is not trained.
     """
-    optimizer: Any = session.step_program.optimizer
-    if isinstance(optimizer, WholeState) and not session.ranks.alone:
-        raise InputError(
-            "this optimizer gives matrices to owners, and moving what an owner keeps was not "
-            "tried; train on one rank, or with another optimizer",
-            field="surgery",
-            value=type(optimizer).__name__,
-        )
     trained = {name for name, _ in trainable(session.model)}
     own = dict(session.model.named_parameters())
     changed = {*surgery.rows, *(n for names in surgery.replaced(own).values() for n in names)}

@@ -30,6 +30,9 @@ class RowedState(Protocol):
         Zeros are what a new row has. Tensors of the parameter's own shape are known without it.
         """
 
+    def keeps_alike(self, parameter: Tensor, shape: Sequence[int]) -> bool:
+        """Whether the parameter would have state of the same kinds if it had this shape."""
+
 
 @torch.no_grad()
 def move_state_rows(optimizer: torch.optim.Optimizer, parameter: Tensor, sources: Sources) -> bool:

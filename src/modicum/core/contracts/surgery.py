@@ -6,8 +6,10 @@ whose shape changes which of its rows stay. A trainer builds everything anew fro
 configuration and moves the state by the maps; a run that resumes replays it.
 
 State that belongs to a parameter is what is kept under its name. Of the parameter's own shape it
-moves by the parameter's map; one number (a count of steps) stays; anything else is refused. A layer
-that becomes dense has the weight that its tensors represent; an optimizer begins anew with that.
+moves by the parameter's map, and of its rows by its map of rows; one number (a count of steps)
+stays. With a parameter of which it keeps anything else an optimizer begins anew; of other methods
+that is refused. A layer that becomes dense has the weight that its tensors represent; an optimizer
+begins anew with that.
 """
 
 from __future__ import annotations

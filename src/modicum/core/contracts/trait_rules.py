@@ -312,6 +312,12 @@ RULES = (
     ),
     TraitRule(
         "changes_shapes",
+        "takes_turns",
+        "a matrix of another shape has state that begins anew, and would be out of turn; set "
+        "optimizer.part to another than tensors",
+    ),
+    TraitRule(
+        "changes_shapes",
         "adapts_base",
         "an adapter's factors have the shapes of the layers that they are attached to, and no map "
         "moves them; merge the adapter first, or leave one of them out",

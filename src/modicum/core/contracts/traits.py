@@ -54,6 +54,7 @@ TRAITS = {
     "quantized_base": "holds the base weight in few bits, frozen",
     "changes_shapes": "changes shapes of weights between two updates",
     "keeps_own_shapes": "keeps state of parameters in other shapes than they have",
+    "takes_turns": "has state of some of the matrices at a time, by their numbers and steps",
     "holds_trained_forms": "holds weights in another form than as a matrix, and trains them",
     "holds_convolutions": "convolutions can take its form too, in a loop of one's own",
     "has_no_dense_weight": "its layers compute what no dense weight does",

@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -157,6 +157,24 @@ class Ranks:
             other[: size * width].view(tensor.dtype)
             for other, size in zip(everybody, sizes, strict=True)
         ]
+
+    def broadcast_tensor(
+        self, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype, source: int
+    ) -> Tensor:
+        """The tensor that one rank has, at every rank, on the CPU.
+
+        Args:
+            tensor: of this shape and dtype, on the CPU; at other ranks it does not matter.
+            source: the rank that has it.
+        """
+        if self.rank == source and tensor is not None:
+            found = tensor.contiguous()
+        else:
+            found = torch.empty(tuple(shape), dtype=dtype)
+        if not self.alone and found.numel():
+            with self.clock(WIRE), peer_errors(), naming(AGREEMENT):
+                dist.broadcast(found.reshape(-1).view(torch.uint8), source)
+        return found
 
     def first_alone(self, work: Callable[[], T], check: Callable[[], None] = lambda: None) -> T:
         """Let rank 0 do `work` that may take long, then the others; `check` may raise in between.
