@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch.optim.optimizer import ParamsT
 
 from modicum.core.contracts.method import (
+    Against,
     Betas,
     Info,
     NonNegativeFloat,
@@ -88,6 +89,10 @@ class Trion(MatrixOptimizer):
         traits=("exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="verified against code",
+        claim_verdict="holds",
+        against=Against("worse", "Muon"),
+        reason="at GaLore's rank the loss is 1.3 % below GaLore's, at 0.08 of Muon's products; "
+        "Muon's loss is 6 % lower",
         slot="optimizer",
         tiny={"rank": 3, "weight_decay": 0.1},
     )
