@@ -344,10 +344,6 @@ class SST(LinearMethod):
         ),
         excludes=(
             (
-                "adapts_base",
-                "an adapter's base is frozen, and sst is a way to train it; leave one of them out",
-            ),
-            (
                 "needs_no_gradients",
                 "its vectors are kept at length 1 by an optimizer's steps, and here are none; "
                 "leave the section linear out",

@@ -53,11 +53,6 @@ RULES = (
     ),
     TraitRule(
         "writes_base",
-        "holds_trained_forms",
-        "it writes into entries of dense weights; leave the section linear out",
-    ),
-    TraitRule(
-        "writes_base",
         "run_compiles",
         "it writes into weights before a product and restores them after it, which compiled blocks "
         "cannot do; set training.compile to none",
@@ -198,12 +193,6 @@ RULES = (
         "needs_trained_base",
         "holds_trained_forms",
         "it begins with dense weights; leave the section linear out",
-    ),
-    TraitRule(
-        "has_no_dense_weight",
-        "adapts_base",
-        "an adapter adds to a dense weight, and these layers have none; set linear.activation to "
-        "identity, or leave one of them out",
     ),
     TraitRule(
         "has_convolutions",
@@ -354,5 +343,11 @@ RULES = (
         "frees_gradient_in_backward",
         "frees_gradient_in_backward",
         "both use up the gradients during the backward pass",
+    ),
+    TraitRule(
+        "holds_trained_forms",
+        "adapts_base",
+        "an adapter freezes the layers that it is attached to, and these have a form to be trained "
+        "in; leave one of them out, or adapt what the other exported",
     ),
 )
