@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-EXACT_DENSE, DENSE = ("dense_fp32", "ddp"), ("dense_fp32", "dense_bf16", "ddp")
+EXACT_DENSE = ("dense_fp32", "ddp")
+DENSE = (*EXACT_DENSE, "dense_bf16", "dense_fp16")
 FORWARD = 1 / 3
 Arms = dict[str, dict[str, Any]]
 Row = dict[str, Any]
@@ -53,6 +54,7 @@ class World:
             "none": {"arm": "none"},
             "dense_fp32": sums,
             "dense_bf16": {**sums, "dtype": "bf16"},
+            "dense_fp16": {**sums, "dtype": "fp16"},
             "ddp": {"arm": "ddp", "bucket_bytes": layer},
             "powersgd": {"method": "powersgd", **product},
             "acp_sgd": {"method": "acp_sgd", **product},

@@ -37,6 +37,7 @@ def recipes_of(data: Path, steps: int, size: Mapping[str, Any]) -> dict[str, dic
     ways: dict[str, dict[str, Any]] = {
         "dense_fp32": {"method": "dense_sums"},
         "dense_bf16": {"method": "dense_sums", "dtype": "bf16"},
+        "dense_fp16": {"method": "dense_sums", "dtype": "fp16"},
         "powersgd": {"method": "powersgd", "rank": rank},
         "acp_sgd": {"method": "acp_sgd", "rank": rank},
         "dear": {"method": "dear", "layers": 1},
