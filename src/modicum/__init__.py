@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from modicum import parallel as parallel
     from modicum import serve as serve
     from modicum import tasks as tasks
+    from modicum.comparison.by_protocol import compare_by_protocol as compare_by_protocol
     from modicum.comparison.comparing import compare as compare
     from modicum.notebook import TrainedRun as TrainedRun
     from modicum.notebook import train as train
@@ -35,6 +36,7 @@ _HOMES = {
     "Plan": "modicum.planner",
     "Recipe": "modicum.recipe",
     "compare": "modicum.comparison.comparing",
+    "compare_by_protocol": "modicum.comparison.by_protocol",
     "plan": "modicum.planner",
     "TrainedRun": "modicum.notebook",
     "train": "modicum.notebook",
@@ -63,6 +65,7 @@ __all__ = [
     "checkpoint",
     "comm",
     "compare",
+    "compare_by_protocol",
     "compress",
     "data",
     "linears",

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+import modicum
 from modicum import recipe_yaml
 from modicum.cli.comparing import CompareCommand, show_report
-from modicum.comparison import Outcome
+from modicum.comparison import Outcome, by_protocol
 from modicum.comparison.by_protocol import RATIOS, run_protocol
 from modicum.comparison.comparing import Settled, settled
 from modicum.core.errors import InputError
@@ -137,6 +138,20 @@ def test_what_a_protocol_does_not_take_is_refused(
     with pytest.raises(InputError, match=said):
         command.run()
     assert not (tmp_path / "out" / "study.json").exists()
+
+
+def test_in_python_it_is_one_call(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"vary": "optimizer=adamw,sgd", "trials": 8, "seeds": 3}
+    monkeypatch.setattr(by_protocol, "SharedRuns", lambda runs, fresh: Law())
+    report = modicum.compare_by_protocol(
+        str(file), tmp_path, budget="tokens=10k", tune=["learning_rate"], **given
+    )
+    tune = ("learning_rate",)
+    assert report == run_protocol(asked(file), tmp_path, "fair_optim", tune=tune, train=Law())
+    with pytest.raises(InputError, match="fair_optim"):
+        modicum.compare_by_protocol(str(file), tmp_path, "fair", budget="tokens=10k", **given)
 
 
 def test_what_is_no_fault_of_settings_is_no_loss(file: Path, tmp_path: Path) -> None:

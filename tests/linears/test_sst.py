@@ -299,7 +299,10 @@ def test_ranks_train_as_one_process(pool: Pool, layout: str, kind: Any) -> None:
 def test_what_it_does_not_combine_with_is_said() -> None:
     method = SST.tiny()
     own = TraitHolder("linear", method.traits, excludes=method.info.excludes)
-    for trait, why in (("adapts_base", "a form to be trained in"), ("needs_no_gradients", "length 1")):
+    for trait, why in (
+        ("adapts_base", "a form to be trained in"),
+        ("needs_no_gradients", "length 1"),
+    ):
         (clash,) = clashes([own, TraitHolder("other", frozenset({trait}))])
         assert why in clash.why
     assert members_of(method.run_hook(nn.Linear(2, 2))) == ("before_update", "after_optimizer")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from modicum.comparison.comparing import Settled, made_by
+from modicum.comparison.comparing import Settled, made_by, settled
 from modicum.comparison.identity import as_json, refuse_other
 from modicum.comparison.outcome import Outcome, Trial
 from modicum.comparison.ray_executor import RayExecutor
@@ -63,6 +63,61 @@ def _tokens_of(asked: Settled) -> float:
         problem = "a protocol needs the tokens of a run"
         raise InputError(problem, field="--budget", value=None, allowed="tokens=500k")
     return asked.budget.amount
+
+
+def compare_by_protocol(
+    recipes: str | Sequence[str],
+    out: str | Path,
+    protocol: str = "fair_optim",
+    *,
+    budget: str,
+    vary: str | None = None,
+    overrides: Sequence[str] = (),
+    trials: int = 12,
+    seeds: int = 5,
+    tune: Sequence[str] = (),
+    baseline: str | None = None,
+    parallel: int = 1,
+    ranks: int = 1,
+    on: Literal["ray"] | None = None,
+    fresh: bool = False,
+    progress: Listener = lambda event: None,
+) -> dict[str, Any]:
+    """By how much data methods or recipes differ, as `modicum compare --protocol` finds it.
+
+    Whatever is stopped or killed, the same call resumes.
+
+    Args:
+        protocol: who asks for trials.
+        budget: `tokens=500k`: each run has a half to four times as many.
+        trials: the most settings that a side tries at one amount of data.
+        tune: fields that are tuned; empty: all of each side's search table.
+        baseline: the side whose curve speed-ups are measured on; None: the first.
+        recipes, out, vary, overrides, seeds, parallel, ranks, on, fresh, progress: see `compare`.
+
+    Returns:
+        The report as JSON values, as in `protocol.json`.
+
+    Raises:
+        InputError, DoesNotFit, Interrupted: as of `compare` and `run_protocol`.
+
+    >>> import modicum
+    >>> found = modicum.compare_by_protocol(
+    ...     "demo-pretrain", "compare/data", vary="optimizer=adamw,muon", budget="tokens=500k"
+    ... )                                                                      # doctest: +SKIP
+    >>> found["speedups"][0]["speedup"]["interval"]                            # doctest: +SKIP
+    [1.1, 1.3]
+    """
+    named = [recipes] if isinstance(recipes, str) else list(recipes)
+    protocol_of(protocol)
+    asked = settled(
+        named, vary=vary, budget=budget, overrides=overrides, trials=trials, seeds=seeds,
+        ranks=ranks, folder=Path(out), tell=lambda text: progress({"event": "phase", "name": text}),
+    )  # fmt: skip
+    return run_protocol(
+        asked, out, protocol, tune=tuple(tune), baseline=baseline, parallel=parallel, ranks=ranks,
+        on=on, fresh=fresh, progress=progress,
+    )  # fmt: skip
 
 
 def run_protocol(
