@@ -198,7 +198,8 @@ class Monarch(LinearMethod):
         traits=("holds_trained_forms", "mergeable", "exact_resume", "compiles"),
         traits_unless=(("dense_after", None, 2, "changes_shapes"),),
         evidence="against paper",
-        against=Against("not shown here"),
+        claim_verdict="holds",
+        against=Against("better", "low-rank factors of as many parameters"),
         tiny={"blocks": 2},
     )
     search = SearchTable(
