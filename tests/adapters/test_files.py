@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from modicum.adapters import LoRA, MoS, load
+from modicum.adapters import LoRA, LoRAFA, MoS, load
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.adapters.subjects import odd_model, stir
 
@@ -167,6 +167,32 @@ def test_indices_of_no_row_are_refused(tmp_path: Path, change: str) -> None:
     tensors["wide.index_A"][0] = index
     save_file(tensors, file)
     refused(tmp_path, "wide.index_A: has indices that repeat, or are none of 2 rows")
+
+
+def test_a_seed_of_another_kind_is_refused(tmp_path: Path) -> None:
+    LoRAFA(rank=2).attach(odd_model()).save(tmp_path, form="modicum")
+    file = tmp_path / "adapter.safetensors"
+    tensors = load_file(file)
+    seed = next(name for name in tensors if name.endswith(".seed"))
+    save_file(tensors | {seed: tensors[seed].to(torch.complex64)}, file)
+    refused(tmp_path, rf"{seed}: is of another kind")
+
+
+def test_the_least_dropout_there_is_loads(folder: Path) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | {"lora_dropout": 5e-324}))
+    assert load(odd_model(), folder).method.dropout == 5e-324
+
+
+def test_what_no_lora_can_hold_is_not_written_as_one(tmp_path: Path) -> None:
+    adapter = stir(LoRA(rank=2, alpha=1e3).attach(odd_model()))
+    with torch.no_grad():
+        next(p for n, p in adapter.named_parameters() if n.endswith(".B")).fill_(torch.inf)
+    with pytest.raises(InputError, match="would have values that are not finite"):
+        adapter.save(tmp_path / "peft", form="peft")
+    assert not (tmp_path / "peft").exists()
+    adapter.save(tmp_path / "own")
+    assert (tmp_path / "own" / "adapter.safetensors").exists()
 
 
 def test_a_folder_is_replaced_whole(folder: Path) -> None:

@@ -144,14 +144,16 @@ def check_factors(method: Adapter, sites: Sequence[Site], state: Mapping[str, Te
         needed |= {f"{plain_name(site.name)}.{key}": factor for key, factor in own.items()}
     common = {**method.shared(sites), **method.shared_frozen(sites)}
     needed |= {f"shared.{key}": factor for key, factor in common.items()}
+    for name, tensor in state.items():
+        if tensor.is_complex():
+            raise InputError("is of another kind", field=name, value=str(tensor.dtype))
     for name, factor in needed.items():
         if isinstance(factor, Generated):
             continue
         if (tensor := state.get(name)) is None:
             raise InputError("it lacks a factor of this method", field=name)
         check_shape(name, factor.shape, tensor)
-        real = tensor.dtype.is_floating_point == factor.dtype.is_floating_point
-        if not real or tensor.is_complex():
+        if tensor.dtype.is_floating_point != factor.dtype.is_floating_point:
             raise InputError("is of another kind", field=name, value=str(tensor.dtype))
         if not tensor.float().isfinite().all():
             raise InputError("has values that are not finite", field=name)

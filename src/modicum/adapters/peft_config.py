@@ -174,7 +174,8 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
     if not (is_number(alpha) and alpha > 0):
         raise InputError("must be a number above zero", field="lora_alpha", value=alpha)
     dropout = config.get("lora_dropout", 0.0)
-    if not (is_number(dropout) and 0 <= dropout < 1):
+    number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
+    if not (number and 0 <= dropout < 1):
         raise InputError("must be from 0 to below 1", field="lora_dropout", value=dropout)
     for key in ("use_rslora", "use_dora", "lora_bias"):
         switch = config.get(key)

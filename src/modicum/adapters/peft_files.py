@@ -43,7 +43,7 @@ from modicum.adapters.sites import Site, choose
 from modicum.core.errors import InputError
 from modicum.core.files import publish_folder, write_json
 from modicum.core.layers.targets import ALL_LINEAR
-from modicum.core.ranks.sharding import whole
+from modicum.core.ranks.sharding import is_sharded, whole
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # What is LoRA's file with a word switched on.
@@ -58,8 +58,11 @@ def exact_form(attached: Attachment) -> Literal["peft", "modicum"]:
 
 def why_not(attached: Attachment) -> str | None:
     """Why PEFT's LoRA format cannot hold an adapter; None: it holds it exactly."""
-    if any(layer.as_peft() is None for _, layer in attached.layers()):
-        return f"{attached.method.info.name} is no plain LoRA here"
+    for _, layer in attached.layers():
+        if (lora := layer.as_peft()) is None:
+            return f"{attached.method.info.name} is no plain LoRA here"
+        if not all(is_sharded(each) or bool(each.isfinite().all()) for each in lora[:2]):
+            return "a LoRA of it would have values that are not finite"
     if (lost := _lost(attached)) is not None:
         return f"the base of {plain_name(lost)} is quantized and was rewritten"
     if (strange := _unreadable(attached)) is not None:
@@ -135,6 +138,9 @@ def save(
     tensors |= kept_in_full(attached, heads(model, task["task_type"]))
     biases = peft_biases.written(attached) if folding is None else {}
     tensors |= biases
+    if (name := next((n for n, t in tensors.items() if not t.isfinite().all()), None)) is not None:
+        problem = "its factors in PEFT's format would have values that are not finite"
+        raise InputError(f'{problem}; use form="modicum"', value=name.removeprefix(PREFIX))
     if not write:
         return
     rank, other_ranks = patterns(ranks)

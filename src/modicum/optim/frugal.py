@@ -9,6 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from modicum.core.contracts.ledger import OptimizerQuery
 from modicum.core.contracts.method import (
+    Against,
     Betas,
     Info,
     NonNegativeFloat,
@@ -93,6 +94,11 @@ class FRUGAL(MatrixOptimizer):
             ("part", "tensors", "takes_turns"),
         ),
         evidence="verified against code",
+        claim_verdict="in part",
+        against=Against("better", "GaLore in as many bytes"),
+        reason="at fewer bytes of state than GaLore's its loss is 2 % lower, and below AdamW's; "
+        "but GaLore's gap to AdamW is 1.5 deviations over seeds, too small to ask for a "
+        "part of it",
         slot="optimizer",
         tiny={"density": 0.4, "part": "columns", "update_gap": 2, "weight_decay": 0.1},
     )
