@@ -131,7 +131,7 @@ def at_one_rate(
     run: ProofRun, sweep: Sweep[Any, Tuned], name: str, arm: Any, baseline: bool = False
 ) -> Swept[Tuned]:
     """From each seed, at the quick run's rate."""
-    rate = QUICK_LORA_RATE if isinstance(arm, LoRA) else QUICK_RATE
+    rate = QUICK_LORA_RATE if type(arm) is LoRA else QUICK_RATE
     found = [sweep.outcome(name, arm, rate, seed, baseline) for seed in run.seeds]
     return Swept(rate, tuple(found), (rate,))
 
