@@ -2,22 +2,27 @@
 
 Only durations and numbers of calls are compared, never the clocks of two ranks. A rank that has
 issued fewer calls in a group than others, who are in one, is the one that they wait for; who is
-slow in every iteration, `slowness` says. Where all processes are stopped, as by Ctrl-Z, nobody
-waits for anybody. Nothing here imports torch.
+slow in every iteration, `slowness` says, and which link between two of them, `slow_links`. Where
+all processes are stopped, as by Ctrl-Z, nobody waits for anybody. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from modicum.comm.slow_links import LinkMessages, SlowLink
 from modicum.comm.slowness import FIRST_CALLS, GroupCalls
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
-from modicum.core.ranks.rank_reports import OpenCall, RankReport
+from modicum.core.ranks.observed_calls import MESSAGES
+from modicum.core.ranks.rank_reports import DoneCall, OpenCall, RankReport
+from modicum.core.units import format_bytes
 
 HELD_SECONDS = 2.0  # without a sign of any thread: one of them holds the interpreter's lock
+TOGETHER_SECONDS = 1.0  # within which all hosts fall silent of which one cable is cut
 PATIENCE = 5.0  # times as long may take what is marked, compiles, or holds the lock
 
 
@@ -45,8 +50,9 @@ class Anomaly:
     """What was found.
 
     Args:
-        kind: `dead`, `stopped`, `silent`, `failed`, `left`, `late` or `slow`.
-        rank, host: who holds up the others.
+        kind: `dead`, `stopped`, `silent`, `cut off`, `failed`, `left`, `late`, `slow`, `slow link`
+            or `slow port`.
+        rank, host: who holds up the others; of a link, who sends over it.
         collective: the call that it has not entered, or is in; empty where none is known.
         inside: whether it is in the call.
         place: where its main thread was last seen.
@@ -54,6 +60,9 @@ class Anomaly:
         ends: whether the run is ended for it.
         share: of a slow rank, what the others wait of an iteration; else 0.
         note: what else is to be known.
+        peer, peer_host: of a link, who receives; else -1.
+        port: of a slow port whether it is that `out` of the rank, or `in`.
+        rate, usual_rate: bytes a second of a link, now and before.
     """
 
     kind: str
@@ -66,6 +75,11 @@ class Anomaly:
     ends: bool
     share: float = 0.0
     note: str = ""
+    peer: int = -1
+    peer_host: str = ""
+    port: str = ""
+    rate: float = 0.0
+    usual_rate: float = 0.0
 
     @property
     def sentence(self) -> str:
@@ -76,9 +90,12 @@ class Anomaly:
             "dead": "is dead",
             "stopped": "is stopped",
             "silent": "gives no sign of life",
+            "cut off": "is cut off from all other hosts",
             "failed": "has failed",
             "left": "has ended, and others wait for it",
         }.get(self.kind, "")
+        if self.rate:
+            return self._of_link(who) + self._noted()
         if self.kind == "slow":
             said = f"{who} is slow: the others wait for it {self.share:.0%} of the time"
         elif self.kind == "late":
@@ -92,6 +109,14 @@ class Anomaly:
         if self.place:
             said += f"; it was last seen in {self.place}"
         return said + self._noted()
+
+    def _of_link(self, who: str) -> str:
+        rates = [f"{format_bytes(round(rate))} a second" for rate in (self.rate, self.usual_rate)]
+        what = f"the link {who} -> rank {self.peer} (host {self.peer_host})"
+        if self.port:
+            what = f"the port of {who}, {self.port},"
+        since = f"since {self.collective}, {self.seconds:.1f} s ago"
+        return f"{what} is slow {since}: {rates[0]}, and {rates[1]} before"
 
     def _noted(self) -> str:
         return f" ({self.note})" if self.note else ""
@@ -123,6 +148,11 @@ class Judge:
         self._groups: dict[str, GroupCalls] = {}
         self._named: set[tuple[Any, ...]] = set()
         self._starved: set[int] = set()
+        self._messages = LinkMessages()
+        # By rank the seconds that it has waited for messages; by group and rank how many of these
+        # were before the last call.
+        self._waited = defaultdict[int, float](float)
+        self._waited_before: dict[tuple[str, int], float] = {}
         self._ending = False
 
     def add(self, reports: Iterable[RankReport], now: float) -> None:
@@ -134,15 +164,30 @@ class Judge:
                 if known is None or known.members != members:
                     self._groups[name] = GroupCalls(members)
             for call in report.done:
-                if (group := self._groups.get(call.group)) is not None:
-                    group.done(report.rank, call)
+                self._done(report.rank, call)
+
+    def _done(self, rank: int, call: DoneCall) -> None:
+        """A call has ended at a rank; what it waited for messages before counts as in the call.
+
+        So a rank that comes late since a link is slow, or since another one is, is not slow itself.
+        """
+        if (group := self._groups.get(call.group)) is None:
+            return
+        if call.kind in MESSAGES:
+            self._waited[rank] += call.waited
+            self._messages.done(group.members, call)
+            return
+        key, waited = (call.group, rank), self._waited[rank]
+        apart = waited - self._waited_before.get(key, waited)
+        self._waited_before[key] = waited
+        group.done(rank, replace(call, seconds=call.seconds + apart) if apart else call)
 
     def look(self, now: float) -> list[Anomaly]:
         """What is wrong at `now`, and has not been said."""
         if self._ending:
             return []
         found = [*self._gone(now), *self._late(now), *self._slow()]
-        fresh = []
+        fresh = [self._of_link(one) for one in self._messages.slow()]
         for one in found:
             key = (one.kind, one.rank, one.ends, one.collective if one.kind == "late" else "")
             if key not in self._named:
@@ -168,6 +213,9 @@ class Judge:
                 stood = report.process_seconds + since
                 found.append(self._anomaly("dead", rank, now, stood, ends=True))
             elif since >= self._limits.silent_seconds:
+                if self._cut_off(now):
+                    found.append(self._anomaly("cut off", 0, now, since, ends=True))
+                    break
                 found.append(self._anomaly("silent", rank, now, since, ends=True))
             elif report.process == "stopped" and not all_stopped:
                 stood = report.process_seconds + since
@@ -175,6 +223,17 @@ class Judge:
                     ends = stood >= self._limits.silent_seconds
                     found.append(self._anomaly("stopped", rank, now, stood, ends=ends))
         return found
+
+    def _cut_off(self, now: float) -> bool:
+        """Whether nothing is heard of any other host than rank 0's, of which there are several."""
+        here = self._seen[0].report.host if 0 in self._seen else None
+        silent = self._limits.silent_seconds - TOGETHER_SECONDS
+        elsewhere = {
+            seen.report.host: now - seen.when >= silent
+            for seen in self._seen.values()
+            if seen.report.host != here
+        }
+        return here is not None and len(elsewhere) > 1 and all(elsewhere.values())
 
     @staticmethod
     def _dead_for(seen: _Seen) -> float:
@@ -277,6 +336,20 @@ class Judge:
             if (rank := group.recovered(least)) >= 0:
                 self._named.discard(("slow", rank, False, ""))
         return found
+
+    def _of_link(self, found: SlowLink) -> Anomaly:
+        rank, peer = found.source, found.target
+        if found.port:
+            rank, peer = (rank if found.port == "out" else peer), -1
+        hosts = [self._seen[one].report.host if one in self._seen else "" for one in (rank, peer)]
+        ends = [one for one in (rank, peer) if one in self._seen]
+        starving = [self._starving(one, 0.5, self._seen) for one in ends]
+        notes = [found.note, *starving]
+        return Anomaly(
+            "slow port" if found.port else "slow link", rank, hosts[0], f"send {found.since}",
+            False, "", found.seconds, ends=False, note="; ".join(filter(None, notes)), peer=peer,
+            peer_host=hosts[1], port=found.port, rate=found.rate, usual_rate=found.usual_rate,
+        )  # fmt: skip
 
     def _starving(self, rank: int, share: float, members: Iterable[int]) -> str:
         """That other programs have the processors of a slow rank, where that is why it is slow.

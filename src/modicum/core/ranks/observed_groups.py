@@ -1,9 +1,10 @@
 """Process groups whose calls are recorded, those of PyTorch's DistributedDataParallel among them.
 
 `observing(observer)` shows an observer every collective of this process: modicum's own, FSDP2's,
-DDP's, those of a script. Tensors and orders are left as they are, so results are the same to the
-bit, and afterwards nothing is wrapped. Calls that C++ issues for others, functional collectives of
-compiled code, are not seen.
+DDP's, those of a script, and every message that one rank sends to another (`dist.send`, `isend`,
+`batch_isend_irecv`), at both ends; not what is received from whoever sends. Tensors and orders are
+left as they are, so results are the same to the bit, and afterwards nothing is wrapped. Calls that
+C++ issues for others, functional collectives of compiled code, are not seen.
 
     with observing(CallLog()) as log:
         dist.all_reduce(tensor)
@@ -20,6 +21,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
@@ -31,9 +33,12 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.ranks.observed_calls import (
+    RECEIVE,
+    SEND,
     CallNote,
     CallObserver,
     ObservedCall,
+    link_name,
     listed,
     named,
     noted,
@@ -91,7 +96,7 @@ class _SeenGroup:
             members = []
         self.members = tuple(members) or tuple(range(group.size()))
         self.name, self.size, self.rank = str(group.group_name), group.size(), group.rank()
-        self.calls = 0
+        self.calls, self.messages = 0, Counter[str]()
 
 
 @contextmanager
@@ -130,6 +135,8 @@ def _see_groups(*, see: bool) -> None:
     for name, (kind, given) in METHODS.items():
         if hasattr(dist.ProcessGroup, name):
             _wrap(dist.ProcessGroup, name, partial(_recorded, kind, given))
+    for kind in (SEND, RECEIVE):
+        _wrap(dist.ProcessGroup, kind, partial(_recorded_message, kind))
     _wrap(dist.Work, "wait", _waited)
     _wrap(DistributedDataParallel, "__init__", _seen_ddp)
     _wrap(DistributedDataParallel, BROADCAST_BUFFERS, _seen_buffers)
@@ -163,9 +170,7 @@ def _record(group: Any, kind: str, tensors: Iterable[Tensor], values: list[Any])
     """The record of a call that is about to be issued."""
     note, now = noted(), time.monotonic()
     with _lock:
-        seen = _groups.get(group)
-        if seen is None:
-            seen = _groups[group] = _SeenGroup(group)
+        seen = _seen_group(group)
         sequence, seen.calls = seen.calls, seen.calls + 1
     if note is not None:
         kind, label, sent, asked = note.kind, note.label, note.bytes, note.asked
@@ -176,6 +181,39 @@ def _record(group: Any, kind: str, tensors: Iterable[Tensor], values: list[Any])
         sent = ring_bytes(kind, payload, seen.size, is_root=root == seen.rank)
     call = ObservedCall(sequence, kind, seen.name, seen.members, label, sent, asked, now)
     call.due = call.due if note is None else note.due
+    return call
+
+
+def _seen_group(group: Any) -> _SeenGroup:
+    seen = _groups.get(group)
+    if seen is None:
+        seen = _groups[group] = _SeenGroup(group)
+    return seen
+
+
+def _recorded_message(kind: str, original: Any) -> Any:
+    """A method of groups that sends to one rank, or receives from one, and records that.
+
+    gloo does not say when such a message has come: it has ended when it was waited for.
+    """
+
+    def call(group: Any, tensors: Any, peer: int, tag: int = 0) -> Any:
+        if isinstance(group, ForwardingGroup) or not observed():
+            return original(group, tensors, peer, tag)
+        with _lock:
+            seen = _seen_group(group)
+            ends = (seen.rank, peer) if kind == SEND else (peer, seen.rank)
+            source, target = (seen.members[end] for end in ends)
+            link = link_name(seen.name, source, target, tag)
+            sequence, seen.messages[link] = seen.messages[link], seen.messages[link] + 1
+        sent = sum(tensor.nbytes for tensor in _tensors([tensors])) if kind == SEND else 0
+        now = time.monotonic()
+        record = ObservedCall(sequence, kind, link, (source, target), named(), sent, now, now)
+        seeing = show_begun(record)
+        work = original(group, tensors, peer, tag)
+        _follow(record, seeing, work)
+        return work
+
     return call
 
 

@@ -11,10 +11,12 @@ import signal
 import socket
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from modicum.core.ranks.call_ring import RingReader
+from modicum.core.ranks.observed_calls import MESSAGES
 from modicum.core.ranks.rank_reports import (
     MOST_CALLS,
     MOST_GROUPS,
@@ -73,6 +75,7 @@ class RankProbe:
         state = self._ring.state()
         self.rank, self.pid = state.rank, state.pid
         self._next, self._open = 0, dict[int, OpenCall]()
+        self._messages = set[int]()  # that have not ended
         self._entered: dict[str, int] = {}
         self._process, self._since = "running", time.monotonic()
         self._starved = deque([(self._since, seconds_without_processor(self.pid))])
@@ -111,7 +114,7 @@ class RankProbe:
             marked=state.marked,
             place=_printable(state.place),
             entered=dict(list(self._entered.items())[-MOST_GROUPS:]),
-            members=dict(list(state.groups.items())[-MOST_GROUPS:]),
+            members=dict(_links_first(state.groups)[-MOST_GROUPS:]),
             open=tuple(list(self._open.values())[-MOST_OPEN:]),
             done=tuple(done),
         )
@@ -133,24 +136,35 @@ class RankProbe:
     def _calls(self, now: float) -> list[DoneCall]:
         fresh = self._ring.since(self._next)
         done: list[DoneCall] = []
-        for number in [*self._open, *fresh]:
+        for number in [*sorted([*self._open, *self._messages]), *fresh]:
             if len(done) == MOST_CALLS:
                 break
             if number >= self._next:
                 self._next = number + 1
             self._open.pop(number, None)
+            self._messages.discard(number)
             found = self._ring.call(number)
             if found is None:
                 continue
             call = found.call
             which = (call.group, call.sequence, _printable(call.kind), _printable(call.label))
-            self._entered[call.group] = max(self._entered.get(call.group, 0), call.sequence + 1)
             if call.done:
                 took = max(0.0, call.ended - call.begun)
-                done.append(DoneCall(*which, call.bytes, took, call.ended, found.marked))
-            else:
+                more = (found.marked, max(0.0, call.waited))
+                done.append(DoneCall(*which, call.bytes, took, call.ended, *more))
+            if call.kind in MESSAGES:  # nobody need wait for one that has begun
+                if not call.done:
+                    self._messages.add(number)
+                continue
+            self._entered[call.group] = max(self._entered.get(call.group, 0), call.sequence + 1)
+            if not call.done:
                 self._open[number] = OpenCall(*which, max(0.0, now - call.begun))
         return done
+
+
+def _links_first(groups: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:
+    """Groups, behind what messages are counted under."""
+    return sorted(groups.items(), key=lambda item: ">" not in item[0])
 
 
 def _printable(text: str) -> str:
