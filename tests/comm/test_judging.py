@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from modicum.comm.judging import Anomaly, DiagnosisLimits, Judge
+from modicum.comm.anomalies import Anomaly, DiagnosisLimits
+from modicum.comm.judging import Judge
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
 from modicum.core.ranks.rank_reports import DoneCall, OpenCall, RankReport
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from modicum.comm.judging import Anomaly, DiagnosisLimits, Judge
+from modicum.comm.anomalies import Anomaly, DiagnosisLimits
+from modicum.comm.judging import Judge
 from modicum.core.ranks.observed_calls import RECEIVE, SEND, link_name
-from modicum.core.ranks.rank_reports import DoneCall, RankReport, parse_reports, report_line
+from modicum.core.ranks.rank_reports import (
+    DoneCall,
+    OpenCall,
+    RankReport,
+    parse_reports,
+    report_line,
+)
 
 SIZE = 262_144  # bytes of a message
 COMPUTE, TRAVELS = 0.1, 0.02  # seconds
@@ -40,7 +47,7 @@ class Network:
     seed: int = 0
     offsets: Sequence[float] = (0.0,) * 8
     drift: float = 0.0  # of rank 1's clock
-    ends: int = 10**9  # the iteration from which on all is as before
+    again: int = 0  # the iteration in which the fault comes again, after 40 without it
 
     def links(self, step: int) -> list[Link]:
         if self.all_pairs:
@@ -53,7 +60,7 @@ class Network:
         numbers = defaultdict[Link, int](int)
         for number in range(count):
             done = defaultdict[int, list[DoneCall]](list)
-            faulty = self.begins <= number < self.ends
+            faulty = number >= self.begins and not self.again - 40 <= number < self.again
             took = [
                 COMPUTE
                 * (1 + self.computes.get(rank, 0.0) * faulty)
@@ -225,14 +232,10 @@ def test_what_hides_behind_compute_is_not_named() -> None:
 
 
 def test_a_link_that_is_fast_again_may_be_named_again() -> None:
-    network = Network(slower={(3, 0): 4.0}, begins=40, ends=60)
-    judge, named = Judge(4, DiagnosisLimits(), 0.0), []
-    stream = [*network.iterations(100)]
-    network.begins, network.ends = 0, 0
-    for number, reports in enumerate(stream):
-        judge.add(reports, number * 0.2)
-        named += judge.look(number * 0.2)
-    assert [one.peer for one in named] == [0]
+    network = Network(slower={(3, 0): 4.0}, again=100)
+    named = found(network, 130)
+    assert who(named) == [("slow link", 3, 0, "")] * 2
+    assert [40 <= named[0][0] < 50, 100 <= named[1][0] < 110] == [True, True]
 
 
 def test_one_end_of_a_message_that_was_written_over_is_left_out() -> None:
@@ -240,17 +243,77 @@ def test_one_end_of_a_message_that_was_written_over_is_left_out() -> None:
     judge, named = Judge(4, DiagnosisLimits(), 0.0), []
     draws = random.Random(0)
     for number, reports in enumerate(stream):
-        fewer = [one_with(one, [c for c in one.done if draws.random() > 0.1]) for one in reports]
+        fewer = [
+            replace(one, done=tuple(c for c in one.done if draws.random() > 0.1)) for one in reports
+        ]
         judge.add(fewer, number * 0.2)
         named += judge.look(number * 0.2)
     assert [(one.rank, one.peer) for one in named] == [(1, 2)]
 
 
-def one_with(report: RankReport, done: list[DoneCall]) -> RankReport:
-    values: dict[str, Any] = vars(report) | {"done": tuple(done)}
-    return RankReport(**values)
-
-
 def test_reports_of_messages_travel_as_they_are() -> None:
     (reports, *_) = Network().iterations(1)
     assert parse_reports(report_line(reports), 4) == reports
+
+
+def waiting(rank: int, kind: str, number: int, seconds: float, **changed: Any) -> RankReport:
+    """A rank that is in a message of a ring of four since so many seconds."""
+    (reports, *_) = Network(sums=False).iterations(1)
+    link = ((rank - 1) % 4, rank) if kind == RECEIVE else (rank, (rank + 1) % 4)
+    call = OpenCall(link_name("0", *link), number, kind, "", seconds)
+    begun = {link_name("0", *one): number + 1 for one in (link, (rank, (rank + 1) % 4))}
+    values = {"entered": begun, "open": (call,), "done": ()} | changed
+    return replace(reports[rank], **values)
+
+
+def test_a_rank_whose_message_others_wait_for_is_late() -> None:
+    late = waiting(2, SEND, 29, 0.0, open=(), place="packing.py:88, batch")
+    others = [waiting(rank, RECEIVE, 30, 41.0) for rank in (3, 0, 1)]
+    judge = Judge(4, DiagnosisLimits(), 0.0)
+    judge.add([*others, late], 0.0)
+    (named,) = judge.look(0.0)
+    assert (named.kind, named.rank, named.ends) == ("late", 2, False)
+    assert named.sentence == (
+        "rank 2 (host c) has not entered send 30 to rank 3; it is in packing.py:88, batch, "
+        "since 41 s"
+    )
+
+
+def after_some(*reports: RankReport) -> list[tuple[float, Anomaly]]:
+    """What is said of reports that stay as they are, after ordinary iterations."""
+    judge, found = Judge(4, DiagnosisLimits(), 0.0), []
+    for number, each in enumerate(Network(sums=False).iterations(40)):
+        judge.add(each, number * 0.2)
+        assert judge.look(number * 0.2) == []
+    for tick in range(120):
+        now = 8.0 + tick * 0.1
+        judge.add(reports, now)
+        found += [(now - 8.0, one) for one in judge.look(now)]
+    return found
+
+
+def test_a_message_that_never_comes_though_both_ends_are_there_ends_the_run() -> None:
+    stands = [waiting(rank, RECEIVE, 120, 1.0) for rank in (2,)]
+    others = [waiting(rank, SEND, 120, 1.0, open=()) for rank in (0, 1, 3)]
+    ((after, named),) = after_some(*stands, *others)
+    assert (named.kind, named.rank, named.peer, named.ends) == ("stuck link", 1, 2, True)
+    assert 8.0 <= after <= 8.2
+    assert named.sentence == (
+        "the link rank 1 (host b) -> rank 2 (host c) stands still since 8 s, in send 120 to rank 2"
+    )
+
+
+def test_two_links_of_a_rank_that_stand_still_are_its_port() -> None:
+    stands = [waiting(rank, RECEIVE, 120, 1.0) for rank in (2, 3)]
+    others = [waiting(rank, SEND, 120, 1.0, open=()) for rank in (0, 1)]
+    ((_, named),) = after_some(*stands, *others)
+    assert (named.kind, named.rank, named.ends) == ("stuck port", 2, True)
+    assert named.sentence.startswith("the port of rank 2 (host c) stands still since 8 s, in send")
+
+
+def test_a_message_that_its_sender_has_not_begun_does_not_stand_still() -> None:
+    stands = waiting(2, RECEIVE, 120, 1.0)
+    others = [waiting(rank, SEND, 119, 1.0, open=()) for rank in (0, 1, 3)]
+    assert after_some(stands, *others) == []
+    stopped = [replace(one, process="stopped", process_seconds=1.0) for one in others[1:2]]
+    assert "stuck link" not in {one.kind for _, one in after_some(stands, *stopped)}

@@ -11,119 +11,19 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from modicum.comm.anomalies import EITHER_END, Anomaly, DiagnosisLimits
 from modicum.comm.slow_links import LinkMessages, SlowLink
 from modicum.comm.slowness import FIRST_CALLS, GroupCalls
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
-from modicum.core.ranks.observed_calls import MESSAGES
-from modicum.core.ranks.rank_reports import DoneCall, OpenCall, RankReport
-from modicum.core.units import format_bytes
+from modicum.core.ranks.observed_calls import MESSAGES, RECEIVE, SEND, is_link
+from modicum.core.ranks.rank_reports import MOST_GROUPS, DoneCall, OpenCall, RankReport
 
 HELD_SECONDS = 2.0  # without a sign of any thread: one of them holds the interpreter's lock
 TOGETHER_SECONDS = 1.0  # within which all hosts fall silent of which one cable is cut
 PATIENCE = 5.0  # times as long may take what is marked, compiles, or holds the lock
-
-
-@dataclass(frozen=True)
-class DiagnosisLimits:
-    """When something is said, and when the run is ended.
-
-    Args:
-        silent_seconds: a rank whose process is stopped, or whose host says nothing, for so long
-            is ended, and the run with it.
-        late_seconds: a rank that lives, and for which others wait so long, is named.
-        slow_share: of the time of an iteration; a rank for which the others wait as much in each
-            is named.
-        stopped_seconds: a stopped process is named after so long.
-    """
-
-    silent_seconds: float = 8.0
-    late_seconds: float = 30.0
-    slow_share: float = 0.05
-    stopped_seconds: float = 1.5
-
-
-@dataclass(frozen=True)
-class Anomaly:
-    """What was found.
-
-    Args:
-        kind: `dead`, `stopped`, `silent`, `cut off`, `failed`, `left`, `late`, `slow`, `slow link`
-            or `slow port`.
-        rank, host: who holds up the others; of a link, who sends over it.
-        collective: the call that it has not entered, or is in; empty where none is known.
-        inside: whether it is in the call.
-        place: where its main thread was last seen.
-        seconds: since when.
-        ends: whether the run is ended for it.
-        share: of a slow rank, what the others wait of an iteration; else 0.
-        note: what else is to be known.
-        peer, peer_host: of a link, who receives; else -1.
-        port: of a slow port whether it is that `out` of the rank, or `in`.
-        rate, usual_rate: bytes a second of a link, now and before.
-    """
-
-    kind: str
-    rank: int
-    host: str
-    collective: str
-    inside: bool
-    place: str
-    seconds: float
-    ends: bool
-    share: float = 0.0
-    note: str = ""
-    peer: int = -1
-    peer_host: str = ""
-    port: str = ""
-    rate: float = 0.0
-    usual_rate: float = 0.0
-
-    @property
-    def sentence(self) -> str:
-        """The anomaly in one sentence."""
-        who = f"rank {self.rank} (host {self.host})"
-        since = f"since {self.seconds:.0f} s"
-        what = {
-            "dead": "is dead",
-            "stopped": "is stopped",
-            "silent": "gives no sign of life",
-            "cut off": "is cut off from all other hosts",
-            "failed": "has failed",
-            "left": "has ended, and others wait for it",
-        }.get(self.kind, "")
-        if self.rate:
-            return self._of_link(who) + self._noted()
-        if self.kind == "slow":
-            said = f"{who} is slow: the others wait for it {self.share:.0%} of the time"
-        elif self.kind == "late":
-            said = f"{who} has not entered {self.collective}"
-            return f"{said}; it is in {self.place or 'an unknown place'}, {since}{self._noted()}"
-        else:
-            said = f"{who} {what} {since}"
-            if self.collective:
-                where = "in" if self.inside else "and has not entered"
-                said += f", {where} {self.collective}"
-        if self.place:
-            said += f"; it was last seen in {self.place}"
-        return said + self._noted()
-
-    def _of_link(self, who: str) -> str:
-        rates = [f"{format_bytes(round(rate))} a second" for rate in (self.rate, self.usual_rate)]
-        what = f"the link {who} -> rank {self.peer} (host {self.peer_host})"
-        if self.port:
-            what = f"the port of {who}, {self.port},"
-        since = f"since {self.collective}, {self.seconds:.1f} s ago"
-        return f"{what} is slow {since}: {rates[0]}, and {rates[1]} before"
-
-    def _noted(self) -> str:
-        return f" ({self.note})" if self.note else ""
-
-    def as_json(self) -> dict[str, Any]:
-        """The anomaly as plain values, its sentence among them."""
-        return asdict(self) | {"sentence": self.sentence}
 
 
 @dataclass
@@ -153,6 +53,7 @@ class Judge:
         # were before the last call.
         self._waited = defaultdict[int, float](float)
         self._waited_before: dict[tuple[str, int], float] = {}
+        self._travel: dict[tuple[str, int], float] = {}  # messages, and since when they do
         self._ending = False
 
     def add(self, reports: Iterable[RankReport], now: float) -> None:
@@ -188,6 +89,7 @@ class Judge:
             return []
         found = [*self._gone(now), *self._late(now), *self._slow()]
         fresh = [self._of_link(one) for one in self._messages.slow()]
+        found += self._stuck(now)
         for one in found:
             key = (one.kind, one.rank, one.ends, one.collective if one.kind == "late" else "")
             if key not in self._named:
@@ -213,10 +115,11 @@ class Judge:
                 stood = report.process_seconds + since
                 found.append(self._anomaly("dead", rank, now, stood, ends=True))
             elif since >= self._limits.silent_seconds:
-                if self._cut_off(now):
+                if len(elsewhere := self._elsewhere(now)) > 1 and all(elsewhere.values()):
                     found.append(self._anomaly("cut off", 0, now, since, ends=True))
                     break
-                found.append(self._anomaly("silent", rank, now, since, ends=True))
+                note = EITHER_END if len(elsewhere) == 1 else ""
+                found.append(self._anomaly("silent", rank, now, since, ends=True, note=note))
             elif report.process == "stopped" and not all_stopped:
                 stood = report.process_seconds + since
                 if stood >= self._limits.stopped_seconds:
@@ -224,31 +127,37 @@ class Judge:
                     found.append(self._anomaly("stopped", rank, now, stood, ends=ends))
         return found
 
-    def _cut_off(self, now: float) -> bool:
-        """Whether nothing is heard of any other host than rank 0's, of which there are several."""
+    def _elsewhere(self, now: float) -> dict[str, bool]:
+        """Hosts other than rank 0's, and whether nothing is heard of them."""
         here = self._seen[0].report.host if 0 in self._seen else None
         silent = self._limits.silent_seconds - TOGETHER_SECONDS
-        elsewhere = {
+        return {
             seen.report.host: now - seen.when >= silent
             for seen in self._seen.values()
             if seen.report.host != here
         }
-        return here is not None and len(elsewhere) > 1 and all(elsewhere.values())
 
     @staticmethod
     def _dead_for(seen: _Seen) -> float:
         return seen.report.process_seconds if seen.report.process == "dead" else -1.0
 
     def _anomaly(
-        self, kind: str, rank: int, now: float, seconds: float, *, ends: bool = False
+        self,
+        kind: str,
+        rank: int,
+        now: float,
+        seconds: float,
+        *,
+        ends: bool = False,
+        note: str = "",
     ) -> Anomaly:
         report = self._seen[rank].report
         inside = call = self._inside(report)
         if call is None:
             waited = [one for one, _, lacking in self._waits(now) if rank in lacking]
             call = max(waited, key=lambda one: one.seconds, default=None)
-        collective = "" if call is None else said_of(call)
-        words = report.words if kind == "failed" else ""
+        collective = "" if call is None else self._said_of(call, rank)
+        words = report.words if kind == "failed" else note
         return Anomaly(
             kind, rank, report.host, collective, inside is not None, report.place, seconds, ends,
             note=words,
@@ -259,7 +168,7 @@ class Judge:
 
         That one of those has ended here too, no thread of the rank has come to say.
         """
-        for call in sorted(report.open, key=lambda one: one.sequence):
+        for call in sorted(report.open, key=lambda one: (one.kind not in MESSAGES, one.sequence)):
             group = self._groups.get(call.group)
             through = group.through.items() if group else ()
             if all(count <= call.sequence for rank, count in through if rank != report.rank):
@@ -275,15 +184,19 @@ class Judge:
             for call in seen.report.open:
                 group = self._groups.get(call.group)
                 members = group.members if group else ()
-                lacking = [
-                    rank
-                    for rank in members
-                    if rank in self._seen
-                    and self._seen[rank].report.entered.get(call.group, 0) <= call.sequence
-                ]
+                lacking = [rank for rank in members if self._lacks(rank, call)]
                 if lacking:
                     found.append((call, call.seconds + now - seen.when, lacking))
         return found
+
+    def _lacks(self, rank: int, call: OpenCall) -> bool:
+        """Whether a rank has not begun a call; of too many links it does not say."""
+        if (seen := self._seen.get(rank)) is None:
+            return False
+        begun = seen.report.entered.get(call.group)
+        if begun is None:
+            return not is_link(call.group) or len(seen.report.entered) < MOST_GROUPS
+        return begun <= call.sequence
 
     def _late(self, now: float) -> list[Anomaly]:
         worst: dict[int, tuple[float, OpenCall]] = {}
@@ -303,7 +216,8 @@ class Judge:
                 held = report.beat_seconds >= HELD_SECONDS
                 found.append(
                     Anomaly(
-                        "late", rank, report.host, said_of(call), False, report.place, seconds,
+                        "late", rank, report.host, self._said_of(call, rank), False, report.place,
+                        seconds,
                         ends=False, note="it holds the interpreter's lock" if held else "",
                     )
                 )  # fmt: skip
@@ -312,6 +226,55 @@ class Judge:
     @staticmethod
     def _busy(report: RankReport) -> bool:
         return report.marked or report.beat_seconds >= HELD_SECONDS
+
+    def _said_of(self, call: OpenCall, rank: int) -> str:
+        """A call of a rank, for people: `all-gather 5124 of layers.17`, `send 12 to rank 3`."""
+        label = f" of {call.label}" if call.label else ""
+        group = self._groups.get(call.group)
+        if call.kind not in MESSAGES or group is None:
+            return f"{call.kind} {call.sequence}{label}"
+        source, target = group.members
+        kind, end = (
+            (SEND, f"to rank {target}") if rank == source else (RECEIVE, f"from rank {source}")
+        )
+        return f"{kind} {call.sequence} {end}{label}"
+
+    def _stuck(self, now: float) -> list[Anomaly]:
+        """Messages that do not come, though both ends stand there, and neither is stopped.
+
+        After so long a run ends as for a silent host, where no message of the link took nearly as
+        long before.
+        """
+        travel: dict[tuple[str, int], float] = {}
+        found: list[tuple[int, int, float, OpenCall]] = []
+        for rank, seen in self._seen.items():
+            usual = seen.report.process == "running" and not seen.report.marked
+            for call in seen.report.open if usual else ():
+                if call.kind != RECEIVE or (group := self._groups.get(call.group)) is None:
+                    continue
+                source, key = group.members[0], (call.group, call.sequence)
+                there = source in self._seen and not self._lacks(source, call)
+                if not there or self._seen[source].report.process != "running":
+                    continue
+                travel[key] = self._travel.get(key, now)
+                stood, patience = now - travel[key], self._messages.patience(call.group)
+                if patience and stood >= max(patience, self._limits.silent_seconds):
+                    found.append((source, rank, stood, call))
+        self._travel = travel
+        if not found:
+            return []
+        source, target, stood, call = found[0]
+        kind, rank, peer = "stuck link", source, target
+        for one in (source, target):
+            if len(found) > 1 and all(one in ends[:2] for ends in found):
+                kind, rank, peer = "stuck port", one, -1
+        hosts = [self._seen[one].report.host if one >= 0 else "" for one in (rank, peer)]
+        return [
+            Anomaly(
+                kind, rank, hosts[0], self._said_of(call, source), True, "", stood, ends=True,
+                peer=peer, peer_host=hosts[1],
+            )
+        ]  # fmt: skip
 
     # Who is slow
 
@@ -365,8 +328,3 @@ class Judge:
             f"other programs have its processor {known[rank]:.0%} of the time, those of the "
             f"others {usual:.0%}; it is not named for that again"
         )
-
-
-def said_of(call: OpenCall) -> str:
-    """A call, for people: `all-gather 5124 of layers.17`."""
-    return f"{call.kind} {call.sequence}" + (f" of {call.label}" if call.label else "")

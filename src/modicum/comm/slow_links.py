@@ -31,6 +31,7 @@ LEAST_DELAY = 0.002  # seconds of a message, below which nothing is worth a word
 MOST, HISTORY = 256, 128  # messages that are looked at, and those before
 FEW = 3  # messages after which a link is looked at again
 MOST_SIZES, MOST_PENDING = 8, 2048
+STUCK = 30.0  # times as long as the longest message before, after which one will not come
 USUAL = 0.9  # quantile of what messages took before
 
 
@@ -197,6 +198,12 @@ class _Link:
         self.named, self._pace = False, None
         self._sizes.clear()
 
+    @property
+    def longest(self) -> float:
+        """Seconds that a message has taken at most, of those that are known; 0: of few."""
+        took = [one.took for size in self._sizes.values() for one in size.messages]
+        return max(took) if len(took) >= LEAST else 0.0
+
     def heaviest(self) -> _Size | None:
         """The size of which most bytes travel."""
         return max(self._sizes.values(), key=lambda s: s.bytes * len(s.messages), default=None)
@@ -220,6 +227,11 @@ class LinkMessages:
         if len(ends) == 2:
             link = self._links.setdefault(call.group, _Link(*ends))
             self._fresh = link.done(call) or self._fresh
+
+    def patience(self, name: str) -> float:
+        """Seconds after which a message that travels will not come any more; 0: not known."""
+        link = self._links.get(name)
+        return 0.0 if link is None else STUCK * link.longest
 
     def slow(self) -> list[SlowLink]:
         """Links that have become slow since this was last asked; one may again when it was fast."""

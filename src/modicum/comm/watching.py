@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 import modicum.comm
 import modicum.core.ranks
-from modicum.comm.judging import DiagnosisLimits
+from modicum.comm.anomalies import DiagnosisLimits
 from modicum.comm.watch_agent import VERDICT
 from modicum.core.contracts.run_hooks import RunHook
 from modicum.core.errors import InputError, Interrupted

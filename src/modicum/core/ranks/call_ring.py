@@ -28,8 +28,9 @@ CAPACITY = 1024
 _HEADER = struct.Struct("<8sIIQdBB160s240sI")
 _WRITTEN, _BEAT, _LEFT, _MARK, _PLACE, _WORDS, _GROUPS = 16, 24, 32, 33, 34, 194, 434
 _TEXT, _RECORDS = 512, 32768
-# number + 1, sequence, index of the group, mark, kind, label, bytes, asked, begun, ended, waited
-_RECORD = struct.Struct("<QQHB16s64sQdddd")
+# number + 1, sequence, index of the group, mark, kind, label, bytes, asked, begun, ended, waited,
+# awaited
+_RECORD = struct.Struct("<QQHB16s64sQddddd")
 _SLOT = 160
 
 RUNNING, ENDED, FAILED, BEREFT = 0, 1, 2, 3
@@ -120,7 +121,7 @@ class RingWriter:
     def _write(self, number: int, call: ObservedCall) -> None:
         at = _RECORDS + number % self._capacity * _SLOT
         body = (call.sequence, self._group(call), self.marked, _text(call.kind, 16))
-        times = (call.asked, call.begun, call.ended, call.waited)
+        times = (call.asked, call.begun, call.ended, call.waited, call.awaited)
         packed = _RECORD.pack(0, *body, _text(call.label, 64), call.bytes, *times)
         self._map[at : at + _RECORD.size] = packed
         struct.pack_into("<Q", self._map, at, number + 1)
@@ -169,11 +170,11 @@ class RingReader:
         again = struct.unpack_from("<Q", self._map, at)[0]
         if now != number + 1 or again != now or group >= len(names):
             return None
-        sent, asked, begun, ended, waited = values
+        sent, asked, begun, ended, waited, awaited = values
         name = names[group]
         call = ObservedCall(
             sequence, _string(kind), name, self._known[name], _string(label), sent,
-            asked, begun, ended, waited,
+            asked, begun, ended, waited, awaited=awaited,
         )  # fmt: skip
         return RingCall(number, call, bool(mark))
 

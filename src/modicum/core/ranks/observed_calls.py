@@ -32,6 +32,7 @@ class ObservedCall:
             `begun`, when it was issued, and `ended`, which is no number until its result is there.
         waited: seconds for which this process waited for it; 0 for waits in C++, as DDP's.
         due: before which it does not end, on a pretended link.
+        awaited: since when this process waits for it, of a message alone; else no number.
     """
 
     sequence: int
@@ -45,6 +46,7 @@ class ObservedCall:
     ended: float = math.nan
     waited: float = 0.0
     due: float = -math.inf
+    awaited: float = math.nan
 
     @property
     def done(self) -> bool:
@@ -99,6 +101,11 @@ def link_name(group: str, source: int, target: int, tag: int = 0) -> str:
     ('0 1>2', '0 1>2 #7')
     """
     return f"{group} {source}>{target}" + (f" #{tag}" if tag else "")
+
+
+def is_link(group: str) -> bool:
+    """Whether a name is that of a link: what `link_name` gives."""
+    return ">" in group
 
 
 # What ranks exchange to agree on something (counts, signals, who has a gradient); no ledger has it.

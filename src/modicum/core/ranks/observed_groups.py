@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.ranks.observed_calls import (
+    MESSAGES,
     RECEIVE,
     SEND,
     CallNote,
@@ -270,6 +271,10 @@ def _waited(original: Any) -> Any:
         if call is None:
             return original(work, *arguments, **named)
         begun = time.monotonic()
+        if call.kind in MESSAGES and not call.done:
+            call.awaited = begun
+            for observer in seeing:
+                observer.changed(call)
         result = original(work, *arguments, **named)
         call.waited += time.monotonic() - begun
         if call.done:

@@ -6,6 +6,7 @@ wait for the interpreter's lock. Nothing here imports torch.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -14,9 +15,10 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from modicum.core.ranks.call_ring import RingReader
-from modicum.core.ranks.observed_calls import MESSAGES
+from modicum.core.ranks.observed_calls import MESSAGES, is_link
 from modicum.core.ranks.rank_reports import (
     MOST_CALLS,
     MOST_GROUPS,
@@ -26,6 +28,7 @@ from modicum.core.ranks.rank_reports import (
     RankReport,
 )
 
+Value = TypeVar("Value")
 STARVED_SECONDS = 4.0  # of which it is said for how much a rank had no processor
 
 
@@ -75,7 +78,7 @@ class RankProbe:
         state = self._ring.state()
         self.rank, self.pid = state.rank, state.pid
         self._next, self._open = 0, dict[int, OpenCall]()
-        self._messages = set[int]()  # that have not ended
+        self._messages = set[int]()  # that have not ended, and that nobody waits for
         self._entered: dict[str, int] = {}
         self._process, self._since = "running", time.monotonic()
         self._starved = deque([(self._since, seconds_without_processor(self.pid))])
@@ -113,7 +116,7 @@ class RankProbe:
             words=_printable(state.words),
             marked=state.marked,
             place=_printable(state.place),
-            entered=dict(list(self._entered.items())[-MOST_GROUPS:]),
+            entered=dict(_links_first(self._entered)[-MOST_GROUPS:]),
             members=dict(_links_first(state.groups)[-MOST_GROUPS:]),
             open=tuple(list(self._open.values())[-MOST_OPEN:]),
             done=tuple(done),
@@ -152,19 +155,20 @@ class RankProbe:
                 took = max(0.0, call.ended - call.begun)
                 more = (found.marked, max(0.0, call.waited))
                 done.append(DoneCall(*which, call.bytes, took, call.ended, *more))
-            if call.kind in MESSAGES:  # nobody need wait for one that has begun
-                if not call.done:
-                    self._messages.add(number)
-                continue
             self._entered[call.group] = max(self._entered.get(call.group, 0), call.sequence + 1)
-            if not call.done:
-                self._open[number] = OpenCall(*which, max(0.0, now - call.begun))
+            if call.done:
+                continue
+            since = call.awaited if call.kind in MESSAGES else call.begun
+            if math.isnan(since):  # of a message that nobody waits for yet
+                self._messages.add(number)
+            else:
+                self._open[number] = OpenCall(*which, max(0.0, now - since))
         return done
 
 
-def _links_first(groups: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:
+def _links_first(groups: Mapping[str, Value]) -> list[tuple[str, Value]]:
     """Groups, behind what messages are counted under."""
-    return sorted(groups.items(), key=lambda item: ">" not in item[0])
+    return sorted(groups.items(), key=lambda item: not is_link(item[0]))
 
 
 def _printable(text: str) -> str:

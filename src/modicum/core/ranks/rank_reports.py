@@ -38,7 +38,10 @@ class DoneCall:
 
 @dataclass(frozen=True)
 class OpenCall:
-    """A call that has not ended, and the seconds since it begun."""
+    """A call that has not ended, and the seconds since it begun; a message's that it is waited for.
+
+    A message for which its rank does not wait is none of these.
+    """
 
     group: str
     sequence: int
