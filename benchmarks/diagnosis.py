@@ -44,7 +44,7 @@ JUDGES = (
     *(f"proofs/comm/{one}_bench.py" for one in ("fault", "fatal", "port")),
 )
 PARTS = ("ranks", "ports")
-DOWN = "a port is down"
+DOWN = {"a port is down": False, "a port is down, and another network is there": True}
 COST = "step watched over step not watched"
 SHARE, SOON, ENDED, ITERATIONS, MOST_COST = 0.95, 5.0, 10.0, 10, 1.01
 Findings = defaultdict[str, list[dict[str, Any]]]
@@ -131,7 +131,7 @@ def bars(table: dict[str, Any]) -> list[dict[str, Any]]:
         bar(f"{fault}: right", made["right"] / made["trials"], least=SHARE)
         if "iterations" in made:
             bar(f"{fault}: iterations", made["iterations"]["median"], most=ITERATIONS)
-        elif fault == DOWN:
+        elif fault in DOWN:
             bar(
                 f"{fault}: all ended with 4", made["all ended with 4"] / made["trials"], least=SHARE
             )
@@ -176,10 +176,11 @@ def of_ports(progress: Progress, found: Findings, given: argparse.Namespace) -> 
     for seed in range(given.trials):
         for one in progress.of(f"slow ports, {seed}", partial(slow_ports, seed, shift)):
             found[f"a port at a quarter of its rate, {one['port']}"].append(one)
-        asked = random.Random(f"down {seed}").randrange(RANKS)
-        found[DOWN] += progress.of(
-            f"{DOWN}, {seed}", partial(cut_port_trials, [asked], RANKS, shift)
-        )
+        draws = random.Random(f"down {seed}")
+        for fault, apart in DOWN.items():
+            trial = {"rank": draws.randrange(RANKS), "apart": apart}
+            make = partial(cut_port_trials, [trial], RANKS, shift)
+            found[fault] += progress.of(f"{fault}, {seed}", make)
     seconds = given.calm / 3
     cost = {"pairs": 3 if given.quick else 12, "steps": 40}
     calls: list[tuple[str, dict[str, Any]]] = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -245,29 +245,23 @@ class Judge:
         After so long a run ends as for a silent host, where no message of the link took nearly as
         long before.
         """
-        travel: dict[tuple[str, int], float] = {}
-        found: list[tuple[int, int, float, OpenCall]] = []
-        for rank, seen in self._seen.items():
-            usual = seen.report.process == "running" and not seen.report.marked
-            for call in seen.report.open if usual else ():
-                if call.kind != RECEIVE or (group := self._groups.get(call.group)) is None:
-                    continue
-                source, key = group.members[0], (call.group, call.sequence)
-                there = source in self._seen and not self._lacks(source, call)
-                if not there or self._seen[source].report.process != "running":
-                    continue
-                travel[key] = self._travel.get(key, now)
-                stood, patience = now - travel[key], self._messages.patience(call.group)
-                if patience and stood >= max(patience, self._limits.silent_seconds):
-                    found.append((source, rank, stood, call))
-        self._travel = travel
-        if not found:
+        calls = {(call.group, call.sequence): call for call in self._travelling()}
+        self._travel = {key: self._travel.get(key, now) for key in calls}
+        found = []
+        for key, call in calls.items():
+            stood = now - self._travel[key]
+            if patience := self._messages.patience(call.group):
+                least = max(patience, self._limits.silent_seconds)
+                found.append((stood - least, stood, self._groups[call.group].members, call))
+        longest = max(found, key=lambda one: one[0], default=None)
+        if longest is None or longest[0] < 0:
             return []
-        source, target, stood, call = found[0]
+        _, stood, (source, target), call = longest
+        ends = [set(one[2]) for one in found if one[0] >= -TOGETHER_SECONDS]
+        common = sorted(set.intersection(*ends)) if len(ends) > 1 else []
         kind, rank, peer = "stuck link", source, target
-        for one in (source, target):
-            if len(found) > 1 and all(one in ends[:2] for ends in found):
-                kind, rank, peer = "stuck port", one, -1
+        if len(common) == 1:
+            kind, rank, peer = "stuck port", common[0], -1
         hosts = [self._seen[one].report.host if one >= 0 else "" for one in (rank, peer)]
         return [
             Anomaly(
@@ -275,6 +269,20 @@ class Judge:
                 peer=peer, peer_host=hosts[1],
             )
         ]  # fmt: skip
+
+    def _travelling(self) -> Iterator[OpenCall]:
+        """Messages that an end waits for, and that the other has begun as well."""
+        for seen in self._seen.values():
+            for call in seen.report.open:
+                if call.kind not in MESSAGES or (group := self._groups.get(call.group)) is None:
+                    continue
+                ends = [self._seen.get(rank) for rank in group.members]
+                ordinary = all(
+                    end and end.report.process == "running" and not end.report.marked
+                    for end in ends
+                )
+                if ordinary and not any(self._lacks(rank, call) for rank in group.members):
+                    yield call
 
     # Who is slow
 

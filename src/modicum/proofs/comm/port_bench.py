@@ -164,13 +164,16 @@ def _told(value: float) -> bool:
 # Ports that are down
 
 
-def cut_port_trials(ranks: list[int], size: int = 4, shift: int = 0) -> list[TrialFinding]:
+def cut_port_trials(
+    trials: list[dict[str, Any]], size: int = 4, shift: int = 0
+) -> list[TrialFinding]:
     """In each trial the port of a rank's host is cut: who was named, when, and how all ended.
 
     Every host that is left must name the rank, and the run's record too.
 
     Args:
-        ranks: whose port is asked for, of each trial.
+        trials: the `rank` whose port is asked for; where `apart` is true, another network is there
+            for those who watch, as many clusters have one, so no host falls silent.
         shift: that many ranks further it is cut.
 
     Returns:
@@ -182,7 +185,7 @@ def cut_port_trials(ranks: list[int], size: int = 4, shift: int = 0) -> list[Tri
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        task = {"ranks": ranks, "size": size, "shift": shift}
+        task = {"trials": trials, "size": size, "shift": shift}
         (folder / "task.json").write_text(json.dumps(task), encoding="utf-8")
         command = f"exec {sys.executable} -m {_MODULE} between {folder}"
         done = subprocess.run(apart(command), capture_output=True, text=True, check=False)
@@ -197,21 +200,37 @@ def between(folder: Path) -> None:
     task = json.loads((folder / "task.json").read_bytes())
     size, found = task["size"], []
     make_hosts(size)
+    _add_network(size)
     for host in range(size):
         for port in PORTS:
             shape_port(host, port, f"{RATE}mbit", burst_for(RATE * 1e6 / 8, MESSAGE))
-    for number, asked in enumerate(task["ranks"]):
+    for number, trial in enumerate(task["trials"]):
         place = folder / str(number)
         place.mkdir()
-        found.append(_cut(place, number, asked, (asked + task["shift"]) % size, size))
+        found.append(_cut(place, number, task["shift"], size, **trial))
     (folder / "found.json.new").write_text(json.dumps(found), encoding="utf-8")
     os.replace(folder / "found.json.new", folder / "found.json")
 
 
-def _cut(place: Path, number: int, asked: int, guilty: int, size: int) -> TrialFinding:
+def _add_network(size: int) -> None:
+    """A second bridge, by which those who watch reach one another when ports are cut."""
+    in_words("ip -n mdsw link add br1 type bridge")
+    in_words("ip -n mdsw link set br1 up")
+    for host in range(size):
+        in_words(f"ip link add mdm{host} netns mdsw type veth peer name eth1 netns md{host}")
+        in_words(f"ip -n mdsw link set mdm{host} master br1 up")
+        in_words(f"ip -n md{host} addr add 10.78.0.{host + 1}/24 dev eth1")
+        in_words(f"ip -n md{host} link set eth1 up")
+
+
+def _cut(
+    place: Path, number: int, shift: int, size: int, rank: int, apart: bool = False
+) -> TrialFinding:
+    asked, guilty = rank, (rank + shift) % size
     running = {"modicum": "", "status": "running", "interruptions": 0, "error": None}
     (place / "run.json").write_text(json.dumps(running), encoding="utf-8")
-    processes = [_start(place, rank, size, 29_511 + number) for rank in range(size)]
+    meet = ("10.78.0.1" if apart else "10.77.0.1", 29_511 + number)
+    processes = [_start(place, host, size, meet) for host in range(size)]
     others = [host for host in range(size) if host != guilty]
     when, heard, end = 0.0, dict[int, float](), time.monotonic() + STARTED_SECONDS
     try:
@@ -238,6 +257,7 @@ def _cut(place: Path, number: int, asked: int, guilty: int, size: int) -> TrialF
     said = [*(_said(place, host) for host in others), error]
     return {
         "rank": asked,
+        "apart": apart,
         "right": all(re.search(rf"rank {asked}\b", one) for one in said),
         "seconds": max(heard.values()) if len(heard) == len(others) else None,
         "ended": None if alive else ended,
@@ -253,15 +273,15 @@ def _said(place: Path, host: int) -> str:
     return lines[0] if lines else ""
 
 
-def _start(place: Path, rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
-    """A rank on its host; what it says goes to a file."""
+def _start(place: Path, rank: int, size: int, meet: tuple[str, int]) -> subprocess.Popen[bytes]:
+    """A rank on its host, which meets the others there; what it says goes to a file."""
     own = {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "10.77.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_ADDR": meet[0],
+        "MASTER_PORT": str(meet[1]),
         "GLOO_SOCKET_IFNAME": "eth0",
         "OMP_NUM_THREADS": "1",
     }
