@@ -8,6 +8,7 @@ number last, so one that is being written is passed over. Nothing here imports t
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import struct
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import InputError
-from modicum.core.ranks.observed_calls import ObservedCall
+from modicum.core.ranks.observed_calls import MESSAGES, ObservedCall
 
 MAGIC = b"modring1"
 CAPACITY = 1024
@@ -31,6 +32,9 @@ _TEXT, _RECORDS = 512, 32768
 # number + 1, sequence, index of the group, mark, kind, label, bytes, asked, begun, ended, waited,
 # awaited
 _RECORD = struct.Struct("<QQHB16s64sQddddd")
+_NUMBER = struct.Struct("<Q")
+_TIMES = struct.Struct("<ddddd")
+_TIMES_AT, _MARK_AT = _RECORD.size - _TIMES.size, struct.calcsize("<QQH")
 _SLOT = 160
 
 RUNNING, ENDED, FAILED, BEREFT = 0, 1, 2, 3
@@ -64,6 +68,7 @@ class RingWriter:
         self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
         self._numbers: dict[tuple[str, int], int] = {}
         self._keys: list[tuple[str, int] | None] = [None] * capacity
+        self._awaited = dict[int, ObservedCall]()  # messages that have not ended
         self._written, self.marked = 0, False
         with open(path, "w+b") as file:
             file.truncate(_RECORDS + capacity * _SLOT)
@@ -80,18 +85,30 @@ class RingWriter:
                 self._numbers.pop(old, None)
             key = self._keys[slot] = (call.group, call.sequence)
             self._numbers[key] = number
+            self._awaited.pop(number - self._capacity, None)
+            if call.kind in MESSAGES:
+                self._awaited[number] = call
             self._write(number, call)
             struct.pack_into("<Q", self._map, _WRITTEN, self._written)
 
     def changed(self, call: ObservedCall) -> None:
-        """Write its record again, if it is still there."""
+        """Write its times again, if its record is still there."""
         with self._lock:
             number = self._numbers.get((call.group, call.sequence))
             if number is not None:
-                self._write(number, call)
+                if call.done:
+                    self._awaited.pop(number, None)
+                self._write_times(number, call)
 
     def beat(self, place: str) -> None:
-        """Say that a thread of the rank runs, and where the rank's main thread is."""
+        """Say that a thread of the rank runs, and where the rank's main thread is.
+
+        Which messages it waits for is written as well; each begin of a wait would cost too much.
+        """
+        with self._lock:
+            for number, call in self._awaited.items():
+                if not math.isnan(call.awaited):
+                    self._write_times(number, call)
         struct.pack_into("<160s", self._map, _PLACE, _text(place, 160))
         struct.pack_into("<d", self._map, _BEAT, time.monotonic())
 
@@ -122,9 +139,16 @@ class RingWriter:
         at = _RECORDS + number % self._capacity * _SLOT
         body = (call.sequence, self._group(call), self.marked, _text(call.kind, 16))
         times = (call.asked, call.begun, call.ended, call.waited, call.awaited)
-        packed = _RECORD.pack(0, *body, _text(call.label, 64), call.bytes, *times)
-        self._map[at : at + _RECORD.size] = packed
-        struct.pack_into("<Q", self._map, at, number + 1)
+        _RECORD.pack_into(self._map, at, 0, *body, _text(call.label, 64), call.bytes, *times)
+        _NUMBER.pack_into(self._map, at, number + 1)
+
+    def _write_times(self, number: int, call: ObservedCall) -> None:
+        at = _RECORDS + number % self._capacity * _SLOT
+        times = (call.asked, call.begun, call.ended, call.waited, call.awaited)
+        _NUMBER.pack_into(self._map, at, 0)
+        self._map[at + _MARK_AT] = self.marked
+        _TIMES.pack_into(self._map, at + _TIMES_AT, *times)
+        _NUMBER.pack_into(self._map, at, number + 1)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -97,7 +97,26 @@ class _SeenGroup:
             members = []
         self.members = tuple(members) or tuple(range(group.size()))
         self.name, self.size, self.rank = str(group.group_name), group.size(), group.rank()
-        self.calls, self.messages = 0, Counter[str]()
+        self.calls, self._links = 0, dict[tuple[str, int, int], _SeenEnd]()
+        self.has_futures = True  # of messages
+
+    def link(self, kind: str, peer: int, tag: int) -> _SeenEnd:
+        """This rank's end of the link to a peer, or from one."""
+        if (kind, peer, tag) not in self._links:
+            here, there = self.members[self.rank], self.members[peer]
+            source, target = (here, there) if kind == SEND else (there, here)
+            name = link_name(self.name, source, target, tag)
+            self._links[kind, peer, tag] = _SeenEnd(name, (source, target))
+        return self._links[kind, peer, tag]
+
+
+@dataclass
+class _SeenEnd:
+    """This rank's end of a link, and how many messages it has sent or received there."""
+
+    name: str
+    ends: tuple[int, int]
+    messages: int = 0
 
 
 @contextmanager
@@ -203,16 +222,14 @@ def _recorded_message(kind: str, original: Any) -> Any:
             return original(group, tensors, peer, tag)
         with _lock:
             seen = _seen_group(group)
-            ends = (seen.rank, peer) if kind == SEND else (peer, seen.rank)
-            source, target = (seen.members[end] for end in ends)
-            link = link_name(seen.name, source, target, tag)
-            sequence, seen.messages[link] = seen.messages[link], seen.messages[link] + 1
-        sent = sum(tensor.nbytes for tensor in _tensors([tensors])) if kind == SEND else 0
+            link = seen.link(kind, peer, tag)
+            sequence, link.messages = link.messages, link.messages + 1
+        sent = sum(tensor.nbytes for tensor in tensors) if kind == SEND else 0
         now = time.monotonic()
-        record = ObservedCall(sequence, kind, link, (source, target), named(), sent, now, now)
+        record = ObservedCall(sequence, kind, link.name, link.ends, named(), sent, now, now)
         seeing = show_begun(record)
         work = original(group, tensors, peer, tag)
-        _follow(record, seeing, work)
+        _follow(record, seeing, work, seen)
         return work
 
     return call
@@ -247,8 +264,14 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def _follow(call: ObservedCall, seeing: tuple[CallObserver, ...], work: Any) -> None:
-    """Have the end of a call noted when it is there, by whichever thread."""
+def _follow(
+    call: ObservedCall, seeing: tuple[CallObserver, ...], work: Any, group: _SeenGroup | None = None
+) -> None:
+    """Have the end of a call noted when it is there, by whichever thread.
+
+    Args:
+        group: of a message, where it is noted whether its backend says so at all.
+    """
     if work is None:  # a part of several that are issued together
         show_ended(call, seeing)
         return
@@ -259,8 +282,13 @@ def _follow(call: ObservedCall, seeing: tuple[CallObserver, ...], work: Any) -> 
             future.value()
             show_ended(call, seeing)
 
-    with suppress(RuntimeError):  # a backend that has none; then waiting for it is its end
+    if group is not None and not group.has_futures:
+        return
+    try:
         work.get_future().add_done_callback(ended)
+    except RuntimeError:  # a backend that has none; then waiting for it is its end
+        if group is not None:
+            group.has_futures = False
 
 
 def _waited(original: Any) -> Any:
@@ -271,10 +299,8 @@ def _waited(original: Any) -> Any:
         if call is None:
             return original(work, *arguments, **named)
         begun = time.monotonic()
-        if call.kind in MESSAGES and not call.done:
+        if call.kind in MESSAGES:
             call.awaited = begun
-            for observer in seeing:
-                observer.changed(call)
         result = original(work, *arguments, **named)
         call.waited += time.monotonic() - begun
         if call.done:
