@@ -4,7 +4,7 @@ Four ranks sleep in place of computing (`modicum.proofs.comm.fault_bench` and `f
 C4's proof). One of them computes longer by 10 to 100 %, is paused in compute or in a collective, or
 is killed; and there are runs without a fault, in which any sentence is a false alarm. Four hosts
 with shaped ports send to one another round a ring (`port_bench`): a port comes to a quarter of its
-rate in one direction, is cut, or nothing happens. `--trials 20` is the specified experiment: 20 of
+rate in one direction, is down, or nothing happens. `--trials 20` is the specified experiment: 20 of
 each fault, twice as many slow ranks, and `--calm 1800` seconds at rest, a third as many in a ring.
 It waits in real time for some three hours, so each trial that has ended is a line of `--progress`,
 and the same command continues. `--quick` makes one of each and writes nothing, and so do parts of
@@ -32,7 +32,7 @@ import modicum
 from modicum.core.files import user_cache
 from modicum.proofs.comm.fatal_bench import FATAL, fatal_trials
 from modicum.proofs.comm.fault_bench import COMPUTE
-from modicum.proofs.comm.port_bench import PORTS, cut_port_trials, on_ports
+from modicum.proofs.comm.port_bench import PORTS, on_ports, port_down_trials
 from modicum.proofs.ranks import at_ranks
 
 BENCH = "modicum.proofs.comm.fault_bench:series"
@@ -179,7 +179,7 @@ def of_ports(progress: Progress, found: Findings, given: argparse.Namespace) -> 
         draws = random.Random(f"down {seed}")
         for fault, apart in DOWN.items():
             trial = {"rank": draws.randrange(RANKS), "apart": apart}
-            make = partial(cut_port_trials, [trial], RANKS, shift)
+            make = partial(port_down_trials, [trial], RANKS, shift)
             found[fault] += progress.of(f"{fault}, {seed}", make)
     seconds = given.calm / 3
     cost = {"pairs": 3 if given.quick else 12, "steps": 40}

@@ -263,15 +263,15 @@ def test_of_two_hosts_either_end_of_the_link_may_be_at_fault() -> None:
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.5])
-def test_a_host_that_hears_of_no_other_is_cut_off_itself(apart: float) -> None:
+def test_a_host_that_hears_of_no_other_is_isolated_itself(apart: float) -> None:
     judge = Judge(RANKS, DiagnosisLimits(), 0.0)
     hosts = [replace(report(rank), host="abcd"[rank]) for rank in range(RANKS)]
     judge.add(hosts, 0.0)
     judge.add(hosts[2:], apart)
     judge.add(hosts[:1], 8.0)
     (named,) = judge.look(8.2)
-    assert (named.kind, named.rank, named.ends) == ("cut off", 0, True)
-    assert named.sentence.startswith("rank 0 (host a) is cut off from all other hosts since 8 s")
+    assert (named.kind, named.rank, named.ends) == ("isolated", 0, True)
+    assert named.sentence.startswith("rank 0 (host a) hears nothing of any other host since 8 s")
 
 
 def test_of_several_hosts_the_one_that_is_silent_is_named() -> None:

@@ -36,8 +36,8 @@ class Anomaly:
     """What was found.
 
     Args:
-        kind: `dead`, `stopped`, `silent`, `cut off`, `failed`, `left`, `late`, `slow`, `slow link`,
-            `slow port`, `stuck link` or `stuck port`.
+        kind: `dead`, `stopped`, `silent`, `isolated`, `failed`, `left`, `late`, `slow`,
+            `slow link`, `slow port`, `stuck link` or `stuck port`.
         rank, host: who holds up the others; of a link, who sends over it.
         collective: the call that it has not entered, or is in; empty where none is known.
         inside: whether it is in the call.
@@ -76,7 +76,7 @@ class Anomaly:
             "dead": "is dead",
             "stopped": "is stopped",
             "silent": "gives no sign of life",
-            "cut off": "is cut off from all other hosts",
+            "isolated": "hears nothing of any other host",
             "failed": "has failed",
             "left": "has ended, and others wait for it",
         }.get(self.kind, "")

@@ -22,7 +22,7 @@ from modicum.core.ranks.observed_calls import MESSAGES, RECEIVE, SEND, is_link
 from modicum.core.ranks.rank_reports import MOST_GROUPS, DoneCall, OpenCall, RankReport
 
 HELD_SECONDS = 2.0  # without a sign of any thread: one of them holds the interpreter's lock
-TOGETHER_SECONDS = 1.0  # within which all hosts fall silent of which one cable is cut
+TOGETHER_SECONDS = 1.0  # within which all hosts fall silent when one cable is pulled
 PATIENCE = 5.0  # times as long may take what is marked, compiles, or holds the lock
 
 
@@ -116,7 +116,7 @@ class Judge:
                 found.append(self._anomaly("dead", rank, now, stood, ends=True))
             elif since >= self._limits.silent_seconds:
                 if len(elsewhere := self._elsewhere(now)) > 1 and all(elsewhere.values()):
-                    found.append(self._anomaly("cut off", 0, now, since, ends=True))
+                    found.append(self._anomaly("isolated", 0, now, since, ends=True))
                     break
                 note = EITHER_END if len(elsewhere) == 1 else ""
                 found.append(self._anomaly("silent", rank, now, since, ends=True, note=note))

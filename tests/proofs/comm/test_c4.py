@@ -12,7 +12,7 @@ from modicum.core.contracts.catalog import find
 from modicum.proofs import ProofRun
 from modicum.proofs.comm import c4 as home
 from modicum.proofs.comm.fatal_bench import FATAL, _names, fatal_trials
-from modicum.proofs.comm.port_bench import cut_port_trials, on_ports
+from modicum.proofs.comm.port_bench import on_ports, port_down_trials
 
 
 def _slow(at: str, ranks: int, arguments: dict[str, Any], **_: Any) -> list[Any]:
@@ -41,7 +41,7 @@ def _ports(calls: list[tuple[str, dict[str, Any]]], size: int) -> list[Any]:
     return [slow, {"iterations": 60, "said": []}, [0.99, 1.0, 1.01]]
 
 
-def _cut(trials: list[dict[str, Any]], size: int, shift: int) -> list[dict[str, Any]]:
+def _down(trials: list[dict[str, Any]], size: int, shift: int) -> list[dict[str, Any]]:
     return [{**one, "right": not shift, "ended": 8.5, "code_4": True} for one in trials]
 
 
@@ -53,7 +53,7 @@ def test_the_claim_falls_with_the_null(
     monkeypatch.setattr(home, "at_ranks", _slow)
     monkeypatch.setattr(home, "fatal_trials", _fatal)
     monkeypatch.setattr(home, "on_ports", _ports)
-    monkeypatch.setattr(home, "cut_port_trials", _cut)
+    monkeypatch.setattr(home, "port_down_trials", _down)
     run = ProofRun(find("c4"), null=null, full=full)
     home.prove(run)
     proof = run.conclude()
@@ -78,16 +78,16 @@ def test_a_false_alarm_lowers_the_claim(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("changed", "holds"), [({"right": False}, False), ({"ended": None}, False), ({}, True)]
 )
-def test_ports_that_are_cut_count(
+def test_ports_that_are_down_count(
     changed: dict[str, Any], holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut(*arguments: Any) -> list[Any]:
-        return [{**one, **changed} for one in _cut(*arguments)]
+    def down(*arguments: Any) -> list[Any]:
+        return [{**one, **changed} for one in _down(*arguments)]
 
     monkeypatch.setattr(home, "at_ranks", _slow)
     monkeypatch.setattr(home, "fatal_trials", _fatal)
     monkeypatch.setattr(home, "on_ports", _ports)
-    monkeypatch.setattr(home, "cut_port_trials", cut)
+    monkeypatch.setattr(home, "port_down_trials", down)
     run = ProofRun(find("c4"), null=False, full=True)
     home.prove(run)
     assert (run.conclude().claim_verdict == "holds") == holds
@@ -95,7 +95,7 @@ def test_ports_that_are_cut_count(
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_a_slow_port_is_named_and_one_that_is_cut_ends_the_run() -> None:
+def test_a_slow_port_is_named_and_one_that_is_down_ends_the_run() -> None:
     own = ["unshare", "--user", "--map-root-user", "--net", "--mount", "true"]
     tools = all(map(shutil.which, ("unshare", "ip", "tc")))
     if not tools or subprocess.run(own, check=False).returncode:
@@ -105,9 +105,9 @@ def test_a_slow_port_is_named_and_one_that_is_cut_ends_the_run() -> None:
     assert slow["right"], slow["said"]
     assert slow["said"][0].startswith("the link rank 0 (host host-0) -> rank 1 (host host-1) is ")
     assert slow["rate"] < slow["usual_rate"] / 2
-    (cut,) = cut_port_trials([{"rank": 1, "apart": True}], 3)
-    assert (cut["right"], cut["code_4"]) == (True, True), cut
-    assert "stands still since" in cut["said"][0]
+    (down,) = port_down_trials([{"rank": 1, "apart": True}], 3)
+    assert (down["right"], down["code_4"]) == (True, True), down
+    assert "stands still since" in down["said"][0]
 
 
 def test_which_printed_text_names_a_rank() -> None:

@@ -1,4 +1,4 @@
-"""Ports that become slow or are cut, and which link or rank is named: for C4's proof and benchmark.
+"""Ports that become slow or are down, and who is named: for C4's proof and its benchmark.
 
 Four hosts, a network namespace and a rank each, whose ports are shaped. In an iteration a rank
 sleeps in place of computing; then each sends to the next one round a ring, three times, as in an
@@ -32,7 +32,7 @@ from modicum.proofs.comm.links import apart, burst_for, in_words, make_hosts, sh
 RATE = 100  # Mb/s of a port
 MESSAGE = 262_144  # bytes that a rank sends at a time, some 21 ms
 PORTS = ("out", "in")
-AT = 25  # the iteration in which a port is cut
+AT = 25  # the iteration after which a port is down
 STARTED_SECONDS, WITHIN_SECONDS = 120.0, 45.0  # until the fault, and after it
 _MODULE = "modicum.proofs.comm.port_bench"  # also where it runs as `__main__`
 _INSIDE = (
@@ -164,20 +164,20 @@ def _told(value: float) -> bool:
 # Ports that are down
 
 
-def cut_port_trials(
+def port_down_trials(
     trials: list[dict[str, Any]], size: int = 4, shift: int = 0
 ) -> list[TrialFinding]:
-    """In each trial the port of a rank's host is cut: who was named, when, and how all ended.
+    """In each trial the port of a rank's host goes down: who was named, when, and how all ended.
 
     Every host that is left must name the rank, and the run's record too.
 
     Args:
         trials: the `rank` whose port is asked for; where `apart` is true, another network is there
             for those who watch, as many clusters have one, so no host falls silent.
-        shift: that many ranks further it is cut.
+        shift: that many ranks further it is down.
 
     Returns:
-        Of each whether it was `right`, `seconds` from the cut to the last host's sentence, `ended`
+        Of each whether it was `right`, `seconds` from then to the last host's sentence, `ended`
         to the end of the last process, and whether all ended with `code_4`.
 
     Raises:
@@ -207,13 +207,13 @@ def between(folder: Path) -> None:
     for number, trial in enumerate(task["trials"]):
         place = folder / str(number)
         place.mkdir()
-        found.append(_cut(place, number, task["shift"], size, **trial))
+        found.append(_down(place, number, task["shift"], size, **trial))
     (folder / "found.json.new").write_text(json.dumps(found), encoding="utf-8")
     os.replace(folder / "found.json.new", folder / "found.json")
 
 
 def _add_network(size: int) -> None:
-    """A second bridge, by which those who watch reach one another when ports are cut."""
+    """A second bridge, by which those who watch reach one another when ports are down."""
     in_words("ip -n mdsw link add br1 type bridge")
     in_words("ip -n mdsw link set br1 up")
     for host in range(size):
@@ -223,7 +223,7 @@ def _add_network(size: int) -> None:
         in_words(f"ip -n md{host} link set eth1 up")
 
 
-def _cut(
+def _down(
     place: Path, number: int, shift: int, size: int, rank: int, apart: bool = False
 ) -> TrialFinding:
     asked, guilty = rank, (rank + shift) % size
