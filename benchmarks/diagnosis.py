@@ -4,12 +4,14 @@ Four ranks sleep in place of computing (`modicum.proofs.comm.fault_bench` and `f
 C4's proof). One of them computes longer by 10 to 100 %, is paused in compute or in a collective, or
 is killed; and there are runs without a fault, in which any sentence is a false alarm. Four hosts
 with shaped ports send to one another round a ring (`port_bench`): a port comes to a quarter of its
-rate in one direction, is down, or nothing happens. `--trials 20` is the specified experiment: 20 of
-each fault, twice as many slow ranks, and `--calm 1800` seconds at rest, a third as many in a ring.
-It waits in real time for some three hours, so each trial that has ended is a line of `--progress`,
-and the same command continues. `--quick` makes one of each and writes nothing, and so do parts of
-it alone (`--parts ports`). With `--null` faults are injected into another rank than the one that is
-asked for, and nothing is written. It ends with 1 where a bar is missed.
+rate in one direction, or is down, a rank computes longer, or nothing happens.
+
+`--trials 20` is the specified experiment: 20 of each fault, twice as many slow ranks, and `--calm
+1800` seconds at rest, a third as many in a ring. It waits in real time for some three hours, so
+each trial that has ended is a line of `--progress`, and the same command continues. `--quick` makes
+one of each and writes nothing, and so do parts of it alone (`--parts ports`). With `--null` faults
+are injected into another rank than the one that is asked for, and nothing is written. It ends with
+1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from modicum.proofs.ranks import at_ranks
 
 BENCH = "modicum.proofs.comm.fault_bench:series"
 SLOW = (0.1, 0.2, 0.3, 0.5, 1.0)
+SLOW_IN_A_RING = (0.3, 1.0)
 RANKS = 4
 JUDGES = (
     "comm",
@@ -94,14 +97,18 @@ def slow(seed: int, shift: int) -> list[dict[str, Any]]:
     return found
 
 
-def slow_ports(seed: int, shift: int) -> list[dict[str, Any]]:
-    """One slow port for each direction, one after the other in the same processes."""
+def in_a_ring(seed: int, shift: int) -> list[list[dict[str, Any]]]:
+    """One slow port for each direction, and two slow ranks, in the same processes."""
     draws = random.Random(f"ports {seed}")
-    trials = [{"rank": draws.randrange(RANKS), "port": port} for port in PORTS]
-    found: list[dict[str, Any]] = on_ports(
-        [("slow_port_trials", {"trials": trials, "shift": shift})], RANKS
-    )[0]
-    return found
+    ports = [{"rank": draws.randrange(RANKS), "port": port} for port in PORTS]
+    ranks = [{"rank": draws.randrange(RANKS), "part": part} for part in SLOW_IN_A_RING]
+    return on_ports(
+        [
+            ("slow_port_trials", {"trials": ports, "shift": shift}),
+            ("slow_rank_trials", {"trials": ranks, "shift": shift}),
+        ],
+        RANKS,
+    )
 
 
 def row(trials: list[dict[str, Any]]) -> dict[str, Any]:
@@ -174,8 +181,11 @@ def of_ports(progress: Progress, found: Findings, given: argparse.Namespace) -> 
     """Slow ports and such that are down into `found`; what comes of none, and of the cost."""
     shift = int(given.null)
     for seed in range(given.trials):
-        for one in progress.of(f"slow ports, {seed}", partial(slow_ports, seed, shift)):
+        ports, ranks = progress.of(f"in a ring, {seed}", partial(in_a_ring, seed, shift))
+        for one in ports:
             found[f"a port at a quarter of its rate, {one['port']}"].append(one)
+        for one in ranks:
+            found[f"compute + {one['part']:.0%}, in a ring"].append(one)
         draws = random.Random(f"down {seed}")
         for fault, apart in DOWN.items():
             trial = {"rank": draws.randrange(RANKS), "apart": apart}

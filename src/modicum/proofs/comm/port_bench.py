@@ -57,7 +57,7 @@ def on_ports(calls: list[tuple[str, dict[str, Any]]], size: int = 4) -> list[Any
 def series(ranks: Ranks, calls: list[tuple[str, dict[str, Any]]], burst: int) -> list[Any]:
     """What `on_ports` has each rank do: the name of each trial, and its arguments."""
     known: dict[str, Callable[..., Any]] = {
-        one.__name__: one for one in (slow_port_trials, calm_ring, cost_of_a_ring)
+        one.__name__: one for one in (slow_port_trials, slow_rank_trials, calm_ring, cost_of_a_ring)
     }
     shared = {"slow_port_trials": {"burst": burst}}
     return [known[name](ranks, **arguments, **shared.get(name, {})) for name, arguments in calls]
@@ -79,34 +79,66 @@ def slow_port_trials(
     return [_slow_port(ranks, one["rank"], one["port"], burst, shift) for one in trials]
 
 
+def slow_rank_trials(
+    ranks: Ranks, trials: list[dict[str, Any]], shift: int = 0
+) -> list[TrialFinding]:
+    """A rank of the ring computes longer, and no link is slow; as `fault_bench.slow_trials`."""
+    return [_slow_rank(ranks, one["rank"], one["part"], shift) for one in trials]
+
+
+def _slow_rank(ranks: Ranks, asked: int, part: float, shift: int) -> TrialFinding:
+    guilty = ranks.rank == (asked + shift) % ranks.size
+    found: TrialFinding = {"rank": asked, "part": part, "right": False, "false": 0}
+    heard = _in_a_ring(ranks, found, lambda step: 1 + part * (guilty and step >= CALM))
+    if heard and not found["false"]:
+        found["right"] = (heard[0]["kind"], heard[0]["rank"]) == ("slow", asked)
+    return found
+
+
 def _slow_port(ranks: Ranks, asked: int, port: str, burst: int, shift: int) -> TrialFinding:
     guilty = (asked + shift) % ranks.size
     found: TrialFinding = {"rank": asked, "port": port, "right": False, "false": 0}
-    with watched_ranks(ranks) as (_, events):
-        for step in range(CALM + MOST):
-            if step == CALM and ranks.rank == guilty:
-                shape_port(guilty, port, f"{RATE // 4}mbit", burst)
-            time.sleep(COMPUTE)
-            ring(ranks.rank, ranks.size)
-            heard = events()
-            if _told(1.0 if heard else 0.0):
-                break
-        heard = events()
+
+    def compute(step: int) -> float:
+        if step == CALM and ranks.rank == guilty:
+            shape_port(guilty, port, f"{RATE // 4}mbit", burst)
+        return 1.0
+
+    heard = _in_a_ring(ranks, found, compute)
     if ranks.rank == guilty:
         shape_port(guilty, port, f"{RATE}mbit", burst)
     dist.barrier()
-    if heard and step < CALM:
-        found["false"] = len(heard)
-    elif heard:
+    if heard and not found["false"]:
         first = heard[0]
-        found["iterations"] = step - CALM
         source = asked if port == "out" else (asked - 1) % ranks.size
         link = ("slow link", source, (source + 1) % ranks.size)
         found["right"] = (first["kind"], first["rank"], first["peer"]) == link
         found["rate"] = first["rate"] / (RATE * 1e6 / 8)
         found["usual_rate"] = first["usual_rate"] / (RATE * 1e6 / 8)
-    found["said"] = [one["sentence"] for one in heard]
     return found
+
+
+def _in_a_ring(
+    ranks: Ranks, found: TrialFinding, compute: Callable[[int], float]
+) -> list[dict[str, Any]]:
+    """Iterations until something is said, which is noted in `found`; what rank 0's host has.
+
+    Args:
+        compute: in times of what a rank usually sleeps, by the number of the iteration.
+    """
+    with watched_ranks(ranks) as (_, events):
+        for step in range(CALM + MOST):
+            time.sleep(COMPUTE * compute(step))
+            ring(ranks.rank, ranks.size)
+            if _told(1.0 if events() else 0.0):
+                break
+        heard: list[dict[str, Any]] = events()
+    if heard and step < CALM:
+        found["false"] = len(heard)
+    elif heard:
+        found["iterations"] = step - CALM
+    found["said"] = [one["sentence"] for one in heard]
+    return heard
 
 
 def calm_ring(ranks: Ranks, seconds: float) -> dict[str, Any]:
