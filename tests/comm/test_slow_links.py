@@ -317,3 +317,13 @@ def test_a_message_that_its_sender_has_not_begun_does_not_stand_still() -> None:
     assert after_some(stands, *others) == []
     stopped = [replace(one, process="stopped", process_seconds=1.0) for one in others[1:2]]
     assert "stuck link" not in {one.kind for _, one in after_some(stands, *stopped)}
+
+
+def test_a_message_of_a_group_of_four_is_none() -> None:
+    (reports, *_) = Network().iterations(1)
+    call = OpenCall("0", 3, RECEIVE, "", 50.0)
+    spoilt = replace(reports[2], open=(call,), done=(replace(reports[2].done[0], group="0"),))
+    judge = Judge(4, DiagnosisLimits(), 0.0)
+    for now in (0.0, 5.0, 9.0):
+        judge.add([*reports[:2], spoilt, reports[3]], now)
+        assert {one.kind for one in judge.look(now)} <= {"late"}

@@ -75,8 +75,9 @@ class Judge:
         if (group := self._groups.get(call.group)) is None:
             return
         if call.kind in MESSAGES:
-            self._waited[rank] += call.waited
-            self._messages.done(group.members, call)
+            if len(group.members) == 2:
+                self._waited[rank] += call.waited
+                self._messages.done(group.members, call)
             return
         key, waited = (call.group, rank), self._waited[rank]
         apart = waited - self._waited_before.get(key, waited)
@@ -231,7 +232,7 @@ class Judge:
         """A call of a rank, for people: `all-gather 5124 of layers.17`, `send 12 to rank 3`."""
         label = f" of {call.label}" if call.label else ""
         group = self._groups.get(call.group)
-        if call.kind not in MESSAGES or group is None:
+        if call.kind not in MESSAGES or group is None or len(group.members) != 2:
             return f"{call.kind} {call.sequence}{label}"
         source, target = group.members
         kind, end = (
@@ -274,7 +275,8 @@ class Judge:
         """Messages that an end waits for, and that the other has begun as well."""
         for seen in self._seen.values():
             for call in seen.report.open:
-                if call.kind not in MESSAGES or (group := self._groups.get(call.group)) is None:
+                group = self._groups.get(call.group)
+                if call.kind not in MESSAGES or group is None or len(group.members) != 2:
                     continue
                 ends = [self._seen.get(rank) for rank in group.members]
                 ordinary = all(

@@ -223,10 +223,11 @@ class LinkMessages:
         self._fresh = False
 
     def done(self, ends: tuple[int, ...], call: DoneCall) -> None:
-        """A message has left its source, or come to its target, which are the `ends`."""
-        if len(ends) == 2:
-            link = self._links.setdefault(call.group, _Link(*ends))
-            self._fresh = link.done(call) or self._fresh
+        """A message has left its source, or come to its target, which are the two `ends`."""
+        if call.group not in self._links:
+            source, target = ends
+            self._links[call.group] = _Link(source, target)
+        self._fresh = self._links[call.group].done(call) or self._fresh
 
     def patience(self, name: str) -> float:
         """Seconds after which a message that travels will not come any more; 0: not known."""
