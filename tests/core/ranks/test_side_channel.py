@@ -143,10 +143,12 @@ def test_a_message_is_open_from_when_it_is_waited_for(tmp_path: Path) -> None:
     now = time.monotonic()
     one = ObservedCall(4, "recv", "0 0>1", (0, 1), "", 0, now - 9, now - 9)
     writer.began(one)
+    assert probe.look().entered == {}  # it is written later
+    writer.beat("script.py:1, run")
     first = probe.look()
     assert (first.open, first.done, first.entered) == ((), (), {"0 0>1": 5})
     one.awaited = now - 2
-    writer.changed(one)
+    writer.beat("script.py:1, run")
     (waits,) = probe.look().open
     assert (waits.kind, waits.sequence) == ("recv", 4)
     assert waits.seconds == pytest.approx(2.0, abs=1.0)
@@ -163,6 +165,7 @@ def test_of_too_many_groups_links_are_left_out(tmp_path: Path) -> None:
     for peer in range(100):
         now = time.monotonic()
         writer.began(ObservedCall(0, "send", f"0 1>{peer}", (1, peer), "", 8, now, now, now))
+    writer.beat("")
     report = RankProbe(tmp_path / "ring").look()
     assert len(report.members) == len(report.entered) == MOST_GROUPS
     assert report.entered["0"] == 1

@@ -14,6 +14,7 @@ import os
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -68,7 +69,8 @@ class RingWriter:
         self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
         self._numbers: dict[tuple[str, int], int] = {}
         self._keys: list[tuple[str, int] | None] = [None] * capacity
-        self._awaited = dict[int, ObservedCall]()  # messages that have not ended
+        self._fresh = deque[ObservedCall]()  # messages that are not written yet
+        self._awaited = dict[int, ObservedCall]()  # those that have not ended
         self._written, self.marked = 0, False
         with open(path, "w+b") as file:
             file.truncate(_RECORDS + capacity * _SLOT)
@@ -77,35 +79,52 @@ class RingWriter:
         _HEADER.pack_into(self._map, 0, MAGIC, *begun)
 
     def began(self, call: ObservedCall) -> None:
-        """Write a record of it over the oldest one."""
+        """Write a record of it over the oldest one.
+
+        A message's is written with what comes next, as a rule when it is waited for, at the latest
+        by a beat: between a send and the receive that follows it nothing may take time.
+        """
+        if call.kind in MESSAGES:
+            self._fresh.append(call)
+            return
         with self._lock:
-            number, self._written = self._written, self._written + 1
-            slot = number % self._capacity
-            if (old := self._keys[slot]) is not None:
-                self._numbers.pop(old, None)
-            key = self._keys[slot] = (call.group, call.sequence)
-            self._numbers[key] = number
-            self._awaited.pop(number - self._capacity, None)
-            if call.kind in MESSAGES:
-                self._awaited[number] = call
-            self._write(number, call)
-            struct.pack_into("<Q", self._map, _WRITTEN, self._written)
+            self._write_fresh()
+            self._begin(call)
 
     def changed(self, call: ObservedCall) -> None:
         """Write its times again, if its record is still there."""
         with self._lock:
+            self._write_fresh()
             number = self._numbers.get((call.group, call.sequence))
             if number is not None:
                 if call.done:
                     self._awaited.pop(number, None)
                 self._write_times(number, call)
 
+    def _write_fresh(self) -> None:
+        while self._fresh:
+            self._begin(self._fresh.popleft())
+
+    def _begin(self, call: ObservedCall) -> None:
+        number, self._written = self._written, self._written + 1
+        slot = number % self._capacity
+        if (old := self._keys[slot]) is not None:
+            self._numbers.pop(old, None)
+        key = self._keys[slot] = (call.group, call.sequence)
+        self._numbers[key] = number
+        self._awaited.pop(number - self._capacity, None)
+        if call.kind in MESSAGES and not call.done:
+            self._awaited[number] = call
+        self._write(number, call)
+        struct.pack_into("<Q", self._map, _WRITTEN, self._written)
+
     def beat(self, place: str) -> None:
         """Say that a thread of the rank runs, and where the rank's main thread is.
 
-        Which messages it waits for is written as well; each begin of a wait would cost too much.
+        Messages that nothing has written yet are written as well.
         """
         with self._lock:
+            self._write_fresh()
             for number, call in self._awaited.items():
                 if not math.isnan(call.awaited):
                     self._write_times(number, call)

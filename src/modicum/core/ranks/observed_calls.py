@@ -32,8 +32,7 @@ class ObservedCall:
             `begun`, when it was issued, and `ended`, which is no number until its result is there.
         waited: seconds for which this process waited for it; 0 for waits in C++, as DDP's.
         due: before which it does not end, on a pretended link.
-        awaited: since when this process waits for it, of a message alone; else no number. Observers
-            are not shown that it begins to.
+        awaited: since when this process waits for it, of a message alone; else no number.
     """
 
     sequence: int
