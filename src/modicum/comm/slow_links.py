@@ -133,7 +133,7 @@ class _Size:
                 return None
             before = _before(earlier)
         took = [before.at_least(message) for message in last]
-        least = max(SLOWER * before.usual, before.usual + LEAST_DELAY)
+        least = max(SLOWER * before.typical, before.usual + LEAST_DELAY)
         late = [message for message, each in zip(last, took, strict=True) if each > least]
         usual = max(before.typical, 1e-6)
         median = statistics.median(took)
