@@ -2,13 +2,16 @@
 
 Four ranks sleep in place of computing (`modicum.proofs.comm.fault_bench` and `fatal_bench`, as in
 C4's proof). One of them computes longer by 10 to 100 %, is paused in compute or in a collective, or
-is killed; and there are runs without a fault, in which any sentence is a false alarm. `--trials 20`
-is the specified experiment: 20 of each fault, twice as many slow ranks, and `--calm 1800` seconds
-at rest. It waits in real time for some two hours, so each trial that has ended is a line of
-`--progress`, and the same command continues. With `--null` faults are injected into another rank
-than the one that is asked for, and nothing is written.
+is killed; and there are runs without a fault, in which any sentence is a false alarm. Four hosts
+with shaped ports send to one another round a ring (`port_bench`): a port comes to a quarter of its
+rate in one direction, or is down, a rank computes longer, or nothing happens.
 
-Not here: links (a port at a quarter of its rate, or down), which C4 does not tell from ranks.
+`--trials 20` is the specified experiment: 20 of each fault, twice as many slow ranks, and `--calm
+1800` seconds at rest, a third as many in a ring. It waits in real time for some three hours, so
+each trial that has ended is a line of `--progress`, and the same command continues. `--quick` makes
+one of each and writes nothing, and so do parts of it alone (`--parts ports`). With `--null` faults
+are injected into another rank than the one that is asked for, and nothing is written. It ends with
+1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import random
 import statistics
 from collections import defaultdict
@@ -30,12 +34,23 @@ import modicum
 from modicum.core.files import user_cache
 from modicum.proofs.comm.fatal_bench import FATAL, fatal_trials
 from modicum.proofs.comm.fault_bench import COMPUTE
+from modicum.proofs.comm.port_bench import PORTS, on_ports, port_down_trials
 from modicum.proofs.ranks import at_ranks
 
 BENCH = "modicum.proofs.comm.fault_bench:series"
 SLOW = (0.1, 0.2, 0.3, 0.5, 1.0)
+SLOW_IN_A_RING = (0.3, 1.0)
 RANKS = 4
-JUDGES = ("comm", "core/ranks", "proofs/comm/fault_bench.py", "proofs/comm/fatal_bench.py")
+JUDGES = (
+    "comm",
+    "core/ranks",
+    *(f"proofs/comm/{one}_bench.py" for one in ("fault", "fatal", "port")),
+)
+PARTS = ("ranks", "ports")
+DOWN = {"a port is down": False, "a port is down, and another network is there": True}
+COST = "step watched over step not watched"
+SHARE, SOON, ENDED, ITERATIONS, MOST_COST = 0.95, 5.0, 10.0, 10, 1.01
+Findings = defaultdict[str, list[dict[str, Any]]]
 
 
 class Progress:
@@ -82,15 +97,115 @@ def slow(seed: int, shift: int) -> list[dict[str, Any]]:
     return found
 
 
+def in_a_ring(seed: int, shift: int) -> list[list[dict[str, Any]]]:
+    """One slow port for each direction, and two slow ranks, in the same processes."""
+    draws = random.Random(f"ports {seed}")
+    ports = [{"rank": draws.randrange(RANKS), "port": port} for port in PORTS]
+    ranks = [{"rank": draws.randrange(RANKS), "part": part} for part in SLOW_IN_A_RING]
+    return on_ports(
+        [
+            ("slow_port_trials", {"trials": ports, "shift": shift}),
+            ("slow_rank_trials", {"trials": ranks, "shift": shift}),
+        ],
+        RANKS,
+    )
+
+
 def row(trials: list[dict[str, Any]]) -> dict[str, Any]:
     """Trials of a fault in one row."""
     made: dict[str, Any] = {"trials": len(trials), "right": sum(one["right"] for one in trials)}
-    for figure in ("iterations", "seconds", "ended"):
-        values = [one[figure] for one in trials if one["right"] and figure in one]
+    for figure in ("iterations", "seconds", "ended", "rate", "usual_rate"):
+        values = [one[figure] for one in trials if one["right"] and one.get(figure) is not None]
         made |= {figure: spread(values)} if values else {}
     if trials and "code_4" in trials[0]:
-        made["all others ended with 4"] = sum(one["code_4"] for one in trials)
+        who = "all others" if trials[0].get("kind") in FATAL else "all"
+        made[f"{who} ended with 4"] = sum(one["code_4"] for one in trials)
     return made
+
+
+def bars(table: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each bar with its figure, and whether it holds."""
+    rows: list[dict[str, Any]] = []
+
+    def bar(
+        what: str, figure: float, *, least: float | None = None, most: float | None = None
+    ) -> None:
+        holds = (least is None or figure >= least) and (most is None or figure <= most)
+        limit = {"at_least": least} if most is None else {"at_most": most}
+        rows.append({"what": what, "figure": figure, **limit, "holds": holds})
+
+    for fault, made in table["faults"].items():
+        bar(f"{fault}: right", made["right"] / made["trials"], least=SHARE)
+        if "iterations" in made:
+            bar(f"{fault}: iterations", made["iterations"]["median"], most=ITERATIONS)
+        elif fault in DOWN:
+            bar(
+                f"{fault}: all ended with 4", made["all ended with 4"] / made["trials"], least=SHARE
+            )
+            bar(f"{fault}: seconds to the end", _most(made, "ended"), most=ENDED)
+        else:
+            bar(f"{fault}: seconds", _most(made, "seconds"), most=SOON)
+    for calm in ("nothing", "nothing, in a ring"):
+        if calm in table:
+            bar(f"{calm}: alarms", table[calm]["alarms"], most=0)
+    for name in (COST, f"{COST}, in a ring"):
+        if name in table:
+            bar(name, table[name]["median"], most=MOST_COST)
+    bar("alarms before faults", table["alarms before faults"], most=0)
+    return rows
+
+
+def _most(made: dict[str, Any], figure: str) -> float:
+    return float(made[figure]["greatest"]) if figure in made else math.inf
+
+
+def of_ranks(progress: Progress, found: Findings, given: argparse.Namespace) -> dict[str, Any]:
+    """Slow ranks and fatal faults into `found`; what comes of none, and of the cost."""
+    shift = int(given.null)
+    for seed in range(given.trials if given.quick else 2 * given.trials):
+        for one in progress.of(f"slow ranks, {seed}", partial(slow, seed, shift)):
+            found[f"compute + {one['part']:.0%}"].append(one)
+        for kind in FATAL if seed < given.trials else ():
+            asked = random.Random(f"{kind} {seed}").randrange(RANKS)
+            trials = partial(fatal_trials, [{"kind": kind, "rank": asked}], RANKS, shift)
+            found[kind] += progress.of(f"{kind}, {seed}", trials)
+    held = min(120.0, given.calm / 4) if given.held is None else given.held
+    arguments: dict[str, Any] = {"seconds": given.calm, "held": held}
+    calm = progress.of(f"nothing, {arguments}", lambda: series("calm_trial", arguments))
+    cost = {"pairs": 3 if given.quick else 12, "steps": 40}
+    ratios = progress.of(f"cost, {cost}", lambda: series("cost_trial", cost, 2))
+    return {"nothing": at_rest(calm, given.calm, held_seconds=held), COST: spread(ratios)}
+
+
+def of_ports(progress: Progress, found: Findings, given: argparse.Namespace) -> dict[str, Any]:
+    """Slow ports and such that are down into `found`; what comes of none, and of the cost."""
+    shift = int(given.null)
+    for seed in range(given.trials):
+        ports, ranks = progress.of(f"in a ring, {seed}", partial(in_a_ring, seed, shift))
+        for one in ports:
+            found[f"a port at a quarter of its rate, {one['port']}"].append(one)
+        for one in ranks:
+            found[f"compute + {one['part']:.0%}, in a ring"].append(one)
+        draws = random.Random(f"down {seed}")
+        for fault, apart in DOWN.items():
+            trial = {"rank": draws.randrange(RANKS), "apart": apart}
+            make = partial(port_down_trials, [trial], RANKS, shift)
+            found[fault] += progress.of(f"{fault}, {seed}", make)
+    seconds = given.calm / 3
+    cost = {"pairs": 3 if given.quick else 12, "steps": 40}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("calm_ring", {"seconds": seconds}),
+        ("cost_of_a_ring", cost),
+    ]
+    calm, ratios = progress.of(f"a ring, {calls}", partial(on_ports, calls, RANKS))
+    ring = "nothing, in a ring"
+    return {ring: at_rest(calm, seconds), f"{COST}, in a ring": spread(ratios)}
+
+
+def at_rest(calm: dict[str, Any], seconds: float, **more: float) -> dict[str, Any]:
+    """A run without a fault in one row."""
+    said = {"iterations": calm["iterations"], "alarms": len(calm["said"]), "said": calm["said"]}
+    return {"seconds": seconds, **more, **said}
 
 
 def main() -> None:
@@ -100,39 +215,37 @@ def main() -> None:
     parser.add_argument("--calm", type=float, default=60.0, help="seconds without a fault")
     parser.add_argument("--held", type=float, help="of these, in a call that holds the lock")
     parser.add_argument("--progress", type=Path, default=user_cache("diagnosis") / "trials.jsonl")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="these alone")
+    parser.add_argument("--quick", action="store_true", help="one of each; writes no result")
     parser.add_argument("--null", action="store_true", help="inject into another rank")
     given = parser.parse_args()
-    shift = int(given.null)
-    held = min(120.0, given.calm / 4) if given.held is None else given.held
-    by = {"sources": sources(), "shift": shift, "ranks": RANKS}
-    progress, found = Progress(given.progress, by), defaultdict[str, list[dict[str, Any]]](list)
+    if given.quick:
+        given.trials, given.calm = 1, 15.0
+    by = {"sources": sources(), "shift": int(given.null), "ranks": RANKS}
+    progress, found = Progress(given.progress, by), Findings(list)
+    table: dict[str, Any] = {}
     with alone():
-        for seed in range(2 * given.trials):
-            for one in progress.of(f"slow ranks, {seed}", partial(slow, seed, shift)):
-                found[f"compute + {one['part']:.0%}"].append(one)
-            for kind in FATAL if seed < given.trials else ():
-                asked = random.Random(f"{kind} {seed}").randrange(RANKS)
-                trials = partial(fatal_trials, [{"kind": kind, "rank": asked}], RANKS, shift)
-                found[kind] += progress.of(f"{kind}, {seed}", trials)
-        arguments = {"seconds": given.calm, "held": held}
-        calm = progress.of(f"nothing, {arguments}", lambda: series("calm_trial", arguments))
-        arguments = {"pairs": 12, "steps": 40}
-        ratios = progress.of(f"cost, {arguments}", lambda: series("cost_trial", arguments, 2))
-    table: dict[str, Any] = {fault: row(trials) for fault, trials in found.items()}
-    latencies = [
-        one["iterations"] for fault in found for one in found[fault] if "iterations" in one
-    ]
+        for part, make in (("ranks", of_ranks), ("ports", of_ports)):
+            table |= make(progress, found, given) if part in given.parts else {}
+    table["faults"] = {fault: row(trials) for fault, trials in found.items()}
+    latencies = [one["iterations"] for one in found_slow(found) if "iterations" in one]
     table["median iterations to a slow rank"] = statistics.median(latencies) if latencies else None
-    early = sum(one.get("false", 0) for trials in found.values() for one in trials)
-    table["nothing"] = {
-        "seconds": given.calm, "held_seconds": held, "iterations": calm["iterations"],
-        "alarms": len(calm["said"]), "said": calm["said"], "alarms before faults": early,
-    }  # fmt: skip
-    table["step watched over step not watched"] = spread(ratios)
+    every = [one for trials in found.values() for one in trials]
+    table["alarms before faults"] = sum(one.get("false", 0) for one in every)
+    table["wrong"] = [one for one in every if not one["right"]]
+    table["bars"] = bars(table)
     print(json.dumps(table, indent=2))
-    if not given.null:
+    for each in table["bars"]:
+        say(f"{'holds' if each['holds'] else 'FALLS'}  {each['what']}: {each['figure']:.3f}")
+    if not given.null and not given.quick and set(given.parts) == set(PARTS):
         settings = {"ranks": RANKS, "trials": given.trials, "compute_seconds": COMPUTE}
         write_result("diagnosis", table, settings)
+    raise SystemExit(not all(each["holds"] for each in table["bars"]))
+
+
+def found_slow(found: Findings) -> list[dict[str, Any]]:
+    """The trials of slow ranks."""
+    return [one for fault, trials in found.items() if fault.startswith("compute") for one in trials]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from modicum.comm.judging import Anomaly, DiagnosisLimits, Judge
+from modicum.comm.anomalies import Anomaly, DiagnosisLimits
+from modicum.comm.judging import Judge
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
 from modicum.core.ranks.rank_reports import DoneCall, OpenCall, RankReport
 
@@ -251,6 +252,35 @@ def test_a_host_that_says_nothing_is_named() -> None:
     judge.add([report(0), report(1)], 8.0)
     (named,) = judge.look(8.5)
     assert (named.kind, named.rank, named.ends) == ("silent", 2, True)
+
+
+def test_of_two_hosts_either_end_of_the_link_may_be_at_fault() -> None:
+    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    judge.add([report(rank) for rank in range(RANKS)], 0.0)
+    judge.add([report(0), report(1)], 8.0)
+    (named,) = judge.look(8.5)
+    assert named.sentence.endswith("(it may be this host's own link that is down)")
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.5])
+def test_a_host_that_hears_of_no_other_is_isolated_itself(apart: float) -> None:
+    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    hosts = [replace(report(rank), host="abcd"[rank]) for rank in range(RANKS)]
+    judge.add(hosts, 0.0)
+    judge.add(hosts[2:], apart)
+    judge.add(hosts[:1], 8.0)
+    (named,) = judge.look(8.2)
+    assert (named.kind, named.rank, named.ends) == ("isolated", 0, True)
+    assert named.sentence.startswith("rank 0 (host a) hears nothing of any other host since 8 s")
+
+
+def test_of_several_hosts_the_one_that_is_silent_is_named() -> None:
+    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    hosts = [replace(report(rank), host="abcd"[rank]) for rank in range(RANKS)]
+    judge.add(hosts, 0.0)
+    judge.add([hosts[0], hosts[1], hosts[3]], 8.0)
+    (named,) = judge.look(8.2)
+    assert (named.kind, named.rank, named.note) == ("silent", 2, "")
 
 
 def test_nothing_is_wrong_when_all_end_in_order() -> None:

@@ -1,4 +1,4 @@
-"""C4's diagnosis: which rank holds up the others, by the durations of collectives."""
+"""C4's diagnosis: which rank or link holds up the others, by the durations of their calls."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from modicum.core.contracts.method import Info, PositiveFloat
 
 
 class C4(RankWatchdog):
-    """Names the rank that is dead, failed, stopped, late or slow, and ends a run that stands still.
+    """Names who is dead, failed, stopped, late or slow, or which link; ends what stands still.
 
-    Each rank writes its collectives into a ring in shared memory; one process without torch a host
+    Each rank writes its calls into a ring in shared memory; one process without torch a host
     reads them, and the one next to rank 0 compares durations and numbers of calls, never clocks. A
     rank that has issued fewer calls than those who wait in one is late; the one for which all
     others wait in nearly every iteration, with the shortest durations of its own, is slow. A dead
@@ -23,12 +23,19 @@ class C4(RankWatchdog):
     null`. In any other script it is one call, `modicum.comm.watch`, which has the same arguments,
     under DistributedDataParallel, FSDP2 and `transformers.Trainer` too.
 
-    What it cannot tell: a slow link from a slow rank, as it has durations of collectives alone and
-    no record of each connection; at two ranks a late one is named, but which end of a slow link it
-    is, is not. Nor why a rank is slow, but that other programs have its processor (on Linux; it is
-    then named once). It compares the ranks of a group, so they must do the same work: stages of a
-    pipeline do not. Of iterations shorter than 0.1 s more than ten pass until a rank is named, as
-    other programs disturb for as long as that. C4P, which plans flows over paths, is not here.
+    Messages from one rank to another (`torch.distributed.send`, `isend`, `batch_isend_irecv`) are
+    records of a link. One that takes twice as long as it did is named, with its rate; a port, where
+    all links of a rank in one direction are; and one on which nothing comes any more ends the run.
+    What a rank waits for messages does not count as its own slowness.
+
+    What it cannot tell: anything of links where only collectives travel, as in `modicum train`,
+    since there is no record of each connection; a link that was slow from the beginning on; or
+    which end of one it is where neither has another in that direction, as in a ring and at two
+    ranks: the sentence says so. Nor who computes slowly where nothing but messages is. Nor why a
+    rank is slow, but that other programs have its processor (on Linux; it is then named once). It
+    compares the ranks of a group, so they must do the same work: stages of a pipeline do not. Of
+    iterations shorter than 0.1 s more than ten pass until a rank is named, as other programs
+    disturb for as long as that. C4P, which plans flows over paths, is not here.
 
     Args:
         silent_seconds: without a sign of life, until the run is ended.

@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from modicum.comm.judging import Anomaly, DiagnosisLimits, Judge
+from modicum.comm.anomalies import EITHER_END, Anomaly, DiagnosisLimits
+from modicum.comm.judging import Judge
 from modicum.core.errors import InputError
 from modicum.core.files import write_json
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
@@ -133,7 +134,7 @@ class HostAgent:
         silent = now - line.heard
         if not events and not self._ended and silent >= self._limits.silent_seconds:
             where = "the controller next to rank 0"
-            lost = Anomaly("silent", 0, where, "", False, "", silent, ends=True)
+            lost = Anomaly("silent", 0, where, "", False, "", silent, ends=True, note=EITHER_END)
             events = [lost.as_json()]
         return events
 

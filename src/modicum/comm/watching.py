@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 import modicum.comm
 import modicum.core.ranks
-from modicum.comm.judging import DiagnosisLimits
+from modicum.comm.anomalies import DiagnosisLimits
 from modicum.comm.watch_agent import VERDICT
 from modicum.core.contracts.run_hooks import RunHook
 from modicum.core.errors import InputError, Interrupted
@@ -66,16 +66,19 @@ def watch(
     """Name the rank that holds up the others, and end a run that stands still.
 
     Every rank calls it once, after `init_process_group`, before or after the model is wrapped. It
-    sees the collectives of bare loops, DistributedDataParallel, FSDP2 and modicum. On each host one
-    process without torch looks at the ranks and prints what it finds on standard error: a rank that
-    is dead or failed, stopped, late (with the collective that it has not entered, where it is in
-    the code, and since when), or slow in every iteration. A dead rank ends the run at once, a
-    stopped one, or one of whose host nothing is heard, after `silent_seconds`: all ranks that are
-    left end with exit code 4. Under torchrun, which itself ends the others of a rank that died, the
-    sentence is printed all the same.
+    sees the collectives of bare loops, DistributedDataParallel, FSDP2 and modicum, and messages
+    from one rank to another. On each host one process without torch looks at the ranks and prints
+    what it finds on standard error: a rank that is dead or failed, stopped, late (with the call
+    that it has not entered, where it is in the code, and since when), or slow in every iteration; a
+    link between two ranks whose messages take twice as long as before, or do not come. A dead rank
+    ends the run at once, a stopped one, one of whose host nothing is heard, or a link on which
+    nothing comes, after `silent_seconds`: all ranks that are left end with exit code 4. Under
+    torchrun, which itself ends the others of a rank that died, the sentence is printed all the
+    same.
 
     Ranks of a process group count as of one role. At two ranks a late one is named; which end of a
-    slow link it is, is not. Only gloo was run; slow links are not distinguished from slow ranks.
+    slow link it is, is not. Of links where only collectives travel, nothing is known. Only gloo was
+    run.
 
     Args:
         silent_seconds: without a sign of life, until the run is ended.

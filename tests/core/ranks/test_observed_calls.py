@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.ranks.collectives import Collectives
-from modicum.core.ranks.observed_calls import CallLog, observed
+from modicum.core.ranks.observed_calls import MESSAGES, CallLog, observed
 from modicum.core.ranks.observed_groups import METHODS, observing
 from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
@@ -118,6 +118,53 @@ def test_the_engine_s_calls_have_its_names_labels_and_bytes(pool: Pool) -> None:
         assert torch.equal(whole, torch.full((10,), 2.0))
         assert sum(call[3] for call in calls) == metered
         assert waited >= 0
+
+
+def sent_around(ranks: Ranks) -> Any:
+    """Messages round a ring, by each of the ways to send one."""
+    here, there = ranks.rank, (ranks.rank + 1) % ranks.size
+    before = (here - 1) % ranks.size
+    other = dist.new_group(list(reversed(range(ranks.size))))
+    mine, come = torch.full((10,), float(here)), torch.zeros(3, 10)
+    with observing(CallLog()) as log:
+        works = [dist.isend(mine, there), dist.irecv(come[0], before)]
+        unheard = [call.awaited for call in log.calls]
+        for work in works:
+            assert work is not None
+            work.wait()
+        operations = [
+            dist.P2POp(dist.isend, mine, there, tag=7),
+            dist.P2POp(dist.irecv, come[1], before, tag=7),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        first, second = (dist.send, dist.recv) if here else (dist.recv, dist.send)
+        for call in (first, second):
+            end = (mine, there) if call is dist.send else (come[2], before)
+            call(*end, group=other)
+        dist.barrier()
+    calls = [(c.kind, c.group.partition(" ")[2], c.sequence, c.bytes, c.members) for c in log.calls]
+    timed = all(
+        c.begun <= c.awaited <= c.ended and 0 <= c.waited <= c.ended - c.awaited
+        for c in log.calls
+        if c.kind in MESSAGES
+    )
+    return calls, come[:, 0].tolist(), timed, all(one != one for one in unheard)
+
+
+@pytest.mark.ranks
+def test_messages_are_seen_at_both_ends(pool: Pool) -> None:
+    for rank, (calls, come, timed, unheard) in enumerate(pool.run(sent_around, ranks=3)):
+        there, before = (rank + 1) % 3, (rank - 1) % 3
+        assert come == [before] * 3
+        assert timed
+        assert unheard  # who has begun a message does not wait for it yet
+        sends = [("send", f"{rank}>{there}{tag}", 0, 40, (rank, there)) for tag in ("", " #7")]
+        takes = [("recv", f"{before}>{rank}{tag}", 0, 0, (before, rank)) for tag in ("", " #7")]
+        assert calls[:4] == [sends[0], takes[0], sends[1], takes[1]]
+        # A group that counts its ranks otherwise.
+        assert sorted(calls[4:6]) == sorted([sends[0], takes[0]])
+        assert [(kind, number) for kind, _, number, *_ in calls[6:]] == [("barrier", 0)]
 
 
 def test_nothing_is_wrapped_while_nobody_observes() -> None:

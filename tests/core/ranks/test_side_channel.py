@@ -22,7 +22,7 @@ from modicum.core.errors import InputError
 from modicum.core.ranks.call_ring import BEREFT, FAILED, RingReader, RingWriter
 from modicum.core.ranks.observed_calls import ObservedCall
 from modicum.core.ranks.rank_probe import RankProbe, process_state, seconds_without_processor
-from modicum.core.ranks.rank_reports import MOST_BYTES, parse_reports, report_line
+from modicum.core.ranks.rank_reports import MOST_BYTES, MOST_GROUPS, parse_reports, report_line
 from modicum.core.ranks.side_channel import AgentLine, Controller
 
 
@@ -135,6 +135,41 @@ def test_reports_travel_as_they_are(tmp_path: Path) -> None:
     assert report.entered == {"0": 2}
     assert parse_reports(report_line([report]), 2) == [report]
     assert probe.look().done == ()
+
+
+def test_a_message_is_open_from_when_it_is_waited_for(tmp_path: Path) -> None:
+    writer = RingWriter(tmp_path / "ring", 1)
+    probe = RankProbe(tmp_path / "ring")
+    now = time.monotonic()
+    one = ObservedCall(4, "recv", "0 0>1", (0, 1), "", 0, now - 9, now - 9)
+    writer.began(one)
+    assert probe.look().entered == {}  # it is written later
+    writer.beat("script.py:1, run")
+    first = probe.look()
+    assert (first.open, first.done, first.entered) == ((), (), {"0 0>1": 5})
+    one.awaited = now - 2
+    writer.beat("script.py:1, run")
+    (waits,) = probe.look().open
+    assert (waits.kind, waits.sequence) == ("recv", 4)
+    assert waits.seconds == pytest.approx(2.0, abs=1.0)
+    one.waited, one.ended = 2.0, now
+    writer.changed(one)
+    (done,) = probe.look().done
+    assert (done.seconds, done.waited) == (pytest.approx(9.0), 2.0)
+    assert probe.look().done == probe.look().open == ()
+
+
+def test_of_too_many_groups_links_are_left_out(tmp_path: Path) -> None:
+    writer = RingWriter(tmp_path / "ring", 1)
+    writer.began(call(0))
+    for peer in range(100):
+        now = time.monotonic()
+        writer.began(ObservedCall(0, "send", f"0 1>{peer}", (1, peer), "", 8, now, now, now))
+    writer.beat("")
+    report = RankProbe(tmp_path / "ring").look()
+    assert len(report.members) == len(report.entered) == MOST_GROUPS
+    assert report.entered["0"] == 1
+    assert report.members["0"] == (0, 1)
 
 
 JSON = st.recursive(

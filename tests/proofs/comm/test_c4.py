@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from modicum.core.contracts.catalog import find
 from modicum.proofs import ProofRun
 from modicum.proofs.comm import c4 as home
 from modicum.proofs.comm.fatal_bench import FATAL, _names, fatal_trials
+from modicum.proofs.comm.port_bench import on_ports, port_down_trials
 
 
 def _slow(at: str, ranks: int, arguments: dict[str, Any], **_: Any) -> list[Any]:
@@ -31,6 +34,17 @@ def _fatal(trials: list[dict[str, Any]], size: int, shift: int) -> list[dict[str
     ]
 
 
+def _ports(calls: list[tuple[str, dict[str, Any]]], size: int) -> list[Any]:
+    arguments = dict(calls)["slow_port_trials"]
+    found = {"right": not arguments["shift"], "false": 0, "iterations": 4}
+    slow = [{**one, **found} for one in arguments["trials"]]
+    return [slow, {"iterations": 60, "said": []}, [0.99, 1.0, 1.01]]
+
+
+def _down(trials: list[dict[str, Any]], size: int, shift: int) -> list[dict[str, Any]]:
+    return [{**one, "right": not shift, "ended": 8.5, "code_4": True} for one in trials]
+
+
 @pytest.mark.parametrize("null", [False, True])
 @pytest.mark.parametrize("full", [False, True])
 def test_the_claim_falls_with_the_null(
@@ -38,6 +52,8 @@ def test_the_claim_falls_with_the_null(
 ) -> None:
     monkeypatch.setattr(home, "at_ranks", _slow)
     monkeypatch.setattr(home, "fatal_trials", _fatal)
+    monkeypatch.setattr(home, "on_ports", _ports)
+    monkeypatch.setattr(home, "port_down_trials", _down)
     run = ProofRun(find("c4"), null=null, full=full)
     home.prove(run)
     proof = run.conclude()
@@ -57,6 +73,41 @@ def test_a_false_alarm_lowers_the_claim(monkeypatch: pytest.MonkeyPatch) -> None
     run = ProofRun(find("c4"), null=False, full=False)
     home.prove(run)
     assert run.conclude().claim_verdict == "in part"
+
+
+@pytest.mark.parametrize(
+    ("changed", "holds"), [({"right": False}, False), ({"ended": None}, False), ({}, True)]
+)
+def test_ports_that_are_down_count(
+    changed: dict[str, Any], holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*arguments: Any) -> list[Any]:
+        return [{**one, **changed} for one in _down(*arguments)]
+
+    monkeypatch.setattr(home, "at_ranks", _slow)
+    monkeypatch.setattr(home, "fatal_trials", _fatal)
+    monkeypatch.setattr(home, "on_ports", _ports)
+    monkeypatch.setattr(home, "port_down_trials", down)
+    run = ProofRun(find("c4"), null=False, full=True)
+    home.prove(run)
+    assert (run.conclude().claim_verdict == "holds") == holds
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_slow_port_is_named_and_one_that_is_down_ends_the_run() -> None:
+    own = ["unshare", "--user", "--map-root-user", "--net", "--mount", "true"]
+    tools = all(map(shutil.which, ("unshare", "ip", "tc")))
+    if not tools or subprocess.run(own, check=False).returncode:
+        pytest.skip("no network namespace can be made here")
+    trials = [{"rank": 1, "port": "in"}]
+    ((slow,),) = on_ports([("slow_port_trials", {"trials": trials})], 3)
+    assert slow["right"], slow["said"]
+    assert slow["said"][0].startswith("the link rank 0 (host host-0) -> rank 1 (host host-1) is ")
+    assert slow["rate"] < slow["usual_rate"] / 2
+    (down,) = port_down_trials([{"rank": 1, "apart": True}], 3)
+    assert (down["right"], down["code_4"]) == (True, True), down
+    assert "stands still since" in down["said"][0]
 
 
 def test_which_printed_text_names_a_rank() -> None:

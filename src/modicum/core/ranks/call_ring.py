@@ -8,11 +8,13 @@ number last, so one that is being written is passed over. Nothing here imports t
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.errors import InputError
-from modicum.core.ranks.observed_calls import ObservedCall
+from modicum.core.ranks.observed_calls import MESSAGES, ObservedCall
 
 MAGIC = b"modring1"
 CAPACITY = 1024
@@ -28,8 +30,12 @@ CAPACITY = 1024
 _HEADER = struct.Struct("<8sIIQdBB160s240sI")
 _WRITTEN, _BEAT, _LEFT, _MARK, _PLACE, _WORDS, _GROUPS = 16, 24, 32, 33, 34, 194, 434
 _TEXT, _RECORDS = 512, 32768
-# number + 1, sequence, index of the group, mark, kind, label, bytes, asked, begun, ended, waited
-_RECORD = struct.Struct("<QQHB16s64sQdddd")
+# number + 1, sequence, index of the group, mark, kind, label, bytes, asked, begun, ended, waited,
+# awaited
+_RECORD = struct.Struct("<QQHB16s64sQddddd")
+_NUMBER = struct.Struct("<Q")
+_TIMES = struct.Struct("<ddddd")
+_TIMES_AT, _MARK_AT = _RECORD.size - _TIMES.size, struct.calcsize("<QQH")
 _SLOT = 160
 
 RUNNING, ENDED, FAILED, BEREFT = 0, 1, 2, 3
@@ -63,6 +69,8 @@ class RingWriter:
         self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
         self._numbers: dict[tuple[str, int], int] = {}
         self._keys: list[tuple[str, int] | None] = [None] * capacity
+        self._fresh = deque[ObservedCall]()  # messages that are not written yet
+        self._awaited = dict[int, ObservedCall]()  # those that have not ended
         self._written, self.marked = 0, False
         with open(path, "w+b") as file:
             file.truncate(_RECORDS + capacity * _SLOT)
@@ -71,26 +79,55 @@ class RingWriter:
         _HEADER.pack_into(self._map, 0, MAGIC, *begun)
 
     def began(self, call: ObservedCall) -> None:
-        """Write a record of it over the oldest one."""
+        """Write a record of it over the oldest one.
+
+        A message's is written with what comes next, as a rule when it is waited for, at the latest
+        by a beat: between a send and the receive that follows it nothing may take time.
+        """
+        if call.kind in MESSAGES:
+            self._fresh.append(call)
+            return
         with self._lock:
-            number, self._written = self._written, self._written + 1
-            slot = number % self._capacity
-            if (old := self._keys[slot]) is not None:
-                self._numbers.pop(old, None)
-            key = self._keys[slot] = (call.group, call.sequence)
-            self._numbers[key] = number
-            self._write(number, call)
-            struct.pack_into("<Q", self._map, _WRITTEN, self._written)
+            self._write_fresh()
+            self._begin(call)
 
     def changed(self, call: ObservedCall) -> None:
-        """Write its record again, if it is still there."""
+        """Write its times again, if its record is still there."""
         with self._lock:
+            self._write_fresh()
             number = self._numbers.get((call.group, call.sequence))
             if number is not None:
-                self._write(number, call)
+                if call.done:
+                    self._awaited.pop(number, None)
+                self._write_times(number, call)
+
+    def _write_fresh(self) -> None:
+        while self._fresh:
+            self._begin(self._fresh.popleft())
+
+    def _begin(self, call: ObservedCall) -> None:
+        number, self._written = self._written, self._written + 1
+        slot = number % self._capacity
+        if (old := self._keys[slot]) is not None:
+            self._numbers.pop(old, None)
+        key = self._keys[slot] = (call.group, call.sequence)
+        self._numbers[key] = number
+        self._awaited.pop(number - self._capacity, None)
+        if call.kind in MESSAGES and not call.done:
+            self._awaited[number] = call
+        self._write(number, call)
+        struct.pack_into("<Q", self._map, _WRITTEN, self._written)
 
     def beat(self, place: str) -> None:
-        """Say that a thread of the rank runs, and where the rank's main thread is."""
+        """Say that a thread of the rank runs, and where the rank's main thread is.
+
+        Messages that nothing has written yet are written as well.
+        """
+        with self._lock:
+            self._write_fresh()
+            for number, call in self._awaited.items():
+                if not math.isnan(call.awaited):
+                    self._write_times(number, call)
         struct.pack_into("<160s", self._map, _PLACE, _text(place, 160))
         struct.pack_into("<d", self._map, _BEAT, time.monotonic())
 
@@ -120,10 +157,17 @@ class RingWriter:
     def _write(self, number: int, call: ObservedCall) -> None:
         at = _RECORDS + number % self._capacity * _SLOT
         body = (call.sequence, self._group(call), self.marked, _text(call.kind, 16))
-        times = (call.asked, call.begun, call.ended, call.waited)
-        packed = _RECORD.pack(0, *body, _text(call.label, 64), call.bytes, *times)
-        self._map[at : at + _RECORD.size] = packed
-        struct.pack_into("<Q", self._map, at, number + 1)
+        times = (call.asked, call.begun, call.ended, call.waited, call.awaited)
+        _RECORD.pack_into(self._map, at, 0, *body, _text(call.label, 64), call.bytes, *times)
+        _NUMBER.pack_into(self._map, at, number + 1)
+
+    def _write_times(self, number: int, call: ObservedCall) -> None:
+        at = _RECORDS + number % self._capacity * _SLOT
+        times = (call.asked, call.begun, call.ended, call.waited, call.awaited)
+        _NUMBER.pack_into(self._map, at, 0)
+        self._map[at + _MARK_AT] = self.marked
+        _TIMES.pack_into(self._map, at + _TIMES_AT, *times)
+        _NUMBER.pack_into(self._map, at, number + 1)
 
 
 @dataclass(frozen=True)
@@ -169,11 +213,11 @@ class RingReader:
         again = struct.unpack_from("<Q", self._map, at)[0]
         if now != number + 1 or again != now or group >= len(names):
             return None
-        sent, asked, begun, ended, waited = values
+        sent, asked, begun, ended, waited, awaited = values
         name = names[group]
         call = ObservedCall(
             sequence, _string(kind), name, self._known[name], _string(label), sent,
-            asked, begun, ended, waited,
+            asked, begun, ended, waited, awaited=awaited,
         )  # fmt: skip
         return RingCall(number, call, bool(mark))
 

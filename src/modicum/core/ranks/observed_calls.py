@@ -21,15 +21,18 @@ class ObservedCall:
 
     Args:
         sequence: how many calls this rank issued in the group before it.
-        kind: `all-reduce`, `all-gather`, ...
-        group: the group's name, the same on all of its ranks.
-        members: the ranks of the group, as the default group numbers them.
+        kind: `all-reduce`, `all-gather`, ...; of a message from one rank to another `send` and
+            `recv`, each at its end.
+        group: the group's name, the same on all of its ranks; of a message `link_name`.
+        members: the ranks of the group, as the default group numbers them; of a message who sends
+            it, and who receives it.
         label: whose values travel, such as `layers.17`; empty where nobody said.
-        bytes: what this rank sends, by the formula of a ring.
+        bytes: what this rank sends, by the formula of a ring; nothing where it receives a message.
         asked: when the call was asked for, in seconds of this host's monotonic clock, as are
             `begun`, when it was issued, and `ended`, which is no number until its result is there.
         waited: seconds for which this process waited for it; 0 for waits in C++, as DDP's.
         due: before which it does not end, on a pretended link.
+        awaited: since when this process waits for it, of a message alone; else no number.
     """
 
     sequence: int
@@ -43,6 +46,7 @@ class ObservedCall:
     ended: float = math.nan
     waited: float = 0.0
     due: float = -math.inf
+    awaited: float = math.nan
 
     @property
     def done(self) -> bool:
@@ -83,6 +87,25 @@ class CallNote:
     bytes: int
     asked: float
     due: float = -math.inf
+
+
+# A message from one rank to another, as each of them sees it.
+SEND, RECEIVE = "send", "recv"
+MESSAGES = (SEND, RECEIVE)
+
+
+def link_name(group: str, source: int, target: int, tag: int = 0) -> str:
+    """What the messages from one rank to another in a group are counted under, at both ends.
+
+    >>> link_name("0", 1, 2), link_name("0", 1, 2, tag=7)
+    ('0 1>2', '0 1>2 #7')
+    """
+    return f"{group} {source}>{target}" + (f" #{tag}" if tag else "")
+
+
+def is_link(group: str) -> bool:
+    """Whether a name is that of a link: what `link_name` gives."""
+    return ">" in group
 
 
 # What ranks exchange to agree on something (counts, signals, who has a gradient); no ledger has it.

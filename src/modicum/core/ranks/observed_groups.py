@@ -1,9 +1,10 @@
 """Process groups whose calls are recorded, those of PyTorch's DistributedDataParallel among them.
 
 `observing(observer)` shows an observer every collective of this process: modicum's own, FSDP2's,
-DDP's, those of a script. Tensors and orders are left as they are, so results are the same to the
-bit, and afterwards nothing is wrapped. Calls that C++ issues for others, functional collectives of
-compiled code, are not seen.
+DDP's, those of a script, and every message that one rank sends to another (`dist.send`, `isend`,
+`batch_isend_irecv`), at both ends; not what is received from whoever sends. Tensors and orders are
+left as they are, so results are the same to the bit, and afterwards nothing is wrapped. Calls that
+C++ issues for others, functional collectives of compiled code, are not seen.
 
     with observing(CallLog()) as log:
         dist.all_reduce(tensor)
@@ -22,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -31,9 +33,13 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.ranks.observed_calls import (
+    MESSAGES,
+    RECEIVE,
+    SEND,
     CallNote,
     CallObserver,
     ObservedCall,
+    link_name,
     listed,
     named,
     noted,
@@ -91,7 +97,26 @@ class _SeenGroup:
             members = []
         self.members = tuple(members) or tuple(range(group.size()))
         self.name, self.size, self.rank = str(group.group_name), group.size(), group.rank()
-        self.calls = 0
+        self.calls, self._links = 0, dict[tuple[str, int, int], _SeenEnd]()
+        self.has_futures = True  # of messages
+
+    def link(self, kind: str, peer: int, tag: int) -> _SeenEnd:
+        """This rank's end of the link to a peer, or from one."""
+        if (kind, peer, tag) not in self._links:
+            here, there = self.members[self.rank], self.members[peer]
+            source, target = (here, there) if kind == SEND else (there, here)
+            name = link_name(self.name, source, target, tag)
+            self._links[kind, peer, tag] = _SeenEnd(name, (source, target))
+        return self._links[kind, peer, tag]
+
+
+@dataclass
+class _SeenEnd:
+    """This rank's end of a link, and how many messages it has sent or received there."""
+
+    name: str
+    ends: tuple[int, int]
+    messages: int = 0
 
 
 @contextmanager
@@ -130,6 +155,8 @@ def _see_groups(*, see: bool) -> None:
     for name, (kind, given) in METHODS.items():
         if hasattr(dist.ProcessGroup, name):
             _wrap(dist.ProcessGroup, name, partial(_recorded, kind, given))
+    for kind in (SEND, RECEIVE):
+        _wrap(dist.ProcessGroup, kind, partial(_recorded_message, kind))
     _wrap(dist.Work, "wait", _waited)
     _wrap(DistributedDataParallel, "__init__", _seen_ddp)
     _wrap(DistributedDataParallel, BROADCAST_BUFFERS, _seen_buffers)
@@ -163,9 +190,7 @@ def _record(group: Any, kind: str, tensors: Iterable[Tensor], values: list[Any])
     """The record of a call that is about to be issued."""
     note, now = noted(), time.monotonic()
     with _lock:
-        seen = _groups.get(group)
-        if seen is None:
-            seen = _groups[group] = _SeenGroup(group)
+        seen = _seen_group(group)
         sequence, seen.calls = seen.calls, seen.calls + 1
     if note is not None:
         kind, label, sent, asked = note.kind, note.label, note.bytes, note.asked
@@ -176,6 +201,37 @@ def _record(group: Any, kind: str, tensors: Iterable[Tensor], values: list[Any])
         sent = ring_bytes(kind, payload, seen.size, is_root=root == seen.rank)
     call = ObservedCall(sequence, kind, seen.name, seen.members, label, sent, asked, now)
     call.due = call.due if note is None else note.due
+    return call
+
+
+def _seen_group(group: Any) -> _SeenGroup:
+    seen = _groups.get(group)
+    if seen is None:
+        seen = _groups[group] = _SeenGroup(group)
+    return seen
+
+
+def _recorded_message(kind: str, original: Any) -> Any:
+    """A method of groups that sends to one rank, or receives from one, and records that.
+
+    gloo does not say when such a message has come: it has ended when it was waited for.
+    """
+
+    def call(group: Any, tensors: Any, peer: int, tag: int = 0) -> Any:
+        if isinstance(group, ForwardingGroup) or not observed():
+            return original(group, tensors, peer, tag)
+        with _lock:
+            seen = _seen_group(group)
+            link = seen.link(kind, peer, tag)
+            sequence, link.messages = link.messages, link.messages + 1
+        sent = sum(tensor.nbytes for tensor in tensors) if kind == SEND else 0
+        now = time.monotonic()
+        record = ObservedCall(sequence, kind, link.name, link.ends, named(), sent, now, now)
+        seeing = show_begun(record)
+        work = original(group, tensors, peer, tag)
+        _follow(record, seeing, work, seen)
+        return work
+
     return call
 
 
@@ -208,8 +264,14 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def _follow(call: ObservedCall, seeing: tuple[CallObserver, ...], work: Any) -> None:
-    """Have the end of a call noted when it is there, by whichever thread."""
+def _follow(
+    call: ObservedCall, seeing: tuple[CallObserver, ...], work: Any, group: _SeenGroup | None = None
+) -> None:
+    """Have the end of a call noted when it is there, by whichever thread.
+
+    Args:
+        group: of a message, where it is noted whether its backend says so at all.
+    """
     if work is None:  # a part of several that are issued together
         show_ended(call, seeing)
         return
@@ -220,8 +282,13 @@ def _follow(call: ObservedCall, seeing: tuple[CallObserver, ...], work: Any) -> 
             future.value()
             show_ended(call, seeing)
 
-    with suppress(RuntimeError):  # a backend that has none; then waiting for it is its end
+    if group is not None and not group.has_futures:
+        return
+    try:
         work.get_future().add_done_callback(ended)
+    except RuntimeError:  # a backend that has none; then waiting for it is its end
+        if group is not None:
+            group.has_futures = False
 
 
 def _waited(original: Any) -> Any:
@@ -232,6 +299,10 @@ def _waited(original: Any) -> Any:
         if call is None:
             return original(work, *arguments, **named)
         begun = time.monotonic()
+        if call.kind in MESSAGES and not call.done:
+            call.awaited = begun
+            for observer in seeing:  # what they do now costs nobody time: it travels
+                observer.changed(call)
         result = original(work, *arguments, **named)
         call.waited += time.monotonic() - begun
         if call.done:

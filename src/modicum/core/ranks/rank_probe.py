@@ -6,15 +6,19 @@ wait for the interpreter's lock. Nothing here imports torch.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from modicum.core.ranks.call_ring import RingReader
+from modicum.core.ranks.observed_calls import MESSAGES, is_link
 from modicum.core.ranks.rank_reports import (
     MOST_CALLS,
     MOST_GROUPS,
@@ -24,6 +28,7 @@ from modicum.core.ranks.rank_reports import (
     RankReport,
 )
 
+Value = TypeVar("Value")
 STARVED_SECONDS = 4.0  # of which it is said for how much a rank had no processor
 
 
@@ -73,6 +78,7 @@ class RankProbe:
         state = self._ring.state()
         self.rank, self.pid = state.rank, state.pid
         self._next, self._open = 0, dict[int, OpenCall]()
+        self._messages = set[int]()  # that have not ended, and that nobody waits for
         self._entered: dict[str, int] = {}
         self._process, self._since = "running", time.monotonic()
         self._starved = deque([(self._since, seconds_without_processor(self.pid))])
@@ -110,8 +116,8 @@ class RankProbe:
             words=_printable(state.words),
             marked=state.marked,
             place=_printable(state.place),
-            entered=dict(list(self._entered.items())[-MOST_GROUPS:]),
-            members=dict(list(state.groups.items())[-MOST_GROUPS:]),
+            entered=dict(_links_first(self._entered)[-MOST_GROUPS:]),
+            members=dict(_links_first(state.groups)[-MOST_GROUPS:]),
             open=tuple(list(self._open.values())[-MOST_OPEN:]),
             done=tuple(done),
         )
@@ -133,24 +139,36 @@ class RankProbe:
     def _calls(self, now: float) -> list[DoneCall]:
         fresh = self._ring.since(self._next)
         done: list[DoneCall] = []
-        for number in [*self._open, *fresh]:
+        for number in [*sorted([*self._open, *self._messages]), *fresh]:
             if len(done) == MOST_CALLS:
                 break
             if number >= self._next:
                 self._next = number + 1
             self._open.pop(number, None)
+            self._messages.discard(number)
             found = self._ring.call(number)
             if found is None:
                 continue
             call = found.call
             which = (call.group, call.sequence, _printable(call.kind), _printable(call.label))
-            self._entered[call.group] = max(self._entered.get(call.group, 0), call.sequence + 1)
             if call.done:
                 took = max(0.0, call.ended - call.begun)
-                done.append(DoneCall(*which, call.bytes, took, call.ended, found.marked))
+                more = (found.marked, max(0.0, call.waited))
+                done.append(DoneCall(*which, call.bytes, took, call.ended, *more))
+            self._entered[call.group] = max(self._entered.get(call.group, 0), call.sequence + 1)
+            if call.done:
+                continue
+            since = call.awaited if call.kind in MESSAGES else call.begun
+            if math.isnan(since):  # of a message that nobody waits for yet
+                self._messages.add(number)
             else:
-                self._open[number] = OpenCall(*which, max(0.0, now - call.begun))
+                self._open[number] = OpenCall(*which, max(0.0, now - since))
         return done
+
+
+def _links_first(groups: Mapping[str, Value]) -> list[tuple[str, Value]]:
+    """Groups, behind what messages are counted under."""
+    return sorted(groups.items(), key=lambda item: not is_link(item[0]))
 
 
 def _printable(text: str) -> str:

@@ -19,7 +19,11 @@ PROCESS = ("running", "stopped", "dead")
 
 @dataclass(frozen=True)
 class DoneCall:
-    """A call that has ended: seconds that it took, and when it ended on its rank's clock."""
+    """A call that has ended: seconds that it took, and when it ended on its rank's clock.
+
+    Seconds for which the rank `waited` for it are known of messages, and of calls that end when
+    they are waited for.
+    """
 
     group: str
     sequence: int
@@ -29,11 +33,15 @@ class DoneCall:
     seconds: float
     ended: float
     marked: bool
+    waited: float = 0.0
 
 
 @dataclass(frozen=True)
 class OpenCall:
-    """A call that has not ended, and the seconds since it begun."""
+    """A call that has not ended, and the seconds since it begun; a message's that it is waited for.
+
+    A message for which its rank does not wait is none of these.
+    """
 
     group: str
     sequence: int
@@ -136,7 +144,8 @@ def _open(given: Any) -> OpenCall:
 def _done(given: Any) -> DoneCall:
     _keys(given, DoneCall)
     times = (_seconds(given["seconds"]), _seconds(given["ended"]))
-    return DoneCall(*_which(given), _count(given["bytes"]), *times, _flag(given["marked"]))
+    more = (_flag(given["marked"]), _seconds(given["waited"]))
+    return DoneCall(*_which(given), _count(given["bytes"]), *times, *more)
 
 
 def _which(given: Any) -> tuple[str, int, str, str]:

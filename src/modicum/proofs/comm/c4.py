@@ -8,8 +8,10 @@ component, soon, without false alarms, at no cost. The null injects each fault i
 than the one that is asked for.
 
 Quick: one fault of each kind, in about a minute. Full: 40 slow ranks at each of five parts, 20 of
-each other fault, 30 minutes without any, which wait in real time for an hour and a half. Not in
-either: links that are slow or down, which this method does not tell from ranks.
+each other fault, 30 minutes without any, which wait in real time for an hour and a half. Then four
+hosts whose ports are shaped, which needs network namespaces, send messages round a ring for half an
+hour: 20 ports at a quarter of their rate in each direction, 20 that are down (half of them with
+another network for those who watch), and ten minutes without a fault.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from typing import Any
 from modicum.proofs.base import ProofRun
 from modicum.proofs.comm.fatal_bench import FATAL, fatal_trials
 from modicum.proofs.comm.fault_bench import TrialFinding
+from modicum.proofs.comm.port_bench import PORTS, on_ports, port_down_trials
 from modicum.proofs.ranks import at_ranks
 
 BENCH = "modicum.proofs.comm.fault_bench:series"
 RANKS = 4
 SOON = 5.0  # seconds from a fault that ends a run until it is named
+ENDED = 10.0  # seconds from when a port is down until all processes have ended
 CLAIM = "error-induced downtime from 31.19% to 1.16%"
 NULL = "the fault injected into another rank than the one that is asked for"
 
@@ -66,6 +70,46 @@ def prove(run: ProofRun) -> None:
     run.figure("seconds of an iteration, watched and not", method=took, baseline=1.0)
     bar = 1.01 if run.full else 1.05
     run.at_most("seconds of an iteration over one that nobody watches", took, bar, part="check")
+    if run.full:
+        _ports(run, shift)
+
+
+def _ports(run: ProofRun, shift: int) -> None:
+    """Whose port is slow or down, in a ring of messages; and no alarm there without a fault."""
+    run.progress("ports that are slow, and none")
+    draws = random.Random("c4 ports")
+    asked = [{"rank": draws.randrange(RANKS), "port": port} for port in PORTS for _ in range(20)]
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("slow_port_trials", {"trials": asked, "shift": shift}),
+        ("calm_ring", {"seconds": 600.0}),
+        ("cost_of_a_ring", {"pairs": 12, "steps": 40}),
+    ]
+    slow, nothing, ratios = on_ports(calls, RANKS)
+    for port in PORTS:
+        right = _share([one["right"] for one in slow if one["port"] == port])
+        sentence = f"a port at a quarter of its rate, {port}: its link is named"
+        run.at_least(sentence, right, 0.95)
+    latencies = [one["iterations"] for one in slow if one["right"]]
+    soon = statistics.median(latencies) if latencies else 99.0
+    run.at_most("time until a slow link is named, the median in iterations", soon, 10)
+    alarms = len(nothing["said"]) + sum(one["false"] for one in slow)
+    run.at_most("alarms in a ring where there was no fault", alarms, 0, part="check")
+    took = statistics.median(ratios)
+    sentence = "seconds of an iteration of a ring over one that nobody watches"
+    run.at_most(sentence, took, 1.01, part="check")
+    run.progress("ports that are down")
+    down = port_down_trials(
+        [{"rank": draws.randrange(RANKS), "apart": bool(n % 2)} for n in range(20)], RANKS, shift
+    )
+    right = _share([one["right"] for one in down])
+    run.at_least(
+        "a port is down: its rank or link is named on all hosts that are left", right, 0.95
+    )
+    seconds = [one["ended"] for one in down if one["right"]]
+    longest = max((99.0 if one is None else one for one in seconds), default=99.0)
+    run.at_most("a port is down: longest seconds until all have ended", longest, ENDED)
+    ended = _share([one["code_4"] for one in down])
+    run.at_least("a port is down: runs that all left with exit code 4", ended, 0.95, part="check")
 
 
 def _slow(run: ProofRun, found: list[TrialFinding], parts: Sequence[float]) -> None:

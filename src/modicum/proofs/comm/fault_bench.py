@@ -42,7 +42,7 @@ def slow_trials(ranks: Ranks, trials: list[dict[str, Any]], shift: int = 0) -> l
 def _slow_trial(ranks: Ranks, asked: int, part: float, shift: int) -> TrialFinding:
     guilty = ranks.rank == (asked + shift) % ranks.size
     found: TrialFinding = {"rank": asked, "part": part, "right": False, "false": 0}
-    with _watched(ranks) as (_, events):
+    with watched_ranks(ranks) as (_, events):
         for step in range(CALM + MOST):
             time.sleep(COMPUTE * (1 + part * (guilty and step >= CALM)))
             heard = events()
@@ -66,7 +66,7 @@ def calm_trial(ranks: Ranks, seconds: float, held: float) -> TrialFinding:
     `held` seconds in a call that holds the interpreter's lock.
     """
     draws, begun = random.Random(f"calm {ranks.rank}"), time.monotonic()
-    with _watched(ranks) as (watched, events):
+    with watched_ranks(ranks) as (watched, events):
         step = 0
         while True:
             time.sleep(COMPUTE * (1 + draws.gauss(0, 0.05)) * draws.choice([1.0, 1.0, 1.05]))
@@ -130,7 +130,7 @@ def _evaluate(seconds: float) -> None:
 
 
 @contextmanager
-def _watched(ranks: Ranks) -> Iterator[tuple[Watch, Any]]:
+def watched_ranks(ranks: Ranks) -> Iterator[tuple[Watch, Any]]:
     """A watch, and what gives the events so far, on rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record"

@@ -35,6 +35,11 @@ _INSIDE = (
     "exec ip netns exec md$((RANK / {local})) "
     'env MASTER_ADDR=10.77.0.1 GLOO_SOCKET_IFNAME=eth0 "$@"'
 )
+_NAMED = (
+    "exec ip netns exec md$((RANK / {local})) unshare --uts "
+    "sh -c 'hostname host-$((RANK / {local})); exec \"$@\"' sh "
+    'env MASTER_ADDR=10.77.0.1 GLOO_SOCKET_IFNAME=eth0 "$@"'
+)
 
 
 def shaped(
@@ -45,6 +50,7 @@ def shaped(
     *,
     local: int = 1,
     bursts: list[int] | None = None,
+    named: bool = False,
     seconds: int = SECONDS,
 ) -> list[Any]:
     """What `function(Ranks, **arguments[i])` gives at rank 0, over ports shaped to `rates[i]`.
@@ -53,6 +59,7 @@ def shaped(
         rates: as tc spells them, such as `200mbit`.
         local: ranks that share a namespace, and with it a port, as those of one host do.
         bursts: bytes that pass at once after a rest, for each rate, as of `burst_for`.
+        named: whether each namespace is a host with a name of its own; else all have one name.
         seconds: after so long at one rate a rank is ended.
 
     Raises:
@@ -67,6 +74,7 @@ def shaped(
             "arguments": list(arguments),
         }
         series |= {"local": local, "bursts": bursts or [BURST] * len(rates), "seconds": seconds}
+        series["named"] = named
         task.write_text(json.dumps(series), encoding="utf-8")
         command = f"exec {sys.executable} -m {__name__} {task} {result}"
         done = subprocess.run(apart(command), stderr=subprocess.PIPE, text=True, check=False)
@@ -161,16 +169,29 @@ def _serve(task: Path, result: Path) -> None:
     for rate, burst, arguments in zip(
         series["rates"], series["bursts"], series["arguments"], strict=True
     ):
-        shape = _SHAPE.format(rate=rate, burst=burst)
         for host in range(hosts):
-            for where, device in ((f"md{host}", "eth0"), ("mdsw", f"mdp{host}")):
-                in_words(f"tc -n {where} qdisc replace dev {device} {shape}")
-        within = ("sh", "-c", _INSIDE.format(local=series["local"]), "sh")
+            for port in ("out", "in"):
+                shape_port(host, port, rate, burst)
+        inside = _NAMED if series["named"] else _INSIDE
+        within = ("sh", "-c", inside.format(local=series["local"]), "sh")
         found = at_ranks(
             series["function"], series["ranks"], arguments, within=within, seconds=series["seconds"]
         )
         results.append(found[0])
     result.write_text(json.dumps(results), encoding="utf-8")
+
+
+def shape_port(host: int, port: str, rate: str, burst: int) -> None:
+    """Give a host's port a rate in one direction; ranks inside the namespaces may do it too.
+
+    Args:
+        port: `out` of the host, or `in` to it.
+        rate: as tc spells it, such as `200mbit`.
+        burst: bytes that pass at once after a rest.
+    """
+    where, device = (f"md{host}", "eth0") if port == "out" else ("mdsw", f"mdp{host}")
+    shape = _SHAPE.format(rate=rate, burst=burst)
+    in_words(f"tc -n {where} qdisc replace dev {device} {shape}")
 
 
 def make_hosts(hosts: int) -> None:

@@ -1,0 +1,114 @@
+"""What is found of ranks that train together, and by which limits. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from modicum.core.units import format_bytes
+
+# Who hears nothing of one other host alone cannot tell which of the two it is.
+EITHER_END = "it may be this host's own link that is down"
+LINKS = ("slow link", "slow port", "stuck link", "stuck port")
+
+
+@dataclass(frozen=True)
+class DiagnosisLimits:
+    """When something is said, and when the run is ended.
+
+    Args:
+        silent_seconds: a rank whose process is stopped, or whose host says nothing, for so long
+            is ended, and the run with it.
+        late_seconds: a rank that lives, and for which others wait so long, is named.
+        slow_share: of the time of an iteration; a rank for which the others wait as much in each
+            is named.
+        stopped_seconds: a stopped process is named after so long.
+    """
+
+    silent_seconds: float = 8.0
+    late_seconds: float = 30.0
+    slow_share: float = 0.05
+    stopped_seconds: float = 1.5
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """What was found.
+
+    Args:
+        kind: `dead`, `stopped`, `silent`, `isolated`, `failed`, `left`, `late`, `slow`,
+            `slow link`, `slow port`, `stuck link` or `stuck port`.
+        rank, host: who holds up the others; of a link, who sends over it.
+        collective: the call that it has not entered, or is in; empty where none is known.
+        inside: whether it is in the call.
+        place: where its main thread was last seen.
+        seconds: since when.
+        ends: whether the run is ended for it.
+        share: of a slow rank, what the others wait of an iteration; else 0.
+        note: what else is to be known.
+        peer, peer_host: of a link, who receives; else -1.
+        port: of a slow port whether it is that `out` of the rank, or `in`.
+        rate, usual_rate: bytes a second of a link, now and before.
+    """
+
+    kind: str
+    rank: int
+    host: str
+    collective: str
+    inside: bool
+    place: str
+    seconds: float
+    ends: bool
+    share: float = 0.0
+    note: str = ""
+    peer: int = -1
+    peer_host: str = ""
+    port: str = ""
+    rate: float = 0.0
+    usual_rate: float = 0.0
+
+    @property
+    def sentence(self) -> str:
+        """The anomaly in one sentence."""
+        who = f"rank {self.rank} (host {self.host})"
+        since = f"since {self.seconds:.0f} s"
+        what = {
+            "dead": "is dead",
+            "stopped": "is stopped",
+            "silent": "gives no sign of life",
+            "isolated": "hears nothing of any other host",
+            "failed": "has failed",
+            "left": "has ended, and others wait for it",
+        }.get(self.kind, "")
+        if self.kind in LINKS:
+            return self._of_link(who) + self._noted()
+        if self.kind == "slow":
+            said = f"{who} is slow: the others wait for it {self.share:.0%} of the time"
+        elif self.kind == "late":
+            said = f"{who} has not entered {self.collective}"
+            return f"{said}; it is in {self.place or 'an unknown place'}, {since}{self._noted()}"
+        else:
+            said = f"{who} {what} {since}"
+            if self.collective:
+                where = "in" if self.inside else "and has not entered"
+                said += f", {where} {self.collective}"
+        if self.place:
+            said += f"; it was last seen in {self.place}"
+        return said + self._noted()
+
+    def _of_link(self, who: str) -> str:
+        what = f"the link {who} -> rank {self.peer} (host {self.peer_host})"
+        if self.peer < 0:
+            what = f"the port of {who}" + (f", {self.port}," if self.port else "")
+        if self.ends:
+            return f"{what} stands still since {self.seconds:.0f} s, in {self.collective}"
+        rates = [f"{format_bytes(round(rate))} a second" for rate in (self.rate, self.usual_rate)]
+        since = f"since {self.collective}, {self.seconds:.1f} s ago"
+        return f"{what} is slow {since}: {rates[0]}, and {rates[1]} before"
+
+    def _noted(self) -> str:
+        return f" ({self.note})" if self.note else ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The anomaly as plain values, its sentence among them."""
+        return asdict(self) | {"sentence": self.sentence}

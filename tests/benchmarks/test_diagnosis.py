@@ -1,0 +1,69 @@
+"""The benchmark of C4: trials in rows, and what the bars are asked of."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.benchmarks.conftest import ROOT
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("diagnosis")
+
+
+def table(bench: Any, **changed: Any) -> dict[str, Any]:
+    slow = [{"right": True, "iterations": n, "rate": 0.24} for n in (3, 4, 9)]
+    dead = [{"kind": "killed", "right": True, "seconds": 1.5, "ended": 4.0, "code_4": True}] * 3
+    down = [{"rank": 1, "right": True, "seconds": 8.1, "ended": 8.4, "code_4": True}] * 3
+    rows = {"a port, out": slow, "killed": dead, "a port is down": down} | changed
+    return {
+        "faults": {fault: bench.row(trials) for fault, trials in rows.items()},
+        "nothing, in a ring": bench.at_rest({"iterations": 9, "said": []}, 5.0),
+        bench.COST: bench.spread([1.0, 1.002, 1.05]),
+        "alarms before faults": 0,
+    }
+
+
+def test_rows_have_what_their_trials_found(bench) -> None:
+    rows = table(bench)["faults"]
+    assert rows["a port, out"]["right"] == 3
+    assert rows["a port, out"]["iterations"]["median"] == 4
+    assert rows["killed"]["all others ended with 4"] == 3
+    assert rows["a port is down"]["all ended with 4"] == 3
+    assert all(bar["holds"] for bar in bench.bars(table(bench)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"a port, out": [{"right": False, "iterations": 3}]}, "a port, out: right"),
+        ({"a port, out": [{"right": True, "iterations": 11}]}, "a port, out: iterations"),
+        (
+            {"a port is down": [{"right": True, "ended": 10.5, "code_4": True}]},
+            "a port is down: seconds to the end",
+        ),
+        (
+            {"a port is down": [{"right": True, "ended": 8.5, "code_4": False}]},
+            "a port is down: all ended with 4",
+        ),
+        (
+            {"killed": [{"kind": "killed", "right": True, "seconds": 5.5, "code_4": True}]},
+            "killed: seconds",
+        ),
+    ],
+)
+def test_a_bar_that_is_missed_falls(bench, changed: dict[str, Any], what: str) -> None:
+    missed = [bar["what"] for bar in bench.bars(table(bench, **changed)) if not bar["holds"]]
+    assert what in missed
+
+
+def test_alarms_and_cost_count(bench) -> None:
+    found = table(bench) | {bench.COST: bench.spread([1.02]), "alarms before faults": 1}
+    found["nothing, in a ring"] = bench.at_rest({"iterations": 9, "said": ["a sentence"]}, 5.0)
+    missed = [bar["what"] for bar in bench.bars(found) if not bar["holds"]]
+    assert missed == ["nothing, in a ring: alarms", bench.COST, "alarms before faults"]
