@@ -144,9 +144,9 @@ def check_factors(method: Adapter, sites: Sequence[Site], state: Mapping[str, Te
         needed |= {f"{plain_name(site.name)}.{key}": factor for key, factor in own.items()}
     common = {**method.shared(sites), **method.shared_frozen(sites)}
     needed |= {f"shared.{key}": factor for key, factor in common.items()}
-    for name, tensor in state.items():
-        if tensor.is_complex():
-            raise InputError("is of another kind", field=name, value=str(tensor.dtype))
+    for name, stored in state.items():
+        if stored.is_complex():
+            raise InputError("is of another kind", field=name, value=str(stored.dtype))
     for name, factor in needed.items():
         if isinstance(factor, Generated):
             continue

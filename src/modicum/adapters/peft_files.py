@@ -138,9 +138,9 @@ def save(
     tensors |= kept_in_full(attached, heads(model, task["task_type"]))
     biases = peft_biases.written(attached) if folding is None else {}
     tensors |= biases
-    if (name := next((n for n, t in tensors.items() if not t.isfinite().all()), None)) is not None:
+    if endless := [key for key, tensor in tensors.items() if not tensor.isfinite().all()]:
         problem = "its factors in PEFT's format would have values that are not finite"
-        raise InputError(f'{problem}; use form="modicum"', value=name.removeprefix(PREFIX))
+        raise InputError(f'{problem}; use form="modicum"', value=endless[0].removeprefix(PREFIX))
     if not write:
         return
     rank, other_ranks = patterns(ranks)
