@@ -11,7 +11,8 @@ as the shared plan has at the end of its training; at first it has twice as many
 The paper's GLUE and SQuAD, with DeBERTa, are out of reach.
 
 Reduced: the quick run has a smaller decoder, one seed, four draws, and one learning rate for each,
-which was the best of the full run; and pairs that all layers share are not there.
+which was the best of the full run; it asks for LoRA's loss and 0.05, where the full one asks for
+0.03; and pairs that all layers share are not there.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def sharing(run: ProofRun, bench: PermutationBench, value: DiffoRA) -> None:
     pairs = zip(mine.each("excess"), lora.each("excess"), strict=True)
     above = [one - other for one, other in pairs]
     sentence = f"loss above LoRA's of rank {RANK} (nats), with shared pairs"
-    run.at_most(sentence, statistics.fmean(above), 0.03, seeds=above)
+    run.at_most(sentence, statistics.fmean(above), 0.03 if run.full else 0.05, seeds=above)
     each = ratios(mine.each("excess"), drawn.each("excess"))
     run.against("drawn layers, with shared pairs", "loss above the floor at equal numbers", each)
 
