@@ -9,9 +9,7 @@ import pytest
 from pool import Pool
 from tests.trainer.test_ranks import column, outcome, recipe_of, trains
 
-from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
-from modicum.recipe import Recipe
 
 FORMS: dict[str, dict[str, Any]] = {
     "monarch": {"blocks": 2},
@@ -52,9 +50,3 @@ def test_a_form_is_trained_resumed_and_sharded(
     zero = values(questions, form, optimizer, parallel={"strategy": "zero"})
     assert pool.run(trains, zero, tmp_path / "zero", ranks=2) == ["done"] * 2
     assert column(tmp_path / "zero", "loss") == pytest.approx(losses, rel=1e-3)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_form_that_loses_rows_is_refused(questions: Path, optimizer: str) -> None:
-    with pytest.raises(InputError, match="state in other shapes than theirs has no such rows"):
-        Recipe(**values(questions, "maestro", optimizer))

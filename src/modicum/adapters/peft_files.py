@@ -61,7 +61,7 @@ def why_not(attached: Attachment) -> str | None:
     for _, layer in attached.layers():
         if (lora := layer.as_peft()) is None:
             return f"{attached.method.info.name} is no plain LoRA here"
-        if not all(is_sharded(each) or bool(each.isfinite().all()) for each in lora[:2]):
+        if not all(map(_is_finite, lora[:2])):
             return "a LoRA of it would have values that are not finite"
     if (lost := _lost(attached)) is not None:
         return f"the base of {plain_name(lost)} is quantized and was rewritten"
@@ -138,7 +138,7 @@ def save(
     tensors |= kept_in_full(attached, heads(model, task["task_type"]))
     biases = peft_biases.written(attached) if folding is None else {}
     tensors |= biases
-    if endless := [key for key, tensor in tensors.items() if not tensor.isfinite().all()]:
+    if endless := [key for key, tensor in tensors.items() if not _is_finite(tensor)]:
         problem = "its factors in PEFT's format would have values that are not finite"
         raise InputError(f'{problem}; use form="modicum"', value=endless[0].removeprefix(PREFIX))
     if not write:
@@ -211,6 +211,11 @@ def read(folder: Path, model: nn.Module) -> StoredAdapter:
     if config.get(peft_biases.SWITCH):
         return peft_biases.with_biases(stored, biases)
     return stored
+
+
+def _is_finite(factor: Tensor) -> bool:
+    """Whether all of it that is here is; of a plan's model nothing is."""
+    return is_sharded(factor) or factor.is_meta or bool(factor.isfinite().all())
 
 
 def _unreadable(attached: Attachment) -> tuple[str, str] | None:
