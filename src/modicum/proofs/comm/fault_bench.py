@@ -89,7 +89,16 @@ def calm_trial(ranks: Ranks, seconds: float, held: float) -> TrialFinding:
 
 
 def cost_trial(ranks: Ranks, pairs: int, steps: int) -> list[float]:
-    """Of interleaved pairs of blocks, seconds with somebody who watches over seconds without."""
+    """What it costs to be watched, where ranks add up a number after they computed."""
+    return watched_over_unwatched(lambda: iteration(0.0), pairs, steps)
+
+
+def watched_over_unwatched(exchange: Callable[[], object], pairs: int, steps: int) -> list[float]:
+    """Of interleaved pairs of blocks, seconds with somebody who watches over seconds without.
+
+    Args:
+        exchange: what ranks do together in a step, after they computed.
+    """
     ratios = []
     for pair in range(pairs):
         seconds = {}
@@ -99,7 +108,8 @@ def cost_trial(ranks: Ranks, pairs: int, steps: int) -> list[float]:
             begun = time.monotonic()
             for _ in range(steps):
                 time.sleep(COMPUTE)
-                iteration(0.0)
+                exchange()
+            dist.barrier()
             seconds[watches] = time.monotonic() - begun
             if watched is not None:
                 watched.close()

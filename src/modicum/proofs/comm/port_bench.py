@@ -26,7 +26,14 @@ import torch.distributed as dist
 from modicum.comm.c4 import C4
 from modicum.core.errors import InputError, Interrupted
 from modicum.core.ranks.ranks import Ranks
-from modicum.proofs.comm.fault_bench import CALM, COMPUTE, MOST, TrialFinding, watched_ranks
+from modicum.proofs.comm.fault_bench import (
+    CALM,
+    COMPUTE,
+    MOST,
+    TrialFinding,
+    watched_over_unwatched,
+    watched_ranks,
+)
 from modicum.proofs.comm.links import apart, burst_for, in_words, make_hosts, shape_port, shaped
 
 RATE = 100  # Mb/s of a port
@@ -156,23 +163,8 @@ def calm_ring(ranks: Ranks, seconds: float) -> dict[str, Any]:
 
 
 def cost_of_a_ring(ranks: Ranks, pairs: int, steps: int) -> list[float]:
-    """Of interleaved pairs of blocks, seconds with somebody who watches over seconds without."""
-    ratios = []
-    for pair in range(pairs):
-        seconds = {}
-        for watches in (True, False) if pair % 2 else (False, True):
-            watched = C4().watch() if watches else None
-            dist.barrier()
-            begun = time.monotonic()
-            for _ in range(steps):
-                time.sleep(COMPUTE)
-                ring(ranks.rank, ranks.size)
-            _told(0.0)
-            seconds[watches] = time.monotonic() - begun
-            if watched is not None:
-                watched.close()
-        ratios.append(seconds[True] / seconds[False])
-    return ratios
+    """What it costs to be watched, where ranks send in a ring after they computed."""
+    return watched_over_unwatched(lambda: ring(ranks.rank, ranks.size), pairs, steps)
 
 
 def ring(rank: int, size: int) -> None:
