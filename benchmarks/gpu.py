@@ -131,6 +131,8 @@ def method_row(name: str, recipe: Row, base: str) -> Row:
             except Exception as error:
                 row["faults"].append(f"resume: {type(error).__name__}: {str(error)[:400]}")
             row["peak"] = runs["cuda"]["peak"]
+        if "cpu" in runs:
+            row["losses"] = runs["cpu"]["losses"]
         if "cuda" in runs and "cpu" in runs:
             row["losses_apart"] = apart(runs["cuda"]["losses"], runs["cpu"]["losses"])
             if not row["losses_apart"] <= LOSSES_WITHIN:

@@ -1,4 +1,7 @@
-"""A hook of mkdocs: the page on how true plans are, by `benchmarks/plan_truth.py`."""
+"""A hook of mkdocs: the page on how true plans are.
+
+Its figures are those of `benchmarks/plan_truth.py`, and on a GPU of `benchmarks/gpu.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-RESULT = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "plan_truth.json"
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 PLACE = "reference/forecasts.md"
 SAID = """# Forecasts
 
@@ -32,17 +35,23 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the page."""
-    found = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else None
-    files.append(File.generated(config, PLACE, content=page(found)))
+    content = page(_result("plan_truth"), _result("gpu"))
+    files.append(File.generated(config, PLACE, content=content))
     return files
 
 
-def page(found: dict[str, Any] | None) -> str:
-    """The page of a result; None: there is none yet."""
+def _result(name: str) -> dict[str, Any] | None:
+    file = RESULTS / f"{name}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def page(found: dict[str, Any] | None, on_gpu: dict[str, Any] | None = None) -> str:
+    """The page of a result and of one on a GPU; None: there is none yet."""
+    rest = [] if on_gpu is None else ["", *_on_gpu(on_gpu)]
     if found is None:
-        return SAID + NOT_YET
+        return "\n".join([SAID + NOT_YET, *rest])
     ran = [row for row in found["rows"] if "tensors" in row]
-    return "\n".join([SAID, *_summary(found), "", *_table(ran), "", *_aside(found)])
+    return "\n".join([SAID, *_summary(found), "", *_table(ran), "", *_aside(found), *rest])
 
 
 def _summary(found: dict[str, Any]) -> list[str]:
@@ -92,3 +101,36 @@ def _aside(found: dict[str, Any]) -> list[str]:
         "`accelerate` is asked for the same model as its command builds it from config.json; it "
         "does not ask for rows or their length."
     ]
+
+
+def _on_gpu(found: dict[str, Any]) -> list[str]:
+    """Large models on a card: what the plan said, and what came."""
+    lines = [
+        "## On a GPU",
+        "",
+        f"Random weights in the shapes of published models, on one {found['settings']['card']} "
+        f"with PyTorch {found['versions']['torch']} (`python benchmarks/gpu.py`). The allocator "
+        "keeps more than the tensors; a plan does not count that. A step's time is not forecast "
+        "well there: what starting many small kernels costs is not in it, and what large products "
+        "reach is underrated.",
+        "",
+        "| run | tensors, GB | forecast | kept by the allocator | step, s | forecast | tokens/s |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in found["forecasts"]:
+        tensors, kept = row["peak"]["measured"] / 1e9, row["reserved"] / 1e9
+        lines.append(
+            f"| {row['name']} | {tensors:.2f} | {row['tensors_error']:+.1%} | {kept:.2f} | "
+            f"{row['step']:.3f} | {row['step_predicted']:.3f} | {row['tokens_per_second']:,.0f} |"
+        )
+    seen = [row for row in found["methods"] if "losses_apart" in row and not row["faults"]]
+    worst = max(row["losses_apart"] for row in seen)
+    lines += [
+        "",
+        f"On the same card {len(seen)} recipes, of every method that runs on one process but for "
+        f"those below, trained a small model: losses in fp32 were at most {worst:.0e} from the "
+        "CPU's, relatively, and runs that were stopped resumed to the bit.",
+    ]
+    if short := found["settings"].get("cut_short"):
+        lines += ["", f"Not run: {short}."]
+    return lines

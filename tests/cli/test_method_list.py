@@ -55,7 +55,9 @@ def test_a_line_has_how_it_was_checked_and_both_parts_of_its_verdict() -> None:
     assert lines[0] == ["optim (2)", "Checked", "Claim", "Against", "What it is"]
     assert lines[1] == ["a_b", "paper", "–", "–", "one thing"]
     assert lines[2] == ["c", "code", "in part", "worse", "Another: thing"]
-    assert ["not yet run on GPU: all but c"] in lines
+    assert ["not yet run on GPU: a_b"] in lines
+    assert "not yet run on GPU: all but c" in text([records[0], records[0], records[1]])
+    assert "not yet run on GPU: all\n" in text(records[:1])
     assert "not yet" not in text(records[1:])
     assert re.search("c +code +in part +worse +peft, vLLM +Another", text(records, 120))
 

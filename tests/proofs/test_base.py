@@ -303,6 +303,7 @@ def test_a_plant_is_for_null_runs_of_what_does_not_stand() -> None:
 # What was found, and what is said of it
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "proofs"
+ON_GPU = RESULTS.parent / "gpu.json"
 PROVEN = [record for record in catalog().values() if record.info.claim_verdict != "not shown here"]
 
 
@@ -326,6 +327,14 @@ def test_a_method_says_what_its_full_experiment_said(record: MethodRecord) -> No
         assert quick["against"]["result"] in ("better", "not shown here")
     flawless = info.claim_verdict == "holds" and info.against.result in ("better", "baseline")
     assert bool(info.reason) == (not flawless)
+
+
+@pytest.mark.committed
+def test_what_is_said_to_run_on_a_gpu_was_seen_there_without_a_fault() -> None:
+    rows = json.loads(ON_GPU.read_text(encoding="utf-8"))["methods"]
+    faulty = {row["name"].partition(",")[0] for row in rows if row["faults"]}
+    ran = {row["name"].partition(",")[0] for row in rows if "losses_apart" in row}
+    assert {record.name for record in catalog().values() if record.info.run_on_gpu} == ran - faulty
 
 
 @pytest.mark.committed

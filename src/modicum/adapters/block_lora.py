@@ -123,6 +123,7 @@ class BlockLoRA(LoRA):
         reason="fewer numbers and operations, and on the testbed LoRA's loss to 0.0012 nats; but "
         "with few shots it is 0.045 less accurate than LoRA of its rank, and LoRA of half "
         "the rank is better",
+        run_on_gpu=True,
         tiny={"rank": 2, "dropout": 0.0},
     )
     search = SearchTable(

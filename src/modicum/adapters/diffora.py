@@ -122,6 +122,7 @@ class DiffoRA(LoRA):
         reason="with shared pairs its loss is 0.004 nats above LoRA's at 0.58 of the numbers; "
         "where nothing is shared, 0.19 nats below layers that are drawn; with shared "
         "pairs drawn layers do as well",
+        run_on_gpu=True,
         tiny={"rank": 2, "search_steps": 3, "examples": 32},
     )
     search = SearchTable(

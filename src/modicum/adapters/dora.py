@@ -163,6 +163,7 @@ class DoRA(LoRA):
         against=Against("worse", "LoRA of the next rank"),
         reason="0.008 nats below LoRA of the same rank, and twice as far above the entropy as LoRA "
         "of the next rank, which trains 1.3 times as many numbers",
+        run_on_gpu=True,
         tiny={"rank": 2},
     )
     layer = DoRALayer

@@ -148,6 +148,7 @@ class FlyLoRA(Adapter):
         reason="as good with a quarter of its ranks active as with all, and as LoRA of that rank; "
         "two summed adapters lose 0.34 nats less than those of one seed, and less than "
         "LoRA's",
+        run_on_gpu=True,
         tiny={"rank": 5, "active": 3},
     )
     search = SearchTable(

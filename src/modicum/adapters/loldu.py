@@ -139,6 +139,7 @@ class LoLDU(Directions):
         reason="0.96 of what full tuning gains, at 0.37 of the numbers of a LoRA of rank 1; but "
         "as many numbers along random orthonormal directions do as well: 1.1 of their "
         "loss, and seeds spread by 0.4",
+        run_on_gpu=True,
     )
     search = SearchTable(
         {"learning_rate": LogRange(1e-3, 1.0, 3e-2), "rank": IntegerRange(1, 4096, 64, log=True)},

@@ -67,6 +67,7 @@ class LoRA(Adapter):
         evidence="verified against code",
         claim_verdict="holds",
         against=Against("baseline"),
+        run_on_gpu=True,
         tiny={"rank": 2},
     )
     search = SearchTable({"rank": IntegerRange(1, 128, 8, log=True)}, size="rank")

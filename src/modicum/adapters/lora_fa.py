@@ -135,6 +135,7 @@ class LoRAFA(LoRA):
         against=Against("worse", "LoRA of half the rank"),
         reason="saves 24 % of LoRA's saved activations, within 3 % of what frozen layers keep, and "
         "ends 0.001 nats above LoRA of as many trained numbers, which is more than losses spread",
+        run_on_gpu=True,
         tiny={"rank": 5},
     )
     search = SearchTable(

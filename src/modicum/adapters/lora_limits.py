@@ -95,6 +95,7 @@ class LoRALimits(ModelDiagnosis):
         traits=("needs_eager", "exact_resume"),
         claim_verdict="holds",
         against=Against("better", "PyTorch's fused attention"),
+        run_on_gpu=True,
         slot="diagnosis",
         tiny={"samples": 8, "sequences": 16},
     )

@@ -92,6 +92,7 @@ class LoRASB(MiddleFactor):
         against=Against("equal", "LoRA-XS of the same rank"),
         reason="LoRA's accuracy with 7 times fewer trained numbers; but LoRA-XS of as many, whose "
         "factors no data chose, has the same, and lets through more of a gradient",
+        run_on_gpu=True,
         tiny={"rank": 5},
     )
     search = SearchTable(

@@ -92,6 +92,7 @@ class LoRAXS(MiddleFactor):
         evidence="against paper",
         claim_verdict="holds",
         against=Against("better", "random orthonormal factors"),
+        run_on_gpu=True,
         tiny={"rank": 5, "std": 1e-6},
     )
     search = SearchTable({"rank": IntegerRange(2, 256, 32, log=True)}, size="rank")

@@ -148,6 +148,7 @@ class LoRAM(LoRA):
         reason="without a quarter of the neurons it closes 99.9 % of the gap between the untuned "
         "full model and LoRA on that, without half 98 %; the small model itself, as tuned, "
         "has the lower loss on what is learned",
+        run_on_gpu=True,
         tiny={"rank": 2},
     )
     layer = LoRAMLayer

@@ -126,6 +126,7 @@ class MoS(LoRA):
         against=Against("worse", "the same rows for all layers"),
         reason="as good as LoRA of twice the parameters; but the same rows for all layers, without "
         "its choice of shards, are better still",
+        run_on_gpu=True,
         tiny={"rank": 2, "shards": 1},
     )
     search = SearchTable(

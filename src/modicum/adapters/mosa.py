@@ -196,6 +196,7 @@ class MoSA(Adapter):
         against=Against("equal", "a standard adapter with dropout and a second pass"),
         reason="from 60 turned digits 0.022 above the standard adapter, from 200 0.033 below it; "
         "no better than one with dropout and a second pass",
+        run_on_gpu=True,
         tiny={"bottleneck": 3, "passes": 1},
     )
     search = SearchTable(

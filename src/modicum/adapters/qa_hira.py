@@ -136,6 +136,7 @@ class QAHiRA(Adapter):
         reason="merging costs 1.5e-6 nat at most, where LoRA loses 0.2 at 2 bits; merged, it is "
         "0.2 nat below LoRA there, where 0.3 was asked for; its loss above the floor is 0.47 of "
         "QA-LoRA's",
+        run_on_gpu=True,
         tiny={"tile_rows": 2, "tile_columns": 2},
     )
     search = SearchTable(

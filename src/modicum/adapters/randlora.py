@@ -166,6 +166,7 @@ class RandLoRA(Adapter):
         evidence="verified against code",
         claim_verdict="holds",
         against=Against("better", "LoRA of as many trained parameters"),
+        run_on_gpu=True,
         tiny={"rank": 2},
     )
     search = SearchTable({"rank": IntegerRange(4, 256, 32, log=True)}, size="rank")

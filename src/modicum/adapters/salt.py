@@ -189,6 +189,7 @@ class SALT(Directions):
         reason="0.022 above a LoRA of rank 4 in accuracy at 0.54 of its numbers, 0.062 above "
         "singular values alone, where 0.1 was asked for; along random orthonormal directions in "
         "place of the weight's there are a quarter fewer test errors",
+        run_on_gpu=True,
         tiny={"rank": 2},
     )
     search = SearchTable(

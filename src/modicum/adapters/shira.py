@@ -102,6 +102,7 @@ class SHiRA(Patching):
         reason="better than LoRA at its rank 1 alone: at rank 4 its loss above the floor is 1.15 "
         "times LoRA's, 0.0006 nats more; and SNIP's is 1.2 to 1.5 times a random mask's, where the "
         "bar is 0.95",
+        run_on_gpu=True,
         tiny={"rank": 2},
     )
     search = SearchTable(

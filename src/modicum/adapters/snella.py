@@ -172,6 +172,7 @@ class SNELLA(InputAlone):
         reason="0.042 below LoRA's accuracy at as many numbers, with a change of rank 252 of 256; "
         "entries shared by importance were worse than the same share for each layer; a step "
         "takes 3.4 times LoRA's",
+        run_on_gpu=True,
         tiny={"rank": 4, "every": 2, "falling": 4},
     )
     search = SearchTable(

@@ -172,6 +172,7 @@ class SoKA(InputAlone):
         reason="0.054 above LoRA's accuracy with 0.95 of its numbers, in a third of its steps; but "
         "handing out terms by the weights is better than equal shares at 2 terms a layer alone, "
         "not at 4, where as many at random are better too",
+        run_on_gpu=True,
         tiny={"rank": 2},
     )
     search = SearchTable(

@@ -104,6 +104,7 @@ class SVFit(Directions):
         against=Against("equal", "as many random orthonormal directions"),
         reason="near the known domain random orthonormal directions have as many test errors, and "
         "on images turned by a quarter a LoRA of rank 4 is better",
+        run_on_gpu=True,
         tiny={"rank": 5},
     )
     search = SearchTable(

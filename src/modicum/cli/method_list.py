@@ -108,7 +108,10 @@ def _on_gpu(records: Sequence[Mapping[str, Any]]) -> list[str]:
     run = [str(each["name"]) for each in records if f"; {RUN_ON_GPU}" in str(each.get("status"))]
     if not records or len(run) == len(records):
         return []
-    which = f"all but {', '.join(run)}" if run else "all"
+    rest = [name for each in records if (name := str(each["name"])) not in run]
+    if not run:
+        return [f"{NOT_ON_GPU}: all"]
+    which = ", ".join(rest) if len(rest) <= len(run) else f"all but {', '.join(run)}"
     return [f"{NOT_ON_GPU}: {which}"]
 
 

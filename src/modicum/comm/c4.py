@@ -64,6 +64,7 @@ class C4(RankWatchdog):
         "that hang or are slow are located in seconds",
         traits=("exact_resume", "compiles"),
         evidence="reconstructed",
+        run_on_gpu=True,
         slot="watchdog",
     )
 

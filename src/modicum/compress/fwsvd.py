@@ -66,6 +66,7 @@ class FWSVD(LowRankCompressor):
         against=Against("equal", "LoRD"),
         reason="better than a plain SVD at half of the parameters, and as good at 0.4 of them; "
         "LoRD, without gradients, is better in two cases of four",
+        run_on_gpu=True,
         tiny={"share": 0.6, "examples": 16},
     )
     search = SearchTable({"share": LinearRange(0.1, 0.9, 0.5)}, size="share")

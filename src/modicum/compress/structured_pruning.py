@@ -65,6 +65,7 @@ class StructuredPruning(UnitPruner):
         claim="units that a first-order score chooses are missed less than as many random ones",
         traits=("needs_trained_base", "mergeable", "exact_resume", "compiles"),
         evidence="against paper",
+        run_on_gpu=True,
         tiny={"neurons": 0.3, "groups": 0.5, "examples": 16},
     )
     search = SearchTable(

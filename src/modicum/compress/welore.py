@@ -95,6 +95,7 @@ class WeLore(FactorCompressor):
         ),
         traits_if=(("train", "factors", "freezes_the_rest"),),
         evidence="against paper",
+        run_on_gpu=True,
         tiny={"share": 0.5, "train": "all"},
     )
     search = SearchTable({"share": LinearRange(0.2, 0.9, 0.5)}, size="share")

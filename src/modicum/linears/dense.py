@@ -34,6 +34,7 @@ class Dense(LinearMethod):
         traits=("mergeable", "exact_resume", "compiles"),
         evidence="verified against code",
         against=Against("baseline"),
+        run_on_gpu=True,
     )
 
     def plan(self, model: nn.Module, within: FormPlan | None = None) -> FormPlan:

@@ -95,5 +95,6 @@ class FP16(LinearMethod):
         evidence="against paper",
         claim_verdict="holds",
         against=Against("better", "bf16 weights"),
+        run_on_gpu=True,
     )
     layer = FP16Linear

@@ -46,5 +46,6 @@ class Int8(LinearMethod):
         evidence="against paper",
         claim_verdict="holds",
         against=Against("better", "one scale a row"),
+        run_on_gpu=True,
     )
     layer = Int8Linear

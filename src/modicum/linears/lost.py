@@ -208,6 +208,7 @@ class LOST(LinearMethod):
             ("activation", "identity", "mergeable"),
         ),
         evidence="reconstructed",
+        run_on_gpu=True,
         tiny={"share": 0.6, "channels": 0.1},
     )
     search = SearchTable(

@@ -152,6 +152,7 @@ class LowRank(LinearMethod):
         evidence="against paper",
         claim_verdict="holds",
         against=Against("better", "a narrower dense decoder"),
+        run_on_gpu=True,
         tiny={"share": 0.6},
     )
     search = SearchTable({"share": LinearRange(0.1, 0.9, 0.5)}, size="share")

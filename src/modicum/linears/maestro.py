@@ -89,6 +89,7 @@ class Maestro(LinearMethod):
             "exact_resume",
         ),
         evidence="against paper",
+        run_on_gpu=True,
         tiny={"penalty": 0.01, "threshold": 0.3, "every": 2},
     )
     search = SearchTable({"penalty": LogRange(1e-6, 1e-1, 5e-3)})

@@ -200,6 +200,7 @@ class Monarch(LinearMethod):
         evidence="against paper",
         claim_verdict="holds",
         against=Against("better", "low-rank factors of as many parameters"),
+        run_on_gpu=True,
         tiny={"blocks": 2},
     )
     search = SearchTable(

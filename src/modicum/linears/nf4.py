@@ -80,5 +80,6 @@ class NF4(LinearMethod):
         evidence="verified against code",
         claim_verdict="holds",
         against=Against("better", "4 bits in even steps, clipped"),
+        run_on_gpu=True,
     )
     layer = NF4Linear

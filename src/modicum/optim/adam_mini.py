@@ -198,6 +198,7 @@ class AdamMini(MatrixOptimizer):
         against=Against("worse", "AdamW, tuned alike"),
         reason="half of AdamW's state, and a loss 2.1 % above AdamW's, where the bar is 1 %; it "
         "needs 1.22 times the tokens for the same loss",
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )

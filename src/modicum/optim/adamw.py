@@ -47,6 +47,7 @@ class AdamW(TorchStep, torch.optim.AdamW):
         traits=("exact_resume", "compiles"),
         evidence="verified against code",
         against=Against("baseline"),
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )

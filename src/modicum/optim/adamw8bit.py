@@ -89,6 +89,7 @@ class AdamW8bit(Valued, torch.optim.Optimizer):
         against=Against("equal", "even levels in the same blocks"),
         reason="state is 75 % less than AdamW's, and at AdamW's best learning rate the loss is "
         "within 0.2 % of its, less than seeds spread; even levels in blocks do as well here",
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"weight_decay": 0.1, "smallest": 64},
     )

@@ -178,6 +178,7 @@ class ADMMRNN(Method):
         reason="quick runs alone: 99.6 % of recall over 12 steps in 400 iterations, where an "
         "output layer alone has 94.5 %; over 25 steps neither its settings nor SGD's solve it; on "
         "digits by rows 35 % errors after 100 iterations, where Adam has 8 %",
+        run_on_gpu=True,
         excludes=(
             ("run_bf16", "it solves normal equations; set training.precision to fp32"),
             (

@@ -169,6 +169,7 @@ class AuON(MatrixOptimizer):
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="against paper",
         claim_verdict="not shown here",
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )

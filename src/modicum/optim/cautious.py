@@ -104,6 +104,7 @@ class Cautious(MatrixOptimizer):
         evidence="against paper",
         claim_verdict="holds",
         against=Against("better", "AdamW, tuned alike"),
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )

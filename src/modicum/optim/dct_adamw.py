@@ -84,6 +84,7 @@ class DCTAdamW(MatrixOptimizer):
         traits=("exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="verified against code",
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"rank": 3, "weight_decay": 0.1, "feedback_bits": 8},
     )

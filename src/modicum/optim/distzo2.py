@@ -148,6 +148,7 @@ class DistZO2(Method):
         reason="86 % of full tuning's gain in 5,000 pairs on digits moved by a column; a peak of "
         "1.01 of evaluation's, and 3 blocks on the device with the same weights to the bit; "
         "whether streaming hides its copies was not measured",
+        run_on_gpu=True,
         traits_if=(("stream", True, "streams_blocks"),),
         slot="optimizer",
         tiny={"perturbations": 2},

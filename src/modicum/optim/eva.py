@@ -102,6 +102,7 @@ class Eva(GradientTransform):
         reason="0.64 of momentum's steps and a pass 39 times shorter than K-FAC's; but a step of a "
         "small network takes 1.6 times as long, so the time is momentum's; the clip without "
         "curvature needs as many steps",
+        run_on_gpu=True,
         slot="transform",
     )
     search = SearchTable(

@@ -99,6 +99,7 @@ class FRUGAL(MatrixOptimizer):
         reason="at fewer bytes of state than GaLore's its loss is 2 % lower, and below AdamW's; "
         "but GaLore's gap to AdamW is 1.5 deviations over seeds, too small to ask for a "
         "part of it",
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"density": 0.4, "part": "columns", "update_gap": 2, "weight_decay": 0.1},
     )

@@ -95,6 +95,7 @@ class GaLore(MatrixOptimizer):
         reason="state is 65 % less than Adam's of the same precision, fp32 or bf16, as claimed; "
         "with 8 bits 83 % less than Adam's in fp32, and 73 % than in bf16; its loss is within 1 % "
         "of AdamW's, but LoRA's is nearer",
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"rank": 3, "update_gap": 2, "weight_decay": 0.1},
     )

@@ -191,6 +191,7 @@ class Kron(MatrixOptimizer):
         evidence="against paper",
         claim_verdict="holds",
         against=Against("better", "AdamW, tuned alike"),
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"weight_decay": 0.1, "block_size": 16},
     )

@@ -62,6 +62,7 @@ class Lion(Valued, torch.optim.Optimizer):
         reason="half of AdamW's moments to the byte; its data speed-up is 0.96, in a 95 % interval "
         "of 0.91 to 1.02, where matrices have a quarter of the rate; at one rate for all weights "
         "it was 0.40",
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )

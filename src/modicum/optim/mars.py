@@ -123,6 +123,7 @@ class MARS(MatrixOptimizer):
         against=Against("equal", "AdamW, tuned alike"),
         reason="its held-out loss is AdamW's within what seeds spread, at twice the learning "
         "rate: 0.95 of the data, 0.88 to 1.03",
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )

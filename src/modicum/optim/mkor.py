@@ -112,6 +112,7 @@ class MKOR(GradientTransform):
         reason="quick runs alone: 0.43 of momentum's steps to its last loss, 0.88 of those of "
         "momentum with Eva's clip, and 0.61 of its own with a refresh every 100 updates; ended "
         "early, its loss is 1.4 % higher",
+        run_on_gpu=True,
         slot="transform",
         tiny={"every": 3},
     )

@@ -91,6 +91,7 @@ class Muon(MatrixOptimizer):
         evidence="verified against code",
         claim_verdict="holds",
         against=Against("better", "AdamW, tuned alike"),
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )

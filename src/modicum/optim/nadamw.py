@@ -79,6 +79,7 @@ class NAdamW(MatrixOptimizer):
         evidence="against paper",
         claim_verdict="holds",
         against=Against("better", "AdamW, tuned alike"),
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )

@@ -122,6 +122,7 @@ class Scion(MatrixOptimizer):
         matrix_radius: PositiveFloat = 50.0,
         sign_radius: PositiveFloat = 3000.0,
         steps: PositiveInt = 5,
+        product_dtype: Literal["auto", "fp32", "bf16"] = "auto",
         weight_decay: NonNegativeFloat = 0.0,
         exclude: Strings = ("*embed*", "*lm_head*", "*wte*", "*wpe*"),
         in_backward: bool = False,

@@ -57,6 +57,7 @@ class SGD(TorchStep, torch.optim.SGD):
         traits=("exact_resume", "compiles"),
         evidence="verified against code",
         against=Against("baseline"),
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )

@@ -93,6 +93,7 @@ class Trion(MatrixOptimizer):
         against=Against("worse", "Muon"),
         reason="at GaLore's rank the loss is 1.3 % below GaLore's, at 0.08 of Muon's products; "
         "Muon's loss is 6 % lower",
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"rank": 3, "weight_decay": 0.1},
     )
