@@ -279,6 +279,7 @@ _APOLLO = _low_rank(
     "apollo_torch", "APOLLOAdamW", proj="random", scale_type="channel", scale=1.0, proj_type="std"
 )
 _DASLAB = {"ista-daslab-optimizers": "imports its CUDA kernels; its equations stand in a test"}
+_BF16 = {"product_dtype": "bf16"}  # as these peers have them, whatever the device
 _ONE_REFRESH = {"rank": RANK, "update_gap": WHOLE}
 CONTESTS: dict[str, Contest] = {
     "adamw": Contest({"torch AdamW, fused": _fused}),
@@ -293,8 +294,8 @@ CONTESTS: dict[str, Contest] = {
     "cautious": Contest({"heavyball AdamW, cautious": _heavyball("AdamW", caution=True)}),
     "mars": Contest({"pytorch_optimizer MARS": _peer("pytorch_optimizer", "MARS")}),
     "adam_mini": Contest({"pytorch_optimizer AdamMini": _adam_mini}),
-    "muon": Contest({"torch Muon": _muon}),
-    "scion": Contest({"pytorch_optimizer SCION": _peer("pytorch_optimizer", "SCION")}),
+    "muon": Contest({"torch Muon": _muon}, _BF16),
+    "scion": Contest({"pytorch_optimizer SCION": _peer("pytorch_optimizer", "SCION")}, _BF16),
     "auon": Contest({"torch SGD, momentum": _nesterov}, most=_SGD_BAR),
     "soap": Contest(
         {
@@ -324,6 +325,6 @@ CONTESTS: dict[str, Contest] = {
     ),
     "frugal": Contest({"torch AdamW, fused": _fused}),
     "dct_adamw": Contest({"galore-torch": _GALORE}, _ONE_REFRESH, not_run=_DASLAB),
-    "trion": Contest({"torch Muon": _muon}, {"rank": RANK}, not_run=_DASLAB),
+    "trion": Contest({"torch Muon": _muon}, {"rank": RANK, **_BF16}, not_run=_DASLAB),
     "distzo2": Contest({"MeZO's loop": mezo}),
 }

@@ -65,6 +65,7 @@ class Scion(MatrixOptimizer):
             [m, n] over n, the balls of the paper.
         sign_rate, matrix_radius, sign_radius: see `factors`.
         steps: of Newton-Schulz, see `modicum.optim.orthogonal`.
+        product_dtype: of its products; `auto` is bf16 on an accelerator and fp32 on a CPU.
         weight_decay: of groups that name none; decoupled, before the update. With 1 and the
             factors of the paper weights stay in their balls: the paper's constrained form.
         exclude: names of parameters to update by signs, where names are known.
@@ -98,6 +99,7 @@ class Scion(MatrixOptimizer):
         evidence="against paper",
         claim_verdict="holds",
         against=Against("better", "AdamW, tuned alike"),
+        run_on_gpu=True,
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )
@@ -145,7 +147,7 @@ class Scion(MatrixOptimizer):
         return OptimizerParts(
             projector=FullSpace(),
             inner=AveragedMomentum(value.momentum),
-            finish=NewtonSchulz(value.steps),
+            finish=NewtonSchulz(value.steps, dtype=value.product_dtype),
             shape_factor=in_ball if paper else _at_least_one,
             rest=SignOfMomentum(value.sign_beta),
             exclude=value.exclude,
