@@ -3,9 +3,9 @@
 Two adapters of a method are on a model. A change takes one out of the weights and folds the other
 in: by the handles (`unmerge`, `merge`), and by the least that the method's form needs, in plain
 PyTorch: two products that are added for LoRA, entries that are put back and others that are written
-for SHiRA, slices of columns for S2FT, whose units come first then. All take
-turns in one run, and have as many trained numbers as a LoRA of rank 32; SVFit has one a singular
-value.
+for SHiRA, and for S2FT a slice of columns that is written over, as the units of both adapters come
+first then. All take turns in one run, and have as many trained numbers as a LoRA of rank 32; SVFit
+has one a singular value.
 After each measurement the outputs are those of the adapter alone, and the base is what it was: to
 the bit where a method promises it. MoS shares over layers, so it is not on one alone, and SVFit,
 whose factors are of the full width, neither. The bars are for the sizes that the papers have, a
@@ -155,6 +155,10 @@ class OfPeft:
         return max(float((own[n] - p).abs().max()) for n, p in plain.named_parameters())
 
 
+def _nothing() -> None:
+    """What takes an adapter out that the next one is written over."""
+
+
 class Least:
     """The same change by the least operations that the method's form needs, in plain PyTorch."""
 
@@ -173,9 +177,9 @@ class Least:
     def _layer(weight: Tensor, layer: AdapterLayer) -> tuple[Callable[[], Any], Callable[[], Any]]:
         if isinstance(layer, PatchingLayer):
             values, spot = layer.values.detach(), layer.places().spot(weight)
-            if values.ndim == 2:  # columns: a slice, where the units of the adapter come first
+            if values.ndim == 2:  # a slice, the other's too: what folds it in takes that out
                 part = weight[:, : values.shape[1]]
-                return partial(part.copy_, part.clone()), partial(part.copy_, part + values)
+                return _nothing, partial(part.copy_, part + values)
             kept = spot.read()
             return partial(spot.write, kept), partial(spot.write, kept + values)
         factors = layer.as_lora()
