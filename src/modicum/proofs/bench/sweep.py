@@ -105,10 +105,27 @@ class Sweep(Generic[A, T]):
         while len(tried) < most and (further := _next_to(best, tried)):
             tried = sorted([*tried, *further])
             best = min(tried, key=judged)
-        outcomes = [self.outcome(name, arm, best, seed, baseline) for seed in self.run.seeds]
-        swept = Swept(best, tuple(outcomes), tuple(tried))
+        swept = self.at(name, arm, best, baseline=baseline, tried=tried)
         self.run.swept(name, best, tried)
         return swept
+
+    def at(
+        self,
+        name: str,
+        arm: A,
+        rate: float,
+        *,
+        baseline: bool = False,
+        tried: Sequence[float] | None = None,
+    ) -> Swept[T]:
+        """The arm at one rate, found for it before or for what it is a variant of.
+
+        Args:
+            baseline: whether other proofs train it too.
+            tried: the rates of which this is the best; None: there was no choice.
+        """
+        outcomes = [self.outcome(name, arm, rate, seed, baseline) for seed in self.run.seeds]
+        return Swept(rate, tuple(outcomes), tuple(tried or (rate,)))
 
     def outcome(self, name: str, arm: A, rate: float, seed: int, baseline: bool = False) -> T:
         """What an arm comes to at one rate from one seed."""

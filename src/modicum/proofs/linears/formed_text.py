@@ -134,5 +134,4 @@ def best_arm(
     """
     if run.full:
         return sweep.best(name, arm, rates, baseline=baseline)
-    outcomes = tuple(sweep.outcome(name, arm, quick[name], seed, baseline) for seed in run.seeds)
-    return Swept(quick[name], outcomes, (quick[name],))
+    return sweep.at(name, arm, quick[name], baseline=baseline)

@@ -2,8 +2,8 @@
 
 A character model of Python's standard library (`text_bench.py`), its projections dense, LOST, or
 low-rank factors of as many elements from drawn numbers, with the same batches; each at the best of
-its learning rates. The full run also takes LOST apart: the low-rank path drawn and not of the SVD,
-no activation, channels drawn and not those of the largest residual.
+its learning rates. The full run also takes LOST apart, at LOST's own rate: the low-rank path drawn
+and not of the SVD, no activation, channels drawn and not those of the largest residual.
 
 Reduced: the paper trains LLaMA of up to 7 billion parameters on C4. First weights are Gaussian,
 whose spectrum is flat, so that the SVD has little to find.
@@ -79,19 +79,21 @@ def prove(run: ProofRun) -> None:
         "dense": FormedArm(dense),
         "low-rank": FormedArm(like.low_rank()),
     }
-    if run.full:
-        plain = dense.taking(form.model_copy(update={"activation": "identity"}))
-        arms |= {
-            "LOST, path drawn": FormedArm(mine, Ablated(drawn_path=True)),
-            "LOST, channels drawn": FormedArm(mine, Ablated(drawn_channels=True)),
-            "LOST without activation": FormedArm(plain),
-            "LOST without activation, path drawn": FormedArm(plain, Ablated(drawn_path=True)),
-        }
     rivals = ("dense", "low-rank")
     best = {
         name: best_arm(run, sweep, name, arm, RATES, QUICK_RATES, baseline=name in rivals)
         for name, arm in arms.items()
     }
+    if run.full:
+        plain = dense.taking(form.model_copy(update={"activation": "identity"}))
+        parts = {
+            "LOST, path drawn": FormedArm(mine, Ablated(drawn_path=True)),
+            "LOST, channels drawn": FormedArm(mine, Ablated(drawn_channels=True)),
+            "LOST without activation": FormedArm(plain),
+            "LOST without activation, path drawn": FormedArm(plain, Ablated(drawn_path=True)),
+        }
+        rate = best["LOST"].learning_rate
+        best |= {name: sweep.at(name, arm, rate) for name, arm in parts.items()}
     losses = {name: found.each("loss") for name, found in best.items()}
     for name, found in best.items():
         if name != "LOST":

@@ -2,7 +2,8 @@
 
 A refresh is timed on one thread, in turns with LAPACK's SVD, on a square gradient. What is kept of
 a subspace is counted by the ledger, which is checked on a real state. Quality is that of a
-character model, at equal rank, each side at the best of its own learning rates.
+character model, at equal rank, each side at the best of its own learning rates; what else the full
+run notes of DCT-AdamW is trained at its best rate.
 
 The basis is fixed, so the question is whether gradients lie along cosines more than along anything.
 Here they do not: random orthogonal columns, selected by the same rule, have as much of the energy.
@@ -163,13 +164,13 @@ def as_low_a_loss(run: ProofRun) -> None:
         ("moments left where they are", {"on_refresh": "keep"}),
     ):
         other = Plain(DCTAdamW.value(**(value.fields() | fields)))
-        _note(run, f"that with {name}", ours, sweep.best(name, other, RATES))
+        _note(run, f"that with {name}", ours, sweep.at(name, other, ours.learning_rate))
     few = {"rank": size.width // 8}
     alone, fed = (
-        sweep.best(
+        sweep.at(
             f"r = n / 8, {bits} bits",
             Plain(DCTAdamW.value(**(value.fields() | few | {"feedback_bits": bits}))),
-            RATES,
+            ours.learning_rate,
         )
         for bits in (0, 8)
     )
