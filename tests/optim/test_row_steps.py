@@ -13,12 +13,13 @@ from pool import Pool
 from torch import Tensor, nn
 
 from modicum.core.contracts.ledger import OptimizerQuery, TrainedParameter
+from modicum.core.machine.memory import TensorMeter
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import is_sharded, own_part, whole
-from modicum.optim import MARS, Cautious, NAdamW
+from modicum.optim import MARS, AdamMini, Cautious, NAdamW, row_steps
 from modicum.optim.kept import KeptTensor
 from modicum.optim.row_steps import RowUpdate, by_rows, opened_bytes, row_bytes, step_rows
-from modicum.optim.rules import RowRange, SummingRule
+from modicum.optim.rules import Adam, RowRange, SummingRule
 from modicum.proofs.contracts.optim.subjects import numbers
 
 SHAPES = ((5, 4), (3,), (2, 3, 2), (7, 2))
@@ -85,7 +86,7 @@ def stepped(ranks: Ranks) -> Any:
 
     def apply(one: RowUpdate, direction: Tensor, factor: float) -> None:
         with torch.no_grad():
-            own_part(one.parameter)[0].sub_(direction, alpha=factor)
+            one.weight.sub_(direction, alpha=factor)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(dist, "all_reduce", counted)
@@ -146,3 +147,43 @@ def test_numbers_on_the_wire_are_what_the_ledger_says(kind: Any) -> None:
     assert alone.wire == ()
     sent = [(wire.collective, wire.bytes, wire.count) for wire in two.wire]
     assert sent == ([] if kind is NAdamW else [("all_reduce", 4 * len(SHAPES), 1)])
+
+
+@pytest.mark.parametrize("method", [AdamMini, Cautious, MARS, NAdamW])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_updated_a_few_at_a_time_come_out_as_all_at_once(
+    method: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for cached in (16, row_steps.CACHED):  # two rows of eight, or all
+        monkeypatch.setattr(row_steps, "CACHED", cached)
+        weight = nn.Parameter(numbers(7, 8, name="weight").to(dtype))
+        optimizer = method([weight], lr=0.1, weight_decay=0.1)
+        for step in range(3):
+            weight.grad = numbers(7, 8, name=f"gradient {step}").to(dtype)
+            optimizer.step()
+        kept = {k: v for k, v in optimizer.state[weight].items() if isinstance(v, Tensor)}
+        found.append({"weight": weight.detach(), **kept})
+    few, whole_ones = found
+    assert few.keys() == whole_ones.keys()
+    exact = 1e-6 if dtype == torch.float32 else 1e-2  # sums are added up in another order
+    for name, tensor in few.items():
+        torch.testing.assert_close(tensor, whole_ones[name], rtol=exact, atol=exact)
+
+
+def test_a_step_of_a_large_parameter_takes_the_memory_of_a_piece() -> None:
+    shape = (4 * row_steps.CACHED // 64, 64)
+    assert row_steps.rows_together(Adam((0.9, 0.99), 1e-8), shape, "cpu") == shape[0] // 4
+    assert row_steps.rows_together(Adam((0.9, 0.99), 1e-8), shape, "cuda") == shape[0]
+    assert row_steps.rows_together(Odd(), (4,), "cpu") == 4
+    weight = nn.Parameter(torch.zeros(shape))
+    optimizer = NAdamW([weight])
+    for _ in range(2):
+        weight.grad = torch.ones(shape)
+        with TensorMeter("cpu") as meter:
+            optimizer.step()
+    at = OptimizerQuery((TrainedParameter("weight", shape, "matrix"),))
+    said = NAdamW.value().ledger(at).bytes("workspace")
+    assert meter.peak is not None
+    few_numbers = 64
+    assert 4 * row_steps.CACHED <= meter.peak <= said + few_numbers < 4 * weight.numel()

@@ -222,7 +222,7 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         if update is not None and turn.mine is not None:
             update.mul_(groups[turn.mine]["lr"])
         for parameter, rows in turn.scatter(update):
-            self._apply(parameter, rows, groups[parameter])
+            self._apply(own_part(parameter)[0], rows, groups[parameter])
 
     def _together(self, matrices: list[nn.Parameter]) -> Iterator[list[Round]]:
         """Rounds whose updates are finished together; on all ranks the same, in one order."""
@@ -290,7 +290,7 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
                 rows, columns = one.parameter.shape
                 factor *= self.parts.scale * self.parts.shape_factor(rows, columns)
             rate, _ = self.rates(group)
-            self._apply(one.parameter, direction, group, rate * factor)
+            self._apply(one.weight, direction, group, rate * factor)
 
         step_rows(updates, apply)
 
@@ -305,13 +305,12 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         return rate, rate * decay
 
     def _apply(
-        self, parameter: Tensor, update: Tensor, group: dict[str, Any], factor: float = 1.0
+        self, weight: Tensor, update: Tensor, group: dict[str, Any], factor: float = 1.0
     ) -> None:
-        """Take an update (fp32) off this rank's part of a parameter, and decay it; in fp32.
+        """Take an update (fp32) off rows of a parameter that are here, and decay them; in fp32.
 
         Parameters in fp64 that are taken by rows are updated in fp64.
         """
-        weight = own_part(parameter)[0]
         new, (_, lost) = wide(weight), self.rates(group)
         if lost and self.parts.decay == "before":
             new.mul_(1 - lost)

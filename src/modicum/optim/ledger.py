@@ -20,7 +20,7 @@ from modicum.optim.blocks import BlockRule
 from modicum.optim.owners import assign
 from modicum.optim.parts import COUNTER, TOGETHER, MatrixMap, OptimizerParts
 from modicum.optim.quantized import BLOCK, CHUNK
-from modicum.optim.row_steps import opened_bytes, row_bytes
+from modicum.optim.row_steps import opened_bytes, row_bytes, rows_together
 from modicum.optim.rules import SummingRule, UpdateRule, copies_of
 
 
@@ -77,7 +77,8 @@ def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool)
     scratch = [_scratch(parts, parameter, at.shards) for parameter in matrices]
     if parts.finish is not None and scratch:
         scratch = [max(scratch) + _finishing(parts, parts.finish, matrices, in_backward)]
-    scratch += [_row_scratch(parts, p, rule, at.shards) for p, rule in rows]
+    device = "cpu" if at.batch is None else at.batch.device
+    scratch += [_row_scratch(parts, p, rule, at.shards, device) for p, rule in rows]
     phase: Phase = "backward" if in_backward else "step"
     ledger = largest_gradient(at) if in_backward else gradients(at)
     if at.shards > 1 and matrices:
@@ -248,9 +249,17 @@ def _finishing(
 
 
 def _row_scratch(
-    parts: OptimizerParts, parameter: TrainedParameter, rule: UpdateRule, shards: int
+    parts: OptimizerParts, parameter: TrainedParameter, rule: UpdateRule, shards: int, device: str
 ) -> int:
-    """Directions, and copies in fp32 of what is in bf16: gradient and parameter, moments."""
-    held = local_elements(parameter, 0, shards)
-    opened = opened_bytes(rule, parameter.shape, parameter.rows(0, shards), parts.rest_bits)
-    return 4 * held * (copies_of(rule) + (2 if parameter.element_bytes < 4 else 0)) + opened
+    """Directions, and copies in fp32 of what is in bf16: gradient and parameter, moments.
+
+    Of what is kept for each row or block alone a step makes two more: sums, and their roots.
+    """
+    together = rows_together(rule, parameter.shape, device)
+    rows = min(parameter.rows(0, shards), together)
+    held = rows * math.prod(parameter.shape[1:])
+    opened = opened_bytes(rule, parameter.shape, rows, parts.rest_bits)
+    kept = rule.state((rows, *parameter.shape[1:])).values()
+    small = sum(size for one in kept if (size := math.prod(one.shape)) < held)
+    copies = copies_of(rule) + (2 if parameter.element_bytes < 4 else 0)
+    return 4 * (held * copies + 2 * small) + opened

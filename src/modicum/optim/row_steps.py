@@ -4,10 +4,15 @@ Where parameters are sharded along dimension 0, a rule that looks at elements or
 needs nothing of the others. One that needs a few numbers of the full tensor (`SummingRule`) gives
 its rows' sums; those of all parameters are added up over the ranks in one all-reduce. Nothing else
 is sent, and no rank has a full tensor.
+
+On a CPU a parameter is updated a megabyte at a time: all that a step reads and makes of these rows
+is in the cache then, so that memory is passed once and not at each operation.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +27,8 @@ from modicum.core.ranks.sharding import cut_alike, is_sharded, own_part
 from modicum.optim.kept import KeptTensor
 from modicum.optim.owners import Cut
 from modicum.optim.rules import RowRange, SummingRule, UpdateRule
+
+CACHED = 1 << 18  # elements that are updated together on a CPU
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -38,30 +45,71 @@ def by_rows(kept: KeptTensor, shape: Sequence[int]) -> bool:
     return rowed or kept.shape == tuple(shape)
 
 
+def rows_together(rule: UpdateRule, shape: Sequence[int], device: str) -> int:
+    """How many rows of a parameter of this shape a step updates at a time.
+
+    All, on an accelerator, where starting a kernel costs more than the cache saves; and where a
+    rule keeps what belongs to no row.
+    """
+    rows, width = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
+    if device != "cpu" or not all(by_rows(k, shape) for k in rule.state(tuple(shape)).values()):
+        return max(1, rows)
+    return max(1, min(rows, CACHED // max(1, width)))
+
+
 @dataclass
 class RowUpdate:
-    """One parameter's update, on this rank's rows.
+    """One parameter's update, on this rank's rows or on some of them.
 
     Args:
         state: the optimizer's, of the parameter.
         bits: of an element of what is kept: 32 or 16.
+        some: which of the rows that are here; None: all.
     """
 
     parameter: nn.Parameter
     rule: UpdateRule
     state: dict[str, Any]
     bits: int
+    some: slice | None = None
+
+    def pieces(self) -> Iterator[RowUpdate]:
+        """The same update, as many rows at a time as a step takes together."""
+        (own, _), shape = own_part(self.parameter), tuple(self.parameter.shape)
+        most = rows_together(self.rule, shape, own.device.type)
+        if not shape or len(own) <= most:
+            yield self
+            return
+        for first in range(0, len(own), most):
+            piece = replace(self, some=slice(first, first + most))
+            piece.__dict__["held"] = self.held
+            yield piece
+
+    @property
+    def weight(self) -> Tensor:
+        """These rows of the parameter."""
+        return self._of(own_part(self.parameter)[0])
 
     @property
     def rows(self) -> RowRange:
         """Which rows these are."""
-        return RowRange(tuple(self.parameter.shape), own_part(self.parameter)[1])
+        before = own_part(self.parameter)[1] + (self.some.start if self.some else 0)
+        return RowRange(tuple(self.parameter.shape), before)
 
     @property
     def gradient(self) -> Tensor:
         """The gradient of these rows."""
         assert self.parameter.grad is not None
-        return wide(own_part(self.parameter.grad)[0])
+        return wide(self._of(own_part(self.parameter.grad)[0]))
+
+    def _of(self, own: Tensor) -> Tensor:
+        return own if self.some is None else own[self.some]
+
+    @functools.cached_property
+    def held(self) -> dict[str, Tensor]:
+        """This rank's part of all that is kept."""
+        kept = self.rule.state(tuple(self.parameter.shape))
+        return {name: self._held(name, one) for name, one in kept.items()}
 
     def begin(self) -> int:
         """Count the step: how many gradients the state has seen, this one included."""
@@ -73,8 +121,7 @@ class RowUpdate:
     @contextmanager
     def moments(self) -> Iterator[dict[str, Tensor]]:
         """These rows of what is kept, to be changed in place."""
-        kept = self.rule.state(tuple(self.parameter.shape))
-        held = {name: self._held(name, one) for name, one in kept.items()}
+        held = {name: self._of(tensor) for name, tensor in self.held.items()}
         found = {
             name: wide(tensor) if tensor.is_floating_point() else tensor
             for name, tensor in held.items()
@@ -124,9 +171,7 @@ def step_rows(updates: Sequence[RowUpdate], apply: Apply) -> None:
         if isinstance(rule, SummingRule):
             alone = Cut.of(one.parameter).group is None and not rule.over_all
             if not alone and rule.numbers(tuple(one.parameter.shape)):
-                with one.moments() as moments:
-                    sums = rule.sums(one.gradient, moments, age, one.rows)
-                waiting.append((one, rule, age, sums))
+                waiting.append((one, rule, age, _sums_of(one, rule, age)))
                 continue
         _finish(one, age, None, apply)
     found = _summed([(Cut.of(one.parameter).group, sums) for one, _, _, sums in waiting])
@@ -135,13 +180,31 @@ def step_rows(updates: Sequence[RowUpdate], apply: Apply) -> None:
         _finish(one, age, torch.stack(together).sum(0) if rule.over_all else own, apply)
 
 
+def _sums_of(one: RowUpdate, rule: SummingRule, age: int) -> Tensor:
+    """A rule's sums over this rank's rows."""
+    total: Tensor | None = None
+    for piece in one.pieces():
+        with piece.moments() as moments:
+            sums = rule.sums(piece.gradient, moments, age, piece.rows)
+        total = sums if total is None else total + sums
+    assert total is not None
+    return total
+
+
 def _finish(one: RowUpdate, age: int, sums: Tensor | None, apply: Apply) -> None:
-    """Apply one direction. A function of its own, so that it is gone before the next is there."""
+    """Apply one direction, which is gone before the next is there."""
+    rule = one.rule
+    if isinstance(rule, SummingRule) and sums is None:
+        sums = _sums_of(one, rule, age)
+    for piece in one.pieces():
+        _finish_piece(piece, age, sums, apply)
+
+
+def _finish_piece(one: RowUpdate, age: int, sums: Tensor | None, apply: Apply) -> None:
     rule, gradient = one.rule, one.gradient
     with one.moments() as moments:
         if isinstance(rule, SummingRule):
-            if sums is None:
-                sums = rule.sums(gradient, moments, age, one.rows)
+            assert sums is not None
             apply(one, *rule.direction_by(gradient, moments, age, one.rows, sums))
         else:
             apply(one, *rule.direction(gradient, moments, age))
