@@ -137,8 +137,8 @@ class AdamW8bit(Valued, torch.optim.Optimizer):
             moments = {name: held[name] for name in MOMENTS}
             _step(weight, gradient, moments, group, int(state["step"]))
             return
-        width = width_of(parameter.shape)
-        for start in range(0, len(weight), each := chunk_rows(parameter.shape)):
+        width, each = width_of(parameter.shape), chunk_rows(parameter.shape, weight.device.type)
+        for start in range(0, len(weight), each):
             rows = slice(start, start + each)
             codes = {name: held[name][rows].view(-1, width) for name in MOMENTS}
             scales = {name: held[f"{name}_scale"][rows] for name in MOMENTS}
@@ -196,7 +196,9 @@ class AdamW8bit(Valued, torch.optim.Optimizer):
         """Codes and scales of the rows that a rank holds, and copies of a chunk of rows."""
         smallest = value.fields()["smallest"]
         kept = sum(COUNTER + 2 * _moment(p, at.shards, smallest) for p in at.parameters)
-        scratch = max((_scratch(p, at.shards, smallest) for p in at.parameters), default=0)
+        device = "cpu" if at.batch is None else at.batch.device
+        spent = (_scratch(p, at.shards, smallest, device) for p in at.parameters)
+        scratch = max(spent, default=0)
         return gradients(at) + Ledger.of(
             Entry("optimizer", kept, what="8-bit moments"),
             Entry("workspace", scratch, ("step",), "of a chunk's update"),
@@ -228,7 +230,7 @@ def _moment(parameter: TrainedParameter, shards: int, smallest: int) -> int:
     return kept_bytes(parameter.shape, parameter.rows(0, shards), coded=coded)
 
 
-def _scratch(parameter: TrainedParameter, shards: int, smallest: int) -> int:
+def _scratch(parameter: TrainedParameter, shards: int, smallest: int, device: str) -> int:
     """Bytes of fp32 copies in a parameter's update."""
     rows = parameter.rows(0, shards)
     if not is_coded(parameter.shape, smallest):
@@ -236,7 +238,7 @@ def _scratch(parameter: TrainedParameter, shards: int, smallest: int) -> int:
         copies = 3 if parameter.element_bytes < 4 else 1
         return 4 * copies * rows * width_of(parameter.shape)
     width = blocks_of(parameter.shape) * min(256, width_of(parameter.shape))
-    each = chunk_rows(parameter.shape)
+    each = chunk_rows(parameter.shape, device)
     # The codes of the chunk before are let go of last. Of a chunk there are three scales a block.
     quarters = _QUARTERS + 4 * (rows > each)
     return min(rows, each) * (quarters * max(width, 1) + 12 * blocks_of(parameter.shape))

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from modicum.optim.quantized import BLOCK, lookup, nearest
 
-# Elements that are updated at a time, which bounds the scratch memory.
-CHUNK = 1 << 20
+# Elements that are updated at a time, which bounds the scratch memory. On an accelerator starting
+# the kernels of fewer takes longer than the kernels do.
+CHUNK, ACCELERATOR_CHUNK = 1 << 20, 1 << 22
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -83,9 +84,14 @@ def kept_bytes(shape: Sequence[int], rows: int, *, coded: bool) -> int:
     return elements + 4 * rows * blocks_of(shape) if coded else 4 * elements
 
 
-def chunk_rows(shape: Sequence[int]) -> int:
-    """Rows that are updated at a time."""
-    return max(1, CHUNK // (blocks_of(shape) * _block(width_of(shape))))
+def chunk_rows(shape: Sequence[int], device: str = "cpu") -> int:
+    """Rows that are updated at a time.
+
+    >>> chunk_rows((8192, 1024)), chunk_rows((8192, 1024), "cuda")
+    (1024, 4096)
+    """
+    most = CHUNK if device == "cpu" else ACCELERATOR_CHUNK
+    return max(1, most // (blocks_of(shape) * _block(width_of(shape))))
 
 
 def _block(width: int) -> int:
