@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from modicum.core.contracts.method import Info, PositiveInt
+from modicum.core.contracts.method import Against, Info, PositiveInt
 from modicum.core.contracts.search import LinearRange, SearchTable
 from modicum.core.layers.factorize import decompose
 from modicum.core.layers.form_layer import FormLayer, TensorShapes
@@ -208,6 +208,11 @@ class LOST(LinearMethod):
             ("activation", "identity", "mergeable"),
         ),
         evidence="reconstructed",
+        claim_verdict="in part",
+        against=Against("worse", "low-rank factors of as many parameters"),
+        reason="with half of the elements its loss is 2.8 % above the dense decoder's, and 2.5 % "
+        "above that of low-rank factors of as many elements from drawn numbers; without "
+        "the activation it is 1.0 % above these",
         run_on_gpu=True,
         tiny={"share": 0.6, "channels": 0.1},
     )
