@@ -105,11 +105,15 @@ class FormedArm:
 
 
 def formed_sweep(run: ProofRun) -> Sweep[FormedArm, TextResult]:
-    """Decoders at learning rates of their own, by their held-out loss; rivals are trained once."""
+    """Decoders at learning rates of their own, by the held-out loss of the first seed.
+
+    Rivals are trained once for all proofs.
+    """
     return Sweep(
         run,
         FormedArm.trained,
         lambda found: found.loss,
+        chosen_by="first",
         shared={"bench": "text"},
         kind=TextResult,
         facts=lambda arm: arm.facts,
