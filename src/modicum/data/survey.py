@@ -1,15 +1,20 @@
-"""How many rows and tokens a source will make, counted or estimated before a run prepares it."""
+"""How many rows and tokens a source will make, counted or estimated before a run prepares it.
+
+A process that plans many recipes on the same files, as a comparison does, reads them once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from itertools import compress
 
 from modicum.data.encoding import LeftOut, encode
 from modicum.data.fitting import Example, Fitting, PackingCounts, TooLong, row_room
 from modicum.data.parts import Draw
 from modicum.data.readers import Document
+from modicum.data.row_formats import RowFormat
 from modicum.data.sources import Source
 from modicum.data.tokenizer import Tokenizer
 
@@ -18,6 +23,7 @@ SURVEYED_BYTES = 2_000_000
 # A tokenizer that is still to be trained is guessed by one that is trained on so much.
 TRAINED_ON_BYTES = 500_000
 _NOTHING = Draw()
+_KEPT = 16  # surveys that are known in this process
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,57 @@ def survey(
     Raises:
         InputError: anything that the source says.
     """
+    key = (
+        _identity(source),
+        None if tokenizer is None else tokenizer.digest,
+        (vocabulary_size, sequence_length, boundaries, too_long, draw, most_bytes),
+    )
+    if key not in _KNOWN:
+        while len(_KNOWN) >= _KEPT:
+            _KNOWN.popitem(last=False)
+        _KNOWN[key] = _surveyed(
+            source,
+            tokenizer,
+            vocabulary_size=vocabulary_size,
+            sequence_length=sequence_length,
+            boundaries=boundaries,
+            too_long=too_long,
+            draw=draw,
+            most_bytes=most_bytes,
+        )
+    _KNOWN.move_to_end(key)
+    found = _KNOWN[key]
+    return replace(found, left_out=replace(found.left_out))
+
+
+_KNOWN: OrderedDict[Hashable, DataSurvey] = OrderedDict()
+
+
+def _identity(source: Source) -> Hashable:
+    """All that decides what a source's documents are, as far as the files' facts tell."""
+    stamps: list[tuple[int, ...] | None] = []
+    for file in source.files:
+        try:
+            about = file.path.stat()
+        except OSError:  # whoever reads it says what is wrong
+            stamps.append(None)
+        else:
+            stamps.append((about.st_size, about.st_mtime_ns, about.st_ino))
+    plain = replace(source, rows=RowFormat())
+    return repr(plain), tuple(source.rows.identity), tuple(stamps)
+
+
+def _surveyed(
+    source: Source,
+    tokenizer: Tokenizer | None,
+    *,
+    vocabulary_size: int,
+    sequence_length: int,
+    boundaries: bool,
+    too_long: TooLong,
+    draw: Draw,
+    most_bytes: int,
+) -> DataSurvey:
     documents, blank, complete = _first(source, most_bytes)
     exact = complete and tokenizer is not None
     if tokenizer is None:
