@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from modicum.compress.low_rank_base import FactorCompressor
-from modicum.core.contracts.method import Info, Probability
+from modicum.core.contracts.method import Against, Info, Probability
 from modicum.core.contracts.search import LinearRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration, Loss, Mask
@@ -95,6 +95,11 @@ class WeLore(FactorCompressor):
         ),
         traits_if=(("train", "factors", "freezes_the_rest"),),
         evidence="against paper",
+        claim_verdict="in part",
+        against=Against("better", "one share of each layer's energy"),
+        reason="with half of the elements gone or more its loss rises by 0.73 and 0.65 of what "
+        "it does with uniform ranks, and below that by 1.10 to 1.21, which is less than "
+        "seeds spread but at 40 %; factors alone gain 0.98 of what full training does",
         run_on_gpu=True,
         tiny={"share": 0.5, "train": "all"},
     )
