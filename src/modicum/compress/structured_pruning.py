@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.compress.unit_pruner import UnitPruner
-from modicum.core.contracts.method import Info
+from modicum.core.contracts.method import Against, Info
 from modicum.core.contracts.search import LinearRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration, Loss, example_count
@@ -65,6 +65,10 @@ class StructuredPruning(UnitPruner):
         claim="units that a first-order score chooses are missed less than as many random ones",
         traits=("needs_trained_base", "mergeable", "exact_resume", "compiles"),
         evidence="against paper",
+        claim_verdict="holds",
+        against=Against("equal", "magnitude at equal widths"),
+        reason="its loss after recovery rises by half of what random units cost, and by 0.89 of "
+        "what magnitude does, which is less than seeds spread (0.18)",
         run_on_gpu=True,
         tiny={"neurons": 0.3, "groups": 0.5, "examples": 16},
     )

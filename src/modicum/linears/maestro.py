@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from modicum.core.contracts.method import Info, NonNegativeFloat, PositiveInt
+from modicum.core.contracts.method import Against, Info, NonNegativeFloat, PositiveInt
 from modicum.core.contracts.search import LogRange, SearchTable
 from modicum.core.ranks.ranks import Ranks
 from modicum.linears.base import FormContext, LinearMethod
@@ -89,6 +89,8 @@ class Maestro(LinearMethod):
             "exact_resume",
         ),
         evidence="against paper",
+        claim_verdict="holds",
+        against=Against("better", "factors of that size from the first step"),
         run_on_gpu=True,
         tiny={"penalty": 0.01, "threshold": 0.3, "every": 2},
     )
