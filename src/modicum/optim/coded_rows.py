@@ -46,7 +46,7 @@ def is_coded(shape: Sequence[int], smallest: int) -> bool:
 
 
 def encode(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """Codes [rows, width] (int32) and scales [rows, blocks] of fp32 values [rows, width].
+    """Codes [rows, width] (uint8) and scales [rows, blocks] of fp32 values [rows, width].
 
     Without a sign, what is not in a block of zeros has no code that represents zero. A second
     moment that is read as zero, next to a first one that is not, would make a step of any size.
