@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from modicum.core.contracts.method import (
+    Against,
     Betas,
     Info,
     NonNegativeFloat,
@@ -168,7 +169,11 @@ class AuON(MatrixOptimizer):
         traits=("exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="against paper",
-        claim_verdict="not shown here",
+        claim_verdict="in part",
+        against=Against("worse", "AdamW, tuned alike"),
+        reason="without a Newton-Schulz step its loss is 12.5 % above AdamW's, tuned alike, and "
+        "a step takes 4.8 times momentum SGD's; with one step its loss is 1.004 of "
+        "AdamW's at a fifth of Muon's products",
         run_on_gpu=True,
         slot="optimizer",
         tiny={"weight_decay": 0.1},
