@@ -4,7 +4,8 @@ First a decoder of code and a planted stack, three of whose six layers have rank
 are made smaller to the same elements by WeLore and by uniform ranks, and judged at once. Of the
 decoder it is the loss above the dense model's, of the stack the squared error of its outputs over
 their size. A rise that equals that of uniform ranks, as the null's does, is not below it. The best
-simple alternative keeps one share of each layer's squared singular values, at as many elements.
+simple alternative keeps one share of each layer's squared singular values, at as many elements; the
+full experiment alone is judged against it.
 
 Then the smaller decoder is trained on another text, the English of Python's own help, in full and
 in its factors alone, each at the best of its rates; in the null the norms are trained in the
