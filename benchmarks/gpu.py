@@ -38,8 +38,8 @@ from gpu_models import FORECASTS, Forecast, model_folder
 Row = dict[str, Any]
 PARTS = ("kernels", "methods", "forecasts")
 STEPS, BATCH, INTERRUPTED = 6, 8, 3
-# Losses in fp32 of two devices may be so far apart, relatively, in a few updates, which move them by
-# one part in a hundred.
+# Losses in fp32 of two devices may be so far apart, relatively, in a few updates: these move them
+# by one part in a hundred.
 LOSSES_WITHIN, BF16_WITHIN = 2e-4, 2e-3
 DECODER: Row = {"layers": 2, "width": 64, "heads": 4, "vocabulary_size": 600}
 TEXT: Row = {"include": ["json/**", "email/**"], "sequence_length": 64}
