@@ -234,10 +234,7 @@ class SALT(Directions):
             made |= {"gain": each, "shift": each}
         if rest:
             bound = math.sqrt(6 / self.rank)  # Kaiming's
-            made |= {
-                "X": Factor((rest, self.rank), bound=bound),
-                "Y": Factor((self.rank, rest)),
-            }
+            made |= {"X": Factor((rest, self.rank), bound=bound), "Y": Factor((self.rank, rest))}
         return made
 
     def derived(self, site: Site) -> Mapping[str, Factor]:
@@ -293,5 +290,4 @@ class SALT(Directions):
     def operations(self, at: AdapterQuery) -> tuple[int, int]:
         site, positions, dropped = at.site, at.shape.positions, bool(self.dropout)
         built = self.builds_for(site, positions, dropped=dropped)
-        forward, backward = self._work(site, positions, built, dropped)
-        return forward, backward
+        return self._work(site, positions, built, dropped)
