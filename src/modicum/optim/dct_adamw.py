@@ -7,6 +7,7 @@ from typing import Any, Literal
 from torch.optim.optimizer import ParamsT
 
 from modicum.core.contracts.method import (
+    Against,
     Betas,
     Info,
     NonNegativeFloat,
@@ -84,6 +85,12 @@ class DCTAdamW(MatrixOptimizer):
         traits=("exact_resume", "compiles"),
         traits_if=(("in_backward", True, "frees_gradient_in_backward"),),
         evidence="verified against code",
+        claim_verdict="in part",
+        against=Against("worse", "GaLore of the same rank"),
+        reason="a new subspace takes a sixtieth of an SVD's time at width 1024 and r integers a "
+        "matrix, and the loss is 2.9 % above GaLore's, within the 3 asked for; but "
+        "gradients lie along cosines no more than along random columns selected alike, "
+        "0.98 of their energy",
         run_on_gpu=True,
         slot="optimizer",
         tiny={"rank": 3, "weight_decay": 0.1, "feedback_bits": 8},

@@ -170,14 +170,14 @@ class Info:
 
     @property
     def with_other_traits(self) -> tuple[tuple[str, Any], ...]:
-        """Fields and values with which it has another trait.
+        """Fields and values with which it has another trait, each once.
 
         >>> unless = (("penalty", 0, 0.1, "follows_steps"),)
         >>> Info("a", "A", "adapters", "", "", traits_unless=unless).with_other_traits
         (('penalty', 0.1),)
         """
         unless = (each[:3:2] for each in self.traits_unless)
-        return (*((name, value) for name, value, _ in self.traits_if), *unless)
+        return tuple(dict.fromkeys((*(each[:2] for each in self.traits_if), *unless)))
 
     @property
     def verdict(self) -> Verdict:
