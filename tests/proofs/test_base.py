@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+import modicum.proofs
 from modicum.core.contracts.catalog import MethodRecord, catalog, find
 from modicum.core.contracts.method import Against, ClaimVerdict, verdict_of
 from modicum.core.errors import InputError
 from modicum.proofs import ProofRun, prove, write
-from modicum.proofs.proof import Criterion, Proof, against_of, claim_verdict_of
+from modicum.proofs.proof import Criterion, Proof, against_of, claim_verdict_of, nothing_stands
 
 PLUGIN = Path(__file__).parents[1] / "contracts" / "plugins" / "outer.py"
 
@@ -304,6 +305,7 @@ def test_a_plant_is_for_null_runs_of_what_does_not_stand() -> None:
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "proofs"
 ON_GPU = RESULTS.parent / "gpu.json"
+SOURCES = Path(modicum.proofs.__file__).parents[1]
 PROVEN = [record for record in catalog().values() if record.info.claim_verdict != "not shown here"]
 
 
@@ -327,6 +329,15 @@ def test_a_method_says_what_its_full_experiment_said(record: MethodRecord) -> No
         assert quick["against"]["result"] in ("better", "not shown here")
     flawless = info.claim_verdict == "holds" and info.against.result in ("better", "baseline")
     assert bool(info.reason) == (not flawless)
+
+
+STANDS_NOT = [record for record in catalog().values() if nothing_stands(record.info)]
+
+
+@pytest.mark.parametrize("record", STANDS_NOT, ids=lambda record: record.name)
+def test_where_nothing_stands_the_proof_has_something_to_find(record: MethodRecord) -> None:
+    source = SOURCES / "proofs" / record.room / f"{record.name}.py"
+    assert "planted=" in source.read_text(encoding="utf-8")
 
 
 @pytest.mark.committed
