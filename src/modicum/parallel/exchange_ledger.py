@@ -170,7 +170,7 @@ def zero(
         Entry("gradient", _FP32 * whole, phases, "gradients that add up"),
         Entry("workspace", max(0, first - slack), ("loss",), "a bucket of gradients"),
         Entry("gradient", _FP32 * ranks * most, ("backward",), "a bucket of gradients"),
-        Entry("buffer", spread, ("step",), "buckets of weights"),
+        Entry("workspace", spread, ("step",), "buckets of weights"),
     )
     return ledger + own + exchange(site)
 

@@ -37,7 +37,13 @@ from modicum.parallel.ledger import staging
 from modicum.planner.length import steps_without_data
 from modicum.planner.sharing import Model, Structure, coding_flops, sent_dense, shared
 from modicum.planner.traced import traces
-from modicum.planner.updates import narrow_matrices, spent_in_updates, thin_matrices, treated
+from modicum.planner.updates import (
+    narrow_matrices,
+    one_after_the_other,
+    spent_in_updates,
+    thin_matrices,
+    treated,
+)
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, task_of
 from modicum.tasks.traced import passes_of
@@ -260,7 +266,8 @@ class Predictor:
         frozen = parts.frozen_bytes if recipe.adapter is not None else 0
         traced = model.traces is not None
         library = Entry("buffer", library_bytes(self._device), ALWAYS, "cuBLAS's workspaces")
-        spent = ledger + state + Ledger.of(library)
+        # What a strategy sends before and after an update is gone while the update works.
+        spent = one_after_the_other(ledger, state) + Ledger.of(library)
         return Prediction(
             choice, spent, total, trainable, frozen, half, traced, structure.travel,
             structure.narrow, treated(recipe, model), sent_dense(recipe, structure),

@@ -31,13 +31,13 @@ def spent_in_updates(recipe: Recipe, model: Model, layout: Layout) -> Ledger:
         at = TransformQuery(trained, layout.shards, micro_batches, layout.ranks, positions)
         if not at.layers:
             raise InputError(NO_LAYERS, field="transform.method", value=transform.info.name)
-        ledger = _one_after_the_other(transform.ledger(at), ledger)
+        ledger = one_after_the_other(transform.ledger(at), ledger)
     return ledger
 
 
-def _one_after_the_other(transform: Ledger, optimizer: Ledger) -> Ledger:
+def one_after_the_other(first: Ledger, second: Ledger) -> Ledger:
     """Both, of whose workspace in the step one is gone when the other comes."""
-    there = optimizer.map_entries(lambda entry: entry if _works(entry) else None).bytes()
+    there = second.map_entries(lambda entry: entry if _works(entry) else None).bytes()
 
     def beyond(entry: Entry) -> Entry | None:
         nonlocal there
@@ -47,7 +47,7 @@ def _one_after_the_other(transform: Ledger, optimizer: Ledger) -> Ledger:
         there -= gone
         return replace(entry, bytes=entry.bytes - gone) if gone < entry.bytes else None
 
-    return transform.map_entries(beyond) + optimizer
+    return first.map_entries(beyond) + second
 
 
 def _works(entry: Entry) -> bool:
