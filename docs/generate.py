@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import linear_forms
 import which_adapter
 import yaml
 from mkdocs.config.defaults import MkDocsConfig
@@ -40,6 +41,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Combinations": "reference/combinations.md"},
         {"Models": "reference/models.md"},
         {"Tuned optimizers": "reference/tuned-optimizers.md"},
+        {"Linear forms": "reference/linear-forms.md"},
     ]
     reference.append({"API": [{name: f"reference/api/{name}.md"} for name in packages()]})
     return config
@@ -53,6 +55,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "combinations": combinations_page,
         "models": models_page,
         "tuned-optimizers": tuned_page,
+        "linear-forms": linear_forms.page,
     }
     for name, made in pages.items():
         path = f"reference/{name}.md"
