@@ -5,7 +5,8 @@ full. What it takes is measured in a decoder at 1,024 tokens an update, on one t
 turns in one run: an update without its forward passes, which is the draws, next to two forward
 passes; an update with blocks that come over a pretended link of several rates, next to the same
 update with all blocks on the device; and an update of two processes of one thread each, which share
-the points or the rows, next to that of one of them alone.
+the points or the rows, next to that of one of them alone. Half of an update that a process makes
+while the other makes one of its own, and they share nothing, is the least that two can take here.
 
 Parts can be run apart: what was measured at the same settings before is kept.
 """
@@ -183,9 +184,11 @@ def ranks(sizes: dict[str, Any], rounds: int) -> dict[str, Any]:
         raise SystemExit("a rank ended with an error")
     seconds: dict[str, list[float]] = json.loads(printed[0])
     alone_one = seconds["alone"]
+    halves = [both / 2 for both in seconds["both"]]
     return {
         "seconds": {name: spread(values) for name, values in seconds.items()},
         "over_one": {n: paired_ratio(seconds[n], alone_one) for n in ("points", "rows")},
+        "halves_of_two_alone": paired_ratio(halves, alone_one),
     }
 
 
@@ -206,12 +209,17 @@ def of_rank(sizes: dict[str, Any], rounds: int) -> None:
             group.sum(0.0)
             return full.update(training, full.loss) if group.first else 0.0
 
+        def beside_the_other(training: TwoPoint) -> float:
+            group.sum(0.0)
+            return full.update(training, full.loss)
+
         def one_of(task: Task) -> TwoPoint:
             return TwoPoint(task.parameters, seed=0)
 
         points = (group.rank, group.size)
         runs = {
             "alone": partial(by_itself, one_of(full)),
+            "both": partial(beside_the_other, one_of(full)),
             "points": partial(together, full, one_of(full), full.loss, share=points),
             "rows": partial(together, part, one_of(part), lambda: part.loss() / group.size),
         }
@@ -282,6 +290,8 @@ def main() -> None:
     for row in figures["bars"]:
         bar = f"at most {row['at_most']}" if "at_most" in row else f"at least {row['at_least']}"
         say(f"{'holds' if row['holds'] else 'FALLS'}  {row['what']}: {row['figure']:.3f} ({bar})")
+    if (least := figures.get("ranks", {}).get("halves_of_two_alone")) is not None:
+        say(f"       the least that two ranks can take here: {least['median']:.3f}")
     figures["all_hold"] = all(row["holds"] for row in figures["bars"])
     if arguments.quick:
         print(json.dumps(figures, indent=2))
