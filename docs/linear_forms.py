@@ -21,8 +21,8 @@ def page() -> str:
         "Layers that are trained in factors or blocks take fewer operations than dense ones, and "
         "less time only from some width on. Measured on one thread of a machine without an "
         f"accelerator ({machine['processor']}), in fp32, as medians over {settings['rounds']} "
-        "rounds in which all take turns. SST and Maestro have a full SVD's factors or more until "
-        "they are pruned or merged, so they save none of the time.",
+        "rounds in which all take turns. SST has the factors of a full SVD, and so has Maestro "
+        "until it is pruned, so neither saves time here.",
         "",
         f"**Products**: how many times as fast as a dense layer a forward pass of "
         f"{settings['rows']} rows is, by the width of a square layer; and from which width of "
