@@ -14,7 +14,7 @@ import pytest
 # Trains as a rank or alone. Rank `limited` may not take more address space than it has, and
 # `spare` bytes, once `step` updates are done; a start after that has all it wants again.
 SCRIPT = """
-import json, resource, sys
+import json, os, resource, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
@@ -46,7 +46,12 @@ with joined("cpu") as ranks:
         )
     except ModicumError as error:
         print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+        code = error.exit_code
+    else:
+        code = 0
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(code)  # as the command's ranks do: a thread of gloo may still want the interpreter
 """
 SUPERVISOR = """
 import sys

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from modicum import adapters
 from modicum.checkpoint import CheckpointStore
+from modicum.core.layers.full_model import FullModel
+from modicum.core.layers.map import silence
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.weight_digests import weight_digests
 from modicum.models import convnet, huggingface, recurrent
 from modicum.planner import Plan, plan
 from modicum.recipe import Recipe
@@ -99,7 +102,11 @@ def exported_score(values: dict[str, Any], run: Path) -> float:
 
 
 def exported(made: Plan, run: Path) -> nn.Module:
-    """The model that a finished run has left."""
+    """The model that a finished run has left.
+
+    An adapter for the full model is on that one, without what the run's model had lost: so it is
+    what was trained.
+    """
     recipe = made.recipe
     if recipe.task is not None:
         return _LOADERS[recipe.task["method"]](run / "model")
@@ -112,5 +119,9 @@ def exported(made: Plan, run: Path) -> nn.Module:
     dtype = torch.bfloat16 if half else torch.float32
     forms = formed(recipe, huggingface.read_config(folder), ["linear"]).forms
     model = huggingface.load(folder, dtype=dtype, linear=forms)
+    part = FullModel.read(run / "base")
+    if part is not None and part.weights == weight_digests(Path(folder)):
+        for lost in part.reduction.parts:
+            silence(model, lost.units, lost.removed)
     adapters.load(model, run / "adapter")
     return model
