@@ -5,7 +5,7 @@ needs nothing of the others. One that needs a few numbers of the full tensor (`S
 its rows' sums; those of all parameters are added up over the ranks in one all-reduce. Nothing else
 is sent, and no rank has a full tensor.
 
-On a CPU a parameter is updated a megabyte at a time: all that a step reads and makes of these rows
+On a CPU a parameter is updated four megabytes at a time: what a step reads and makes of these rows
 is in the cache then, so that memory is passed once and not at each operation.
 """
 
@@ -28,7 +28,7 @@ from modicum.optim.kept import KeptTensor
 from modicum.optim.owners import Cut
 from modicum.optim.rules import RowRange, SummingRule, UpdateRule
 
-CACHED = 1 << 18  # elements that are updated together on a CPU
+CACHED = 1 << 20  # elements that are updated together on a CPU
 
 
 def wide(tensor: Tensor) -> Tensor:
