@@ -8,8 +8,8 @@ numbers, such as counts of steps), the scratch memory of a step against the ledg
 Schulz's steps by the rate of their products over that of the machine. What goes over the wire is
 counted in tests of two ranks, not here.
 
-MKOR is no optimizer but stands before one, and its proof times its refresh; kfac-pytorch was not
-tried.
+MKOR is no optimizer but stands before one: what it adds to a step is measured next to kfac-pytorch,
+see `optimizers_passes.py`.
 
 Methods can be run apart: what was measured at the same settings before is kept.
 """
@@ -28,11 +28,12 @@ from typing import Any
 import torch
 from common import RESULTS, alone, interleaved, paired_ratio, say, spread, write_result
 from optimizers_contenders import CONTESTS, FULL, TINY, Contest, Stepping, Subject, ours
+from optimizers_passes import passes
 
 from modicum.core.machine.memory import TensorMeter
 from modicum.optim.orthogonal import NewtonSchulz
 
-MEAN_BAR, PRODUCTS_BAR, SCALARS = 1.0, 0.7, 4096
+MEAN_BAR, PASS_BAR, PRODUCTS_BAR, SCALARS = 1.0, 1.1, 0.7, 4096
 WIDTHS = (512, 1024, 2048)
 
 
@@ -118,6 +119,11 @@ def bars(figures: dict[str, Any]) -> list[dict[str, Any]]:
     if ratios:
         mean = exp(fmean(map(log, ratios)))
         bar("geometric mean of steps over peers'", mean, mean <= MEAN_BAR, at_most=MEAN_BAR)
+    if "over_fastest" in (row := figures.get("passes", {})):
+        ratio = row["over_fastest"]["median"]
+        bar(f"mkor: pass over {row['fastest']}'s", ratio, ratio <= PASS_BAR, at_most=PASS_BAR)
+        state, theirs = row["state"]["ours"], row["state"][row["fastest"]]
+        bar("mkor: bytes of state, of peers", state, state <= theirs, at_most=theirs)
     for width, row in figures.get("products", {}).items():
         share = row["share"]["median"]
         what = f"Newton-Schulz at width {width}, of the machine's rate"
@@ -132,7 +138,8 @@ def kept(settings: dict[str, Any]) -> dict[str, Any]:
         return {}
     known = json.loads(path.read_text(encoding="utf-8"))
     same = known["settings"] == settings
-    return {part: known[part] for part in ("methods", "products") if part in known} if same else {}
+    parts = ("methods", "products", "passes")
+    return {part: known[part] for part in parts if part in known} if same else {}
 
 
 def main() -> None:
@@ -158,6 +165,9 @@ def main() -> None:
                 write_result("optimizers", figures | {"bars": bars(figures)}, settings)
         widths = (64,) if arguments.quick else WIDTHS
         figures["products"] = products(widths, arguments.rounds)
+        figures["passes"] = row = passes(sizes, min(3, arguments.rounds))
+        added = {k: f"{1e3 * v['median']:.1f} ms" for k, v in row["seconds"].items()}
+        say(f"mkor: {added} added to a step; not run here: {row['not_run_here'] or 'none'}")
     figures["bars"] = bars(figures)
     for row in figures["bars"]:
         sign = "holds" if row["holds"] else "FALLS"

@@ -49,6 +49,22 @@ def test_a_peer_that_is_not_there_is_said(benchmark: ModuleType) -> None:
     assert [*row["state"]] == ["ours"]
 
 
+def test_a_pass_is_timed_next_to_none_and_its_factors_are_counted(benchmark: ModuleType) -> None:
+    row = benchmark.passes(benchmark.TINY, 1)
+    assert row["step"]["median"] > 0
+    layers = [(160, 64), (64, 160)] * 2  # out and in, and a constant 1 next to the inputs
+    factors = sum(out**2 + (inputs + 1) ** 2 for out, inputs in layers)
+    sums = sum(out + inputs + 1 for out, inputs in layers)
+    assert row["state"]["ours"] - 2 * factors == pytest.approx(4 * sums, rel=0.1)
+    assert row["state"]["ours, factors in fp32"] - row["state"]["ours"] == 2 * factors
+    if "fastest" in row:
+        rows = {each["what"]: each for each in benchmark.bars({"passes": row})}
+        ratio = row["over_fastest"]["median"]
+        assert rows[f"mkor: pass over {row['fastest']}'s"]["holds"] == (ratio <= 1.1)
+    else:
+        assert any(label.startswith("kfac-pytorch") for label in row["not_run_here"])
+
+
 def test_every_optimizer_with_steps_of_its_own_is_in_the_contest(benchmark: ModuleType) -> None:
     known = {name for name, record in catalog().items() if record.info.slot == "optimizer"}
     # Plain SGD is PyTorch's; ADMM finds the weights of a recurrent net, and no other.
