@@ -10,7 +10,7 @@ as the shared plan has at the end of its training; at first it has twice as many
 
 The paper's GLUE and SQuAD, with DeBERTa, are out of reach.
 
-Reduced: the quick run has a smaller decoder, one seed, four draws, and one learning rate for each,
+Reduced: the quick run has a smaller decoder, one seed, three draws, and one learning rate for each,
 which was the best of the full run; it asks for LoRA's loss and 0.05, where the full one asks for
 0.03; AdaLoRA, and pairs that all layers share, are not there.
 """
@@ -32,6 +32,7 @@ from modicum.adapters.lora import LoRA
 from modicum.adapters.preparation import PreparationContext
 from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.contracts.run_hooks import ExtraLoss, RunHook
+from modicum.core.known_outcomes import described
 from modicum.core.random import bits, derive_seed
 from modicum.proofs.adapters.mos import QUICK
 from modicum.proofs.adapters.permutation_bench import PermutationBench, Tuned
@@ -66,7 +67,7 @@ def prove(run: ProofRun) -> None:
 
 def alone(run: ProofRun, bench: PermutationBench, value: DiffoRA) -> None:
     """Where nothing is shared: against the mean of all draws, and their best quartile."""
-    draws = 10 if run.full else 4
+    draws = 10 if run.full else 3
     drawn = [DrawnLayers(share=False, draw=draw, **SEARCH) for draw in range(draws + 1)]
     null = drawn.pop()
     contender = run.contender(value, null=null, null_is="layers that are drawn")
@@ -125,16 +126,8 @@ def best(
     """At the best rate; in the quick run at one."""
     if run.full:
         return bench.best(value, RATES, baseline=baseline)
-    return at_one_rate(run, bench.sweep, value.info.title, value, baseline)
-
-
-def at_one_rate(
-    run: ProofRun, sweep: Sweep[Any, Tuned], name: str, arm: Any, baseline: bool = False
-) -> Swept[Tuned]:
-    """From each seed, at the quick run's rate."""
-    rate = QUICK_LORA_RATE if type(arm) is LoRA else QUICK_RATE
-    found = [sweep.outcome(name, arm, rate, seed, baseline) for seed in run.seeds]
-    return Swept(rate, tuple(found), (rate,))
+    rate = QUICK_LORA_RATE if type(value) is LoRA else QUICK_RATE
+    return bench.sweep.at(described(value), value, rate, baseline=baseline)
 
 
 @dataclass(eq=False)
@@ -183,10 +176,7 @@ def adalora(run: ProofRun, bench: PermutationBench) -> Swept[Tuned]:
         return Tuned(bench.source.excess(base, table), kept(model), 0, 0)
 
     sweep: Sweep[str, Tuned] = Sweep(run, tune, lambda tuned: tuned.excess, chosen_by="first")
-    name = "AdaLoRA of PEFT"
-    if run.full:
-        return sweep.best(name, "adalora", RATES)
-    return at_one_rate(run, sweep, name, "adalora")
+    return sweep.best("AdaLoRA of PEFT", "adalora", RATES)
 
 
 def kept(model: nn.Module) -> int:
