@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from modicum.cli import allocator
-from modicum.cli.allocator import TUNABLES, begin_tuned, tuned
+from modicum.cli.allocator import KERNELS, TUNABLES, begin_tuned, tuned
 
 OURS = ":".join(f"{name}={value}" for name, value in TUNABLES.items())
 
@@ -23,7 +23,7 @@ def glibc(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("glibc")
 def test_an_environment_without_settings_gets_all_and_keeps_the_rest():
     given = {"PATH": "/bin"}
-    assert tuned(given) == {"PATH": "/bin", "GLIBC_TUNABLES": OURS}
+    assert tuned(given) == {"PATH": "/bin", "GLIBC_TUNABLES": OURS, **KERNELS}
     assert given == {"PATH": "/bin"}
     assert tuned(tuned(given)) == tuned(given)
 
@@ -32,6 +32,13 @@ def test_an_environment_without_settings_gets_all_and_keeps_the_rest():
 def test_other_tunables_are_kept_before_ours():
     made = tuned({"GLIBC_TUNABLES": "glibc.pthread.rseq=0"})
     assert made["GLIBC_TUNABLES"] == f"glibc.pthread.rseq=0:{OURS}"
+
+
+@pytest.mark.usefixtures("glibc")
+@pytest.mark.parametrize("prefix", ["ONEDNN", "DNNL"])
+def test_a_capacity_of_the_users_own_is_kept(prefix):
+    theirs = {f"{prefix}_PRIMITIVE_CACHE_CAPACITY": "7"}
+    assert tuned(theirs) == theirs | {"GLIBC_TUNABLES": OURS}
 
 
 @pytest.mark.usefixtures("glibc")
@@ -127,7 +134,8 @@ def test_a_process_begins_anew_once(monkeypatch):
     begin_tuned(words)
     [(program, told, environment)] = begun
     assert (program, told) == (sys.executable, [sys.executable, *words[1:]])
-    monkeypatch.setenv("GLIBC_TUNABLES", environment["GLIBC_TUNABLES"])
+    for name in ("GLIBC_TUNABLES", *KERNELS):
+        monkeypatch.setenv(name, environment[name])
     begin_tuned(words)
     assert len(begun) == 1
     begin_tuned([*words, "--ranks", "2"])

@@ -86,7 +86,8 @@ def test_of_large_tensors_a_policy_makes_small_ones_and_works_on_them_still() ->
 
     # What the first block makes: 64 KiB an image.
     assert large(511, Shares())["workspace"][0] == 0
-    plain, less = large(512, Shares()), large(512, Shares(0.1, 0.03))
+    assert large(512, Shares())["workspace"][0] == 0  # what small ones left has a place for it
+    plain, less = large(1024, Shares()), large(1024, Shares(0.1, 0.03))
     assert 0 < plain["workspace"][0] < plain["workspace"][1]  # later blocks make smaller ones
     assert less["workspace"][0] == less["workspace"][1]
     assert 0 == less["activation"][0] < plain["activation"][0] < plain["activation"][1]
@@ -101,7 +102,9 @@ def test_what_later_blocks_work_in_is_small_where_their_tensors_are() -> None:
     # The last block makes 32 KiB an image, half of what the first one does.
     size, large, small = loss("plain", 512)
     assert (large, small) == (0, size)
-    size, large, small = loss("plain", 1024)
+    size, large, small = loss("plain", 1024)  # as large as those that are mapped, and fits the heap
+    assert (large, small) == (0, size)
+    size, large, small = loss("plain", 2048)
     assert 0.9 * size < large <= size
     assert small is not None
     assert small < 0.1 * size

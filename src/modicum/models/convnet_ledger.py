@@ -209,8 +209,11 @@ def ledger(
     labels = 8 * shape.positions * shape.micro_batches
     entries = found.entries()
     if shares == _PLAIN:
-        large = _moments(config, shape, lambda size: size >= MAPPED_FROM, recompute, shares)
         small = _moments(config, shape, lambda size: size < MAPPED_FROM, recompute, shares)
+        # What the small ones have left free in the heap has a place for a large one, too.
+        mapped = max(MAPPED_FROM, small.most)
+        large = _moments(config, shape, lambda size: size >= mapped, recompute, shares)
+        small = _moments(config, shape, lambda size: size < mapped, recompute, shares)
         sizes = zip(entries, large.entries(), small.entries(), strict=True)
         entries = [replace(e, large=min(a.bytes, e.bytes), rest=b.bytes) for e, a, b in sizes]
     elif found.makes >= MAPPED_FROM:
@@ -243,6 +246,12 @@ class _Moments(NamedTuple):
     forward: int
     loss: int
     makes: int
+
+    @property
+    def most(self) -> int:
+        """Bytes that are there at the worst moment of all."""
+        forward = self.values + self.kept + max(self.forward, self.loss)
+        return max(forward, self.live + self.backward, self.evaluation)
 
     def entries(self) -> list[Entry]:
         """The ledger's, also those of no bytes."""
