@@ -151,6 +151,7 @@ def summed(worlds: Mapping[str, Row]) -> Row:
         "greatest_over_bound": greatest,
         "within_bar": {label: most <= BAR for label, most in greatest.items()},
         "bytes_other_than_the_ledger": not_ledger,
+        "other_than_the_ledger": len(not_ledger),
         "pretended_off_shaped": apart or None,
         "pretended_is_shaped": apart <= APART if apart else None,
     }

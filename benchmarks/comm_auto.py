@@ -47,8 +47,13 @@ def ways(recipes: Arms) -> Arms:
     return {**found, AUTO: {**plain, "comm": {"method": AUTO, "among": among}}}
 
 
-def judged(rows: Mapping[str, Row]) -> Row:
-    """Auto's step, forecast and loss at one ratio, and whether each is within its bar."""
+def judged(rows: Mapping[str, Row], none: float, rate: float) -> Row:
+    """Auto's step, forecast and loss at one ratio, and whether each is within its bar.
+
+    Args:
+        none: seconds of a step in which nothing travels.
+        rate: of the link, in bytes a second.
+    """
     steps = {label: median(row["seconds"]) for label, row in rows.items()}
     best = min((label for label in steps if label != AUTO), key=lambda label: steps[label])
     auto = rows[AUTO]
@@ -61,6 +66,7 @@ def judged(rows: Mapping[str, Row]) -> Row:
         "chosen": auto["chosen"],
         "best": best,
         "over_best": steps[AUTO] / steps[best],
+        "over_bound": steps[AUTO] / max(none, auto["bytes"] / rate),
         "forecast_off": off,
         "loss": {label: row["loss"] for label, row in rows.items()},
         "loss_off": apart,
@@ -121,7 +127,7 @@ def measured(size: Mapping[str, Any], steps: int, ratios: tuple[float, ...], by_
             rate = gradients / (ratio * compute)
             rows, link, kind = at_rate(ways(recipes), rate, by_port)
             row = {"link_is": kind, "megabits": rate * 8e-6, "link": link, "none": compute}
-            found[str(ratio)] = row | judged(rows)
+            found[str(ratio)] = row | judged(rows, compute, link["rate"])
             say(f"ratio {ratio:g}: {found[str(ratio)]['over_best']:.2f} of the best single one's")
     return found
 

@@ -88,6 +88,7 @@ def test_the_sum_names_what_is_over_its_bound_and_off_its_ledger(bench) -> None:
     assert found["greatest_over_bound"] == {"acp_sgd": 1.2, "dear": 1.3}
     assert found["within_bar"] == {"acp_sgd": True, "dear": False}
     assert found["bytes_other_than_the_ledger"] == ["sleeping, ratio 1.0, dear"]
+    assert found["other_than_the_ledger"] == 1
     assert found["pretended_off_shaped"] == pytest.approx(0.1)
     assert found["pretended_is_shaped"] is True
 

@@ -21,18 +21,22 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def row(step: float, loss: float = 2.0, forecast: float | None = None) -> dict[str, Any]:
-    return {"seconds": [step, 9 * step, step], "loss": loss, "forecast": forecast, "chosen": None}
+    times = [step, 9 * step, step]
+    return {"seconds": times, "loss": loss, "forecast": forecast, "chosen": None, "bytes": 900.0}
 
 
 def test_auto_is_held_against_the_best_single_exchange(bench) -> None:
     rows = {"plain": row(2.0), "dear": row(1.5), "acp_sgd": row(1.0), "auto": row(1.05, 2.01, 1.2)}
-    found = bench.judged(rows)
+    found = bench.judged(rows, 0.3, 1000.0)
+    assert found["over_bound"] == pytest.approx(1.05 / 0.9)
+    assert bench.judged(rows, 1.05, 1000.0)["over_bound"] == 1.0
     assert found["best"] == "acp_sgd"
     assert found["over_best"] == pytest.approx(1.05)
     assert found["forecast_off"] == {"auto": pytest.approx(1.2 / 1.05 - 1)}
     assert found["within"] == {"over_best": True, "forecast": True, "loss": True}
     rows["auto"] = row(1.2, 2.1, None)
-    assert bench.judged(rows)["within"] == {"over_best": False, "forecast": False, "loss": False}
+    within = bench.judged(rows, 0.3, 1000.0)["within"]
+    assert within == {"over_best": False, "forecast": False, "loss": False}
 
 
 def test_auto_lists_what_changes_numbers_and_single_ones_are_its_choices(bench, tmp_path) -> None:
