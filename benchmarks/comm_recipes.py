@@ -131,6 +131,7 @@ def _in_recipe(row: Row, compute: float, link: Mapping[str, float]) -> Row:
     return {
         "step": step,
         "range": [min(row["seconds"]), max(row["seconds"])],
+        "wire": wire,
         "bound": max(compute, wire),
         "over_bound": step / max(compute, wire),
         "bytes": row["bytes"],

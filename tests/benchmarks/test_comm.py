@@ -78,15 +78,23 @@ def test_messages_of_the_full_worlds_are_long_enough_for_their_links(bench) -> N
 
 
 def test_the_sum_names_what_is_over_its_bound_and_off_its_ledger(bench) -> None:
-    row = {"over_bound": 1.2, "bytes_are_ledger": True}
-    arms = {"acp_sgd": row, "dear": {"over_bound": 1.3, "bytes_are_ledger": False}}
+    row = {"over_bound": 1.2, "bytes_are_ledger": True, "step": 2.0, "wire": 0.5}
+    arms = {"acp_sgd": row, "dear": row | {"over_bound": 1.3, "bytes_are_ledger": False}}
+    others = {"powersgd": row | {"step": 2.5}, "ddp": row, "dense_fp32": row | {"step": 2.04}}
+    slower = {name: one | {"over_bound": 1.1} for name, one in {"acp_sgd": row, **others}.items()}
     world = {
-        "ratios": {"1.0": {"arms": arms}, "3.0": {"arms": {"acp_sgd": row | {"over_bound": 1.1}}}},
+        "ratios": {"1.0": {"arms": arms, "none": 1.0}, "3.0": {"arms": slower, "none": 1.0}},
         "pretended_over_shaped": {"1.0": {"dear": 0.9, "acp_sgd": 1.02}},
     }
     found = bench.main.summed({"sleeping": world})
-    assert found["greatest_over_bound"] == {"acp_sgd": 1.2, "dear": 1.3}
-    assert found["within_bar"] == {"acp_sgd": True, "dear": False}
+    assert found["greatest_over_bound"] == {"acp_sgd": 1.2, "dear": 1.3} | dict.fromkeys(
+        others, 1.1
+    )
+    assert found["within_bar"] == dict.fromkeys(slower, True) | {"dear": False}
+    assert found["dense_over_ddp"] == {"sleeping, 3.0": pytest.approx(1.02)}
+    assert found["dense_is_as_fast_as_ddp"]
+    assert found["powersgd_over_acp_sgd"] == {"sleeping, 3.0": pytest.approx(1.25)}
+    assert found["acp_sgd_is_faster"]
     assert found["bytes_other_than_the_ledger"] == ["sleeping, ratio 1.0, dear"]
     assert found["other_than_the_ledger"] == 1
     assert found["pretended_off_shaped"] == pytest.approx(0.1)

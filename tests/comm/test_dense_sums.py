@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,15 +13,20 @@ from pool import Pool
 from torch import Tensor, nn
 
 from modicum.comm.dense_sums import DenseSums
+from modicum.core.contracts.ledger import Ledger
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.ranks.ddp_hook import DDPHook
-from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery
+from modicum.core.ranks.exchange import SHARD, ExchangeContext, ExchangeQuery
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange, MatrixQuery
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
+from modicum.parallel.exchange_ledger import summed_on_sharded
+from modicum.parallel.ledger import GatheredGroups, Group
+from modicum.parallel.ledger import sharded as cut_ledger
 from modicum.parallel.replicated import Replicated
+from modicum.parallel.sharded import Sharded
 from modicum.parallel.zero import Zero
 from modicum.planner.choose import layouts
 from modicum.recipe import Recipe
@@ -200,7 +206,76 @@ def test_the_ledger_halves_the_bytes_of_gradients_and_not_those_of_weights() -> 
     assert wires["all_gather"].bytes == 4 * 3 * 130
 
 
-def test_fsdp_is_refused_with_its_reason() -> None:
-    recipe = Recipe(comm={"method": "dense_sums"}, parallel={"strategy": "fsdp"})
-    with pytest.raises(InputError, match="FSDP2 sums and shards gradients itself"):
-        layouts(recipe, 2)
+def sharded(
+    ranks: Ranks, value: DenseSums | None, updates: int = 3
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Weights after updates of two micro-batches on FSDP2, and what an update's sums sent."""
+    rows = None if value is None else value.bind_rows(ExchangeContext(ranks))
+    strategy = Sharded(ranks, Layout.of(ranks.size, ranks.size), True, rows)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(7, 11), nn.Tanh(), nn.Linear(11, 7, bias=False), nn.Linear(7, 5)
+    )
+    model[2].weight.requires_grad_(False)  # of a block that trains nothing
+    strategy.cut(model, [model[0], model[2]], torch.device("cpu"))
+    strategy.start(model)
+    parameters = [parameter for _, parameter in strategy.trained(model)]
+    optimizer = torch.optim.AdamW(parameters, lr=0.01)
+    for step in range(updates):
+        for engine in strategy.engines:
+            engine.meter.clear()
+        if rows is not None:
+            rows.wire(SHARD).meter.clear()
+        for part in range(2):
+            seed = 100 * step + 10 * part + ranks.rank
+            x = torch.randn(4, 7, generator=torch.Generator().manual_seed(seed))
+            strategy.before_backward(last=part == 1)
+            (model(x).square().sum() / (8 * ranks.size)).backward()
+        strategy.after_backward()
+        strategy.update(optimizer)
+        strategy.updated()
+        optimizer.zero_grad(set_to_none=True)
+    wires = strategy.engines if rows is None else [rows.wire(SHARD)]
+    sent = sum((Counter(wire.meter.bytes) for wire in wires), Counter())
+    return {name: whole(p.detach()).clone() for name, p in strategy.trained(model)}, dict(sent)
+
+
+@ranked
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_on_fsdp_its_sums_are_the_libraries_and_halve_what_travels(pool: Pool, ranks: int) -> None:
+    plain, bytes_plain = pool.run(sharded, None, ranks=ranks)[0]
+    for found, sent in pool.run(sharded, DenseSums(), ranks=ranks):
+        assert all(torch.equal(found[name], plain[name]) for name in plain)
+        assert sent == bytes_plain
+    for dtype, scale in (("bf16", 1.0), ("fp16", 64.0)):
+        value = DenseSums(dtype=dtype, scale=scale)
+        each = pool.run(sharded, value, ranks=ranks)
+        for found, sent in each:
+            assert all(torch.equal(found[name], each[0][0][name]) for name in plain)
+            assert 2 * sent["all_to_all"] == bytes_plain["reduce_scatter"]
+        far = max(float((each[0][0][name] - plain[name]).abs().max()) for name in plain)
+        assert 0 < far < 0.02
+
+
+def test_the_ledger_of_fsdp_has_its_sums_and_fsdps_gathers() -> None:
+    parts = GatheredGroups(Group(((24, 8), (24,))), (Group(((8, 8),)),), Layout(shards=2))
+    cut = cut_ledger(Ledger(), parts, micro_batches=3, reshard_after_forward=True, recompute=False)
+    dense = {dtype: summed_on_sharded(cut, parts, micro_batches=3,
+                                      exchange=DenseSums(dtype=dtype).ledger_of_rows)
+             for dtype in ("fp32", "bf16")}  # fmt: skip
+    assert dense["fp32"].peak() == cut.peak()
+    assert sorted(map(str, dense["fp32"].wire)) == sorted(map(str, cut.wire))
+    sent = {wire.collective: wire for wire in dense["bf16"].wire}
+    scattered = next(wire for wire in cut.wire if wire.collective == "reduce_scatter")
+    assert (2 * sent["all_to_all"].bytes, sent["all_to_all"].count) == (
+        scattered.bytes,
+        scattered.count,
+    )
+    assert sent["all_gather"] in cut.wire
+
+
+def test_replicas_of_shards_are_refused_with_the_reason() -> None:
+    recipe = Recipe(comm={"method": "dense_sums"}, parallel={"strategy": "fsdp", "shard": 2})
+    assert layouts(Recipe(comm={"method": "dense_sums"}, parallel={"strategy": "fsdp"}), 2)
+    with pytest.raises(InputError, match=r"set parallel\.shard to null"):
+        layouts(recipe, 4)

@@ -26,6 +26,7 @@ print("and something else")
 print(json.dumps({"loaded_bytes": 7_000_000, "compiler_bytes": 5_000_000, "kept": [0.01, 0.05],
     "efficiency": 0.6, "half_efficiency": 2.4, "with_tokenizer_bytes": 6_000_000,
     "without_text_bytes": 5_500_000, "without_text_kept": 0.4,
+    "without_text_most": 9_000_000,
     "kept_again": [0.2, 0.3]}))
 """
 FIGURES = {
@@ -37,6 +38,7 @@ FIGURES = {
     "with_tokenizer_bytes": 6_000_000,
     "without_text_bytes": 5_500_000,
     "without_text_kept": 0.4,
+    "without_text_most": 9_000_000,
     "kept_again": [0.2, 0.3],
     "when": "then",
 }
@@ -100,6 +102,7 @@ def test_a_run_loads_and_keeps_what_runs_that_read_the_same_do(monkeypatch):
         "no text": (5_500_000, 500_000),
     }
     assert [each.kept for each in found.values()] == [(0.01, 0.05), (0.01, 0.05), (0.4, 0.4)]
+    assert [each.most_kept for each in found.values()] == [None, None, 9_000_000]
     again = [each.kept_where(recompute=True) for each in found.values()]
     assert again == [(0.2, 0.3), (0.2, 0.3), (0.4, 0.4)]
     # A profile of another machine does not say.
@@ -306,7 +309,7 @@ def test_on_a_terminal_a_line_says_how_far_the_measuring_is(folder, monkeypatch,
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     machine_record(again=True, say=quiet)
     shown = capsys.readouterr().err
-    assert re.search(r"\r\x1b\[K  \d+ s, 2 of 11 parts measured", shown)
+    assert re.search(r"\r\x1b\[K  \d+ s, 2 of 13 parts measured", shown)
     assert shown.endswith("\r\x1b[K")
 
 

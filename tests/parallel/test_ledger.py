@@ -170,6 +170,12 @@ def test_a_staged_checkpoint_lies_on_the_host():
     assert row["bytes"] == 12_000
 
 
+def test_what_a_rank_owes_is_its_own_and_staged_too():
+    assert staging([900, 100], 8000, owed=500).entries[0].bytes == 12_500
+    halves = staging([100, 100], 1600, replicas=2, owed=500).entries[0].bytes
+    assert halves == staging([100, 100], 1600, replicas=2).entries[0].bytes + 500
+
+
 def test_of_what_several_hold_each_stages_some():
     def bytes_of(*elements: int, replicas: int) -> int:
         return staging(elements, 8 * sum(elements), replicas).entries[0].bytes

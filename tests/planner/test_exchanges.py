@@ -120,4 +120,16 @@ def test_each_way_to_exchange_has_its_step_and_where_it_pays(new, slow, capsys) 
 def test_what_does_not_go_with_the_layout_is_left_out(new, slow) -> None:
     recipe = new(parallel={"strategy": "fsdp"}, training={"batch_size": 8})
     ways = plan(recipe, ranks=2, advise=True).row()["exchanges"]
-    assert [way["comm"] for way in ways] == [None]
+    assert [way["comm"] and way["comm"]["method"] for way in ways] == [None, "dense_sums"]
+    assert ways[1]["bytes"] < ways[0]["bytes"]
+
+
+@pytest.mark.parametrize("method", ["acp_sgd", "dear", "dense_sums", "powersgd", "sdp4bit"])
+def test_on_one_rank_the_plan_says_that_nothing_travels(new, method: str) -> None:
+    made = plan(new(comm={"method": method}))
+    [row] = [row for row in made.choices if row["field"] == "comm.method"]
+    assert row["value"] == method
+    assert row["why"] == "there is one rank, and nothing travels: gradients are used as they are"
+    plain = plan(new())
+    assert made.prediction.ledger == plain.prediction.ledger
+    assert made.prediction.wire_bytes == 0

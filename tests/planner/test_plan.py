@@ -142,6 +142,11 @@ def test_what_a_run_loads_and_keeps_is_that_of_runs_that_read_the_same(new, monk
     prediction = images.prediction
     grown = prediction.process_bytes(0, 0.0, staged=False) + round(0.6 * prediction.small_bytes)
     assert images.process_range[0] - images.process_base == pytest.approx(grown, abs=2)
+    limited = replace(measured, without_text_most=1000)
+    monkeypatch.setattr("modicum.planner.planning.machine_record", lambda device: limited)
+    images = plan(Recipe(task={"method": "images", "images": 64, "held_out": 16}))
+    grown = prediction.process_bytes(0, 0.0, staged=False) + 1000
+    assert images.process_range[0] - images.process_base == pytest.approx(grown, abs=2)
 
 
 def test_a_budget_is_kept_with_a_tenth_of_what_the_run_adds_to_spare(new, needs):

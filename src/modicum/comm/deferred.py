@@ -77,7 +77,8 @@ class Deferred(Strategy):
 
     def start(self, model: nn.Module) -> None:
         """Give all ranks rank 0's weights, and listen for gradients and for uses of weights."""
-        self.share(model)
+        terms = {"bucket_bytes": self._bucket_bytes, "layers": self._layers, "tune": self._tune}
+        self.meet(model, mean=self._divisor > 1, **terms)
         self._trained = dict(trainable(model))
         self._uses = Uses(model, self._before_use)
         if self._tune:

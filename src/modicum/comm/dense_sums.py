@@ -29,6 +29,7 @@ class DenseSumsExchange(MatrixExchange):
 
     def __init__(self, method: DenseSums, context: ExchangeContext) -> None:
         super().__init__(context)
+        self.value = method
         self._scale = method.scale_on(self.ranks.size)
         self.message_dtype = method.dtype_on(self.ranks.size)
 
@@ -44,8 +45,11 @@ class DenseSumsExchange(MatrixExchange):
 class DenseRowsExchange(ShardExchange):
     """Rows of gradients to their owners, who add them up in fp32; weights as they are."""
 
+    leaves_weights = True
+
     def __init__(self, method: DenseSums, context: ExchangeContext) -> None:
         super().__init__(context)
+        self.value = method
         self._scale = method.scale_on(self.ranks.size)
         self._dtype = method.dtype_on(self.ranks.size)
 
@@ -72,8 +76,8 @@ class DenseSums(MatrixMethod):
     those lose too much; prefer nothing else where the backward pass hides the exchange.
 
     On replicas a bucket is one all-reduce, whose sums on more than two ranks are rounded on the
-    way as well. Where optimizer state is sharded, owners are sent 16 bits and add up in fp32;
-    weights travel as they are.
+    way as well. Where optimizer state or weights are sharded, owners are sent 16 bits and add up in
+    fp32; weights travel as they are, on FSDP2 by its own gathers.
 
     Args:
         dtype: of a number on the wire. What rounds is never chosen for a run that did not ask.
@@ -105,13 +109,7 @@ class DenseSums(MatrixMethod):
         "arXiv 2006.15704",
         claim="in 16 bits, the loss of 32 at half of the bytes",
         traits=("crosses_wire", "exact_resume", "compiles"),
-        excludes=(
-            (
-                "run_on_fsdp",
-                "FSDP2 sums and shards gradients itself, as the numbers they are; set "
-                "parallel.strategy to ddp or zero",
-            ),
-        ),
+        excludes=(("run_hybrid", "it sums over all ranks at once; set parallel.shard to null"),),
         evidence="verified against code",
         tiny={"dtype": "bf16"},
     )

@@ -117,7 +117,7 @@ class LowRankExchange(MatrixExchange):
 
     def __init__(self, method: LowRankMethod, context: ExchangeContext) -> None:
         super().__init__(context)
-        self.method = method
+        self.method = self.value = method
         self._errors: dict[str, Tensor] = {}
         self._factors: dict[str, tuple[Tensor, Tensor]] = {}
         # By name: the matrix that this update compresses, what it leaves, its new factors.

@@ -26,7 +26,8 @@ class SDP4BitExchange(ShardExchange):
 
     def __init__(self, method: SDP4Bit, context: ExchangeContext) -> None:
         super().__init__(context, method.nodes(context.ranks.size, context.ranks.local_size))
-        self.method, self.weights = method, method.weight_codec
+        self.method = self.value = method
+        self.weights = method.weight_codec
         self.incremental = self.weights is not None
         self.stateful = True  # which draw is the next, also where weights are sent exactly
         self.axes = (exchange.SHARD, *self.nodes.hops())

@@ -208,15 +208,13 @@ def ledger(
     images = 4 * shape.positions * config.channels * config.size**2 * shape.micro_batches
     labels = 8 * shape.positions * shape.micro_batches
     entries = found.entries()
+    mapped = _mapped_from(config, shape, recompute, shares)
     if shares == _PLAIN:
-        small = _moments(config, shape, lambda size: size < MAPPED_FROM, recompute, shares)
-        # What the small ones have left free in the heap has a place for a large one, too.
-        mapped = max(MAPPED_FROM, small.most)
         large = _moments(config, shape, lambda size: size >= mapped, recompute, shares)
         small = _moments(config, shape, lambda size: size < mapped, recompute, shares)
         sizes = zip(entries, large.entries(), small.entries(), strict=True)
         entries = [replace(e, large=min(a.bytes, e.bytes), rest=b.bytes) for e, a, b in sizes]
-    elif found.makes >= MAPPED_FROM:
+    elif found.makes >= mapped:
         # What a policy makes of large tensors are small ones, and its work is on large ones still.
         works = (entry.kind == "workspace" for entry in entries)
         entries = [replace(e, large=e.bytes * w) for e, w in zip(entries, works, strict=True)]
@@ -226,6 +224,23 @@ def ledger(
         Entry("buffer", images + labels, ALWAYS, "images"),
         *_work(config, shape, recompute),
     )
+
+
+def _mapped_from(config: ConvNetConfig, shape: ModelQuery, recompute: bool, shares: Shares) -> int:
+    """From how many bytes on a tensor is mapped on its own: when the heap has no place for it.
+
+    What smaller ones have left free in the heap has a place for one that is no larger than all of
+    them were together.
+    """
+    mapped, before = MAPPED_FROM, 0
+    while mapped > before:
+        before = mapped
+
+        def counts(size: int, least: int = mapped) -> bool:
+            return size < least
+
+        mapped = max(mapped, _moments(config, shape, counts, recompute, shares).most)
+    return mapped
 
 
 class _Moments(NamedTuple):

@@ -102,7 +102,7 @@ class Bucketed(Strategy, Generic[B]):
         """Give all ranks rank 0's weights, and listen for gradients."""
         if self.matrices is not None:
             self.matrices.connect()
-        self.share(model)
+        self.meet(model, bucket_bytes=self.bucket_bytes)
         names = {id(parameter): name for name, parameter in trainable(model)}
         for group in cut([p for _, p in trainable(model)], self.bucket_bytes):
             bucket = self._bucket(group, [names[id(parameter)] for parameter in group])

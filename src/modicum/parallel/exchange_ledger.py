@@ -175,6 +175,23 @@ def zero(
     return ledger + own + exchange(site)
 
 
+def summed_on_sharded(
+    ledger: Ledger, parts: GatheredGroups, *, micro_batches: int, exchange: ExchangeLedger
+) -> Ledger:
+    """The ledger of FSDP2 that gathers weights itself, and sums gradients by an exchange.
+
+    Args:
+        ledger: of FSDP2 without it.
+        parts: the groups, of which those sum gradients that train something.
+        exchange: the ledger of what sums them.
+    """
+    shards = parts.layout.shards
+    rows = tuple(sum(group.trained_parts(shards)) for group in parts.groups if group.trained)
+    site = ExchangeQuery(rows, shards, shards, reductions=micro_batches, gathers=False)
+    kept = tuple(wire for wire in ledger.wire if wire.collective != "reduce_scatter")
+    return replace(ledger, wire=kept) + exchange(site)
+
+
 def on_sharded(
     ledger: Ledger,
     parts: GatheredGroups,

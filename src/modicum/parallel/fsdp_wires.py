@@ -112,8 +112,16 @@ def let_count(modules: Iterable[tuple[str, FSDPModule]], ranks: Ranks) -> list[C
             engines.append(groups[id(group)])
         return groups[id(group)]
 
+    modules = list(modules)
+    let_count_gathers(modules, ranks)
+    for label, module in modules:
+        if hasattr(module, "set_custom_reduce_scatter"):
+            module.set_custom_reduce_scatter(cast(Any, SummingWire(ranks.clock, engine_of, label)))
+    return engines
+
+
+def let_count_gathers(modules: Iterable[tuple[str, FSDPModule]], ranks: Ranks) -> None:
+    """Have FSDP2's gathers count as the wire's, on a CPU, where this PyTorch lets us."""
     for label, module in modules:
         if hasattr(module, "set_custom_all_gather"):
             module.set_custom_all_gather(cast(Any, CountedWire(ranks.clock, _gather, label)))
-            module.set_custom_reduce_scatter(cast(Any, SummingWire(ranks.clock, engine_of, label)))
-    return engines

@@ -243,7 +243,9 @@ def _traffic(parts: GatheredGroups, micro_batches: int, gathers: int) -> list[Wi
     return [wire for wire in wires if wire.bytes]
 
 
-def staging(trained: Sequence[int], state_bytes: int, replicas: int = 1) -> Ledger:
+def staging(
+    trained: Sequence[int], state_bytes: int, replicas: int = 1, *, owed: int = 0
+) -> Ledger:
     """The copy of the trained state that is written while training continues.
 
     Of the ranks that hold the same, each copies some tensors, as evenly by bytes as they go.
@@ -252,13 +254,14 @@ def staging(trained: Sequence[int], state_bytes: int, replicas: int = 1) -> Ledg
         trained: elements that a rank holds of each trained parameter.
         state_bytes: of the optimizer's state, taken to be spread as two tensors a parameter.
         replicas: how many ranks hold the same.
+        owed: bytes that each rank has of its own: what its exchange owes.
     """
     loads, elements = [0] * replicas, max(1, sum(trained))
     for own in sorted(trained, reverse=True):
         moment = state_bytes * own // (2 * elements)
         for size in (_GRADIENT * own, moment, moment):
             heapq.heapreplace(loads, loads[0] + size)
-    return Ledger.of(Entry("host", max(loads), what="checkpoint staging", place="host"))
+    return Ledger.of(Entry("host", max(loads) + owed, what="checkpoint staging", place="host"))
 
 
 def _passed_on(size: int, ranks: int) -> int:

@@ -3,9 +3,9 @@
 Blocks gather their weights when they compute; gradients are summed and sharded in one exchange.
 With several replicas of the shards (hybrid sharding) that sum is then added up over the replicas.
 
-An exchange of the room `comm` may do both its own way. It sends how weights differ from a copy that
-every rank holds, so that each rank holds all weights in addition to its part of them, and a gather
-moves bytes only where the weights are newer than the copy.
+An exchange of the room `comm` may sum gradients its own way, or carry weights too. Then it sends
+how these differ from a copy that every rank holds, so that each rank holds all weights in addition
+to its part of them, and a gather moves bytes only where the weights are newer than the copy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from modicum.core.ranks.observed_calls import label_of, naming
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.parallel.buffer_rows import EXCHANGE, BufferRows, laid_out
-from modicum.parallel.fsdp_wires import ExchangeWire, let_count
+from modicum.parallel.fsdp_wires import ExchangeWire, let_count, let_count_gathers
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -67,7 +67,8 @@ class Sharded(Strategy):
         self._groups: list[_Group] = []
         self._trained: list[nn.Parameter] = []
         self._micro_batch = 0
-        if exchange is not None and reshard_after_forward:
+        codes = exchange is not None and not exchange.leaves_weights
+        if codes and reshard_after_forward:
             raise InputError(
                 "an exchange that codes weights keeps a copy of all of them, so giving gathered "
                 "ones back before the backward pass saves nothing; set it to false",
@@ -120,6 +121,8 @@ class Sharded(Strategy):
             register_fsdp_forward_method(model, name)
         if self.exchange is not None and not self.ranks.alone:
             self._connect(model, self.exchange)
+            if self.exchange.leaves_weights and device.type == "cpu":
+                let_count_gathers(_labelled(model), self.ranks)
         elif device.type == "cpu":
             self.engines = let_count(_labelled(model), self.ranks)
 
@@ -134,9 +137,10 @@ class Sharded(Strategy):
             if not shapes:
                 continue
             group = _Group(f"group {number}", shapes, exchange)
-            self._groups.append(group)
+            if not exchange.leaves_weights:
+                self._groups.append(group)
+                module.set_custom_all_gather(cast(Any, ExchangeWire(group.gather)))
             reduced = partial(self._reduced, group)
-            module.set_custom_all_gather(cast(Any, ExchangeWire(group.gather)))
             module.set_custom_reduce_scatter(cast(Any, ExchangeWire(reduced)))
 
     def start(self, model: nn.Module) -> None:

@@ -99,7 +99,7 @@ class Room:
         if self.device != "cpu":
             return tuple(prediction.ledger.by_phase().values())
         expected = sum(self.record.kept_where(recompute=prediction.choice.recompute)) / 2
-        sizes = prediction.process_by_phase(self.base, expected)
+        sizes = prediction.process_by_phase(self.base, expected, most=self.record.most_kept)
         return tuple(with_headroom(size, self.base) for size in sizes)
 
     def holds(self, prediction: Prediction) -> bool:
@@ -194,7 +194,7 @@ def _combining(recipe: Recipe, candidates: list[Layout]) -> list[Layout]:
 def _traits(recipe: Recipe, layout: Layout) -> set[str]:
     """What a layout makes of a run, in words of the table of traits."""
     if layout.ranks == 1:
-        return {"run_alone"}
+        return set()
     if layout.shards == 1:
         return {"run_whole_weights"}
     if layout.copies:

@@ -24,6 +24,8 @@ from modicum.planner.predict import Choice, Prediction
 from modicum.planner.save_interval import first_choice
 from modicum.recipe import Recipe
 
+NOTHING_TRAVELS = "there is one rank, and nothing travels: gradients are used as they are"
+
 
 def explained(
     recipe: Recipe,
@@ -187,8 +189,15 @@ _LATER: dict[tuple[str, str], Callable[[Any], str]] = {
 
 
 def _sent_dense(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:
-    """A row that names the tensors of which a low-rank exchange sends the numbers themselves."""
-    if recipe.comm is None or not (found := prediction.sent_dense):
+    """A row that names the tensors of which a low-rank exchange sends the numbers themselves.
+
+    On one rank it says that nothing is sent.
+    """
+    if recipe.comm is None:
+        return []
+    if prediction.choice.layout.ranks == 1:
+        return [_row("comm.method", recipe.comm["method"], NOTHING_TRAVELS)]
+    if not (found := prediction.sent_dense):
         return []
     share = sum(found.values()) / max(1, prediction.trainable)
     why = (

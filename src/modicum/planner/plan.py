@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from modicum.core.contracts.surgery import Surgery
@@ -100,8 +101,10 @@ class Plan:
         """
         if self.device != "cpu":
             return None
-        kept = sum(self._kept) / 2
-        return self.prediction.process_bytes(self.process_base, kept, staged=self._saves_on_the_way)
+        kept, staged = sum(self._kept) / 2, self._saves_on_the_way
+        return self.prediction.process_bytes(
+            self.process_base, kept, staged=staged, most=self.record.most_kept
+        )
 
     @property
     def _kept(self) -> tuple[float, float]:
@@ -133,8 +136,8 @@ class Plan:
         if self.device != "cpu":
             return None
         base, (least, most) = self.process_base, self._kept
-        process = self.prediction.process_bytes
-        return process(base, least, staged=False), process(base, most)
+        process = partial(self.prediction.process_bytes, base, most=self.record.most_kept)
+        return process(least, staged=False), process(most)
 
     @property
     def budget(self) -> int | None:

@@ -35,7 +35,14 @@ from modicum.memory.base import ActivationPolicy
 from modicum.models.traced_ledger import experts_of
 from modicum.parallel.ledger import staging
 from modicum.planner.length import steps_without_data
-from modicum.planner.sharing import Model, Structure, coding_flops, sent_dense, shared
+from modicum.planner.sharing import (
+    Model,
+    Structure,
+    coding_flops,
+    owed_bytes,
+    sent_dense,
+    shared,
+)
 from modicum.planner.traced import traces
 from modicum.planner.updates import (
     narrow_matrices,
@@ -159,17 +166,22 @@ class Prediction:
         there = [entry for entry in self.ledger.entries if entry.phases == ALWAYS]
         return sum(entry.bytes for entry in there if entry.place == "device")
 
-    def process_bytes(self, base: int, kept: float, *, staged: bool = True) -> int:
+    def process_bytes(
+        self, base: int, kept: float, *, staged: bool = True, most: int | None = None
+    ) -> int:
         """The process's resident size at its largest.
 
         Args:
             base: what it holds before the first tensor.
             kept: bytes that the allocator keeps next to each byte of tensors that come and go.
             staged: whether a checkpoint is still being written then, from a copy of the state.
+            most: bytes that it keeps in all, at most; None: as much as that.
         """
-        return max(self.process_by_phase(base, kept, staged=staged))
+        return max(self.process_by_phase(base, kept, staged=staged, most=most))
 
-    def process_by_phase(self, base: int, kept: float, *, staged: bool = True) -> tuple[int, ...]:
+    def process_by_phase(
+        self, base: int, kept: float, *, staged: bool = True, most: int | None = None
+    ) -> tuple[int, ...]:
         """The same, for each phase in which large tensors come and go.
 
         Of what comes and goes, small blocks take what they took in their worst phase: the C library
@@ -177,7 +189,9 @@ class Prediction:
         on its own, and given back when it is free. What is always there has no holes.
         """
         host = self.host_bytes if staged else 0
-        steady = base + host + self.lasting_bytes + round(self.small_bytes * (1 + kept))
+        holes = self.small_bytes * kept
+        holes = holes if most is None else min(holes, most)
+        steady = base + host + self.lasting_bytes + self.small_bytes + round(holes)
         return tuple(steady + self._mapped_bytes(phase) for phase in PHASES)
 
     @property
@@ -259,7 +273,8 @@ class Predictor:
         state = spent_in_updates(recipe, model, choice.layout)
         if choice.asynchronous and not _saved_at_the_end_alone(recipe, task):
             moments = state.bytes("optimizer")
-            ledger += staging(parts.trained_parts, moments, choice.layout.replicas)
+            owed = owed_bytes(recipe, structure, choice.layout.ranks)
+            ledger += staging(parts.trained_parts, moments, choice.layout.replicas, owed=owed)
         trainable, total = model.structure.trainable, config.parameter_count()
         if recipe.adapter is not None:
             total += trainable

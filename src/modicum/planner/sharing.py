@@ -17,10 +17,17 @@ from modicum.adapters.sites import Site
 from modicum.adapters.travel import Travel
 from modicum.adapters.widths import narrow_layers
 from modicum.comm.base import MatrixMethod, Schedule, ScheduleQuery
-from modicum.core.contracts.ledger import Entry, Ledger, ModelQuery, TrainedParameter
+from modicum.core.contracts.ledger import (
+    ALWAYS,
+    Entry,
+    Ledger,
+    ModelQuery,
+    TrainedParameter,
+)
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.ranks.exchange import ExchangeQuery, ShardExchange
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.matrix_exchange import MatrixQuery
 from modicum.models.ledger import AdapterActivations
 from modicum.parallel import exchange_ledger
 from modicum.parallel.exchange_ledger import ExchangeLedger
@@ -284,6 +291,11 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
     cut = _cut(model, ledger, parts, reshard_after_forward=section.reshard_after_forward)
     if comm is None:
         return cut
+    if isinstance(comm, MatrixMethod):
+        micro_batches = model.shape.micro_batches
+        return exchange_ledger.summed_on_sharded(
+            cut, parts, micro_batches=micro_batches, exchange=exchange
+        )
     return exchange_ledger.on_sharded(
         cut,
         parts,
@@ -304,6 +316,16 @@ def _on_masters(
         return of_matrices(at) if of_rows is None else of_rows
 
     return spent
+
+
+def owed_bytes(recipe: Recipe, structure: Structure, ranks: int) -> int:
+    """Bytes that an exchange of matrices keeps between updates, which a checkpoint holds too."""
+    comm = recipe.method("comm")
+    if not isinstance(comm, MatrixMethod) or ranks == 1:
+        return 0
+    at = MatrixQuery((tuple(parameter.shape for parameter in structure.trained),), ranks)
+    there = (e for e in comm.ledger(at).entries if e.kind == "buffer" and e.phases == ALWAYS)
+    return sum(entry.bytes for entry in there)
 
 
 def coding_flops(recipe: Recipe, structure: Structure) -> int:

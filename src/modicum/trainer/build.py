@@ -54,7 +54,7 @@ def build_strategy(plan: Plan, ranks: Ranks) -> Strategy:
     matrices: MatrixExchange | None = None
     context = ExchangeContext(ranks, plan.recipe.training.seed, torch.device(plan.device).type)
     if isinstance(method, MatrixMethod):
-        exchange = method.bind_rows(context) if layout.copies else None
+        exchange = method.bind_rows(context) if layout.shards > 1 else None
         matrices = method.bind(context) if exchange is None else None
     elif method is not None:
         exchange = method.bind(context)

@@ -44,6 +44,8 @@ _DATA: dict[str, Any] = {"limit": "1MB", "sequence_length": 256}
 _MODEL = {"layers": 5, "width": 256, "heads": 4, "vocabulary_size": 2048}
 _IMAGES = {"images": 64, "held_out": 16, "widths": [48, 48, 96, 96]}
 _STEPS = 3
+# What the heap keeps in runs on images varies from one to the next: the middle one of so many.
+_TURNS = 3
 # What keeps an accelerator busy: few weights, as each is drawn and written, and many rows, by its
 # memory. A small step waits for launches.
 _BUSY: dict[str, Any] = {"layers": 4, "width": 1024, "heads": 16, "vocabulary_size": 2048}
@@ -69,6 +71,7 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
             "with_tokenizer_bytes": 0,
             "without_text_bytes": 0,
             "without_text_kept": 0.0,
+            "without_text_most": 0,
             "compiler_bytes": 0,
             "kept": [0.0, 0.0],
             "kept_again": [0.0, 0.0],
@@ -82,9 +85,11 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
     base_model = {"path": str(folder / "fp32" / "model")}
     read = _alone(folder / "read", partial(_run, recipe=_recipe(base_model, rows=2)))
     read_loaded = max(0, round(_beyond(read) - kept * read["small"]))
-    few, many = (
-        _alone(folder / f"images-{rows}", partial(_run, recipe=_images(rows))) for rows in (16, 160)
+    few, *several = (
+        _alone(folder / f"images-{number}", partial(_run, recipe=_images(rows)))
+        for number, rows in enumerate((16, *(160,) * _TURNS))
     )
+    many = sorted(several, key=_beyond)[_TURNS // 2]
     images_kept, images_loaded = _line(few, many)
     adapted = _recipe(base_model, rows=14).changed(adapter={"method": "lora", "rank": 8})
     found, efficiency, in_half = [kept], {}, _alone(folder / "half", _half_width)
@@ -106,6 +111,7 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
         "with_tokenizer_bytes": read_loaded,
         "without_text_bytes": images_loaded,
         "without_text_kept": images_kept,
+        "without_text_most": round(images_kept * many["small"]),
         "compiler_bytes": min(compiler, loaded, read_loaded, images_loaded),
         "kept": [min(found), max(found)],
         "kept_again": [min(again), max(again)],

@@ -48,7 +48,7 @@ def test_a_method_may_have_a_rule_of_its_own():
     own = TraitHolder("own", frozenset(), (("run_hybrid", "it cannot, for a reason of its own"),))
     for pair in ([own, part("run", "run_hybrid")], [part("run", "run_hybrid"), own]):
         assert [clash.why for clash in clashes(pair)] == ["it cannot, for a reason of its own"]
-    assert clashes([own, part("run", "run_alone")]) == []
+    assert clashes([own, part("run", "run_cuts_weights")]) == []
 
 
 def test_every_word_is_read():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from modicum.core.clock import WIRE
 from modicum.core.contracts.parameters import trainable
+from modicum.core.ranks.agreement import same_model, same_terms
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.ranks.sharding import is_sharded
@@ -59,7 +60,24 @@ class Strategy:
         """
 
     def start(self, model: nn.Module) -> None:
-        """Begin with a loaded model."""
+        """Begin with a loaded model.
+
+        Raises:
+            InputError: another rank's has other trained parameters.
+        """
+        self.meet(model)
+
+    def meet(self, model: nn.Module, **terms: int | bool | None) -> None:
+        """Make sure that all ranks train the same alike, and give them rank 0's values.
+
+        Args:
+            terms: by which a rank's calls follow from its model.
+
+        Raises:
+            InputError: another rank has other terms, or its model other trained parameters.
+        """
+        same_terms(self.ranks, "strategy", {"kind": type(self).__name__, **terms})
+        same_model(self.ranks, model)
         self.share(model)
 
     def trained(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

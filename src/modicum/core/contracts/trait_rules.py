@@ -255,11 +255,6 @@ RULES = (
         "training.compile to none",
     ),
     TraitRule(
-        "crosses_wire",
-        "run_alone",
-        "there is one rank, so nothing crosses a wire; start more with --ranks, or leave it out",
-    ),
-    TraitRule(
         "needs_whole_gradients",
         "run_cuts_weights",
         "it sums full gradients, and fsdp shards them as it sums; set parallel.strategy to ddp",

@@ -74,7 +74,6 @@ TRAITS = {
     "run_compiles": "the recipe sets training.compile to blocks",
     "run_without_convolutions": "the model has no convolutions",
     "run_without_recurrence": "the model is no recurrent net",
-    "run_alone": "there is one rank",
     "run_whole_weights": "every rank holds all weights",
     "run_cuts_weights": "ranks hold parts of the weights",
     "run_on_fsdp": "fsdp gathers weights and sums gradients",

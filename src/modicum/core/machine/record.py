@@ -40,7 +40,7 @@ _PROGRAM = (
     "import runpy; sys.argv[1:] = given[1:]; "
     "runpy.run_module(given[0], run_name='__main__', alter_sys=True)"
 )
-_FORMAT = 10
+_FORMAT = 11
 Reads = Literal["new tokenizer", "tokenizer", "no text"]
 """What of text a run reads: all, to train its tokenizer on it; with one that is there; nothing."""
 # What of the environment changes what a process holds, or which kernels run.
@@ -72,11 +72,14 @@ class MachineRecord:
         with_tokenizer_bytes: the same of a run whose tokenizer is there; None: not measured.
         without_text_bytes: the same of a run that reads no text, but images; None: not measured.
         without_text_kept: of such a run, what is kept next to a byte of tensors that come and go.
+        without_text_most: the most bytes that were kept so. Larger runs on images kept no more.
         compiler_bytes: what of it are torch's compiler and what that imports. The first optimizer
             loads them; models of transformers do so before the plan is made.
         kept: of a byte of tensors that come and go, at the peak, what the allocator keeps next to
             it: the least and the most that was seen. Next to tensors that stay it keeps nothing.
         kept_again: the same where blocks run again in the backward pass; None: not measured.
+        most_kept: bytes that are kept at most, of the run that `of_run` was asked about; None:
+            no limit is known.
         efficiency: of a large matrix product's rate, the part that a training step reaches.
         half_efficiency: the same of a step in bf16, and also of the rate of a product in fp32.
         when: the date and time.
@@ -92,6 +95,8 @@ class MachineRecord:
     without_text_bytes: int | None = None
     without_text_kept: float | None = None
     kept_again: tuple[float, float] | None = None
+    without_text_most: int | None = None
+    most_kept: int | None = None
 
     @property
     def expected(self) -> float:
@@ -126,13 +131,15 @@ class MachineRecord:
         (7, 9)
         """
         loaded, kept, again = self.loaded_bytes, self.kept, self.kept_again
+        most = self.most_kept
         if reads == "tokenizer" and self.with_tokenizer_bytes is not None:
             loaded = self.with_tokenizer_bytes
         if reads == "no text" and self.without_text_bytes is not None:
             loaded = self.without_text_bytes
         if reads == "no text" and self.without_text_kept is not None:
             kept, again = (self.without_text_kept, self.without_text_kept), None
-        return replace(self, loaded_bytes=loaded, kept=kept, kept_again=again)
+            most = self.without_text_most
+        return replace(self, loaded_bytes=loaded, kept=kept, kept_again=again, most_kept=most)
 
     def still_loaded(self) -> int:
         """`loaded_bytes` of this process, without what it has loaded already."""
@@ -322,6 +329,7 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
         int(raw["without_text_bytes"]),
         float(raw["without_text_kept"]),
         (least, most),
+        int(raw["without_text_most"]),
     )
     bytes_make_sense = (
         0

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
 from modicum.core.codecs.elements import Cast, ElementCodec, Stream, drawing_bytes
 from modicum.core.contracts.ledger import Entry, Ledger, Wire
+from modicum.core.contracts.method import Method
 from modicum.core.errors import InputError
+from modicum.core.ranks.agreement import same_terms
 from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks, peer_errors
@@ -84,6 +86,19 @@ class ExchangeContext:
     links: Mapping[str, Link] = field(default_factory=dict)
 
 
+class Exchange(Protocol):
+    """What exchanges of both kinds have."""
+
+    value: Method | None
+    context: ExchangeContext
+
+
+def terms_of(exchange: Exchange) -> dict[str, Any]:
+    """What all ranks must have alike: the kind of exchange, its method's fields, the seed."""
+    fields = {} if exchange.value is None else exchange.value.model_dump(mode="json")
+    return {"kind": type(exchange).__name__, "seed": exchange.context.seed, **fields}
+
+
 @dataclass(frozen=True)
 class ExchangeQuery:
     """What an exchange's ledger is asked at.
@@ -93,6 +108,7 @@ class ExchangeQuery:
         ranks, ranks_per_node: how many there are, and on a host as the environment tells.
         copy_bytes: bytes an element of the weights that the model computes with.
         reductions: how often an update sums gradients over the ranks.
+        gathers: whether weights travel by the exchange, too.
         later: bytes of the phase `step` that are not yet there while the last gradients are sent,
             less those that only are there then.
     """
@@ -102,6 +118,7 @@ class ExchangeQuery:
     ranks_per_node: int
     copy_bytes: int = 4
     reductions: int = 1
+    gathers: bool = True
     later: int = 0
 
     def stepping(self, sending: int, spreading: int, what: str) -> Entry:
@@ -134,6 +151,10 @@ class ShardExchange:
     incremental = False
     # Whether what is sent next depends on what was sent before: then a checkpoint keeps its state.
     stateful = False
+    # Whether FSDP2 goes on gathering weights itself, and only sums of gradients go by this.
+    leaves_weights = False
+    # The value that it was bound from, which all ranks must have alike.
+    value: Method | None = None
 
     def __init__(self, context: ExchangeContext | None = None, nodes: Nodes | None = None) -> None:
         self.context = context or ExchangeContext()
@@ -192,8 +213,13 @@ class ShardExchange:
         """The collectives along an axis: all ranks, those of this host, or its like on each host.
 
         What is first asked for makes process groups, so all ranks ask alike.
+
+        Raises:
+            InputError: another rank has another exchange, or its method other fields.
         """
         if axis not in self._wires:
+            if not self._wires:
+                same_terms(self.ranks, "exchange", terms_of(self))
             link = self.context.links.get(axis)
             self._wires[axis] = Collectives(self.ranks, group=self._group(axis), link=link)
         return self._wires[axis]
@@ -236,13 +262,16 @@ class ShardExchange:
         """
         others, elements, calls = at.ranks - 1, sum(at.rows), len(at.rows)
         reduced = 4 * at.reductions * others * elements
+        sums = Wire("reduce_scatter", reduced, SHARD, at.reductions * calls)
+        if not at.gathers:  # into what FSDP2 has for them
+            return Ledger.of(sums)
         most = at.ranks * max(at.rows, default=0)
         during, last = 3 * 4 * most * (calls > 1), 4 * at.ranks * at.rows[-1] if calls else 0
         weights = min(2, calls) * at.copy_bytes * most
         return Ledger.of(
             Entry("workspace", during, ("backward",), "gradients on the wire"),
             at.stepping(last, weights, "gradients or weights on the wire"),
-            Wire("reduce_scatter", reduced, SHARD, at.reductions * calls),
+            sums,
             Wire("all_gather", at.copy_bytes * others * elements, SHARD, calls),
         )
 
@@ -260,6 +289,9 @@ def narrow_ledger(at: ExchangeQuery, element_bytes: int) -> Ledger:
     plain, others = ShardExchange.ledger(at), at.ranks - 1
     most, calls = at.ranks * max(at.rows, default=0), len(at.rows)
     sent = element_bytes * at.reductions * others * sum(at.rows)
+    if not at.gathers:  # one after the other, where FSDP2 asks for them
+        wait = Entry("workspace", 2 * element_bytes * most, ("backward",), "on the wire")
+        return Ledger.of(wait, Wire("all_to_all", sent, SHARD, at.reductions * calls))
     last = 2 * element_bytes * at.ranks * at.rows[-1] if calls else 0
     weights = min(2, calls) * at.copy_bytes * most
     return Ledger.of(

@@ -20,11 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.contracts.ledger import Entry, Ledger, Wire
+from modicum.core.contracts.method import Method
 from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.state import View
+from modicum.core.ranks.agreement import same_terms
 from modicum.core.ranks.call_queue import CollectiveHandle
 from modicum.core.ranks.collectives import Collectives
-from modicum.core.ranks.exchange import SHARD, ExchangeContext
+from modicum.core.ranks.exchange import SHARD, ExchangeContext, terms_of
 from modicum.core.ranks.layout import REPLICATE
 from modicum.core.ranks.observed_calls import label_of
 
@@ -213,6 +215,8 @@ class MatrixExchange:
     stateful = False
     # What the numbers of first calls are rounded to on the wire; None: they are not.
     message_dtype: torch.dtype | None = None
+    # The value that it was bound from, which all ranks must have alike.
+    value: Method | None = None
 
     def __init__(self, context: ExchangeContext | None = None) -> None:
         self.context = context or ExchangeContext()
@@ -222,14 +226,23 @@ class MatrixExchange:
 
     @property
     def wire(self) -> Collectives:
-        """The collectives; the first call makes a process group, so all ranks ask alike."""
+        """The collectives; the first call makes a process group, so all ranks ask alike.
+
+        Raises:
+            InputError: another rank has another exchange, or its method other fields.
+        """
         if self._wire is None:
+            same_terms(self.ranks, "exchange", terms_of(self))
             link = self.context.links.get(SHARD)
             self._wire = Collectives(self.ranks, link=link, in_flight=IN_FLIGHT)
         return self._wire
 
     def connect(self) -> None:
-        """Make the process group now, which else the first call does; all ranks call this."""
+        """Make the process group now, which else the first call does; all ranks call this.
+
+        Raises:
+            InputError: as `wire`.
+        """
         _ = self.wire
 
     # An update

@@ -1,0 +1,81 @@
+"""Whether all ranks are about to exchange the same, asked where an exchange begins.
+
+The trainer compares recipes. In a loop of one's own nobody does, and a rank with another exchange
+or another model would not fail: what it sends has some other meaning at the ranks that receive it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from modicum.core.contracts.parameters import trainable
+from modicum.core.errors import InputError
+from modicum.core.ranks.ranks import Ranks
+from modicum.core.torch_private import default_store
+
+_NAMED = 3
+
+
+def same_terms(ranks: Ranks, what: str, terms: Mapping[str, Any]) -> None:
+    """Make sure that every rank has rank 0's terms; all ranks call this.
+
+    They are compared through the store by which ranks met, so the backend does not matter.
+
+    Args:
+        what: the terms are of, for people.
+        terms: of JSON.
+
+    Raises:
+        InputError: one has not; with what differs, on every rank.
+
+    >>> same_terms(Ranks(), "exchange", {"rank": 4})
+    """
+    if ranks.alone:
+        return
+    store = default_store()
+    turn = store.add(f"modicum/terms of {ranks.rank}", 1)
+    asked = dist.PrefixStore(f"modicum/terms/{turn}", store)
+    asked.set(str(ranks.rank), json.dumps([what, dict(terms)]))
+    everybody = [json.loads(asked.get(str(rank))) for rank in range(ranks.size)]
+    first, theirs = everybody[0]
+    for rank, (other, its) in enumerate(everybody):
+        if other != first:
+            raise InputError(f"rank {rank} is about to compare its {other}, and rank 0 its {first}")
+        if its != theirs:
+            difference = differing(theirs, its)
+            raise InputError(f"rank {rank} has another {what} than rank 0: {difference}")
+
+
+def same_model(ranks: Ranks, model: nn.Module) -> None:
+    """Make sure that every rank trains parameters of rank 0's names, shapes and dtypes, in order.
+
+    Raises:
+        InputError: one does not; with the first that differ, on every rank.
+    """
+    own = {
+        name: f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}, "
+        f"number {number}"
+        for number, (name, parameter) in enumerate(trainable(model))
+    }
+    same_terms(ranks, "model", own)
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """What two ranks do not have alike.
+
+    >>> differing({"rank": 4, "seed": 0}, {"rank": 8, "seed": 0})
+    'rank is 4 there and 8 here'
+    """
+    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    said = [f"{name} is {_value(one, name)} there and {_value(other, name)} here" for name in names]
+    more = [f"{len(said) - _NAMED} more differ"] if len(said) > _NAMED else []
+    return "; ".join([*said[:_NAMED], *more])
+
+
+def _value(terms: Mapping[str, Any], name: str) -> Any:
+    return terms.get(name, "not")

@@ -1,0 +1,128 @@
+"""A rank that would exchange something else is named, on all ranks, before anything is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool
+from torch import nn
+
+from modicum.comm import SDP4Bit
+from modicum.comm.acp_sgd import ACPSGD
+from modicum.comm.dear import DeAR
+from modicum.comm.dense_sums import DenseSums
+from modicum.comm.powersgd import PowerSGD
+from modicum.core.contracts.strategy import Strategy
+from modicum.core.errors import InputError
+from modicum.core.ranks.agreement import same_terms
+from modicum.core.ranks.ddp_hook import DDPHook
+from modicum.core.ranks.exchange import ExchangeContext
+from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.ranks import Ranks
+from modicum.parallel.replicated import Replicated
+
+pytestmark = pytest.mark.ranks
+
+
+def said(act: Any) -> str:
+    try:
+        act()
+    except InputError as error:
+        return error.problem
+    return "agreed"
+
+
+def connecting(ranks: Ranks, kinds: list[str], fields: list[dict[str, Any]]) -> str:
+    known = {m.info.name: m for m in (PowerSGD, ACPSGD, DenseSums, SDP4Bit)}
+    method = known[kinds[ranks.rank]](**fields[ranks.rank])
+    return said(method.bind(ExchangeContext(ranks)).connect)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fields", "difference"),
+    [
+        (["powersgd"] * 2, [{"rank": 4}, {"rank": 8}], "rank is 4 there and 8 here"),
+        (["dense_sums"] * 2, [{}, {"dtype": "bf16"}], "dtype is fp32 there and bf16 here"),
+        (["powersgd", "acp_sgd"], [{"rank": 4}] * 2, "kind is PowerSGDExchange there"),
+        (["sdp4bit"] * 2, [{"ranks_per_node": 1}, {"ranks_per_node": 2}], "ranks_per_node is 1"),
+    ],
+)
+def test_another_exchange_is_named_on_all_ranks(
+    pool: Pool, kinds: list[str], fields: list[dict[str, Any]], difference: str
+) -> None:
+    one, other = pool.run(connecting, kinds, fields)
+    assert one == other
+    assert one.startswith("rank 1 has another exchange than rank 0: ")
+    assert difference in one
+    assert pool.run(connecting, [kinds[0]] * 2, [fields[0]] * 2) == ["agreed"] * 2
+
+
+def model_of(widths: list[int], *, half: bool = False, frozen: bool = False) -> nn.Sequential:
+    model = nn.Sequential(*(nn.Linear(4, width) for width in widths))
+    if frozen:
+        model[0].bias.requires_grad_(False)
+    return model.bfloat16() if half else model
+
+
+def starting(ranks: Ranks, kind: str, models: list[dict[str, Any]]) -> str:
+    model, layout = model_of(**models[ranks.rank]), Layout.of(ranks.size)
+    if kind == "dear":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return said(lambda: DeAR().wrap(model, optimizer))
+    return said(lambda: Replicated(ranks, layout).start(model))
+
+
+@pytest.mark.parametrize("kind", ["dear", "replicated"])
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ({"widths": [4, 5]}, "1.weight is float32 [4, 4], number 2 there and float32 [5, 4]"),
+        ({"widths": [4]}, "1.weight is float32 [4, 4], number 2 there and not here"),
+        ({"widths": [4, 4], "half": True}, "and bfloat16 [4, 4], number 0 here"),
+        ({"widths": [4, 4], "frozen": True}, "0.bias is float32 [4], number 1 there and not here"),
+    ],
+)
+def test_another_model_is_named_on_all_ranks(
+    pool: Pool, kind: str, other: dict[str, Any], difference: str
+) -> None:
+    first = {"widths": [4, 4]}
+    one, two = pool.run(starting, kind, [first, other])
+    assert one == two
+    assert one.startswith("rank 1 has another model than rank 0: ")
+    assert difference in one
+    assert pool.run(starting, kind, [first, first]) == ["agreed"] * 2
+
+
+def wrapping(ranks: Ranks, buckets: list[int]) -> str:
+    model = model_of([4])
+    value = DeAR(bucket_bytes=buckets[ranks.rank])
+    return said(lambda: value.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+
+
+def hooking(ranks: Ranks, widths: list[int]) -> str:
+    model = nn.parallel.DistributedDataParallel(model_of([4]))
+    exchange = PowerSGD(rank=widths[ranks.rank]).bind(ExchangeContext(ranks))
+    return said(lambda: DDPHook(exchange, model))
+
+
+def test_wraps_and_hooks_ask_too(pool: Pool) -> None:
+    assert len(set(found := pool.run(wrapping, [4096, 8192]))) == 1
+    assert "bucket_bytes is 4096 there and 8192 here" in found[0]
+    assert len(set(found := pool.run(hooking, [1, 2]))) == 1
+    assert "rank is 1 there and 2 here" in found[0]
+
+
+def comparing(ranks: Ranks, whats: list[str]) -> str:
+    return said(lambda: same_terms(ranks, whats[ranks.rank], {"of": "this"}))
+
+
+def test_ranks_that_compare_different_things_are_told_so(pool: Pool) -> None:
+    found = pool.run(comparing, ["model", "exchange"])
+    assert found == ["rank 1 is about to compare its exchange, and rank 0 its model"] * 2
+
+
+def test_one_rank_agrees_with_itself() -> None:
+    same_terms(Ranks(), "exchange", {"rank": 4})
+    Strategy().start(model_of([4]))
