@@ -62,11 +62,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if (there := files.get_file_from_path(path)) is not None:
             files.remove(there)
         files.append(File.generated(config, path, content=made()))
-    adapters = {
-        "how-to/which-adapter.md": which_adapter.page("../assets/which-adapter.svg"),
-        "assets/which-adapter.svg": which_adapter.picture(),
-    }
-    for path, content in adapters.items():
+    for path, content in which_adapter.files().items():
         if (there := files.get_file_from_path(path)) is not None:
             files.remove(there)
         files.append(File.generated(config, path, content=content))

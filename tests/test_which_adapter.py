@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,9 @@ def _written() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules["which_adapter"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")
+        spec.loader.exec_module(module)
     return module
 
 
@@ -46,6 +49,20 @@ def test_a_figure_that_no_longer_carries_its_answer_is_noticed(
 def test_every_adapter_has_a_row(written: ModuleType) -> None:
     from modicum.recipe import methods_for
 
-    page = written.page("picture.svg")
+    page = written.page()
     assert all(f"| [`{name}`]" in page for name in methods_for("adapter"))
     assert all(answer.need in page for answer in ANSWERS)
+
+
+def test_the_pictures_of_the_page_are_made_with_it(written: ModuleType) -> None:
+    made = written.files()
+    page = "how-to/which-adapter.md"
+    shown = re.findall(r"\]\(\.\./(assets/[\w-]+\.svg)\)", made[page])
+    assert sorted({page, *shown}) == sorted(made)
+    quality, costs = (made[f"assets/{name}.svg"] for name in ("which-adapter", "adapters"))
+    for name in written.result("adapter_quality")["methods"]:
+        assert f"<!-- {name} -->" in quality
+    found = written.result("adapters")
+    widths = {f"width {row['width']}" for row in found["curve"]}
+    for words in (*found["steps"], *widths, "positions (dotted: the bound; x: measured)"):
+        assert f"<!-- {words} -->" in costs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,12 @@ def two(model: nn.Module, **fields: object) -> None:
         stir(LoRA(rank=2, **fields).attach(model, name=name))
 
 
-def test_rows_are_those_of_peft(tmp_path: Path) -> None:
+RANKS = {"law": LoRA(rank=2), "code": LoRA(rank=3, alpha=5.0)}
+STABILIZED = {"law": LoRA(rank=3, rank_stabilized=True), "code": LoRA(rank=1)}
+
+
+@pytest.mark.parametrize("methods", [RANKS, STABILIZED], ids=["ranks", "rslora"])
+def test_rows_are_those_of_peft(methods: Mapping[str, LoRA], tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
@@ -38,13 +43,13 @@ def test_rows_are_those_of_peft(tmp_path: Path) -> None:
     def fresh() -> nn.Module:
         return transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
 
-    for name in ("law", "code"):
-        adapter = stir(LoRA(rank=2).attach(model := fresh(), name=name))
+    for name, method in methods.items():
+        adapter = stir(method.attach(model := fresh(), name=name))
         adapter.save(tmp_path / name)
     theirs = peft.PeftModel.from_pretrained(fresh(), tmp_path / "law", adapter_name="law")
     theirs.load_adapter(tmp_path / "code", "code")
     ours = fresh()
-    for name in ("law", "code"):
+    for name in methods:
         load(ours, tmp_path / name, name=name)
     ids = tokens(4)
     with torch.no_grad(), adapter_names(ours, NAMES):

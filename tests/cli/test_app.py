@@ -354,6 +354,8 @@ def test_chat_changes_adapters_between_answers(
     assert said(asked.format("base"), *more, seed=seed).out == own + base
     assert said(asked.format("more"), *more, seed=seed).out == own + own
     assert said("def\n", *more, "--base", seed=seed).out == base
+    alone = (runs.adapted, "--adapter", runs.adapted)  # by the folder's name
+    assert said(asked.format(runs.adapted.name), *alone, seed=seed).out == own + own
     for word, problem in (("mor", "Did you mean 'more'?"), ("more=x", "is no weight")):
         wrong = said(f"/adapter {word}\n", *more)
         assert wrong.code == 2

@@ -19,6 +19,7 @@ import pytest
 from tests.cli.test_troubleshooting import matches
 from tests.serve.conftest import make_adapter, make_model
 
+from modicum.cli.options import named_adapters
 from modicum.data.named_templates import NAMED
 from modicum.data.tokenizer import Tokenizer
 from modicum.serve.asked import MOST_CHOICES, AskedAnswer, AskedText
@@ -140,10 +141,31 @@ def test_a_port_in_use_and_a_name_without_folder_are_one_message(modicum: Any, p
     assert (wrong.code, "neither a run nor a model" in wrong.err) == (2, True)
     assert (ended.code, ended.out) == (2, "")
     assert f"port {port} of 127.0.0.1 is taken; give another with --port (0: any" in ended.err
-    for words in (["a"], ["=b"], ["a="], ["a=b", "--adapter", "a=c"]):
+    for problem, *words in (
+        ("no such folder of an adapter", "a"),
+        ("say it as NAME=FOLDER, or as FOLDER alone", "=b"),
+        ("say it as NAME=FOLDER, or as FOLDER alone", "a="),
+        ("two adapters have one name", "a=b", "--adapter", "a=c"),
+        ("two adapters have one name", "b/a", "--adapter", "c/a"),
+    ):
         ended = modicum("serve", place / "runs" / "mine", "--adapter", *words)
         assert (ended.code, ended.err.count("\n")) == (2, 1)
         assert "--adapter" in ended.err
+        assert problem in ended.err
+
+
+def test_a_folder_alone_names_its_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_equals = tmp_path / "rate=0.1"
+    with_equals.mkdir()
+    given = ["runs/formal", "short=runs/other/", "peft/", str(with_equals)]
+    assert named_adapters(given) == {
+        "formal": Path("runs/formal"),
+        "short": Path("runs/other"),
+        "peft": Path("peft"),
+        "rate=0.1": with_equals,
+    }
+    monkeypatch.chdir(with_equals)
+    assert named_adapters(["."]) == {"rate=0.1": Path()}
 
 
 def test_the_limits_of_the_page_are_the_program_s() -> None:

@@ -28,7 +28,7 @@ from modicum.adapters.steps import FollowingLayer
 from modicum.adapters.widths import linear_only
 from modicum.core.contracts.ledger import Entry, Ledger
 from modicum.core.contracts.method import Against, Info, PositiveInt, Probability
-from modicum.core.contracts.search import IntegerRange, LinearRange, SearchTable
+from modicum.core.contracts.search import IntegerRange, LinearRange, LogRange, SearchTable
 from modicum.core.errors import InputError
 from modicum.core.layers.allocate import in_proportion
 from modicum.core.ranks.sharding import own_part, whole
@@ -176,7 +176,11 @@ class SNELLA(InputAlone):
         tiny={"rank": 4, "every": 2, "falling": 4},
     )
     search = SearchTable(
-        {"rank": IntegerRange(2, 128, 32, log=True, step=2), "zeros": LinearRange(0.0, 0.9, 0.3)},
+        {
+            "learning_rate": LogRange(1e-4, 1.0, 1e-3),
+            "rank": IntegerRange(2, 128, 32, log=True, step=2),
+            "zeros": LinearRange(0.0, 0.9, 0.3),
+        },
         size="rank",
     )
     layer = SNELLALayer

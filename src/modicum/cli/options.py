@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -49,8 +50,9 @@ AdaptersOption = Annotated[
     list[str] | None,
     typer.Option(
         "--adapter",
-        metavar="NAME=FOLDER",
-        help="One more adapter of the base; may be repeated.",
+        metavar="[NAME=]FOLDER",
+        help="One more adapter of the base, by the folder's name if no other is given; may be "
+        "repeated.",
     ),
 ]
 TrustOption = Annotated[
@@ -63,17 +65,23 @@ TrustOption = Annotated[
 
 
 def named_adapters(given: list[str] | None) -> dict[str, Path]:
-    """What `--adapter NAME=FOLDER`, repeated, says.
+    """What `--adapter NAME=FOLDER` or `--adapter FOLDER`, repeated, says.
+
+    A folder alone gives the adapter its name; one whose path has a `=` is taken so if it is there.
 
     Raises:
         InputError: one has no name or folder, or two have one name.
     """
     found: dict[str, Path] = {}
     for text in given or []:
-        name, _, folder = text.partition("=")
+        name, equals, folder = text.partition("=")
+        if not equals or Path(text).is_dir():
+            name, folder = os.path.basename(os.path.abspath(text)), text
         if not (name and folder):
-            raise InputError("say it as NAME=FOLDER", field="--adapter", value=text)
+            problem = "say it as NAME=FOLDER, or as FOLDER alone"
+            raise InputError(problem, field="--adapter", value=text)
         if name in found:
-            raise InputError("two adapters have one name", field="--adapter", value=name)
+            problem = "two adapters have one name; give one of them another, as NAME=FOLDER"
+            raise InputError(problem, field="--adapter", value=name)
         found[name] = Path(folder)
     return found

@@ -151,7 +151,7 @@ class ShardExchange:
     incremental = False
     # Whether what is sent next depends on what was sent before: then a checkpoint keeps its state.
     stateful = False
-    # Whether FSDP2 goes on gathering weights itself, and only sums of gradients go by this.
+    # Whether FSDP2 still gathers weights itself, and only sums of gradients travel by this.
     leaves_weights = False
     # The value that it was bound from, which all ranks must have alike.
     value: Method | None = None

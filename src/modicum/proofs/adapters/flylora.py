@@ -1,11 +1,11 @@
 """The proof of FlyLoRA: few active ranks are enough, and what frozen projections and the bias do.
 
 Four things are seen. With a quarter of its ranks active, FlyLoRA's held-out loss is that of all
-ranks active. Rows of two seeds' projections are as nearly orthogonal as random sparse rows are:
-their mean cross-talk is sqrt(2 / (pi n)) of a row's square. The bias evens out how often ranks are
-used. And the full run sums two adapters, each trained on the permutation of one mode: with seeds of
-their own they are to do less harm in each other's sum than with one seed. LoRA's sum is shown next
-to it.
+ranks active; the full run also shows that of as many ranks drawn at random for each token. Rows of
+two seeds' projections are as nearly orthogonal as random sparse rows are: their mean cross-talk is
+sqrt(2 / (pi n)) of a row's square. The bias evens out how often ranks are used. And the full run
+sums two adapters, each trained on the permutation of one mode: with seeds of their own they are to
+do less harm in each other's sum than with one seed. LoRA's sum is shown next to it.
 
 Reduced: the paper's four domains and models of billions of parameters are not run. The quick run
 has a smaller decoder, 2 seeds where the full one has 3, and one learning rate for each, which is
@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from modicum.adapters import FlyLoRA, LoRA
 from modicum.adapters.attached_adapter import AttachedAdapter
@@ -27,6 +28,7 @@ from modicum.adapters.base import Adapter
 from modicum.adapters.flylora import FlyLoRALayer
 from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.known_outcomes import described
+from modicum.core.random import derive_seed
 from modicum.models.llama import Llama
 from modicum.proofs.adapters.permutation_bench import PermutationBench, Tuned
 from modicum.proofs.base import ProofRun, ratios
@@ -37,6 +39,26 @@ RATES, LORA_RATES = (1e-2, 2e-2, 4e-2, 8e-2), (1e-2, 3e-2, 6e-2)
 # The best of the quick run: tried were 2e-2 to 8e-2, 1e-2 to 4e-2 and 1.5e-2 to 6e-2.
 QUICK_RATE, QUICK_ALL_ACTIVE, QUICK_LORA = 4e-2, 2e-2, 3e-2
 RATE = 1e-2  # of what is not compared with others at their best: loads, and sums of two
+
+
+class DrawnRanksLayer(FlyLoRALayer):
+    """Tokens use any ranks, drawn anew in each pass."""
+
+    def initialise(self, *, seed: int, device: torch.device | str) -> None:
+        super().initialise(seed=seed, device=device)
+        own = derive_seed(seed, f"{self.site.name}/ranks")
+        self.generator = torch.Generator().manual_seed(own)
+
+    @torch.no_grad()
+    def chosen(self, u: Tensor) -> Tensor:
+        drawn = torch.rand(u.shape, generator=self.generator)
+        return drawn.topk(self.method.active, dim=1).indices
+
+
+class DrawnRanks(FlyLoRA):
+    """FlyLoRA whose projection does not choose: ranks are drawn at random."""
+
+    layer = DrawnRanksLayer
 
 
 def prove(run: ProofRun) -> None:
@@ -50,14 +72,18 @@ def prove(run: ProofRun) -> None:
 
 
 def few_ranks(run: ProofRun, bench: PermutationBench) -> None:
-    """Held-out losses with k = r / 4, with k = r and of LoRA."""
+    """Held-out losses with k = r / 4, with k = r, of LoRA, and of ranks drawn at random."""
     value = FlyLoRA(rank=RANK, active=ACTIVE)
     starved = FlyLoRA(rank=1, active=1)
     contender = run.contender(value, null=starved, null_is="one rank in place of sixteen")
     mine = best(run, bench, contender, RATES, QUICK_RATE)
     all_active = best(run, bench, value.with_fields(active=RANK), RATES, QUICK_ALL_ACTIVE)
     lora = best(run, bench, LoRA(rank=ACTIVE), LORA_RATES, QUICK_LORA)
-    for name, other in (("all ranks active", all_active), ("LoRA of rank 4", lora)):
+    sides = {"all ranks active": all_active, "LoRA of rank 4": lora}
+    if run.full:
+        drawn = DrawnRanks(rank=RANK, active=ACTIVE)
+        sides["ranks drawn at random"] = best(run, bench, drawn, RATES, QUICK_RATE)
+    for name, other in sides.items():
         for figure in ("excess", "trained"):
             run.figure(
                 f"{figure}, over {name}", method=mine.mean(figure), baseline=other.mean(figure)
@@ -131,7 +157,7 @@ def sums(run: ProofRun, bench: PermutationBench) -> None:
     run.at_least(sentence, sum(below) / len(below), 0.1, seeds=below)
 
 
-def _projection(value: FlyLoRA, seed: int) -> torch.Tensor:
+def _projection(value: FlyLoRA, seed: int) -> Tensor:
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, 1))
     [(_, layer)] = value.attach(model, seed=seed).layers()
     return layer.get_buffer("A").clone()
@@ -143,7 +169,7 @@ def _trained(
     value: Adapter,
     rate: float,
     seed: int,
-    table: torch.Tensor,
+    table: Tensor,
     *,
     name: str = "default",
     drawn_from: int,
@@ -167,7 +193,7 @@ def _spread_of(bench: PermutationBench, value: FlyLoRA, rate: float, seed: int) 
     for _, layer in attached.layers():
         assert isinstance(layer, FlyLoRALayer)
 
-        def count(own: FlyLoRALayer, inputs: tuple[torch.Tensor, ...]) -> None:
+        def count(own: FlyLoRALayer, inputs: tuple[Tensor, ...]) -> None:
             chosen = own.chosen(own.projected(inputs[0].flatten(0, -2)))
             load = torch.bincount(chosen.flatten(), minlength=RANK).double()
             found.append(float(load.std(correction=0) / load.mean()))
