@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import math
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,12 @@ import pytest
 import torch
 from pool import Pool
 
+from modicum.checkpoint import CheckpointStore
+from modicum.core.contracts.catalog import catalog
 from modicum.core.contracts.trait_rules import RULES
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.ranks.ranks import Ranks
+from modicum.optim.coded_rows import is_coded
 from modicum.planner.choose import layouts
 from modicum.planner.combinations import (
     BASE,
@@ -39,6 +45,21 @@ QUANTIZED = [name for name, row in ROWS.items() if refusal(row, "quantized") is 
 CLOSE = {"sdp4bit": 3e-2, "powersgd": 5e-2, "acp_sgd": 5e-2}
 DATA = {"column": "answer", "prompt_column": "question"}
 NEW = {"layers": 2, "width": 36, "heads": 2, "vocabulary_size": 300}
+# Optimizers that keep moments in a subspace or as codes, the names of what only such state has, and
+# the shapes of factors that have it.
+OF_FEW_NUMBERS: dict[str, tuple[dict[str, Any], tuple[str, ...], Callable[..., bool]]] = {
+    "galore": (
+        {"method": "galore", "rank": 1, "update_gap": 2, "scale": 1.0},
+        ("left", "right"),
+        lambda shape: len(shape) == 2,
+    ),
+    "adamw8bit": (
+        {"method": "adamw8bit", "smallest": 16},
+        ("exp_avg_scale",),
+        partial(is_coded, smallest=16),
+    ),
+}
+ADAPTERS = [row for name, row in ROWS.items() if name in catalog() and "adapts_base" in row.traits]
 
 
 @pytest.fixture(scope="session")
@@ -103,8 +124,8 @@ def trains(
     return "done"
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+def metrics(folder: Path, kind: str = "metrics") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / f"{kind}.jsonl").read_text().splitlines()]
 
 
 def losses(folder: Path) -> list[float]:
@@ -119,6 +140,14 @@ def outcome(folder: Path) -> dict[str, Any]:
         "rows": [[row[key] for key in keys] for row in metrics(folder)],
         "weights": {str(file.relative_to(folder)): file.read_bytes() for file in weights},
     }
+
+
+@pytest.fixture
+def collects_little() -> Iterator[None]:
+    """A run's collections of garbage, half of its time here, look at its own objects alone."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -251,6 +280,90 @@ def test_a_pair_runs(
     assert trains(Ranks(), without_wire(values), tmp_path / "alone") == "done"
     close = pytest.approx(losses(tmp_path / "alone"), rel=1e-2)
     assert losses(tmp_path / "run") == close
+
+
+def on_forms() -> Iterator[tuple[CombinationRow, str, str]]:
+    """Each adapter with both optimizers of few numbers, on int8 with one, on tiles with one."""
+    for index, row in enumerate(ADAPTERS):
+        for place, optimizer in enumerate(OF_FEW_NUMBERS):
+            yield row, optimizer, ("int8", "tiles")[(index + place) % 2]
+
+
+def with_few_numbers(row: CombinationRow, optimizer: str, form: str | None) -> dict[str, Any]:
+    """A recipe's sections; without a form on the dense base."""
+    asked = row.recipe({"optimizer": OF_FEW_NUMBERS[optimizer][0]})
+    if form is not None:
+        asked["linear"] = {"method": form, **ROWS[form].fields}
+    return asked
+
+
+def refused_on(row: CombinationRow, optimizer: str, form: str) -> InputError | None:
+    """Why an adapter does not go with both by the table of traits."""
+    try:
+        layouts(Recipe(**with_few_numbers(row, optimizer, form)), 1)
+    except InputError as error:
+        return error
+    return None
+
+
+ON_FORMS = [(*each, refused_on(*each)) for each in on_forms()]
+
+
+@pytest.mark.expensive
+@pytest.mark.usefixtures("collects_little")
+@pytest.mark.parametrize(
+    ("row", "optimizer", "form"),
+    [
+        pytest.param(row, optimizer, found, id=f"{row.name} by {optimizer} on {found or 'dense'}")
+        for row, optimizer, form, refused in ON_FORMS
+        for found in [form if refused is None else None]
+    ],
+)
+def test_an_adapter_trains_with_state_of_few_numbers_on_a_base_of_few_bits(
+    questions: Path,
+    base: Path,
+    tmp_path: Path,
+    row: CombinationRow,
+    optimizer: str,
+    form: str | None,
+) -> None:
+    values = completed(with_few_numbers(row, optimizer, form), questions, base)
+    run, stopped = tmp_path / "run", tmp_path / "stopped"
+    assert trains(Ranks(), values, run) == "done"
+    assert len(losses(run)) == STEPS
+    assert all(map(math.isfinite, losses(run)))
+    # Of the same rows; those of an update are others each time.
+    evaluated = [row["loss"] for row in metrics(run, "evaluations")]
+    assert evaluated[-1] <= evaluated[0]
+    newest = CheckpointStore(run / "checkpoints").newest()
+    assert newest is not None
+    state, (_, names, meant) = newest.state, OF_FEW_NUMBERS[optimizer]
+    kept = [name.rpartition("/")[::2] for name in state["optimizer"]]
+    of_few = {factor for factor, name in kept if name in names}
+    assert of_few == {factor for factor, _ in kept if meant(state["model"][factor].shape)}
+    assert trains(Ranks(), values, stopped, 3).startswith("4: ")
+    assert len(losses(stopped)) == 3
+    assert trains(Ranks(), values, stopped) == "done"
+    assert outcome(stopped) == outcome(run) or "exact_resume" not in row.traits
+
+
+@pytest.mark.parametrize(
+    ("row", "optimizer", "form", "refused"),
+    [
+        pytest.param(*each, id=f"{each[0].name} by {each[1]} on {each[2]}")
+        for each in ON_FORMS
+        if each[3] is not None
+    ],
+)
+def test_an_adapter_that_a_form_does_not_go_with_is_refused_with_a_sentence(
+    tmp_path: Path, row: CombinationRow, optimizer: str, form: str, refused: InputError
+) -> None:
+    sentences = [*(rule.why for rule in RULES), *(why for _, why in row.record.info.excludes)]
+    assert any(why in str(refused) for why in sentences)
+    # Before data and model are looked for.
+    values = completed(with_few_numbers(row, optimizer, form), tmp_path / "no", tmp_path / "none")
+    assert trains(Ranks(), values, tmp_path / "run") == f"2: {refused}"
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,13 @@ from modicum.core.contracts.parameters import (
 )
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks.ranks import Ranks
-from modicum.optim import AdamW8bit, step_in_backward
+from modicum.optim import AdamW, AdamW8bit, step_in_backward
 from modicum.parallel.zero import Zero
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1),
+    "own": lambda p: AdamW(p, lr=0.1, weight_decay=0.1),
     "8bit": lambda p: AdamW8bit(p, lr=0.1, weight_decay=0.1),
 }
 
@@ -40,24 +41,40 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
     return loss
 
 
-def trained(kind: str, idle: Callable[[int], bool]) -> list[tuple[Tensor, dict[str, Any]]]:
+def stepped(optimizer: torch.optim.Optimizer, backward: Callable[[], None]) -> None:
+    """A backward pass and the step."""
+    backward()
+    optimizer.step()
+
+
+# How a loop may give an optimizer its gradients; Lightning's backward pass is a closure.
+WAYS: dict[str, Callable[[Any, Callable[[], Any]], Any]] = {
+    "before": stepped,
+    "closure": lambda optimizer, backward: optimizer.step(backward),
+    "named closure": lambda optimizer, backward: optimizer.step(closure=backward),
+}
+
+
+def trained(
+    kind: str, idle: Callable[[int], bool], way: str = "before"
+) -> list[tuple[Tensor, dict[str, Any]]]:
     """The second layer's weight, and its state, after each of some updates."""
     model, found = two(), []
     optimizer, weight = OPTIMIZERS[kind](model.parameters()), model[1].weight
     turn = turn_of(weight)
     for step in range(5):
         turn.idle = idle(step)
-        loss_of(model, step).backward()
-        optimizer.step()
+        WAYS[way](optimizer, lambda step=step: loss_of(model, step).backward())
         optimizer.zero_grad()
         state = {k: v.clone() for k, v in optimizer.state[weight].items() if torch.is_tensor(v)}
         found.append((weight.detach().clone(), state))
     return found
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_where_it_is_idle_neither_it_nor_its_state_moves(kind: str) -> None:
-    found = trained(kind, lambda step: step in (2, 3))
+def test_where_it_is_idle_neither_it_nor_its_state_moves(kind: str, way: str) -> None:
+    found = trained(kind, lambda step: step in (2, 3), way)
     assert not torch.equal(found[1][0], found[0][0])
     for value, state in found[2:4]:
         assert torch.equal(value, found[1][0])

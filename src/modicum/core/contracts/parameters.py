@@ -151,11 +151,30 @@ def left_out(parameters: Iterable[nn.Parameter]) -> None:
 
 @functools.cache
 def _pass_over_idle_ones() -> None:
-    """Once a process: every optimizer of PyTorch's drops them, in whatever loop it is."""
+    """Once a process: every optimizer of PyTorch's drops them, in whatever loop it is.
 
-    def drop(optimizer: Optimizer, *_: Any) -> None:
-        for group in optimizer.param_groups:
-            left_out(group["params"])
+    Gradients that a closure makes within the step, as under Lightning, are dropped after it.
+    """
+
+    def drop(
+        optimizer: Optimizer, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def drop_now() -> None:
+            for group in optimizer.param_groups:
+                left_out(group["params"])
+
+        def then_drop(closure: Any) -> Any:
+            def called() -> Any:
+                loss = closure()
+                drop_now()
+                return loss
+
+            return called if callable(closure) else closure
+
+        drop_now()
+        if "closure" in named:
+            return given, {**named, "closure": then_drop(named["closure"])}
+        return (*given[:1], *map(then_drop, given[1:2]), *given[2:]), named
 
     register_optimizer_step_pre_hook(drop)
 
