@@ -5,6 +5,9 @@ same factors, moved from their start. Gradients are compared relative to the lar
 losses over 20 updates by AdamW. RandLoRA's bases are those of PEFT's file, as it draws them in half
 precision, and so are SHiRA's indices. LoRA-FA's gradients are compared with what PEFT's optimizer
 makes of LoRA's, with the product in fp64, and its losses with none, as another rule trains there.
+
+Then every adapter of the catalog is attached twice (one that rewrites the base next to LoRA), and a
+batch whose rows use the first, the second or none is compared with each of them alone, in fp32.
 """
 
 from __future__ import annotations
@@ -23,8 +26,12 @@ import transformers
 from common import say, write_result
 from torch import Tensor
 
-from modicum.adapters import AttachedAdapter, PiSSA, load
+from modicum.adapters import AttachedAdapter, LoRA, PiSSA, load
+from modicum.adapters.batch_rows import adapter_names
 from modicum.adapters.randlora import GAMMA, LAMBDA
+from modicum.core.contracts.catalog import catalog
+from modicum.core.errors import InputError
+from modicum.recipe import methods_for
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128,
@@ -180,6 +187,47 @@ def _gradients(adapter: AttachedAdapter, theirs: Any) -> Iterator[tuple[Tensor, 
         yield parameter.grad, other, twin
 
 
+def mixed_rows(seed: int) -> dict[str, Any]:
+    """By method the largest difference of a logit; where it refuses such batches, the reason."""
+    found: dict[str, Any] = {}
+    for name in sorted(methods_for("adapter")):
+        try:
+            found[name] = _mixed(name, seed)
+        except InputError as error:
+            found[name] = error.problem
+    return found
+
+
+def _mixed(name: str, seed: int) -> float:
+    model, record = llama(seed), catalog()[name]
+    value = record.load()(**record.info.tiny)
+    ids = torch.randint(SIZES["vocab_size"], (5, LENGTH), generator=_draws(seed))
+    second: Any = LoRA(rank=2) if "rewrites_base" in record.info.traits else value
+    adapters = {}
+    for number, (label, each) in enumerate((("first", value), ("second", second))):
+        adapter = each.attach(
+            model, seed=number, name=label, batches=list(ids.split(1)), loss=_loss_sum
+        )
+        _move(adapter.parameters(), number)
+        adapter.deactivate()
+        adapters[label] = adapter
+    rows = ("first", None, "second", "first", None)
+    with torch.no_grad():
+        alone = {None: model(ids).logits}
+        for label, adapter in adapters.items():
+            adapter.activate()
+            alone[label] = model(ids).logits
+            adapter.deactivate()
+        with adapter_names(model, rows):
+            mixed = model(ids).logits
+    assert _apart(alone["first"], alone[None]) > 1e-4, f"{name} changes nothing"
+    return max(_apart(mixed[row], alone[label][row]) for row, label in enumerate(rows))
+
+
+def _loss_sum(model: Any, ids: Tensor) -> Tensor:
+    return model(ids, labels=ids).loss * ids.numel()
+
+
 def _draws(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -208,10 +256,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             by_case[name] = distances(case, Path(folder), seed)
         say(f"{name}: {by_case[name]}")
+    rows = mixed_rows(seed)
+    say(f"rows of a batch: {rows}")
     worst = {
         key: max(figures[key] for figures in by_case.values() if key in figures)
         for key in ("logits", "gradients", "written", "losses")
     }
+    worst["mixed_rows"] = max(each for each in rows.values() if isinstance(each, float))
     settings = {
         "sizes": SIZES,
         "targets": TARGETS,
@@ -221,7 +272,8 @@ def main() -> None:
         "updates": UPDATES,
         "learning_rate": RATE,
     }
-    write_result("parity", {"largest_difference": worst, "by_case": by_case}, settings)
+    found = {"largest_difference": worst, "by_case": by_case, "mixed_rows": rows}
+    write_result("parity", found, settings)
 
 
 if __name__ == "__main__":
