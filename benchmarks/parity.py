@@ -213,7 +213,7 @@ def _mixed(name: str, seed: int) -> float:
         adapters[label] = adapter
     rows = ("first", None, "second", "first", None)
     with torch.no_grad():
-        alone = {None: model(ids).logits}
+        alone: dict[str | None, Tensor] = {None: model(ids).logits}
         for label, adapter in adapters.items():
             adapter.activate()
             alone[label] = model(ids).logits

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from modicum.comm.low_rank import LowRankExchange, LowRankMethod, orthogonal
-from modicum.core.contracts.method import Info
+from modicum.core.contracts.method import Against, Info
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.matrix_exchange import GradientSum, ProductSum
 
@@ -88,6 +88,8 @@ class ACPSGD(LowRankMethod):
         "64 GPUs, at similar accuracy",
         traits=("crosses_wire", "owes_gradients", "exact_resume", "compiles"),
         evidence="against paper",
+        claim_verdict="holds",
+        against=Against("better", "PowerSGD of as many bytes"),
         tiny={"rank": 2},
     )
     halves: ClassVar[int] = 1
