@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from modicum.comm.base import MatrixMethod
 from modicum.core.ranks.exchange import ExchangeContext
@@ -33,6 +33,18 @@ def gradient(name: str, update: int, rank: int) -> Tensor:
     left, values, right = torch.linalg.svd(drawn, full_matrices=False)
     falling = values * 0.7 ** torch.arange(len(values))
     return ((left * falling) @ right).view(shape) + 0.1 * torch.randn(shape, generator=own)
+
+
+class Fixed(nn.Module):
+    """Its gradients are those that it is given, whatever the weights are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        named = {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
+        self.named = nn.ParameterDict(named)
+
+    def forward(self, gradients: Gradients) -> Tensor:
+        return torch.stack([(self.named[n] * g).sum() for n, g in gradients.items()]).sum()
 
 
 def exchanged(exchange: MatrixExchange, gradients: Gradients, buckets: int = 1) -> Gradients:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from low_rank_loops import (
     SHAPES,
+    Fixed,
     Gradients,
     converged,
     debt_off,
@@ -248,18 +249,6 @@ def test_alone_nothing_is_compressed() -> None:
     sums = exchanged(exchange, own)
     assert all(torch.equal(sums[name], own[name]) for name in SHAPES)
     assert exchange.wire.meter.bytes["all_reduce"] == 0
-
-
-class Fixed(nn.Module):
-    """Its gradients are those of `gradient`, whatever the weights are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        named = {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
-        self.named = nn.ParameterDict(named)
-
-    def forward(self, gradients: Gradients) -> Tensor:
-        return torch.stack([(self.named[n] * g).sum() for n, g in gradients.items()]).sum()
 
 
 def hooked(ranks: Ranks, method: str, bucket_mb: float) -> tuple[list[Gradients], int]:

@@ -90,6 +90,105 @@ def test_weights_and_bytes_are_those_of_ddp(
         assert calls == {"reduce_scatter": 3 * STEPS, "all_gather": 3 * STEPS + norms}
 
 
+RATE, MOMENTUM, DECAY = 0.05, 0.9, 0.01
+
+
+def small() -> nn.Sequential:
+    """Matrices and vectors whose sizes no number of ranks divides, in fp64."""
+    torch.manual_seed(0)
+    layers = nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5, bias=False), nn.Linear(5, 3)
+    return nn.Sequential(*layers).double()
+
+
+def loss_in_fp64(prediction: Tensor, x: Tensor) -> Tensor:
+    return (prediction - x[:, :3].sin()).square().mean()
+
+
+def samples(step: int, rank: int) -> Tensor:
+    return numbers(5, 7, name=f"step {step}, rank {rank}").double()
+
+
+def written_out(count: int, steps: int) -> tuple[list[list[Tensor]], list[Tensor]]:
+    """The authors' steps, all ranks at once: by step and layer the weights that rank 0 uses.
+
+    Then the last ones, by the update that their code never makes.
+    """
+    layers = list(small())
+    weights = [[[p.detach().clone() for p in layer.parameters()] for layer in layers]
+               for _ in range(count)]  # fmt: skip
+    momenta = [[[torch.zeros_like(w) for w in each] for each in one] for one in weights]
+    shards: dict[int, list[Tensor]] = {}
+
+    def update(number: int) -> None:
+        """Just before a layer is used: gather, and step it, on every rank."""
+        if not weights[0][number] or not shards:
+            return
+        gathered = torch.cat(shards[number]) / count
+        for own, momentum in zip(weights, momenta, strict=True):
+            sizes = [w.numel() for w in own[number]]
+            parts = gathered[: sum(sizes)].split(sizes)
+            for w, m, part in zip(own[number], momentum[number], parts, strict=True):
+                m.mul_(MOMENTUM).add_(part.view_as(w) + DECAY * w)
+                w.sub_(RATE * m)
+
+    used = []
+    for step in range(steps):
+        used.append([])
+        outputs = [samples(step, rank) for rank in range(count)]
+        leaves = [[[] for _ in layers] for _ in range(count)]
+        for number, layer in enumerate(layers):
+            update(number)
+            used[-1] += [w.clone() for w in weights[0][number]]
+            names = [name for name, _ in layer.named_parameters()]
+            for rank in range(count):
+                own = [w.clone().requires_grad_() for w in weights[rank][number]]
+                leaves[rank][number] = own
+                values = dict(zip(names, own, strict=True))
+                outputs[rank] = torch.func.functional_call(layer, values, (outputs[rank],))
+        losses = [loss_in_fp64(out, samples(step, rank)) for rank, out in enumerate(outputs)]
+        for number in reversed([n for n, each in enumerate(weights[0]) if each]):
+            rows = []
+            for rank in range(count):
+                own = torch.autograd.grad(losses[rank], leaves[rank][number], retain_graph=True)
+                flat = torch.cat([gradient.flatten() for gradient in own])
+                padding = flat.new_zeros(-len(flat) % count)
+                rows.append(torch.cat([flat, padding]).view(count, -1))
+            shards[number] = list(torch.stack(rows).sum(0))  # each rank keeps a row of the sums
+    for number in range(len(layers)):
+        update(number)
+    return used, [w for each in weights[0] for w in each]
+
+
+def by_ours(ranks: Ranks, method: DeAR, steps: int) -> tuple[list[list[Tensor]], list[Tensor]]:
+    model, used = small(), list[list[Tensor]]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+    for layer in model:
+        layer.register_forward_hook(
+            lambda layer, _, __: used[-1].extend(w.detach().clone() for w in layer.parameters())
+        )
+    handle = method.wrap(model, optimizer)
+    for step in range(steps):
+        used.append([])
+        x = samples(step, ranks.rank)
+        handle.backward(loss_in_fp64(model(x), x))
+        handle.step()
+    handle.flush()
+    return used, [w.detach() for w in model.parameters()]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("method", [SMALL, DeAR()], ids=["a layer", "all layers"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_weights_are_those_of_the_authors_steps_in_fp64(
+    pool: Pool, method: DeAR, ranks: int
+) -> None:
+    used, last = written_out(ranks, STEPS)
+    for ours, our_last in pool.run(by_ours, method, STEPS, ranks=ranks):
+        for mine, its in zip([*ours, our_last], [*used, last], strict=True):
+            assert max(float((a - b).abs().max()) for a, b in zip(mine, its, strict=True)) < 1e-10
+    assert max(float((a - b).abs().max()) for a, b in zip(used[0], last, strict=True)) > 0.01
+
+
 def with_other_groups(ranks: Ranks) -> Any:
     methods = (SMALL, DeAR(layers=2), DeAR(), DeAR(tune=True))
     found = [with_dear(ranks, method, "momentum", 0.3, steps=60) for method in methods]

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from low_rank_loops import (
     SHAPES,
+    Fixed,
     Gradients,
     converged,
     debt_off,
@@ -18,7 +19,7 @@ from low_rank_loops import (
     gradient,
 )
 from pool import Pool
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as theirs
 
 from modicum.comm import PowerSGD
@@ -26,19 +27,6 @@ from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.ranks import Ranks
 
 ranked = pytest.mark.ranks
-
-
-class Fixed(nn.Module):
-    """Its gradients are those of `gradient`, whatever the weights are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.named = nn.ParameterDict(
-            {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
-        )
-
-    def forward(self, gradients: Gradients) -> Tensor:
-        return torch.stack([(self.named[n] * g).sum() for n, g in gradients.items()]).sum()
 
 
 def by_their_hook(ranks: Ranks, updates: int) -> list[Gradients]:

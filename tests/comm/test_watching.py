@@ -144,6 +144,24 @@ def met(ranks: Ranks, seconds: float) -> Any:
         assert sys.excepthook is before
 
 
+def waiting(ranks: Ranks) -> str:
+    if ranks.rank == 1:
+        time.sleep(4.0)
+        return ""
+    try:
+        modicum.comm.watch(coming_seconds=1.0)
+    except PeerLost as error:
+        return str(error)
+    return "nobody is missed"
+
+
+@pytest.mark.ranks
+def test_a_rank_that_does_not_watch_is_named(pool: Pool) -> None:
+    for said in pool.run(waiting, ranks=3)[::2]:
+        assert said.startswith("rank 1 gives no sign of life since ")
+        assert ", while ranks agreed on how they are watched" in said
+
+
 @pytest.mark.ranks
 def test_ranks_agree_on_what_they_watch(pool: Pool) -> None:
     assert pool.run(met, 5.0, ranks=2) == [(False, [2.0], True)] * 2

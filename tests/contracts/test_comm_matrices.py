@@ -22,6 +22,7 @@ def test_a_broken_exchange_is_found_wanting_and_told_why() -> None:
         "matrices_skipped",
         "matrices_resume",
         "matrices_in_training",
+        "matrices_under_transformers",
     }
     assert "the ledger says {}" in results["matrices_traffic"].message
     assert "a NaN was summed to finite numbers" in results["matrices_skipped"].message

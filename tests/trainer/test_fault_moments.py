@@ -113,3 +113,19 @@ def test_a_rank_that_stops_is_named_and_all_end(
     if moment != COMPILING:
         assert pool.run(trains, values, folder, ranks=2) == ["done"] * 2
         assert outcome(folder) == calm
+
+
+@pytest.mark.ranks
+@pytest.mark.expensive
+@pytest.mark.parametrize("guilty", [0, 1])
+@pytest.mark.parametrize("what", ["killed", "stopped"])
+def test_a_rank_that_is_gone_before_anybody_watches_is_named(
+    pool: Pool, questions: Path, tmp_path: Path, guilty: int, what: str
+) -> None:
+    values, folder = recipe_of(questions, watchdog=C4), tmp_path / "run"
+    found = pool.run(struck, values, folder, "start", guilty, what, ranks=2, lost=(guilty,))
+    assert time.time() - float((tmp_path / "when").read_text()) < SOON
+    assert found[guilty] is None
+    assert found[1 - guilty].startswith(f"4: rank {guilty}")
+    assert found[1 - guilty].endswith("the same command resumes from the last checkpoint")
+    assert not folder.exists()

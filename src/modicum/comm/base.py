@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,17 @@ from modicum.core.contracts.ledger import Ledger
 from modicum.core.contracts.method import Method
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
+from modicum.core.ranks.ddp_callback import hooking_callback
+from modicum.core.ranks.ddp_hook import DDPHook
 from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery, ShardExchange
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange, MatrixQuery, TensorShape
 from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.torch_private import note_step
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainerCallback
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,32 @@ class MatrixMethod(Method):
 
     late_part: ClassVar[float] = 0.0
     """The part of its bytes that can leave only when the backward pass is over."""
+
+    def ddp_hook(self, model: nn.Module, *, seed: int = 0) -> DDPHook:
+        """Sum the gradients of a model in DistributedDataParallel so; all ranks call this.
+
+        Args:
+            seed: of the first factors, where there are some; alike on all ranks.
+
+        Raises:
+            InputError: as `DDPHook`; or ranks differ.
+        """
+        return DDPHook(self._among_all(model, seed), model)
+
+    def callback(self, trainer: Trainer) -> TrainerCallback:
+        """For `trainer.add_callback` of a `transformers.Trainer` with several ranks.
+
+        It hooks the method into the trainer's DistributedDataParallel when training begins.
+
+        Args:
+            trainer: the one that it is added to, whose seed is that of the first factors.
+        """
+        return hooking_callback(trainer, lambda model: self._among_all(model, trainer.args.seed))
+
+    def _among_all(self, model: nn.Module, seed: int) -> MatrixExchange:
+        ranks = Ranks(dist.get_rank(), dist.get_world_size())
+        device = next(model.parameters()).device.type
+        return self.bind(ExchangeContext(ranks, seed, device))
 
     @abstractmethod
     def bind(self, context: ExchangeContext) -> MatrixExchange:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from modicum.comm.watchdog import RankWatchdog
-from modicum.comm.watching import Watch, watch
+from modicum.comm.watching import COMING_SECONDS, Watch, watch
 from modicum.core.contracts.method import Info, PositiveFloat
 
 
@@ -72,7 +72,13 @@ class C4(RankWatchdog):
     late_seconds: PositiveFloat = 30.0
     slow_share: PositiveFloat = 0.05
 
-    def watch(self, *, record: str | Path | None = None, run: str | Path | None = None) -> Watch:
+    def watch(
+        self,
+        *,
+        record: str | Path | None = None,
+        run: str | Path | None = None,
+        coming_seconds: float = COMING_SECONDS,
+    ) -> Watch:
         """Begin to look at the ranks of the default process group; see `modicum.comm.watch`."""
         return watch(
             silent_seconds=self.silent_seconds,
@@ -80,4 +86,5 @@ class C4(RankWatchdog):
             slow_share=self.slow_share,
             record=record,
             run=run,
+            coming_seconds=coming_seconds,
         )

@@ -19,7 +19,7 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -38,10 +38,12 @@ from modicum.core.errors import InputError, Interrupted
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED, RingWriter
 from modicum.core.ranks.environment import rank_and_size
 from modicum.core.ranks.observed_groups import begin_observing, end_observing
-from modicum.core.ranks.ranks import PeerLost, peer_errors
-from modicum.core.torch_private import default_store
+from modicum.core.ranks.ranks import MEETING, PeerLost, peer_errors
+from modicum.core.ranks.roll_call import RollCall
 
 BEAT_SECONDS = 0.25
+# For how long ranks that may do other work before are waited for.
+COMING_SECONDS = MEETING.total_seconds()
 # After an error that another rank's end has caused: until its name comes.
 VERDICT_SECONDS = 5.0
 _LIBRARIES = tuple(
@@ -62,6 +64,7 @@ def watch(
     slow_share: float = 0.05,
     record: str | Path | None = None,
     run: str | Path | None = None,
+    coming_seconds: float = COMING_SECONDS,
 ) -> Watch:
     """Name the rank that holds up the others, and end a run that stands still.
 
@@ -88,16 +91,18 @@ def watch(
         record: a file to which rank 0's host adds what was found, a line of JSON each.
         run: the `run.json` of a run, in which rank 0's host says why it was ended, where that is
             so and no process of it has said anything.
+        coming_seconds: how long a rank may take until it calls this as well; then it is named.
 
     Raises:
         InputError: there is no process group yet, a value is no positive number, or ranks differ.
+        PeerLost: a rank does not come, or is gone.
 
     >>> with watch() as watched:  # alone there is nobody to wait for
     ...     watched.alone
     True
     """
     limits = DiagnosisLimits(silent_seconds, late_seconds, slow_share)
-    for name, value in asdict(limits).items():
+    for name, value in {**asdict(limits), "coming_seconds": coming_seconds}.items():
         if not math.isfinite(value) or value <= 0:
             raise InputError("is no positive number", field=name, value=value)
     if not (dist.is_available() and dist.is_initialized()):
@@ -106,8 +111,9 @@ def watch(
         return Watch(None)
     if dist.get_world_size() == 1:
         return Watch(None)
-    files = {"record": record, "run": run}
-    return Watch(_Meeting(limits, {k: str(Path(v).resolve()) for k, v in files.items() if v}))
+    named = {"record": record, "run": run}
+    files = {name: str(Path(file).resolve()) for name, file in named.items() if file}
+    return Watch(_Meeting(limits, files, coming_seconds))
 
 
 class Watch(RunHook):
@@ -251,66 +257,102 @@ class _Meeting:
     """How ranks come to have a ring each, an agent on every host, and one controller.
 
     All by the store in which they found each other, so no collective is issued.
+
+    Attributes:
+        folder, ring: where this host's rings are, and this rank's.
+        begun: whether this process has started the agent, which removes the folder.
+
+    Raises:
+        InputError: ranks differ.
+        PeerLost: a rank does not come, or is gone.
     """
 
-    def __init__(self, limits: DiagnosisLimits, files: Mapping[str, str]) -> None:
+    begun = False
+
+    def __init__(
+        self, limits: DiagnosisLimits, files: Mapping[str, str], coming_seconds: float
+    ) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
-        store = default_store()
-        turn = store.add(f"modicum/watches of {rank}", 1)
-        self._store = dist.PrefixStore(f"modicum/watch/{turn}", store)
-        self._store.set(f"of {rank}", json.dumps([_host(), asdict(limits)]))
-        others = [json.loads(self._store.get(f"of {other}")) for other in range(size)]
-        for other, (_, theirs) in enumerate(others):
-            if theirs != others[0][1]:
-                raise InputError(
-                    f"rank {other} watches by {theirs}, and rank 0 by {others[0][1]}; give all "
-                    "ranks the same values"
-                )
-        here = [other for other, (host, _) in enumerate(others) if host == others[rank][0]]
-        several = len(here) < size
+        with RollCall("how they are watched", rank, size, coming_seconds=coming_seconds) as call:
+            others = call.gather("host and limits", [_host(), asdict(limits)])
+            for other, (_, theirs) in enumerate(others):
+                if theirs != others[0][1]:
+                    raise InputError(
+                        f"rank {other} watches by {theirs}, and rank 0 by {others[0][1]}; give all "
+                        "ranks the same values"
+                    )
+            self._meet(call, [host for host, _ in others], limits, {} if rank else files)
+
+    def _meet(
+        self,
+        call: RollCall,
+        hosts: Sequence[str],
+        limits: DiagnosisLimits,
+        files: Mapping[str, str],
+    ) -> None:
+        rank = dist.get_rank()
+        here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+        folder: str | None = None
         if rank == here[0]:
             shared = Path("/dev/shm")
             place = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
-            name = tempfile.mkdtemp(prefix="modicum-watch-", dir=place)
-            self._store.set(f"folder {here[0]}", name)
-        self.folder = Path(self._store.get(f"folder {here[0]}").decode())
-        self.ring = RingWriter(self.folder / f"rank-{rank}.ring", rank)
-        self._store.set(f"ring {rank}", "there")
-        if rank == here[0]:
-            for other in here:
-                self._store.get(f"ring {other}")
-            task = {
-                "folder": str(self.folder),
-                "ranks": here,
-                "size": size,
-                "limits": asdict(limits),
-                "secret": "",
-                "controller": None,
-                "listen": None,
-                "record": None,
-                "run": None,
-            }
-            task |= {} if rank else dict(files)
-            if several:
-                self._among_hosts(task, rank)
-            else:
-                self._begin(task)
-            self._store.set(f"agent {here[0]}", "there")
-        self._store.get(f"agent {here[0]}")
+            folder = tempfile.mkdtemp(prefix="modicum-watch-", dir=place)
+        try:
+            if folder is not None:
+                call.tell("folder", folder)
+            self.folder = Path(call.ask("folder", here[0])[0])
+            self.ring = RingWriter(self.folder / f"rank-{rank}.ring", rank)
+            call.tell("ring")
+            try:
+                if folder is not None:
+                    self._start_agent(call, here, limits, files)
+                    call.tell("agent")
+                # Who is not watched yet could stop unseen, so nobody begins before all are.
+                call.ask("agent", *sorted({hosts.index(host) for host in hosts}))
+            except PeerLost:
+                self.ring.leave(BEREFT)  # or the agent says that this rank is dead
+                raise
+        except PeerLost:
+            if folder is not None and not self.begun:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
-    def _among_hosts(self, task: dict[str, Any], rank: int) -> None:
+    def _start_agent(
+        self, call: RollCall, here: list[int], limits: DiagnosisLimits, files: Mapping[str, str]
+    ) -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        call.ask("ring", *here)
+        task = {
+            "folder": str(self.folder),
+            "ranks": here,
+            "size": size,
+            "limits": asdict(limits),
+            "secret": "",
+            "controller": None,
+            "listen": None,
+            "record": None,
+            "run": None,
+        }
+        task |= dict(files)
+        if len(here) < size:
+            self._among_hosts(call, task, rank)
+        else:
+            self._begin(task)
+
+    def _among_hosts(self, call: RollCall, task: dict[str, Any], rank: int) -> None:
         if rank == 0:
             # The address at which the others reach this host is the one at which they met.
             listen = socket.gethostbyname(os.environ.get("MASTER_ADDR", "127.0.0.1"))
             secret = secrets.token_hex(32)
             port = self._begin(task | {"listen": listen, "secret": secret})
-            self._store.set("controller", json.dumps([listen, port, secret]))
+            call.tell("controller", [listen, port, secret])
             return
-        listen, port, secret = json.loads(self._store.get("controller"))
+        [(listen, port, secret)] = call.ask("controller", 0)
         self._begin(task | {"controller": [listen, port], "secret": secret})
 
     def _begin(self, task: dict[str, Any]) -> int:
         """Start the agent; the port at which it listens."""
+        self.begun = True
         command = [sys.executable, "-m", "modicum.comm.watch_agent"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True

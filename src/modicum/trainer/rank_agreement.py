@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from modicum import __version__
 from modicum.core.machine import versions
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.roll_call import RollCall
 from modicum.core.weight_digests import weight_digests
 from modicum.recipe import Recipe, differences
 
 
-def same_setup(recipe: Recipe, ranks: Ranks) -> None:
+def same_setup(recipe: Recipe, ranks: Ranks, *, just_met: bool = False) -> None:
     """Make sure that every rank has rank 0's recipe, code and versions.
+
+    Args:
+        just_met: whether ranks have just met, and nobody watches them yet: one of which nothing is
+            heard is then named after seconds, which no collective does.
 
     Raises:
         InputError: one has not; with the difference, on every rank.
+        PeerLost: they have just met, and one does not come.
     """
     own = {"recipe": recipe.plain(), "modicum": __version__, "code": code(), **versions()}
-    ranks.same("setup", own, _explain)
+    if not just_met or ranks.alone:
+        ranks.same("setup", own, _explain)
+        return
+    with RollCall("their setup", ranks.rank, ranks.size) as call:
+        ranks.same("setup", own, _explain, partial(call.gather, "setup"))
 
 
 def same_model(folder: Path | None, ranks: Ranks) -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from modicum.comm.watchdog import RankWatchdog
-from modicum.comm.watching import Watch
+from modicum.comm.watching import COMING_SECONDS, Watch
 from modicum.core.errors import ModicumError
+from modicum.core.ranks.rank_guard import guarded
 from modicum.core.ranks.ranks import PeerLost, Ranks
+from modicum.core.ranks.roll_call import SILENT_SECONDS
 from modicum.planner import Plan
 from modicum.recipe import Recipe
 from modicum.trainer.folder import ANOMALIES, RUN
@@ -36,17 +38,23 @@ class _Started:
 def watched_start(recipe: Recipe, folder: Path, ranks: Ranks) -> Iterator[Watch]:
     """Watch the ranks in the block, as a recipe says, while they plan a run and in that run.
 
+    Ranks call this when they have just met. Until the watch has begun, they wait for each other
+    for seconds alone.
+
     Raises:
         InputError: ranks have other recipes, code or versions.
-        PeerLost: as `watched_run`.
+        PeerLost: as `watched_run`; or a rank does not come.
     """
-    same_setup(recipe, ranks)  # or one waits for a watch that another does not want
-    with _watched(recipe, folder, ranks) as watched:
+    with ExitStack() as stack:
+        with nullcontext() if ranks.alone else guarded(ranks.name, SILENT_SECONDS):
+            # Or one waits for a watch that another does not want.
+            same_setup(recipe, ranks, just_met=True)
+            watched = stack.enter_context(
+                _watched(recipe, folder, ranks, coming_seconds=SILENT_SECONDS)
+            )
+        stack.callback(setattr, _Started, "watch", None)
         _Started.watch = watched
-        try:
-            yield watched
-        finally:
-            _Started.watch = None
+        yield watched
 
 
 @contextmanager
@@ -65,14 +73,16 @@ def watched_run(plan: Plan, folder: Path, ranks: Ranks) -> Iterator[Watch]:
 
 
 @contextmanager
-def _watched(recipe: Recipe, folder: Path, ranks: Ranks) -> Iterator[Watch]:
+def _watched(
+    recipe: Recipe, folder: Path, ranks: Ranks, *, coming_seconds: float = COMING_SECONDS
+) -> Iterator[Watch]:
     method = recipe.method("watchdog")
     if method is None or ranks.alone:
         yield Watch(None)
         return
     assert isinstance(method, RankWatchdog)
     files = {"record": folder / ANOMALIES, "run": folder / RUN} if ranks.first else {}
-    watched = method.watch(**files)
+    watched = method.watch(coming_seconds=coming_seconds, **files)
     try:
         with _told(watched):
             yield watched

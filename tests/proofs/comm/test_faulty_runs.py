@@ -12,7 +12,17 @@ import pytest
 
 from modicum.core.errors import InputError
 from modicum.proofs.comm import faulty_runs
-from modicum.proofs.comm.faulty_runs import CUT, KILLED, NAN, NOTHING, OTHER, outcome, right, trial
+from modicum.proofs.comm.faulty_runs import (
+    CUT,
+    KILLED,
+    NAN,
+    NOTHING,
+    OTHER,
+    PAUSED,
+    outcome,
+    right,
+    trial,
+)
 
 
 def found(kind: str, **changes: Any) -> dict[str, Any]:
@@ -102,3 +112,7 @@ def test_a_cut_cable_is_said_on_both_hosts_and_the_run_resumes(tmp_path: Path) -
     assert calm["outcome"]
     assert right(cut, calm["outcome"]) == []
     assert "rank 1 (host host-1) gives no sign of life" in cut["said"][0]
+    for kind, rank in ((CUT, 1), (PAUSED, 0), (PAUSED, 1)):  # when nobody watches yet
+        early = trial(kind, rank, 0, recipe, moment="start")
+        assert right(early, calm["outcome"]) == []
+        assert ", while ranks agreed on " in early["said"][1 - rank]

@@ -23,7 +23,7 @@ class DDPHook:
     Every bucket's call is issued by the thread of the backward pass, in one order; sums are awaited
     when the last bucket has begun. An update counts as made when the next backward pass begins,
     unless its sums were not finite, or `discard` was called: then what is owed stays as it was.
-    Checkpoints keep `views` of the exchange.
+    Checkpoints keep `views` of the exchange, each rank its own. `MatrixMethod.ddp_hook` makes one.
 
     Args:
         model: in DistributedDataParallel, without a hook of its own. Parameters that take no part
@@ -32,12 +32,12 @@ class DDPHook:
     Raises:
         InputError: the model is not in DistributedDataParallel, or has ranks of another number.
 
-    >>> from modicum.core.ranks.exchange import ExchangeContext
+    >>> from modicum.comm import PowerSGD
     >>> from modicum.core.ranks.ranks import joined
     >>> def example():                                  # in a script that torchrun starts
     ...     with joined() as ranks:
     ...         model = DistributedDataParallel(torch.nn.Linear(64, 64))
-    ...         DDPHook(MatrixExchange(ExchangeContext(ranks)), model)
+    ...         hook = PowerSGD(rank=4).ddp_hook(model)
     """
 
     def __init__(self, exchange: MatrixExchange, model: nn.Module) -> None:

@@ -200,13 +200,22 @@ class Ranks:
                 time.sleep(_POLL_SECONDS)
         return work()
 
-    def same(self, what: str, value: dict[str, Any], explain: Callable[[Any, Any], str]) -> None:
+    def same(
+        self,
+        what: str,
+        value: dict[str, Any],
+        explain: Callable[[Any, Any], str],
+        gather: Callable[[Any], list[Any]] | None = None,
+    ) -> None:
         """Make sure that all ranks have the same value as rank 0.
+
+        Args:
+            gather: in place of this object's, by a collective.
 
         Raises:
             InputError: some rank has another, with `explain(rank 0's, its)`; raised on all.
         """
-        for rank, other in enumerate(everybody := self.gather(value)):
+        for rank, other in enumerate(everybody := (gather or self.gather)(value)):
             if other != everybody[0]:
                 difference = explain(everybody[0], other)
                 raise InputError(f"rank {rank} has another {what} than rank 0: {difference}")
@@ -252,6 +261,7 @@ def joined(device_type: str = "cpu", clock: Clock | None = None) -> Iterator[Ran
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT
             )
+            default_store().set(host_key(rank), socket.gethostname())
     except (RuntimeError, ValueError) as error:
         if _GONE.search(str(error)):  # one that was reached died before all had met
             raise _lost(error) from error
@@ -268,6 +278,11 @@ def _meet(rank: int, size: int) -> dist.Store:
     store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=MEETING))
     store.set_timeout(TIMEOUT)
     return store
+
+
+def host_key(rank: int) -> str:
+    """Where, in the store in which ranks meet, the name of a rank's host stands."""
+    return f"modicum/host of {rank}"
 
 
 def _unreachable(rank: int, address: str, error: Exception) -> InputError:

@@ -10,6 +10,7 @@ from typing import Any
 COMPILING = "compile"
 # What begins then, and which time it does; of an update, its fifth, and of saves, the second.
 MOMENTS = {
+    "start": ("modicum.trainer.rank_watch", "same_setup", 1),
     "data": ("modicum.tasks.causal_lm:CausalLM", "prepare", 1),
     COMPILING: ("modicum.trainer.compile_trial:CompileTrial", "run", 2),
     "rehearsal": ("modicum.trainer.warm_up", "_rehearse", 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,19 @@ def train_under_transformers(
     resume_from: str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     callback: Any = None,
+    given_trainer: Callable[[Any], Any] | None = None,
     **arguments: Any,
-) -> None:
+) -> list[float]:
     """Let `transformers.Trainer` train a model on rows of tokens, four in a batch, in silence.
 
     Args:
         callback: one, several, or none.
+        given_trainer: makes one more of the trainer.
         folder: where its checkpoints are, which are made only if there is one.
         arguments: further `TrainingArguments`; with an `eval_strategy` the same rows are evaluated.
+
+    Returns:
+        The losses that it logged.
     """
     import transformers
 
@@ -68,7 +74,10 @@ def train_under_transformers(
             callbacks=_listed(callback),
         )
         trainer.remove_callback(transformers.PrinterCallback)
+        if given_trainer is not None:
+            trainer.add_callback(given_trainer(trainer))
         trainer.train(resume_from_checkpoint=resume_from)
+        return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
 
 def _listed(callback: Any) -> list[Any]:

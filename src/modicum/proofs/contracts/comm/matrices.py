@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from modicum.comm.base import MatrixMethod
 from modicum.core.contracts.method import Method
 from modicum.core.contracts.strategy import Strategy
+from modicum.core.ranks.ddp_callback import HookedUpdates
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange, MatrixQuery
@@ -28,14 +29,15 @@ from modicum.proofs.contracts.comm.subjects import (
     loss_of,
     weights,
 )
-from modicum.proofs.contracts.comm.two_ranks import on_two_ranks
+from modicum.proofs.contracts.comm.two_ranks import RankFinding, on_two_ranks
+from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
 
 # Two buckets; what is small or has one dimension may travel as it is.
 BUCKETS: tuple[dict[str, tuple[int, ...]], ...] = (
     {"wide": (24, 56), "bias": (24,), "small": (3, 4)},
     {"convolution": (16, 3, 3, 5), "unused": (20, 30)},
 )
-UPDATES, STEPS, NEAR = 40, 6, 0.25
+UPDATES, STEPS, NEAR, FALLS = 40, 6, 0.25, 0.95
 
 
 def matrices(subject: CommSubject) -> MatrixMethod:
@@ -130,6 +132,21 @@ def check_matrices_in_training(subject: CommSubject) -> None:
             assert one["finite"], f"{kind}: weights are not finite"
         far = furthest_lists(found["zero"]["weights"], found["ddp"]["weights"])
         assert far <= 1e-2, f"on sharded masters a weight is {far:.3g} from the replicas'"
+
+
+@comm_check(expensive=True, proves="transformers")
+def check_matrices_under_transformers(subject: CommSubject) -> None:
+    """As a hook of `transformers.Trainer`'s DDP: one model on all ranks, with losses near DDP's."""
+    value = matrices(subject)
+    hugging_face_llama()  # or it is not installed
+    first, second = on_two_ranks(under_transformers, value)
+    assert first["weights"] == second["weights"], "the ranks' weights differ"
+    assert first["updates"] == UPDATES, f"of {UPDATES} updates {first['updates']} were committed"
+    fallen, plain = (first[name][0] - sum(first[name][-8:]) / 8 for name in ("losses", "plain"))
+    assert fallen >= FALLS * plain, (
+        f"the loss falls by {fallen:.4g}, and by {plain:.4g} with plain sums, of which {FALLS:.0%} "
+        "are asked for"
+    )
 
 
 def two_ranks(ranks: Ranks, value: MatrixMethod) -> dict[str, Any]:
@@ -326,6 +343,33 @@ def _step(
     else:
         strategy.discard()
     optimizer.zero_grad(set_to_none=True)
+
+
+def under_transformers(ranks: Ranks, value: MatrixMethod) -> RankFinding:
+    """A rank's part: `transformers.Trainer` with and without the method, two micro-batches each."""
+    hooked: list[HookedUpdates] = []
+
+    def callback(trainer: Any) -> Any:
+        hooked.append(cast("HookedUpdates", value.callback(trainer)))
+        return hooked[0]
+
+    def train(model: Any, **given: Any) -> list[float]:
+        starts = torch.randint(29, (64, 1), generator=torch.Generator().manual_seed(0))
+        return train_under_transformers(
+            model, (starts + torch.arange(8)) % 29, max_steps=UPDATES, max_grad_norm=0.0,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1.0), lr_scheduler_type="constant",
+            gradient_accumulation_steps=2, logging_steps=1, ddp_backend="gloo", **given,
+        )  # fmt: skip
+
+    plain = train(hugging_face_llama())
+    losses = train(model := hugging_face_llama(), given_trainer=callback)
+    assert hooked[0].hook is not None
+    return {
+        "plain": plain,
+        "losses": losses,
+        "updates": hooked[0].hook.exchange.step,
+        "weights": [float(p.detach().double().sum()) for p in model.parameters()],
+    }
 
 
 def furthest_lists(one: Mapping[str, list[float]], other: Mapping[str, list[float]]) -> float:

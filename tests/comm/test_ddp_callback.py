@@ -1,0 +1,170 @@
+"""Exchanges under `transformers.Trainer`: updates are committed once, skipped ones not at all."""
+
+from __future__ import annotations
+
+import math
+import re
+from contextlib import chdir
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool
+from torch import nn
+
+from modicum.comm import ACPSGD, PowerSGD
+from modicum.comm.dense_sums import DenseSums
+from modicum.core.errors import InputError
+from modicum.core.ranks.ddp_callback import HookedUpdates
+from modicum.core.ranks.exchange import ExchangeContext
+from modicum.core.ranks.ranks import Ranks
+from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
+
+UPDATES, SPOILED, DISCARDED = 8, 3, 6
+
+
+class PassingOver(torch.optim.SGD):
+    """Does nothing where a gradient is not finite, or where it is told to."""
+
+    told = False
+
+    def step(self, closure: Any = None) -> None:
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        finite = all(bool(each.isfinite().all()) for each in gradients if each is not None)
+        if finite and not self.told:
+            super().step()
+
+
+def state_of(hooked: HookedUpdates) -> dict[str, Any]:
+    assert hooked.hook is not None
+    views = hooked.hook.exchange.views()
+    return {
+        f"{view.name}/{name}": value.clone() if isinstance(value, torch.Tensor) else value
+        for view in views
+        for name, value in view.read().items()
+    }
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
+        for name, value in one.items()
+    )
+
+
+def trained(ranks: Ranks, method: Any) -> dict[str, Any]:
+    """Updates of two micro-batches, one with a NaN on a rank, one that is passed over."""
+    import transformers
+
+    model = hugging_face_llama()
+    optimizer = PassingOver(model.parameters(), lr=0.1)
+    hooked: list[Any] = []
+    found: dict[str, Any] = {"steps": [], "calls": [], "states": []}
+
+    class Looks(transformers.TrainerCallback):
+        """Spoils an update, has one passed over, and notes what is owed."""
+
+        spoils = False
+
+        def on_step_begin(self, *given: Any, **_: Any) -> None:
+            self.spoils = given[1].global_step + 1 == SPOILED and ranks.rank == 1
+
+        def on_pre_optimizer_step(self, *given: Any, **_: Any) -> None:
+            optimizer.told = given[1].global_step + 1 == DISCARDED
+            if optimizer.told:
+                hooked[0].hook.discard()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            exchange = hooked[0].hook.exchange
+            found["steps"].append(exchange.step)
+            found["calls"].append(exchange.wire.meter.calls.total())
+            found["states"].append(state_of(hooked[0]))
+
+    looks = Looks()
+    model.lm_head.register_forward_hook(
+        lambda _, __, output: output * float("nan") if looks.spoils else output
+    )
+
+    def callback(trainer: Any) -> Any:
+        hooked.append(method.callback(trainer))
+        trainer.add_callback(hooked[0])
+        return looks
+
+    train_under_transformers(
+        model,
+        torch.randint(29, (32, 8), generator=torch.Generator().manual_seed(0)),
+        optimizer=optimizer,
+        given_trainer=callback,
+        max_steps=UPDATES,
+        gradient_accumulation_steps=2,
+        ddp_backend="gloo",
+    )
+    states = found.pop("states")
+    found["same"] = [equal(one, other) for one, other in pairwise(states)]
+    found["weights"] = [float(p.detach().double().sum()) for p in model.parameters()]
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.expensive
+def test_an_update_is_committed_once_and_a_skipped_one_not_at_all(pool: Pool) -> None:
+    pytest.importorskip("accelerate")
+    first, second = pool.run(trained, ACPSGD(rank=2))
+    assert first["weights"] == second["weights"]
+    assert all(math.isfinite(weight) for weight in first["weights"])
+    for found in (first, second):
+        assert found["steps"] == [1, 2, 2, 3, 4, 4, 5, 6]
+        # By update: after the third one and the sixth one nothing is owed that was not before.
+        assert found["same"] == [False, True, False, False, True, False, False]
+        # Once an update, with its last micro-batch; DDP forms its buckets anew after the first.
+        assert {after - before for before, after in pairwise(found["calls"])} == {1}
+
+
+def page(ranks: Ranks, folder: str) -> list[float]:
+    """The page's first example and the one for several ranks, as a script that torchrun starts."""
+    own = Path(folder) / str(ranks.rank)
+    own.mkdir()
+    file = Path(__file__).parents[2] / "docs" / "how-to" / "under-other-trainers.md"
+    text = file.read_text(encoding="utf-8")
+    first = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[0]
+    [several] = re.findall(r"^```python ranks\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    known: dict[str, Any] = {}
+    with chdir(own):
+        exec(compile(first + several, file.name, "exec"), known)
+    return [float(p.detach().double().sum()) for p in known["model"].parameters()]
+
+
+@pytest.mark.ranks
+@pytest.mark.expensive
+def test_the_page_s_example_runs_on_two_ranks(pool: Pool, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    first, second = pool.run(page, str(tmp_path))
+    assert first == second
+
+
+def a_trainer(*, ranks: int = 2, scaler: Any = None) -> Any:
+    return SimpleNamespace(
+        model_wrapped=nn.Linear(8, 8),
+        args=SimpleNamespace(world_size=ranks),
+        accelerator=SimpleNamespace(scaler=scaler),
+    )
+
+
+def test_one_rank_is_told_that_nothing_travels() -> None:
+    callback = HookedUpdates(a_trainer(ranks=1), lambda model: pytest.fail("it was bound"))
+    with pytest.warns(UserWarning, match="one rank, and nothing travels"):
+        callback.on_train_begin()
+    callback.on_optimizer_step()
+    assert callback.hook is None
+
+
+def test_what_cannot_be_is_refused() -> None:
+    scaled = a_trainer(scaler=object())
+    with pytest.raises(InputError, match=r"a scale that changes.*train with bf16"):
+        HookedUpdates(scaled, lambda _: PowerSGD().bind(ExchangeContext())).on_train_begin()
+    for trainer in (scaled, a_trainer()):  # which owes nothing, but is not in DDP
+        with pytest.raises(InputError, match="a hook is for a model in DistributedDataParallel"):
+            HookedUpdates(trainer, lambda _: DenseSums().bind(ExchangeContext())).on_train_begin()
