@@ -2,12 +2,12 @@
 
 The cable between the hosts is pulled, a rank is paused or killed, one rank's loss is no number, or
 one host has another recipe: at a drawn moment of a short run of `modicum train`, whose exchange
-owes what it leaves unsent. Cables are pulled and ranks paused and killed as often while data is
-prepared, a block compiled, the largest batch rehearsed, weights are updated, or a checkpoint is
-begun or written, as between two steps. Within ten seconds every host that is left must say who it
-was and have ended, and the same command must then come to the result of a run to which nothing
-happened, to the bit. (After a loss that is no number the run continues; it is interrupted, and
-resumes.)
+owes what it leaves unsent. Cables are pulled and ranks paused and killed as often at the start,
+before ranks watch each other, while data is prepared, a block compiled, the largest batch
+rehearsed, weights are updated, or a checkpoint is begun or written, as between two steps. Within
+ten seconds every host that is left must say who it was and have ended, and the same command must
+then come to the result of a run to which nothing happened, to the bit. (After a loss that is no
+number the run continues; it is interrupted, and resumes.)
 
 `--count 100` injects each fault in turn, for an hour or two; a line of `--progress` each, and the
 same command continues. `--quick` injects each once and writes nothing.
