@@ -17,11 +17,12 @@ from tests.trainer.test_ranks import outcome, recipe_of, rows, trains
 from modicum.cli.train import Asked, _run
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.roll_call import SILENT_SECONDS
 from modicum.parallel.rank_environment import RankPlace
 from modicum.recipe import Recipe
 from modicum.report.events import events
 from modicum.report.folder import read
-from modicum.trainer import continued, train
+from modicum.trainer import continued, rank_agreement, train
 from modicum.trainer.rank_watch import AnomalyReader, watched_run, watched_start
 
 C4 = {"method": "c4", "silent_seconds": 3.0, "late_seconds": 1.0, "slow_share": 0.9}
@@ -57,6 +58,30 @@ def faulty(
 def record(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "run.json").read_text())
     return found
+
+
+def slowly_agreed(ranks: Ranks, values: dict[str, Any]) -> str:
+    """Rank 0 reads its files for longer than a silent rank is waited for."""
+    before = rank_agreement.code
+
+    def slow() -> str:
+        time.sleep((SILENT_SECONDS + 1.5) * ranks.first)
+        return before()
+
+    rank_agreement.code = slow
+    try:
+        rank_agreement.same_setup(Recipe(**values), ranks, just_met=True)
+    except ModicumError as error:
+        return str(error)
+    finally:
+        rank_agreement.code = before
+    return "agreed"
+
+
+@pytest.mark.ranks
+@pytest.mark.expensive
+def test_a_rank_that_reads_its_files_slowly_is_waited_for(pool: Pool, questions: Path) -> None:
+    assert pool.run(slowly_agreed, recipe_of(questions), ranks=2) == ["agreed"] * 2
 
 
 def ended_record(folder: Path) -> dict[str, Any]:

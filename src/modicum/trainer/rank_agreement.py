@@ -26,12 +26,16 @@ def same_setup(recipe: Recipe, ranks: Ranks, *, just_met: bool = False) -> None:
         InputError: one has not; with the difference, on every rank.
         PeerLost: they have just met, and one does not come.
     """
-    own = {"recipe": recipe.plain(), "modicum": __version__, "code": code(), **versions()}
     if not just_met or ranks.alone:
-        ranks.same("setup", own, _explain)
+        ranks.same("setup", _setup(recipe), _explain)
         return
+    # Within the roll call: a rank that reads its files from a slow disk shows that it lives.
     with RollCall("their setup", ranks.rank, ranks.size) as call:
-        ranks.same("setup", own, _explain, partial(call.gather, "setup"))
+        ranks.same("setup", _setup(recipe), _explain, partial(call.gather, "setup"))
+
+
+def _setup(recipe: Recipe) -> dict[str, Any]:
+    return {"recipe": recipe.plain(), "modicum": __version__, "code": code(), **versions()}
 
 
 def same_model(folder: Path | None, ranks: Ranks) -> None:
