@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from modicum.core.contracts.surgery import Surgery
@@ -101,10 +100,11 @@ class Plan:
         """
         if self.device != "cpu":
             return None
-        kept, staged = sum(self._kept) / 2, self._saves_on_the_way
-        return self.prediction.process_bytes(
-            self.process_base, kept, staged=staged, most=self.record.most_kept
-        )
+        return self._process(sum(self._kept) / 2, staged=self._saves_on_the_way)
+
+    def _process(self, kept: float, *, staged: bool = True) -> int:
+        base, most = self.process_base, self.record.most_kept
+        return self.prediction.process_bytes(base, kept, staged=staged, most=most)
 
     @property
     def _kept(self) -> tuple[float, float]:
@@ -135,9 +135,8 @@ class Plan:
         """
         if self.device != "cpu":
             return None
-        base, (least, most) = self.process_base, self._kept
-        process = partial(self.prediction.process_bytes, base, most=self.record.most_kept)
-        return process(least, staged=False), process(most)
+        least, most = self._kept
+        return self._process(least, staged=False), self._process(most)
 
     @property
     def budget(self) -> int | None:
