@@ -39,7 +39,7 @@ def row_of(case: Case, work: Path) -> Row:
     row: Row = {"name": case.name, "words": list(case.words), "ranks": case.ranks}
     asked = folder / "asked.json"
     asked.write_text(json.dumps([recipe_of(case, work), case.ranks, case.budget, case.factor]))
-    code, said, error = _alone([sys.executable, __file__, str(asked)])
+    code, said, error = _alone([sys.executable, __file__, str(asked)], case.ranks)
     if code:
         return row | {"failed": f"planning: {error}"}
     planned: Row = json.loads(said.splitlines()[-1])
@@ -51,7 +51,7 @@ def row_of(case: Case, work: Path) -> Row:
     out = folder / "run"
     command = [sys.executable, "-m", "modicum", "train", str(recipe), "--out", str(out)]
     command += [*(["--ranks", str(case.ranks)] if case.ranks > 1 else []), "--progress", "quiet"]
-    code, _, error = _alone(command)
+    code, _, error = _alone(command, case.ranks)
     if code:
         return row | {"failed": f"exit code {code}: {error}"}
     row |= _measured(out, planned)
@@ -70,9 +70,9 @@ def recipe_of(case: Case, work: Path) -> Row:
     return recipe
 
 
-def _alone(command: list[str]) -> tuple[int, str, str]:
+def _alone(command: list[str], ranks: int) -> tuple[int, str, str]:
     """Run a command as `modicum train` runs; exit status, output, and the end of what it said."""
-    environment = tuned(os.environ | {"OMP_NUM_THREADS": "1"})
+    environment = tuned(os.environ | {"OMP_NUM_THREADS": "1"}, ranks=ranks)
     try:
         done = subprocess.run(
             command,

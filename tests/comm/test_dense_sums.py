@@ -222,10 +222,9 @@ def sharded(
     parameters = [parameter for _, parameter in strategy.trained(model)]
     optimizer = torch.optim.AdamW(parameters, lr=0.01)
     for step in range(updates):
-        for engine in strategy.engines:
-            engine.meter.clear()
-        if rows is not None:
-            rows.wire(SHARD).meter.clear()
+        wires = [*strategy.engines, *([] if rows is None else [rows.wire(SHARD)])]
+        for wire in wires:
+            wire.meter.clear()
         for part in range(2):
             seed = 100 * step + 10 * part + ranks.rank
             x = torch.randn(4, 7, generator=torch.Generator().manual_seed(seed))
@@ -235,7 +234,7 @@ def sharded(
         strategy.update(optimizer)
         strategy.updated()
         optimizer.zero_grad(set_to_none=True)
-    wires = strategy.engines if rows is None else [rows.wire(SHARD)]
+    wires = [*strategy.engines, *([] if rows is None else [rows.wire(SHARD)])]
     sent = sum((Counter(wire.meter.bytes) for wire in wires), Counter())
     return {name: whole(p.detach()).clone() for name, p in strategy.trained(model)}, dict(sent)
 

@@ -23,6 +23,7 @@ from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.parallel.replicated import Replicated
+from modicum.parallel.sharded import Sharded
 from modicum.parallel.zero import Zero
 
 ranked = pytest.mark.ranks
@@ -60,9 +61,12 @@ class Run:
         self.strategy: Strategy
         if kind == "zero":
             self.strategy = Zero(ranks, bucket_bytes=1000, matrices=exchange)
+        elif kind == "fsdp":
+            self.strategy = Sharded(ranks, Layout.of(ranks.size, ranks.size), matrices=exchange)
         else:
             self.strategy = Replicated(ranks, Layout.of(ranks.size), 1000, exchange)
         self.model = Small().to(torch.bfloat16 if half else torch.float32)
+        self.strategy.cut(self.model, [self.model.second], torch.device("cpu"))
         self.strategy.start(self.model)
         named = list(self.strategy.trained(self.model))
         group = {"params": [p for _, p in named], "names": [n for n, _ in named]}
@@ -140,12 +144,13 @@ def trained(ranks: Ranks, kind: str, method: str) -> Weights:
 @ranked
 @pytest.mark.parametrize("method", METHODS)
 def test_owners_rebuild_what_replicas_do(pool: Pool, method: str) -> None:
-    replicas, owners = (pool.run(trained, kind, method, ranks=4) for kind in ("ddp", "zero"))
-    for found in (*replicas, *owners):
-        for name, weight in found.items():
-            torch.testing.assert_close(weight, replicas[0][name], rtol=1e-4, atol=1e-5)
-    assert all(same(found, replicas[0]) for found in replicas)
-    assert all(same(found, owners[0]) for found in owners)
+    kinds = ("ddp", "zero", "fsdp")
+    replicas, *others = (pool.run(trained, kind, method, ranks=4) for kind in kinds)
+    for ranks in (replicas, *others):
+        for found in ranks:
+            for name, weight in found.items():
+                torch.testing.assert_close(weight, replicas[0][name], rtol=1e-4, atol=1e-5)
+            assert same(found, ranks[0])
 
 
 def halved(ranks: Ranks, kind: str, compressed: bool) -> tuple[Weights, set[Any]]:
@@ -195,7 +200,7 @@ def skipped(ranks: Ranks, kind: str, method: str) -> tuple[bool, bool]:
 
 
 @ranked
-@pytest.mark.parametrize("kind", ["ddp", "zero"])
+@pytest.mark.parametrize("kind", ["ddp", "zero", "fsdp"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_skipped_update_leaves_no_trace(pool: Pool, kind: str, method: str) -> None:
     assert pool.run(skipped, kind, method) == [(True, True)] * 2
@@ -235,7 +240,7 @@ def debts(run: Run) -> Weights:
 
 
 @ranked
-@pytest.mark.parametrize(("kind", "at"), [("ddp", 3), ("zero", 2), ("zero", 1)])
+@pytest.mark.parametrize(("kind", "at"), [("ddp", 3), ("zero", 2), ("zero", 1), ("fsdp", 3)])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_resumes_to_the_bit(
     pool: Pool, tmp_path: Path, kind: str, method: str, at: int
@@ -249,7 +254,7 @@ def test_a_run_resumes_to_the_bit(
 
 
 @ranked
-@pytest.mark.parametrize(("before", "after"), [("ddp", "zero"), ("zero", "ddp")])
+@pytest.mark.parametrize(("before", "after"), [("ddp", "zero"), ("zero", "fsdp"), ("fsdp", "ddp")])
 def test_other_numbers_of_ranks_owe_as_much(
     pool: Pool, tmp_path: Path, before: str, after: str
 ) -> None:

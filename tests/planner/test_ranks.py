@@ -109,15 +109,15 @@ def test_a_rank_that_sums_sends_its_gradients_once_an_update(new):
 
 
 def test_a_plan_says_which_gradients_travel_as_they_are(new):
-    for strategy in ("ddp", "zero"):
-        comm = {"method": "acp_sgd", "rank": 2}
+    comm = {"method": "acp_sgd", "rank": 2}
+    for strategy in ("ddp", "zero", "fsdp"):
         made = plan(new(parallel={"strategy": strategy}, comm=comm), ranks=2)
         plain = plan(new(parallel={"strategy": strategy}), ranks=2)
         assert made.prediction.wire_bytes < plain.prediction.wire_bytes
         assert "norm" in why(made, "comm.method")
         assert "travel as they are" in why(made, "comm.method")
-    with pytest.raises(InputError, match="sums full matrices once an update"):
-        plan(new(parallel={"strategy": "fsdp"}, comm=comm), ranks=2)
+    with pytest.raises(InputError, match="sums full matrices over all ranks at once"):
+        plan(new(parallel={"strategy": "fsdp", "shard": 2}, comm=comm), ranks=4)
 
 
 def test_ranks_to_come_share_this_process_s_rate_and_memory(new):

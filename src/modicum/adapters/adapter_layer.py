@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,9 +56,11 @@ class AdapterLayer(FrozenBuffers):
         of_held: whether its `derived` tensors are of the weight as the layer holds it, quantized or
             not, and cheap. Then they are made anew with every state that is loaded, and nothing
             says which they were.
+        planned_positions: by how many positions it chooses how to compute; None: by its inputs'.
     """
 
     of_held: ClassVar[bool] = False
+    planned_positions: int | None = None
 
     merged = False
     rewrote = False
@@ -111,6 +114,11 @@ class AdapterLayer(FrozenBuffers):
     def dropout(self) -> float:
         """The probability with which its input is dropped now: none but in training."""
         return self.method.dropout if self.training else 0.0
+
+    def positions(self, inputs: Tensor) -> int:
+        """By how many positions it chooses how to compute: a plan's, or those of `inputs`."""
+        planned = self.planned_positions
+        return math.prod(inputs.shape[:-1]) if planned is None else planned
 
     @property
     def tile(self) -> tuple[int, int] | None:

@@ -70,6 +70,11 @@ class Attachment:
         yield "shared", self.shared
         yield from self.everywhere()
 
+    def plan_for(self, positions: int) -> None:
+        """Have layers choose how to compute by so many positions, whatever a batch has."""
+        for _, layer in self.layers():
+            layer.planned_positions = positions
+
     def state_dict(self) -> dict[str, Tensor]:
         """Every tensor of the adapter that is kept: trained ones, and by `site.name` the others."""
         state = {name: parameter.detach() for name, parameter in self.named_parameters()}

@@ -145,6 +145,13 @@ class Adapter(Method):
         """
         return None
 
+    def built_at(self, site: Site, positions: int) -> tuple[bool, bool] | None:
+        """Whether the change of a site is built, forward and backward; None: that is no choice.
+
+        For methods that choose what is less work for the positions of a micro-batch.
+        """
+        return None
+
     def left_alone(self, site: Site) -> bool:
         """Whether a site gets nothing, as was found out: its layer then stays what it is."""
         return False

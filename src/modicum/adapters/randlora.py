@@ -80,14 +80,13 @@ class RandLoRALayer(AdapterLayer):
             own_part(self.get_parameter(GAMMA).detach())[0].fill_(1.0 / width)
 
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        positions = math.prod(inputs.shape[:-1])
         dropout = self.dropout
         return plus_thin(
             inputs,
             base,
             self.method.rule(self.site),
             self.tensors(self.get_parameter(LAMBDA), self.get_parameter(GAMMA)),
-            built=self.method.builds(self.site, positions, dropout=dropout),
+            built=self.method.builds(self.site, self.positions(inputs), dropout=dropout),
             dropout=dropout,
         )
 
@@ -232,6 +231,10 @@ class RandLoRA(Adapter):
             return self.product == "built"
         works = [sum(self._work(site, positions, built, dropout)) for built in (True, False)]
         return works[0] < works[1]
+
+    def built_at(self, site: Site, positions: int) -> tuple[bool, bool] | None:
+        built = self.builds(site, positions, dropout=self.dropout)
+        return (built, built) if self.product == "auto" else None
 
     def _work(self, site: Site, positions: int, built: bool, dropout: float) -> tuple[int, int]:
         sizes = positions, self.columns(site), site.in_features, site.out_features

@@ -57,7 +57,7 @@ class SALTLayer(DirectionsLayer, FollowingLayer):
     def forward(self, inputs: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         with torch.autocast(inputs.device.type, enabled=False):
             d, low = self.made(self.trained())
-        positions, dropped = math.prod(inputs.shape[:-1]), bool(self.dropout)
+        positions, dropped = self.positions(inputs), bool(self.dropout)
         built = self.method.builds_for(self.site, positions, dropped=dropped)
         return self.noted(self.along(inputs, base, d, built=built, low=low))
 
@@ -249,6 +249,10 @@ class SALT(Directions):
             return self.product == "built" and site.kind == "linear"
         works = [sum(self._work(site, positions, built, dropped)) for built in (True, False)]
         return works[0] < works[1] or not self.split_of(site)[1]
+
+    def built_at(self, site: Site, positions: int) -> tuple[bool, bool] | None:
+        built = self.builds_for(site, positions, dropped=bool(self.dropout))
+        return (built, built) if self.product == "auto" else None
 
     def widths(self, site: Site) -> tuple[int, int]:
         """j and i: directions that have a number each, and the inner width of the others' B A."""

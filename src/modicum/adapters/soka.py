@@ -84,7 +84,7 @@ class SoKALayer(AdapterLayer):
         inner: Tensor,
         dropout: float,
     ) -> Tensor:
-        built = self.method.builds(self.shape, len(outer), math.prod(inputs.shape[:-1]))
+        built = self.method.builds(self.shape, len(outer), self.positions(inputs))
         return plus_kronecker(inputs, base, outer, inner, self.shape, built=built, dropout=dropout)
 
     def delta(self) -> Tensor:
@@ -278,6 +278,10 @@ class SoKA(InputAlone):
         if self.product != "auto":
             return (self.product == "built",) * 2
         return worth_building(shape, terms, positions)
+
+    def built_at(self, site: Site, positions: int) -> WhichBuilt | None:
+        built = self.builds(self.shape(site), self.rank_at(site), positions)
+        return built if self.product == "auto" else None
 
     def shared_ledger(self, sites: Sequence[Site]) -> Ledger:
         made = 0 if self.product == "factored" else max(site.elements for site in sites)

@@ -152,6 +152,11 @@ class MatrixMethod(Method):
         """
         return None
 
+    @property
+    def sums_matrices_on_rows(self) -> bool:
+        """Whether `bind`'s exchange sums where each rank owns rows of the sums, too."""
+        return type(self).bind_rows is MatrixMethod.bind_rows
+
     def ledger_of_rows(self, at: ExchangeQuery) -> Ledger | None:
         """The ledger of what `bind_rows` gives, if it gives anything."""
         return None

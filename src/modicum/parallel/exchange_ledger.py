@@ -192,6 +192,28 @@ def summed_on_sharded(
     return replace(ledger, wire=kept) + exchange(site)
 
 
+def matrices_on_sharded(
+    ledger: Ledger, parts: GatheredGroups, *, micro_batches: int, exchange: MatrixLedger
+) -> Ledger:
+    """The ledger of FSDP2 where an exchange of matrices sums gradients; it gathers weights itself.
+
+    Before an update's last micro-batch they add up in full on each rank.
+
+    Args:
+        ledger: of FSDP2 without it.
+        parts: the groups, of which those sum gradients that train something.
+        exchange: the ledger of what sums them.
+    """
+    # In the order in which gradients are sent: what no block holds comes last.
+    groups = [group for group in (*reversed(parts.blocks), parts.root) if group.trained]
+    query = MatrixQuery(tuple(g.trained for g in groups), parts.layout.shards, counted=False)
+    kept = tuple(wire for wire in ledger.wire if wire.collective != "reduce_scatter")
+    phases: tuple[Phase, ...] = ("forward", "loss") if micro_batches > 1 else ()
+    whole = sum(group.gradients for group in groups)
+    added = Entry("gradient", whole, phases, "gradients that add up")
+    return replace(ledger, wire=kept) + Ledger.of(added) + exchange(query)
+
+
 def on_sharded(
     ledger: Ledger,
     parts: GatheredGroups,

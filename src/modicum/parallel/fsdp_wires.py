@@ -1,12 +1,14 @@
-"""What FSDP2 calls instead of its own collectives: an exchange's, our sums, gathers under a clock.
+"""What FSDP2 calls instead of its own collectives: an exchange's, or our engines'.
 
-On a CPU FSDP2 waits for each of its collectives where it asks for it, so that is where its time on
-the wire is. On an accelerator they run on streams of their own, and are left as they are.
+On a CPU FSDP2 waits for each of its collectives where it asks for it. So there its gathers and sums
+go by engines of ours, which travel while blocks compute. On an accelerator they run on streams of
+their own, and are left as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -14,18 +16,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from modicum.core.clock import WIRE, Clock
+from modicum.core.ranks.call_queue import CollectiveHandle
 from modicum.core.ranks.collectives import Collectives
-from modicum.core.ranks.observed_calls import naming
 from modicum.core.ranks.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-# Newer versions of PyTorch warn of the older name.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-
-class _Allocating:
+class Allocating:
     """A wire whose buffers are ordinary ones."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -33,8 +32,44 @@ class _Allocating:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class ExchangeWire(_Allocating):
-    """Gathers a group's weights, or sums its gradients, by an exchange of ours.
+class SumOnTheWire:
+    """The sum that FSDP2 asked for last, which lands when the next one is asked for, or later.
+
+    FSDP2 takes what it is given as the sharded gradients without looking at it, so on a CPU a sum
+    may come while the next block's backward pass runs. More than one would keep full gradients of
+    more than one block.
+
+    Args:
+        landed: told of whose gradients are there, by the labels of wires.
+
+    Attributes:
+        waits: whether every sum lands where it is asked for, as somebody uses it there.
+    """
+
+    def __init__(self, landed: Callable[[str], None]) -> None:
+        self.waits, self._landed = True, landed
+        self._pending: tuple[str, Tensor, Callable[[], Tensor]] | None = None
+
+    def put(self, label: str, output: Tensor, pending: Callable[[], Tensor]) -> None:
+        """Have `output` filled by what `pending` waits for; the one before must have landed."""
+        assert self._pending is None, "the sum before is still on the wire"
+        if self.waits:
+            output.copy_(pending())
+        else:
+            self._pending = label, output, pending
+
+    def land(self) -> None:
+        """Wait for the sum that is on the wire, if one is."""
+        if self._pending is None:
+            return
+        label, output, pending = self._pending
+        self._pending = None
+        output.copy_(pending())
+        self._landed(label)
+
+
+class ExchangeWire(Allocating):
+    """Gathers a group's weights by an exchange of ours.
 
     Args:
         run: makes the full output of the input.
@@ -48,80 +83,123 @@ class ExchangeWire(_Allocating):
         output_tensor.copy_(self._run(input_tensor).view(-1))
 
 
-class CountedWire(_Allocating):
-    """A collective of PyTorch's whose time counts as that of the wire.
+class Engines:
+    """An engine for each process group of FSDP2's, as it is first used."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks, self._found = ranks, dict[int, Collectives]()
+
+    def __call__(self, group: Any) -> Collectives:
+        """The engine of a group."""
+        if id(group) not in self._found:
+            self._found[id(group)] = Collectives(self._ranks, group=group)
+        return self._found[id(group)]
+
+    def __iter__(self) -> Iterator[Collectives]:
+        return iter(self._found.values())
+
+
+class _Gathering(dist.Work):
+    """A gather of an engine's, as PyTorch waits for one."""
+
+    def __init__(self, handle: CollectiveHandle) -> None:
+        super().__init__()
+        self._handle = handle
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._handle.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._handle.done
+
+
+class GatheringWire(Allocating):
+    """Gathers a group's weights by the engine of its process group.
 
     Args:
-        call: it, with the arguments that FSDP2 gives.
         label: whose values travel.
     """
 
-    def __init__(self, clock: Clock, call: Callable[..., Any], label: str = "") -> None:
-        self._clock, self._call, self._label = clock, call, label
+    def __init__(self, engines: Engines, label: str) -> None:
+        self._engines, self._label = engines, label
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **options: Any) -> Any:
-        """Do as FSDP2 would."""
-        with self._clock(WIRE), naming(self._label):
-            return self._call(output_tensor, input_tensor, **options)
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        """Fill the output: when this returns, or when it has been waited for."""
+        engine = self._engines(group)
+        handle = engine.all_gather(input_tensor.view(-1), output_tensor, label=self._label)
+        if async_op:
+            return _Gathering(handle)
+        handle.wait()
+        return None
 
 
-class SummingWire(_Allocating):
-    """Sums of gradients by our own reduce-scatter, in the group that FSDP2 names.
+class SummingWire(Allocating):
+    """Sums of gradients by a reduce-scatter of ours.
 
     gloo's is an all-reduce inside, which sends twice as much as it must, and more.
 
     Args:
-        clock: counts its time as that of the wire.
-        engine_of: the engine of a process group.
+        clock: counts what it waits as that of the wire.
+        begin: begins to sum a buffer over the ranks of a process group.
+        last: where a sum is until it lands.
         label: whose gradients travel.
     """
 
     def __init__(
-        self, clock: Clock, engine_of: Callable[[Any], Collectives], label: str = ""
+        self,
+        clock: Clock,
+        begin: Callable[[Tensor, Any], Callable[[], Tensor]],
+        last: SumOnTheWire,
+        label: str,
     ) -> None:
-        self._clock, self._engine_of, self._label = clock, engine_of, label
+        self._clock, self._begin, self._last, self._label = clock, begin, last, label
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, **_: Any
     ) -> None:
-        """Fill the output; it is there when this returns."""
+        """Begin to sum; the output is filled when the sum lands."""
         assert op == dist.ReduceOp.SUM, f"FSDP2 asks for {op}"
         with self._clock(WIRE):
-            engine = self._engine_of(group)
-            summed = engine.reduce_scatter(input_tensor.view(-1), label=self._label).wait()
-            output_tensor.copy_(summed)
+            self._last.land()
+            self._last.put(self._label, output_tensor, self._begin(input_tensor, group))
 
 
-def let_count(modules: Iterable[tuple[str, FSDPModule]], ranks: Ranks) -> list[Collectives]:
-    """Have FSDP2's gathers count as the wire's, and its sums go by our engine, on a CPU.
+def let_sum(
+    modules: Iterable[tuple[str, FSDPModule]], engines: Engines, ranks: Ranks, last: SumOnTheWire
+) -> None:
+    """Have FSDP2's sums go by our engines, on a CPU, where this PyTorch lets us.
 
     Args:
         modules: what is gathered by itself, each with its name.
-        ranks: this process among the others.
-
-    Returns:
-        The engines, one for each group as it is first used; none where this PyTorch lets nobody in
-        between.
+        last: where a sum is until it lands.
     """
-    engines: list[Collectives] = []
-    groups: dict[int, Collectives] = {}
 
-    def engine_of(group: Any) -> Collectives:
-        if id(group) not in groups:
-            groups[id(group)] = Collectives(ranks, group=group)
-            engines.append(groups[id(group)])
-        return groups[id(group)]
+    def begin(label: str, buffer: Tensor, group: Any) -> Callable[[], Tensor]:
+        return engines(group).reduce_scatter(buffer.view(-1), label=label).wait
 
-    modules = list(modules)
-    let_count_gathers(modules, ranks)
     for label, module in modules:
         if hasattr(module, "set_custom_reduce_scatter"):
-            module.set_custom_reduce_scatter(cast(Any, SummingWire(ranks.clock, engine_of, label)))
-    return engines
+            wire = SummingWire(ranks.clock, partial(begin, label), last, label)
+            module.set_custom_reduce_scatter(cast(Any, wire))
 
 
-def let_count_gathers(modules: Iterable[tuple[str, FSDPModule]], ranks: Ranks) -> None:
-    """Have FSDP2's gathers count as the wire's, on a CPU, where this PyTorch lets us."""
-    for label, module in modules:
-        if hasattr(module, "set_custom_all_gather"):
-            module.set_custom_all_gather(cast(Any, CountedWire(ranks.clock, _gather, label)))
+def let_gather(modules: Iterable[tuple[str, FSDPModule]], engines: Engines) -> None:
+    """Have FSDP2's gathers go by our engines, on a CPU, where this PyTorch lets us.
+
+    What is next is gathered while one computes: in the forward pass as the order of the modules
+    says, in the backward pass as FSDP2 has seen it.
+
+    Args:
+        modules: what is gathered by itself, each with its name; in the order of their use.
+    """
+    modules = list(modules)
+    for place, (label, module) in enumerate(modules):
+        if not hasattr(module, "set_custom_all_gather"):
+            continue
+        module.set_custom_all_gather(cast(Any, GatheringWire(engines, label)))
+        if hasattr(module, "_set_unshard_async_op"):
+            module._set_unshard_async_op(True)
+            module.set_modules_to_forward_prefetch([m for _, m in modules[place + 1 : place + 2]])

@@ -18,8 +18,8 @@ from modicum.core.ranks.layout import REPLICATE, SHARD, Layout
 
 Shapes = tuple[tuple[int, ...], ...]
 _GRADIENT = 4  # bytes of an element of a gradient, whose weight is fp32
-# Of a block's full gradients on the wire: FSDP2's buffer, the one that receives all ranks' parts,
-# and the one before, which gloo's thread lets go of when the next comes.
+# Of full gradients when a block's are copied to be sent: that buffer, and those in which the block
+# before is sent and received.
 _COPIES = 3
 _RUNNING: tuple[Phase, ...] = ("evaluation", "forward", "loss", "backward")
 
@@ -170,8 +170,8 @@ def sharded(
     What stays of gradients and the optimizer's state are the optimizer's to tell.
 
     Ranks shard every parameter by rows; the rank with the largest part counts. A block's weights
-    are gathered into one buffer, by way of another of gloo's, and copied out of it, while the next
-    block's are gathered; its gradients are copied into a buffer, summed and sharded while the next
+    are gathered into one buffer, by way of another of gloo's, while the block before computes, and
+    copied out of it; its gradients are copied into a buffer, summed and sharded while the next
     block's are made.
 
     Args:
@@ -189,14 +189,14 @@ def sharded(
     own = block if reshard_after_forward else 0  # not yet among everything
 
     def beside(phase: Phase) -> int:
-        """Gathering a block matters where it takes more than what is there when it has run."""
-        return max(0, own + block - kept.bytes("workspace", phase))
+        """The next block is gathered while one runs; the only one, before it runs."""
+        ahead = 2 * block if len(parts.blocks) > 1 else 0
+        return max(ahead, own + block - kept.bytes("workspace", phase))
 
     # In the last block's backward pass its gradients come in addition to the weights; in the one
     # before it those are on the wire, where the last block's activations were. A block that runs
-    # again takes most when it has no gradients yet, and those of the one before have nearly all
-    # gone by then.
-    copies, fresh = (1, 0) if recompute else (_COPIES, 1)
+    # again takes most when it has no gradients yet, and those of the one before are on the wire.
+    copies, fresh = (2, 0) if recompute else (_COPIES, 1)
     sent = max(0, copies * gradients - kept.bytes("activation", "backward"))
     ahead = block if reshard_after_forward or not recompute else 0
     made = own + 2 * ahead + fresh * gradients + sent

@@ -10,7 +10,7 @@ to its part of them, and a gather moves bytes only where the weights are newer t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -18,21 +18,30 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from modicum.core.contracts.parameters import keeping_metadata
+from modicum.core.clock import WIRE
+from modicum.core.contracts.parameters import keeping_metadata, trainable
 from modicum.core.contracts.state import StateRegistry, View, model_view
-from modicum.core.contracts.strategy import Strategy
+from modicum.core.contracts.strategy import Ready, Strategy
 from modicum.core.errors import InputError
-from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.exchange import ShardExchange
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.observed_calls import label_of, naming
 from modicum.core.ranks.ranks import Ranks
-from modicum.core.ranks.sharding import whole
-from modicum.parallel.buffer_rows import EXCHANGE, BufferRows, laid_out
-from modicum.parallel.fsdp_wires import ExchangeWire, let_count, let_count_gathers
+from modicum.core.ranks.sharding import own_part
+from modicum.parallel.buffer_rows import EXCHANGE
+from modicum.parallel.fsdp_wires import (
+    Engines,
+    ExchangeWire,
+    SummingWire,
+    SumOnTheWire,
+    let_gather,
+    let_sum,
+)
+from modicum.parallel.sharded_groups import CopiedGroup, own_parameters, shapes_of_groups
+from modicum.parallel.sharded_matrices import MatrixGroup
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
 
@@ -44,9 +53,11 @@ class Sharded(Strategy):
             pass and gathers them again; if not, memory is taken for time.
         exchange: how gradients and weights are sent; None: as FSDP2 does, but that on a CPU
             gradients are summed by our own reduce-scatter.
+        matrices: sums gradients instead, as full matrices, once an update: before its last backward
+            pass they add up on each rank in full.
 
     Attributes:
-        engines: what has summed gradients on a CPU; they meter what this rank sends.
+        engines: what FSDP2's gathers and sums go by on a CPU; they meter what this rank sends.
 
     Source: Zhao et al., "PyTorch FSDP", VLDB 2023 (arXiv 2304.11277); `fully_shard`.
 
@@ -60,11 +71,18 @@ class Sharded(Strategy):
         layout: Layout,
         reshard_after_forward: bool = True,
         exchange: ShardExchange | None = None,
+        matrices: MatrixExchange | None = None,
     ) -> None:
         super().__init__(ranks, layout)
         self.reshard_after_forward, self.exchange = reshard_after_forward, exchange
-        self.engines: list[Collectives] = []
-        self._groups: list[_Group] = []
+        self.matrices, self._matrix_groups = matrices, list[MatrixGroup]()
+        self._modules: list[FSDPModule] = []
+        self.engines = Engines(ranks)
+        # Gradients of earlier micro-batches, by the group of their parameters.
+        self._added: dict[str, list[tuple[nn.Parameter, Tensor]]] = {}
+        self._in_groups: dict[str, list[nn.Parameter]] = {}
+        self._sum = SumOnTheWire(self._add)
+        self._groups: list[CopiedGroup] = []
         self._trained: list[nn.Parameter] = []
         self._micro_batch = 0
         codes = exchange is not None and not exchange.leaves_weights
@@ -75,7 +93,7 @@ class Sharded(Strategy):
                 field="parallel.reshard_after_forward",
                 value=True,
             )
-        if exchange is not None and layout.replicas > 1:
+        if (exchange or matrices) is not None and layout.replicas > 1:
             raise InputError(
                 "an exchange that codes gradients sums them over all ranks at once; "
                 "shard the weights over all of them",
@@ -119,35 +137,46 @@ class Sharded(Strategy):
             module.set_force_sum_reduction_for_comms(True)
         for name in methods:
             register_fsdp_forward_method(model, name)
-        if self.exchange is not None and not self.ranks.alone:
+        self._modules = _sharded_modules(model)
+        if self.matrices is not None and not self.ranks.alone:
+            self._connect_matrices(model, self.matrices)
+            if device.type == "cpu":
+                let_gather(_labelled(model), self.engines)
+        elif self.exchange is not None and not self.ranks.alone:
             self._connect(model, self.exchange)
             if self.exchange.leaves_weights and device.type == "cpu":
-                let_count_gathers(_labelled(model), self.ranks)
+                let_gather(_labelled(model), self.engines)
         elif device.type == "cpu":
-            self.engines = let_count(_labelled(model), self.ranks)
+            let_gather(_labelled(model), self.engines)
+            let_sum(_labelled(model), self.engines, self.ranks, self._sum)
 
     def _connect(self, model: nn.Module, exchange: ShardExchange) -> None:
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        for number, module in enumerate(_sharded_modules(model)):
-            if not hasattr(module, "set_custom_all_gather"):
-                raise InputError(
-                    "an exchange on FSDP2 needs a newer PyTorch", value=torch.__version__
-                )
-            shapes = {names[id(p)]: tuple(p.shape) for p in _own(cast(nn.Module, module))}
-            if not shapes:
-                continue
-            group = _Group(f"group {number}", shapes, exchange)
+        labels = {module: label for label, module in _labelled(model)}
+        for number, (module, shapes) in enumerate(shapes_of_groups(model, self._modules)):
+            group = CopiedGroup(f"group {number}", shapes, exchange)
             if not exchange.leaves_weights:
                 self._groups.append(group)
                 module.set_custom_all_gather(cast(Any, ExchangeWire(group.gather)))
-            reduced = partial(self._reduced, group)
-            module.set_custom_reduce_scatter(cast(Any, ExchangeWire(reduced)))
+            begin = partial(self._reduced, group)
+            wire = SummingWire(self.ranks.clock, begin, self._sum, labels[module])
+            module.set_custom_reduce_scatter(cast(Any, wire))
+
+    def _connect_matrices(self, model: nn.Module, exchange: MatrixExchange) -> None:
+        trained = {name for name, _ in trainable(model)}
+        for module, shapes in shapes_of_groups(model, self._modules):
+            own = {name: shape for name, shape in shapes.items() if name in trained}
+            group = MatrixGroup(label_of(list(shapes)), own, exchange)
+            self._matrix_groups.append(group)
+            module.set_custom_reduce_scatter(cast(Any, group))
+            # So that all ranks make the same calls, whichever parameters each of them used.
+            if hasattr(module, "set_reduce_scatter_unused_params"):
+                module.set_reduce_scatter_unused_params(True, recurse=False)
 
     def start(self, model: nn.Module) -> None:
         """Begin with a loaded model.
 
         Raises:
-            InputError: there is an exchange, and parameters that are not trained.
+            InputError: there is an exchange of weights, and parameters that are not trained.
         """
         frozen = next((n for n, p in model.named_parameters() if not p.requires_grad), None)
         if self._groups and frozen is not None:
@@ -158,18 +187,29 @@ class Sharded(Strategy):
                 value=frozen,
             )
         super().start(model)
-        if self.exchange is not None:
-            self.exchange.connect()
+        for exchange in (self.exchange, self.matrices):
+            if exchange is not None:
+                exchange.connect()
         self._trained = [parameter for _, parameter in self.trained(model)]
+        trained = set(self._trained)
+        for label, module in _labelled(model):
+            own = own_parameters(cast(nn.Module, module))
+            self._in_groups[label] = [p for p in dict.fromkeys(own) if p in trained]
+        # Between hosts FSDP2 sums what a sum within a host has given at once.
+        on_cpu = all(parameter.device.type == "cpu" for parameter in self._trained)
+        self._sum.waits = not on_cpu or self.layout.replicas > 1
 
     def held(self) -> Iterator[Tensor]:
-        """The copies that an exchange refreshes, once blocks were gathered."""
-        return (group.copy for group in self._groups if group.copy is not None)
+        """The copies that an exchange refreshes, once blocks were gathered; what one owes."""
+        yield from (group.copy for group in self._groups if group.copy is not None)
+        if self.matrices is not None:
+            yield from self.matrices.held()
 
     def register(self, registry: StateRegistry, model: nn.Module) -> None:
         """Register the weights; where an exchange sends differences, its copies too.
 
-        These are the view `exchange`. Without it they begin at the weights.
+        These are the view `exchange`. Without it they begin at the weights. An exchange of matrices
+        adds what it owes.
         """
         view = model_view(model)
 
@@ -182,6 +222,8 @@ class Sharded(Strategy):
         if self._groups and self.exchange is not None and self.exchange.stateful:
             device = next(model.parameters()).device
             registry.add_view(self._exchange_view(self.exchange, device))
+        for each in [] if self.matrices is None else self.matrices.views():
+            registry.add_view(each)
 
     def _exchange_view(self, exchange: ShardExchange, device: torch.device) -> View:
         mesh = self.layout.mesh(device.type)
@@ -205,16 +247,82 @@ class Sharded(Strategy):
     def before_backward(self, *, last: bool) -> None:
         """Count the backward passes of an update, in each of which gradients are summed."""
         super().before_backward(last=last)
+        self._land()
         first = all(parameter.grad is None for parameter in self._trained)
         self._micro_batch = 0 if first else self._micro_batch + 1
+        if self.matrices is None and not self._sum.waits:
+            # Sums take the place of gradients before they are there, so none is added to another.
+            for label, parameters in self._in_groups.items():
+                self._added[label] = [(p, p.grad) for p in parameters if p.grad is not None]
+                for parameter in parameters:
+                    parameter.grad = None
+        if self.matrices is not None:
+            self.matrices.discard()  # of an update that was interrupted
+            for parameter in self._trained:
+                parameter.grad = None  # what is added up is in the groups
+            for group in self._matrix_groups:
+                group.last = last
+                if first:
+                    group.clear()
 
-    def _reduced(self, group: _Group, gradients: Tensor) -> Tensor:
+    def after_backward(self) -> None:
+        """Wait for the sums that are on the wire."""
+        self._land()
+        if self.matrices is not None:
+            with self.ranks.clock(WIRE):
+                self.matrices.turn()
+                for group in self._matrix_groups:
+                    group.land()
+        super().after_backward()
+
+    def _land(self) -> None:
+        """Wait for a backward pass's last sum, after which gradients are those of all so far."""
+        self._sum.land()
+        for label in list(self._added):
+            self._add(label)
+
+    def _add(self, label: str) -> None:
+        """A group's sums are there: add those of earlier micro-batches."""
+        for parameter, gradient in self._added.pop(label, ()):
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                own_part(parameter.grad)[0].add_(own_part(gradient)[0])
+
+    def when_ready(self, model: nn.Module, handler: Ready) -> None:
+        """Have `handler` called as FSDP2 sums.
+
+        Raises:
+            InputError: an exchange sums matrices, which have landed after the backward pass alone.
+        """
+        if self.matrices is not None:
+            raise InputError(
+                "sums of matrices are there when the backward pass is over, so updates cannot be "
+                "made in it",
+                field="comm.method",
+            )
+        self._sum.waits = True
+        super().when_ready(model, handler)
+
+    def _reduced(self, group: CopiedGroup, gradients: Tensor, _: Any) -> Callable[[], Tensor]:
         """This rank's part of the sum, rounded anew in each pass."""
         rows = gradients.view(self.ranks.size, -1)
         with naming(group.label):
-            return group.exchange.reduce_scatter(rows, f"{group.name}/{self._micro_batch}")()
+            return group.exchange.reduce_scatter(rows, f"{group.name}/{self._micro_batch}")
 
     # Updates
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update the weights; only now is it owed what was left of the gradients."""
+        super().update(optimizer)
+        if self.matrices is not None:
+            self.matrices.commit()
+
+    def discard(self) -> None:
+        """Forget the gradients; what is owed stays as it was."""
+        super().discard()
+        if self.matrices is not None:
+            self.matrices.discard()
 
     def updated(self) -> None:
         """Weights are new, which the next gather of each finds."""
@@ -227,75 +335,6 @@ class Sharded(Strategy):
         """Give gathered weights back, so that parameters are the sharded ones again."""
         for module in _sharded_modules(model):
             module.reshard()
-
-
-class _Group:
-    """What FSDP2 gathers at once, and the copy of it that every rank holds.
-
-    Args:
-        shapes: of its parameters by name, in FSDP2's order.
-    """
-
-    def __init__(
-        self, name: str, shapes: Mapping[str, tuple[int, ...]], exchange: ShardExchange
-    ) -> None:
-        self.name, self.exchange = name, exchange
-        self._names, self._rows = list(shapes), BufferRows(shapes.values(), exchange.ranks.size)
-        self.label = label_of(self._names)
-        self.copy: Tensor | None = None
-        self.stale = False
-
-    def gather(self, shard: Tensor) -> Tensor:
-        """The copy [W, n], brought to this rank's row [n] of the weights, and the others', if new.
-
-        The first time they are sent as they are.
-        """
-        with naming(self.label):
-            if self.copy is None:
-                assert len(shard) == self._rows.width, f"FSDP2 orders {self.name} in another way"
-                self.copy = shard.new_empty(self._rows.shards, self._rows.width)
-                self.exchange.spread(self.copy, shard)()
-            elif self.stale:
-                self.exchange.refresh(self.copy, shard, self.name)()
-        self.stale = False
-        return self.copy
-
-    def read(self, mesh: DeviceMesh) -> dict[str, Any]:
-        """The copy by parameter, of which each rank gives the rows that it owns."""
-        if self.copy is None:
-            return {}
-        rank = self.exchange.ranks.rank
-        return {
-            f"copy/{name}": laid_out(
-                self._rows.part(self.copy[rank], index, rank), self._rows.shapes[index], mesh
-            )
-            for index, name in enumerate(self._names)
-        }
-
-    def write(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Take the copy up, if there is one."""
-        self.copy, self.stale = None, self.name in state.get("stale", ())
-        if f"copy/{self._names[0]}" not in state:
-            return
-        for index, name in enumerate(self._names):
-            value = whole(state[f"copy/{name}"])
-            if self.copy is None:
-                size = self._rows.shards, self._rows.width
-                self.copy = torch.zeros(size, dtype=value.dtype, device=device)
-            self._rows.put(self.copy, index, value)
-
-
-def _own(module: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters that FSDP2 gathers with a module, in its order: those of what is in it first.
-
-    What is in a module that is gathered by itself is left out; a shared parameter comes twice.
-    """
-    from torch.distributed.fsdp import FSDPModule
-
-    for child in module.children():
-        if not isinstance(child, FSDPModule):
-            yield from _own(child)
-    yield from module.parameters(recurse=False)
 
 
 def _labelled(model: nn.Module) -> list[tuple[str, FSDPModule]]:

@@ -99,7 +99,7 @@ class Room:
         if self.device != "cpu":
             return tuple(prediction.ledger.by_phase().values())
         expected = sum(self.record.kept_where(recompute=prediction.choice.recompute)) / 2
-        sizes = prediction.process_by_phase(self.base, expected, most=self.record.most_kept)
+        sizes = prediction.process_by_phase(self.base, expected)
         return tuple(with_headroom(size, self.base) for size in sizes)
 
     def holds(self, prediction: Prediction) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from modicum.adapters.widths import listed
@@ -24,7 +25,15 @@ from modicum.planner.predict import Choice, Prediction
 from modicum.planner.save_interval import first_choice
 from modicum.recipe import Recipe
 
+PRODUCT = "adapter.product"
 NOTHING_TRAVELS = "there is one rank, and nothing travels: gradients are used as they are"
+
+_IN_WORDS = {
+    (True, True): "built",
+    (False, False): "factored",
+    (True, False): "built forward alone",
+    (False, True): "built backward alone",
+}
 
 
 def explained(
@@ -47,6 +56,7 @@ def explained(
     rows += _narrow_matrices(recipe, prediction) + _thin_matrices(recipe, prediction)
     rows += _never(recipe, steps) + _before_an_epoch(recipe, epochs)
     rows += _larger_forms(recipe, prediction)
+    rows += [dict(kept[PRODUCT])] if PRODUCT in kept else product_rows(prediction)
     if MICRO in kept:
         rows.append({**kept[MICRO], "value": choice.micro_batch_size})
     elif training.micro_batch_size == "auto":
@@ -89,6 +99,24 @@ def _narrow(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:
     rank = getattr(recipe.method("adapter"), "rank", None)
     why = f"above the smaller width of {listed(found)}, where rank {enough} is enough"
     return [_row("adapter.rank", rank, why)]
+
+
+def product_rows(prediction: Prediction) -> list[JsonObject]:
+    """A row that says where an adapter builds its change, if it chooses that; `positions` stay."""
+    if not (found := prediction.built):
+        return []
+    named = [_IN_WORDS[built] for built in found.values()]
+    counts = Counter(named).most_common()
+    value = counts[0][0] if len(counts) == 1 else "by layer"
+    each = ", ".join(f"{word} in {count} layer{'s'[: count > 1]}" for word, count in counts)
+    why = f"less work for the {prediction.positions:,} positions of a micro-batch: {each}"
+    return [{**_row(PRODUCT, value, why), "positions": prediction.positions}]
+
+
+def planned_positions(rows: Iterable[JsonObject]) -> int | None:
+    """By how many positions the adapter's layers choose how to compute, if choices say so."""
+    found = (row["positions"] for row in rows if row["field"] == PRODUCT)
+    return next(found, None)
 
 
 def _narrow_matrices(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:

@@ -23,6 +23,7 @@ from modicum.planner.choose import (
 )
 from modicum.planner.cost import cost_of
 from modicum.planner.exchanges import wire_query
+from modicum.planner.explained import PRODUCT, planned_positions, product_rows
 from modicum.planner.length import Derived, RunLength, derived, shown_length
 from modicum.planner.predict import Prediction, predict
 from modicum.planner.profiles import Profile
@@ -103,8 +104,7 @@ class Plan:
         return self._process(sum(self._kept) / 2, staged=self._saves_on_the_way)
 
     def _process(self, kept: float, *, staged: bool = True) -> int:
-        base, most = self.process_base, self.record.most_kept
-        return self.prediction.process_bytes(base, kept, staged=staged, most=most)
+        return self.prediction.process_bytes(self.process_base, kept, staged=staged)
 
     @property
     def _kept(self) -> tuple[float, float]:
@@ -331,7 +331,11 @@ class Plan:
 
     def with_prepared(self, values: Mapping[str, Mapping[str, Any]]) -> Plan:
         """This plan, now that the adapter has found out from data what each layer gets."""
-        return replace(self, prepared=values).with_choices(self.choices)
+        made = replace(self, prepared=values).with_choices(self.choices)
+        if planned_positions(self.choices) != made.prediction.positions:
+            return made
+        others = [row for row in self.choices if row["field"] != PRODUCT]
+        return replace(made, choices=(*others, *product_rows(made.prediction)))
 
     def because(self, why: str) -> Plan:
         """The next revision, for a reason that chooses nothing."""

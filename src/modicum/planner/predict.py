@@ -111,6 +111,9 @@ class Prediction:
         thin_matrices: those of which the optimizer's density rounds to nothing, with their parts.
         larger_forms: layers whose form takes more bytes than a dense weight, with how many times
             as many.
+        positions: of a micro-batch.
+        built: layers whose adapter chooses by `positions` whether its change is built, forward and
+            backward, with what it chooses.
     """
 
     choice: Choice
@@ -128,6 +131,8 @@ class Prediction:
     coding_flops: int = 0
     thin_matrices: Mapping[str, int] = field(default_factory=dict)
     larger_forms: Mapping[str, float] = field(default_factory=dict)
+    positions: int = 0
+    built: Mapping[str, tuple[bool, bool]] = field(default_factory=dict)
 
     @property
     def peak_bytes(self) -> int:
@@ -166,22 +171,17 @@ class Prediction:
         there = [entry for entry in self.ledger.entries if entry.phases == ALWAYS]
         return sum(entry.bytes for entry in there if entry.place == "device")
 
-    def process_bytes(
-        self, base: int, kept: float, *, staged: bool = True, most: int | None = None
-    ) -> int:
+    def process_bytes(self, base: int, kept: float, *, staged: bool = True) -> int:
         """The process's resident size at its largest.
 
         Args:
             base: what it holds before the first tensor.
             kept: bytes that the allocator keeps next to each byte of tensors that come and go.
             staged: whether a checkpoint is still being written then, from a copy of the state.
-            most: bytes that it keeps in all, at most; None: as much as that.
         """
-        return max(self.process_by_phase(base, kept, staged=staged, most=most))
+        return max(self.process_by_phase(base, kept, staged=staged))
 
-    def process_by_phase(
-        self, base: int, kept: float, *, staged: bool = True, most: int | None = None
-    ) -> tuple[int, ...]:
+    def process_by_phase(self, base: int, kept: float, *, staged: bool = True) -> tuple[int, ...]:
         """The same, for each phase in which large tensors come and go.
 
         Of what comes and goes, small blocks take what they took in their worst phase: the C library
@@ -189,9 +189,8 @@ class Prediction:
         on its own, and given back when it is free. What is always there has no holes.
         """
         host = self.host_bytes if staged else 0
-        holes = self.small_bytes * kept
-        holes = holes if most is None else min(holes, most)
-        steady = base + host + self.lasting_bytes + self.small_bytes + round(holes)
+        holes = round(self.small_bytes * kept)
+        steady = base + host + self.lasting_bytes + self.small_bytes + holes
         return tuple(steady + self._mapped_bytes(phase) for phase in PHASES)
 
     @property
@@ -288,7 +287,8 @@ class Predictor:
             structure.narrow, treated(recipe, model), sent_dense(recipe, structure),
             narrow_matrices(recipe, model),
             coding_flops(recipe, structure) if choice.layout.ranks > 1 else 0,
-            thin_matrices(recipe, model), structure.larger_forms,
+            thin_matrices(recipe, model), structure.larger_forms, shape.positions,
+            structure.built(shape.positions),
         )  # fmt: skip
 
     def adapted_layers(self, recipe: Recipe, config: Any) -> list[str]:

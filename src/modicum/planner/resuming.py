@@ -9,11 +9,12 @@ from modicum.core.files import JsonObject
 from modicum.planner.auto_exchange import FIELD as EXCHANGE
 from modicum.planner.choose import COMPILE, DEVICE
 from modicum.planner.earlier_adapter import START
+from modicum.planner.explained import PRODUCT
 from modicum.planner.precision import PRECISION
 from modicum.recipe import Recipe
 from modicum.tasks.model_origins import PATH
 
-_CARRIED = (COMPILE, DEVICE, EXCHANGE, PATH, PRECISION, START)
+_CARRIED = (COMPILE, DEVICE, EXCHANGE, PATH, PRECISION, PRODUCT, START)
 
 
 def same_start(recipe: Recipe, ranks: int, row: Mapping[str, Any]) -> bool:

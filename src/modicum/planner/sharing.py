@@ -63,6 +63,13 @@ class Structure:
         """Layers narrower than the adapter's rank, with the largest rank that fits them."""
         return {} if self.adapter is None else narrow_layers(self.adapter, self.sites)
 
+    def built(self, positions: int) -> dict[str, tuple[bool, bool]]:
+        """By site whether the adapter's change is built, where the adapter chooses that."""
+        if self.adapter is None:
+            return {}
+        found = {site.name: self.adapter.built_at(site, positions) for site in self.sites}
+        return {name: built for name, built in found.items() if built is not None}
+
     @property
     def beyond_arithmetic(self) -> bool:
         """Whether traces know what is kept, and arithmetic does not.
@@ -293,6 +300,10 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
         return cut
     if isinstance(comm, MatrixMethod):
         micro_batches = model.shape.micro_batches
+        if comm.sums_matrices_on_rows:
+            return exchange_ledger.matrices_on_sharded(
+                cut, parts, micro_batches=micro_batches, exchange=comm.ledger
+            )
         return exchange_ledger.summed_on_sharded(
             cut, parts, micro_batches=micro_batches, exchange=exchange
         )

@@ -22,7 +22,6 @@ from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.step import StepContext, StepProgram
 from modicum.core.contracts.strategy import Strategy
-from modicum.core.contracts.trait_rules import MATRICES_ON_FSDP
 from modicum.core.errors import InputError
 from modicum.core.layers.basis_cache import bases_kept_in, own_folder
 from modicum.core.layers.full_model import FullModel, note_full_model
@@ -38,6 +37,7 @@ from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded
 from modicum.parallel.zero import Zero
 from modicum.planner import Plan
+from modicum.planner.explained import planned_positions
 from modicum.tasks import Data
 from modicum.trainer.compiled_blocks import compile_blocks
 
@@ -62,9 +62,7 @@ def build_strategy(plan: Plan, ranks: Ranks) -> Strategy:
         return Zero(ranks, layout, exchange, parallel.bucket, matrices)
     if layout.shards == 1:
         return Replicated(ranks, layout, parallel.bucket, matrices)
-    if matrices is not None:
-        raise InputError(MATRICES_ON_FSDP, field="parallel.strategy", value="fsdp")
-    return Sharded(ranks, layout, parallel.reshard_after_forward, exchange)
+    return Sharded(ranks, layout, parallel.reshard_after_forward, exchange, matrices)
 
 
 def same_inputs(
@@ -117,6 +115,8 @@ def wrapped(
         if method is not None:
             assert isinstance(method, Adapter)
             adapter = method.attach(model, seed=recipe.training.seed, prepared=prepared)
+            if (positions := planned_positions(plan.choices)) is not None:
+                adapter.plan_for(positions)
         elif isinstance(compressor := recipe.method("compress"), Compressor):
             compressor.freeze(model)
     model.recompute = plan.prediction.choice.recompute

@@ -9,11 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MATRICES_ON_FSDP = (
-    "fsdp sums the gradients of each backward pass as it shards them, and this sums full matrices "
-    "once an update; set parallel.strategy to ddp or zero"
-)
-
 
 @dataclass(frozen=True)
 class TraitRule:
@@ -265,7 +260,11 @@ RULES = (
         "what is left unsent of a gradient is owed once its update is made, and one uses gradients "
         "up in the backward pass, before it is known whether the update is made",
     ),
-    TraitRule("owes_gradients", "run_on_fsdp", MATRICES_ON_FSDP),
+    TraitRule(
+        "owes_gradients",
+        "run_hybrid",
+        "it sums full matrices over all ranks at once; set parallel.shard to null",
+    ),
     TraitRule(
         "codes_cut_weights",
         "run_whole_weights",

@@ -40,7 +40,7 @@ _PROGRAM = (
     "import runpy; sys.argv[1:] = given[1:]; "
     "runpy.run_module(given[0], run_name='__main__', alter_sys=True)"
 )
-_FORMAT = 11
+_FORMAT = 12
 Reads = Literal["new tokenizer", "tokenizer", "no text"]
 """What of text a run reads: all, to train its tokenizer on it; with one that is there; nothing."""
 # What of the environment changes what a process holds, or which kernels run.
@@ -71,15 +71,13 @@ class MachineRecord:
             that are loaded when they are first used, the tokenizer that it trains, kernels' code.
         with_tokenizer_bytes: the same of a run whose tokenizer is there; None: not measured.
         without_text_bytes: the same of a run that reads no text, but images; None: not measured.
-        without_text_kept: of such a run, what is kept next to a byte of tensors that come and go.
-        without_text_most: the most bytes that were kept so. Larger runs on images kept no more.
+        without_text_kept: of such a run, the least and the most that was kept next to a byte of
+            tensors that come and go: in the same run at several times; None: not measured.
         compiler_bytes: what of it are torch's compiler and what that imports. The first optimizer
             loads them; models of transformers do so before the plan is made.
         kept: of a byte of tensors that come and go, at the peak, what the allocator keeps next to
             it: the least and the most that was seen. Next to tensors that stay it keeps nothing.
         kept_again: the same where blocks run again in the backward pass; None: not measured.
-        most_kept: bytes that are kept at most, of the run that `of_run` was asked about; None:
-            no limit is known.
         efficiency: of a large matrix product's rate, the part that a training step reaches.
         half_efficiency: the same of a step in bf16, and also of the rate of a product in fp32.
         when: the date and time.
@@ -93,10 +91,8 @@ class MachineRecord:
     half_efficiency: float | None = None
     with_tokenizer_bytes: int | None = None
     without_text_bytes: int | None = None
-    without_text_kept: float | None = None
+    without_text_kept: tuple[float, float] | None = None
     kept_again: tuple[float, float] | None = None
-    without_text_most: int | None = None
-    most_kept: int | None = None
 
     @property
     def expected(self) -> float:
@@ -131,15 +127,13 @@ class MachineRecord:
         (7, 9)
         """
         loaded, kept, again = self.loaded_bytes, self.kept, self.kept_again
-        most = self.most_kept
         if reads == "tokenizer" and self.with_tokenizer_bytes is not None:
             loaded = self.with_tokenizer_bytes
         if reads == "no text" and self.without_text_bytes is not None:
             loaded = self.without_text_bytes
         if reads == "no text" and self.without_text_kept is not None:
-            kept, again = (self.without_text_kept, self.without_text_kept), None
-            most = self.without_text_most
-        return replace(self, loaded_bytes=loaded, kept=kept, kept_again=again, most_kept=most)
+            kept, again = self.without_text_kept, None
+        return replace(self, loaded_bytes=loaded, kept=kept, kept_again=again)
 
     def still_loaded(self) -> int:
         """`loaded_bytes` of this process, without what it has loaded already."""
@@ -318,6 +312,7 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
     """
     low, high = (float(each) for each in raw["kept"])
     least, most = (float(each) for each in raw["kept_again"])
+    fewest, greatest = (float(each) for each in raw["without_text_kept"])
     found = MachineRecord(
         int(raw["loaded_bytes"]),
         (low, high),
@@ -327,9 +322,8 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
         float(raw["half_efficiency"]),
         int(raw["with_tokenizer_bytes"]),
         int(raw["without_text_bytes"]),
-        float(raw["without_text_kept"]),
+        (fewest, greatest),
         (least, most),
-        int(raw["without_text_most"]),
     )
     bytes_make_sense = (
         0
@@ -337,8 +331,8 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
         <= min(found.of_run(reads).loaded_bytes for reads in get_args(Reads))
     )
     rates = (found.efficiency, found.efficiency_in(half=True))
-    images = found.of_run("no text").kept[0]
-    parts_make_sense = 0 <= low <= high < 10 and 0 <= least <= most < 10 and 0 <= images < 10
+    ranges = ((low, high), (least, most), (fewest, greatest))
+    parts_make_sense = all(0 <= less <= more < 10 for less, more in ranges)
     if bytes_make_sense and parts_make_sense and all(0 < rate < 100 for rate in rates):
         return found
     raise ValueError(f"not of a machine: {found}")

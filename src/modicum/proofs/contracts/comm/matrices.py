@@ -18,6 +18,7 @@ from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange, MatrixQuery
 from modicum.core.ranks.ranks import Ranks
 from modicum.parallel.replicated import Replicated
+from modicum.parallel.sharded import Sharded
 from modicum.parallel.zero import Zero
 from modicum.proofs.contracts.base import NotApplicable
 from modicum.proofs.contracts.comm.subjects import (
@@ -124,14 +125,15 @@ def check_matrices_regrouped(subject: CommSubject) -> None:
 
 @comm_check(expensive=True)
 def check_matrices_in_training(subject: CommSubject) -> None:
-    """On replicas and sharded masters: one model on all ranks, skipped updates change nothing."""
+    """On replicas, sharded masters and FSDP2: one model, skipped updates change nothing."""
     for found in on_two_ranks(in_training, matrices(subject)):
         for kind, one in found.items():
             assert one["alike"], f"{kind}: the ranks' weights differ"
             assert one["kept"], f"{kind}: an update with a NaN on one rank changed weights or state"
             assert one["finite"], f"{kind}: weights are not finite"
-        far = furthest_lists(found["zero"]["weights"], found["ddp"]["weights"])
-        assert far <= 1e-2, f"on sharded masters a weight is {far:.3g} from the replicas'"
+        for kind in found:
+            far = furthest_lists(found[kind]["weights"], found["ddp"]["weights"])
+            assert far <= 1e-2, f"on {kind} a weight is {far:.3g} from the replicas'"
 
 
 @comm_check(expensive=True, proves="transformers")
@@ -290,14 +292,18 @@ def _at(ranks: int) -> MatrixQuery:
 def in_training(ranks: Ranks, value: MatrixMethod) -> dict[str, Any]:
     """Weights of a small model after some updates, one of which is skipped."""
     found: dict[str, Any] = {}
-    for kind in ("ddp", "zero"):
+    for kind in ("ddp", "zero", *(("fsdp",) if value.sums_matrices_on_rows else ())):
         bound = value.bind(ExchangeContext(ranks, seed=5))
         strategy: Strategy
         if kind == "ddp":
             strategy = Replicated(ranks, Layout.of(ranks.size), 2000, bound)
-        else:
+        elif kind == "zero":
             strategy = Zero(ranks, bucket_bytes=2000, matrices=bound)
+        else:
+            strategy = Sharded(ranks, Layout.of(ranks.size, ranks.size), matrices=bound)
         model = Odd()
+        # FSDP2 sums gradients of one dtype at once.
+        strategy.cut(model, [model.wide, model.narrow], torch.device("cpu"))
         strategy.start(model)
         trained = [parameter for _, parameter in strategy.trained(model)]
         optimizer = torch.optim.SGD(trained, lr=0.1)

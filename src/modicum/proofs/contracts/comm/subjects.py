@@ -13,6 +13,7 @@ from modicum.core.contracts.method import Method
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.sharding import whole
 from modicum.proofs.contracts.base import NotApplicable, check
 
 CommSubject = type[Method] | Method
@@ -70,8 +71,8 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def weights(model: nn.Module) -> NamedWeights:
-    """Copies of all parameters by name."""
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
+    """Copies of all parameters by name, in full."""
+    return {name: whole(value.detach()).clone() for name, value in model.named_parameters()}
 
 
 def furthest(one: NamedWeights, other: NamedWeights) -> float:
