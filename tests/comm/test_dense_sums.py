@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from modicum.comm.dense_sums import DenseSums
 from modicum.core.contracts.ledger import Ledger
 from modicum.core.contracts.strategy import Strategy
-from modicum.core.errors import InputError
 from modicum.core.ranks.ddp_hook import DDPHook
 from modicum.core.ranks.exchange import SHARD, ExchangeContext, ExchangeQuery
 from modicum.core.ranks.layout import Layout
@@ -273,8 +272,6 @@ def test_the_ledger_of_fsdp_has_its_sums_and_fsdps_gathers() -> None:
     assert sent["all_gather"] in cut.wire
 
 
-def test_replicas_of_shards_are_refused_with_the_reason() -> None:
-    recipe = Recipe(comm={"method": "dense_sums"}, parallel={"strategy": "fsdp", "shard": 2})
-    assert layouts(Recipe(comm={"method": "dense_sums"}, parallel={"strategy": "fsdp"}), 2)
-    with pytest.raises(InputError, match=r"set parallel\.shard to null"):
-        layouts(recipe, 4)
+def test_it_goes_with_replicas_of_shards() -> None:
+    for parallel, ranks in (({"strategy": "fsdp"}, 2), ({"strategy": "fsdp", "shard": 2}, 4)):
+        assert layouts(Recipe(comm={"method": "dense_sums"}, parallel=parallel), ranks)

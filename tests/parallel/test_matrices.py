@@ -12,7 +12,7 @@ from pool import Pool
 from torch import Tensor, nn
 
 from modicum.checkpoint import CheckpointStore
-from modicum.comm import ACPSGD, PowerSGD
+from modicum.comm import ACPSGD, DenseSums, PowerSGD
 from modicum.comm.base import MatrixMethod
 from modicum.core.contracts.state import StateRegistry, optimizer_view
 from modicum.core.contracts.strategy import Strategy
@@ -63,6 +63,8 @@ class Run:
             self.strategy = Zero(ranks, bucket_bytes=1000, matrices=exchange)
         elif kind == "fsdp":
             self.strategy = Sharded(ranks, Layout.of(ranks.size, ranks.size), matrices=exchange)
+        elif kind == "hybrid":
+            self.strategy = Sharded(ranks, Layout.of(ranks.size, 2), matrices=exchange)
         else:
             self.strategy = Replicated(ranks, Layout.of(ranks.size), 1000, exchange)
         self.model = Small().to(torch.bfloat16 if half else torch.float32)
@@ -106,8 +108,13 @@ class Run:
         }
 
 
+def context_of(ranks: Ranks, kind: str) -> ExchangeContext:
+    hybrid = Layout.of(ranks.size, 2) if kind == "hybrid" else None
+    return ExchangeContext(ranks, seed=4, hybrid=hybrid)
+
+
 def run_of(ranks: Ranks, kind: str, method: str, half: bool = False) -> Run:
-    return Run(ranks, kind, METHODS[method].bind(ExchangeContext(ranks, seed=4)), half)
+    return Run(ranks, kind, METHODS[method].bind(context_of(ranks, kind)), half)
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -151,6 +158,40 @@ def test_owners_rebuild_what_replicas_do(pool: Pool, method: str) -> None:
             for name, weight in found.items():
                 torch.testing.assert_close(weight, replicas[0][name], rtol=1e-4, atol=1e-5)
             assert same(found, ranks[0])
+
+
+def dense_on(ranks: Ranks, kind: str, value: MatrixMethod | None) -> tuple[Weights, int]:
+    """Weights after some updates with sums that are not compressed, and what was sent for them."""
+    context = context_of(ranks, kind)
+    exchange = MatrixExchange(context) if value is None else value.bind(context)
+    run = Run(ranks, kind, exchange)
+    for step in range(4):
+        run.step(step)
+    return run.weights(), exchange.wire.meter.bytes["all_reduce"]
+
+
+@ranked
+def test_hosts_sum_the_rows_of_their_ranks(pool: Pool) -> None:
+    plain = pool.run(dense_on, "ddp", None, ranks=4)[0][0]
+    found = pool.run(dense_on, "hybrid", None, ranks=4)
+    half = pool.run(dense_on, "hybrid", DenseSums(dtype="bf16"), ranks=4)
+    for (weights, sent), (rounded, fewer) in zip(found, half, strict=True):
+        assert same(weights, found[0][0])
+        assert same(rounded, half[0][0])
+        for name, weight in weights.items():
+            torch.testing.assert_close(weight, plain[name], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(rounded[name], plain[name], rtol=0.05, atol=1e-2)
+        assert 2 * fewer == sent
+    assert any(not torch.equal(half[0][0][name], found[0][0][name]) for name in plain)
+
+
+@ranked
+@pytest.mark.parametrize("method", ["acp_sgd", "powersgd"])
+def test_hosts_sum_low_rank_rows_alike(pool: Pool, method: str) -> None:
+    found = pool.run(trained, "hybrid", method, ranks=4)
+    plain = pool.run(dense_on, "ddp", None, ranks=4)[0][0]
+    assert all(same(weights, found[0]) for weights in found)
+    assert apart(found[0], plain) < 0.2 * apart(plain, {n: torch.zeros(()) for n in plain})
 
 
 def halved(ranks: Ranks, kind: str, compressed: bool) -> tuple[Weights, set[Any]]:
@@ -200,10 +241,10 @@ def skipped(ranks: Ranks, kind: str, method: str) -> tuple[bool, bool]:
 
 
 @ranked
-@pytest.mark.parametrize("kind", ["ddp", "zero", "fsdp"])
+@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 2), ("zero", 2), ("fsdp", 2), ("hybrid", 4)])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_skipped_update_leaves_no_trace(pool: Pool, kind: str, method: str) -> None:
-    assert pool.run(skipped, kind, method) == [(True, True)] * 2
+def test_a_skipped_update_leaves_no_trace(pool: Pool, kind: str, ranks: int, method: str) -> None:
+    assert pool.run(skipped, kind, method, ranks=ranks) == [(True, True)] * ranks
 
 
 def saved(ranks: Ranks, folder: Path, kind: str, method: str, at: int) -> Any:
@@ -234,19 +275,23 @@ def taken_up(ranks: Ranks, folder: Path, kind: str, method: str, at: int, save: 
     return owed, run.weights()
 
 
-def debts(run: Run) -> Weights:
+def debts(run: Run) -> dict[str, Any]:
     view = run.registry.views["owed"]
-    return {name: value.clone() for name, value in view.read().items()}
+    owed = view.read().items()
+    return {n: value.clone() if isinstance(value, Tensor) else value for n, value in owed}
 
 
 @ranked
-@pytest.mark.parametrize(("kind", "at"), [("ddp", 3), ("zero", 2), ("zero", 1), ("fsdp", 3)])
+@pytest.mark.parametrize(
+    ("kind", "at"), [("ddp", 3), ("zero", 2), ("zero", 1), ("fsdp", 3), ("hybrid", 3)]
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_resumes_to_the_bit(
     pool: Pool, tmp_path: Path, kind: str, method: str, at: int
 ) -> None:
-    there = pool.run(saved, tmp_path, kind, method, at)
-    again = pool.run(taken_up, tmp_path, kind, method, at, False)
+    ranks = 4 if kind == "hybrid" else 2
+    there = pool.run(saved, tmp_path, kind, method, at, ranks=ranks)
+    again = pool.run(taken_up, tmp_path, kind, method, at, False, ranks=ranks)
     for (owed, weights), (owed_again, weights_again) in zip(there, again, strict=True):
         assert same(owed, owed_again)
         assert same(weights, weights_again)
@@ -268,6 +313,30 @@ def test_other_numbers_of_ranks_owe_as_much(
         for total in others:
             assert float((total - wanted).norm() / wanted.norm()) < 1e-6
     assert all(same(weights, four[0][1]) for _, weights in four)
+
+
+@ranked
+@pytest.mark.parametrize(("before", "after"), [("hybrid", "ddp"), ("ddp", "hybrid")])
+def test_other_ways_to_share_owe_as_much(
+    pool: Pool, tmp_path: Path, before: str, after: str
+) -> None:
+    """Ranks are as many, and what each owes is of other rows; hosts' debts add up row by row."""
+    there = pool.run(saved, tmp_path, before, "acp_sgd", 3, ranks=4)
+    again = pool.run(taken_up, tmp_path, after, "acp_sgd", 3, False, ranks=4)
+    for name in ("first.weight", "second.weight"):
+        one, other = (total_owed([owed for owed, _ in each], name) for each in (there, again))
+        assert float((one - other).norm() / one.norm()) < 1e-6
+    assert all(same(weights, again[0][1]) for _, weights in again)
+
+
+def total_owed(ranks: list[dict[str, Any]], name: str) -> Tensor:
+    """What all ranks owe of a parameter together."""
+    total = torch.zeros(19, 13, dtype=torch.float64)
+    total = total if name == "first.weight" else total.T.contiguous()
+    for owed in ranks:
+        first, end, _ = owed.get(f"{name}@rows", (0, len(total), len(total)))
+        total[first:end] += owed[name].double()
+    return total
 
 
 def test_owes_and_updates_in_the_backward_pass_do_not_combine() -> None:

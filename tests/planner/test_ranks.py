@@ -116,8 +116,14 @@ def test_a_plan_says_which_gradients_travel_as_they_are(new):
         assert made.prediction.wire_bytes < plain.prediction.wire_bytes
         assert "norm" in why(made, "comm.method")
         assert "travel as they are" in why(made, "comm.method")
-    with pytest.raises(InputError, match="sums full matrices over all ranks at once"):
-        plan(new(parallel={"strategy": "fsdp", "shard": 2}, comm=comm), ranks=4)
+    hybrid = {"strategy": "fsdp", "shard": 2}
+    made = plan(new(parallel=hybrid, comm=comm), ranks=4)
+    plain = plan(new(parallel=hybrid), ranks=4)
+    rows = [each.prediction.wire_rows() for each in (made, plain)]
+    sent = [{row["collective"]: row["bytes"] for row in each} for each in rows]
+    assert sent[0]["all_reduce"] < sent[1]["all_reduce"]
+    assert {**sent[0], "all_reduce": 0} == {**sent[1], "all_reduce": 0}
+    assert "weights are gathered as before" in why(made, "comm.method")
 
 
 def test_ranks_to_come_share_this_process_s_rate_and_memory(new):

@@ -142,7 +142,8 @@ class MoSA(Adapter):
 
     Experts take turns in modicum's trainer by themselves. Another loop calls `adapter.steps()`, and
     `update()` of that after each optimizer step; with two passes it also repeats the rows, as here.
-    Without steps the merged adapter is trained. `transformers.Trainer` takes one pass alone.
+    Without steps the merged adapter is trained. `transformers.Trainer` takes `steps().callback()`,
+    which repeats rows itself.
 
     Args:
         experts: E; 1 is the plain adapter.

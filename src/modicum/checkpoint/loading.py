@@ -168,8 +168,11 @@ class Checkpoint:
         if not view.per_rank:
             return SavedView(self.folder, self.content, view.name, view.like)
         if self.saved_by == self.ranks.size:
-            own = own_name(view.name, self.ranks.rank)
-            return SavedView(self.folder, self.content, own, view.like)
+            own = SavedView(
+                self.folder, self.content, own_name(view.name, self.ranks.rank), view.like
+            )
+            if view.suits is None or view.suits(own):
+                return own
         if view.regroup is None:
             raise InputError(
                 f"{view.name!r} was saved by {self.saved_by} ranks and cannot be taken up by "

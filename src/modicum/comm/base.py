@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
@@ -108,9 +108,6 @@ class Schedule(Method):
 class MatrixMethod(Method):
     """What full gradient matrices look like on the wire; the value of every such method."""
 
-    late_part: ClassVar[float] = 0.0
-    """The part of its bytes that can leave only when the backward pass is over."""
-
     def ddp_hook(self, model: nn.Module, *, seed: int = 0) -> DDPHook:
         """Sum the gradients of a model in DistributedDataParallel so; all ranks call this.
 
@@ -164,6 +161,14 @@ class MatrixMethod(Method):
     def coding_flops(self, shapes: Iterable[TensorShape]) -> int:
         """Operations of an update for what is sent, and for what is made of it, at each rank."""
         return 0
+
+    def late_part(self, calls: int) -> float:
+        """The part of its bytes that can leave only when the backward pass is over.
+
+        Args:
+            calls: that it makes in an update, at least one.
+        """
+        return 0.0
 
     def dense(self, shapes: Mapping[str, TensorShape]) -> list[str]:
         """The names of the gradients that travel as they are, since nothing would be saved."""

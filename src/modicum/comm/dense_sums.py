@@ -30,8 +30,8 @@ class DenseSumsExchange(MatrixExchange):
     def __init__(self, method: DenseSums, context: ExchangeContext) -> None:
         super().__init__(context)
         self.value = method
-        self._scale = method.scale_on(self.ranks.size)
-        self.message_dtype = method.dtype_on(self.ranks.size)
+        self._scale = method.scale_on(self.peers)
+        self.message_dtype = method.dtype_on(self.peers)
 
     @torch.no_grad()
     def encode(self, name: str, gradient: Tensor) -> Tensor:
@@ -77,7 +77,8 @@ class DenseSums(MatrixMethod):
 
     On replicas a bucket is one all-reduce, whose sums on more than two ranks are rounded on the
     way as well. Where optimizer state or weights are sharded, owners are sent 16 bits and add up in
-    fp32; weights travel as they are, on FSDP2 by its own gathers.
+    fp32; weights travel as they are, on FSDP2 by its own gathers. With hybrid sharding ranks of a
+    host sum as FSDP2 does, and 16 bits travel between hosts.
 
     Args:
         dtype: of a number on the wire. What rounds is never chosen for a run that did not ask.
@@ -109,7 +110,6 @@ class DenseSums(MatrixMethod):
         "arXiv 2006.15704",
         claim="in 16 bits, the loss of 32 at half of the bytes",
         traits=("crosses_wire", "exact_resume", "compiles"),
-        excludes=(("run_hybrid", "it sums over all ranks at once; set parallel.shard to null"),),
         evidence="verified against code",
         tiny={"dtype": "bf16"},
     )

@@ -30,10 +30,16 @@ from modicum.core.ranks.matrix_exchange import (
 )
 
 FACTORS, OWED = "exchange", "owed"  # views of a run's state
+ROWS, LAYOUT = "@rows", "@layout"  # next to what a rank owes of rows of gradients
 
 
 class LowRankMethod(MatrixMethod):
     """The value of a method that sends rank-r factors of gradient matrices.
+
+    Every rank holds what it owes of full matrices, also where weights are sharded: 4 bytes a
+    number. On FSDP2 gradients of micro-batches add up in full too, and each rank rebuilds its rows;
+    with hybrid sharding the ranks of a host sum as FSDP2 does, and rows are compressed between
+    hosts, so a rank owes of its rows alone.
 
     Args:
         rank: r; of a matrix n by m the smallest of the three.
@@ -162,7 +168,7 @@ class LowRankExchange(MatrixExchange):
 
     @property
     def _dense_now(self) -> bool:
-        return self.ranks.alone or self.step < self.method.start_after
+        return self.peers == 1 or self.step < self.method.start_after
 
     @torch.no_grad()
     def encode(self, name: str, gradient: Tensor) -> Tensor:
@@ -214,55 +220,94 @@ class LowRankExchange(MatrixExchange):
         """Factors and the number of updates, alike on all ranks; what each rank owes is its own."""
         return [
             View(FACTORS, self.state_dict, self.load_state_dict),
-            View(OWED, self.owed, self.owe, per_rank=True, regroup=regrouping(self.ranks.size)),
-        ]
+            View(
+                OWED, self.owed, self.owe, per_rank=True,
+                regroup=regrouping(self.peers, self.rows), suits=self._suits,
+            ),
+        ]  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """The number of updates and the factors."""
+        return {"step": self.step, **({} if self.rows else self._named_factors())}
+
+    def _named_factors(self) -> dict[str, Tensor]:
         named = ((f"{name}/{side}", each) for name, two in self._factors.items()
                  for side, each in zip("PQ", two, strict=True))  # fmt: skip
-        return {"step": self.step, **dict(named)}
+        return dict(named)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take them up."""
         self.discard()
         self.step, self._factors = int(state["step"]), {}
+        if not self.rows:  # else they are each rank's own
+            self._take_factors(state)
+
+    def _take_factors(self, state: Mapping[str, Any]) -> None:
         for key in state:
             name, _, side = key.rpartition("/")
             if side == "P":
                 p, q = (self._own(state[f"{name}/{each}"]) for each in "PQ")
                 self._factors[name] = p, q
 
-    def owed(self) -> dict[str, Tensor]:
-        """What this rank owes, by the names of gradients."""
-        return dict(self._errors)
+    def owed(self) -> dict[str, Any]:
+        """What this rank owes, by the names of gradients; of rows of them, also of which."""
+        if not self.rows:
+            return dict(self._errors)
+        own = {f"{name}{ROWS}": list(self.rows[name]) for name in self._errors}
+        return {**self._errors, **own, **self._named_factors(), LAYOUT: self._layout}
 
     def owe(self, state: Mapping[str, Any]) -> None:
         """Take that up."""
-        self._errors = {name: self._own(state[name]) for name in state}
+        names = [name for name in state if isinstance(state[name], Tensor)]
+        factors = {name for name in names if name.endswith(("/P", "/Q"))}
+        self._errors = {name: self._own(state[name]) for name in names if name not in factors}
+        if factors:
+            self._take_factors({name: state[name] for name in factors})
+
+    @property
+    def _layout(self) -> list[int] | None:
+        """How ranks share weights, where gradients are rows of them."""
+        found = self.context.hybrid
+        return [found.replicas, found.shards] if self.rows and found is not None else None
+
+    def _suits(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state is of ranks that share weights as these do."""
+        return state.get(LAYOUT) == self._layout
 
     def _own(self, value: Tensor) -> Tensor:
         return value.to(self.context.device_type, copy=True)
 
 
-def regrouping(ranks: int) -> Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]:
+def regrouping(
+    peers: int, rows: Mapping[str, tuple[int, int, int]]
+) -> Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]:
     """Makes a rank's debts of those of all old ranks: an equal share, so their sum stays.
 
+    Args:
+        peers: how many ranks will sum a gradient.
+        rows: which rows of a parameter the gradients of this rank are, if they are no full ones.
+
     >>> old = [{"weight": torch.tensor([1.0])}, {"weight": torch.tensor([2.0])}, {}]
-    >>> regrouping(2)(old)["weight"].tolist()
+    >>> regrouping(2, {})(old)["weight"].tolist()
     [1.5]
     """
 
     def regroup(states: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        names = dict.fromkeys(name for state in states for name in state)
-        shares: dict[str, Tensor] = {}
-        for name in names:
-            total = torch.zeros(())
-            for state in states:
-                if name in state:
-                    total = total + state[name]
-            shares[name] = total / ranks
-        return shares
+        totals: dict[str, Tensor] = {}
+        for state in states:
+            for name in state:
+                if name == LAYOUT or name.endswith((ROWS, "/P", "/Q")):
+                    continue
+                value = state[name]
+                if name not in totals:
+                    known = state[f"{name}{ROWS}"][2] if f"{name}{ROWS}" in state else len(value)
+                    totals[name] = value.new_zeros(known, *value.shape[1:])
+                first = state[f"{name}{ROWS}"][0] if f"{name}{ROWS}" in state else 0
+                totals[name][first : first + len(value)] += value
+        if not rows:
+            return {name: total / peers for name, total in totals.items()}
+        own = {name: rows[name] for name in totals if name in rows}
+        return {name: totals[name][first:end] / peers for name, (first, end, _) in own.items()}
 
     return regroup
 

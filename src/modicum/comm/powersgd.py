@@ -10,11 +10,13 @@ from torch import Tensor
 from modicum.comm.low_rank import LowRankExchange, LowRankMethod, orthogonal
 from modicum.core.contracts.method import Info
 from modicum.core.ranks.exchange import ExchangeContext
-from modicum.core.ranks.matrix_exchange import GradientSum, ProductSum
+from modicum.core.ranks.matrix_exchange import BEHIND, GradientSum, ProductSum
 
 
 class PowerSGDExchange(LowRankExchange):
     """P = orth(sum of M Q), then Q = sum of M^T P: two calls, of which the second waits."""
+
+    sums_twice = True
 
     def __init__(self, method: PowerSGD, context: ExchangeContext) -> None:
         super().__init__(method, context)
@@ -35,7 +37,7 @@ class PowerSGDExchange(LowRankExchange):
         matrix, basis = self.compressed(name), self._bases.pop(name)
         assert matrix is not None
         assert second is not None
-        error = matrix.addmm_(basis, second.T, alpha=-1 / self.ranks.size)
+        error = matrix.addmm_(basis, second.T, alpha=-1 / self.peers)
         self.stage(name, error, (basis, second))
         return ProductSum(basis, second, self.shape(name))
 
@@ -49,8 +51,9 @@ class PowerSGD(LowRankMethod):
 
     Each rank sends M Q, all orthogonalize the sum P, and send M^T P; Q of one update begins the
     next one. What P Q^T leaves of a rank's gradient is added to its next one. A matrix n by m takes
-    r (n + m) numbers in place of n m, in two calls that wait for one another: the first of each
-    bucket travels during the backward pass, the second after it. Prefer ACP-SGD, which sends half;
+    r (n + m) numbers in place of n m, in two calls that wait for one another: the second of a
+    bucket begins when two more have begun, those of the last two after the backward pass. Prefer
+    ACP-SGD, which sends half;
     this is the baseline.
 
     Next to PyTorch's hook, any number of buckets is right on gloo, whose calls are here issued in
@@ -89,7 +92,9 @@ class PowerSGD(LowRankMethod):
         tiny={"rank": 2},
     )
     halves: ClassVar[int] = 2
-    late_part: ClassVar[float] = 0.5
+
+    def late_part(self, calls: int) -> float:
+        return min(0.5, BEHIND / calls)
 
     def bind(self, context: ExchangeContext) -> PowerSGDExchange:
         """The exchange among these ranks; all of them call this."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.distributed import Store
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import Placement
 
 COMPILED_NAME = "_orig_mod"
@@ -246,6 +247,22 @@ def default_store() -> Store:
 def set_reducer_group(model: nn.Module, group: Any) -> None:
     """Have DistributedDataParallel's reducer exchange by this group, `_update_process_group`."""
     model.reducer._update_process_group(group)  # type: ignore[operator, union-attr]
+
+
+def gather_early(module: FSDPModule) -> bool:
+    """Let FSDP2 begin gathers ahead, `_set_unshard_async_op`; whether it can."""
+    if not hasattr(module, "_set_unshard_async_op"):
+        return False
+    module._set_unshard_async_op(True)
+    return True
+
+
+def forget_partial_sums(module: FSDPModule) -> None:
+    """Free the sums that FSDP2 keeps until it sums over replicas, `_partial_reduce_output`."""
+    state = module._get_fsdp_state()
+    for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
+        if group is not None:
+            group._partial_reduce_output = None
 
 
 # The profiler

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from modicum.core.contracts.ledger import Entry, Ledger, Phase, TrainedParameter
 from modicum.core.ranks.exchange import ExchangeQuery, ShardExchange
+from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixQuery, TensorShape
 from modicum.parallel.ledger import GatheredGroups
 
@@ -192,12 +193,24 @@ def summed_on_sharded(
     return replace(ledger, wire=kept) + exchange(site)
 
 
+def exchanged(shapes: Sequence[TensorShape], layout: Layout) -> list[TensorShape]:
+    """The shapes of what an exchange of matrices sums: gradients, on hybrid sharding their rows.
+
+    >>> exchanged([(5, 3), (2,)], Layout(replicas=2, shards=2))
+    [(3, 3), (1,)]
+    """
+    if layout.replicas == 1 or layout.shards == 1:
+        return [tuple(shape) for shape in shapes]
+    return [(-(-shape[0] // layout.shards), *shape[1:]) for shape in shapes]
+
+
 def matrices_on_sharded(
     ledger: Ledger, parts: GatheredGroups, *, micro_batches: int, exchange: MatrixLedger
 ) -> Ledger:
     """The ledger of FSDP2 where an exchange of matrices sums gradients; it gathers weights itself.
 
-    Before an update's last micro-batch they add up in full on each rank.
+    Before an update's last micro-batch they add up in full on each rank. On hybrid sharding FSDP2
+    sums within a host, and the exchange sums a rank's rows over the hosts.
 
     Args:
         ledger: of FSDP2 without it.
@@ -206,9 +219,13 @@ def matrices_on_sharded(
     """
     # In the order in which gradients are sent: what no block holds comes last.
     groups = [group for group in (*reversed(parts.blocks), parts.root) if group.trained]
-    query = MatrixQuery(tuple(g.trained for g in groups), parts.layout.shards, counted=False)
-    kept = tuple(wire for wire in ledger.wire if wire.collective != "reduce_scatter")
-    phases: tuple[Phase, ...] = ("forward", "loss") if micro_batches > 1 else ()
+    layout = parts.layout
+    hybrid = layout.replicas > 1
+    buckets = tuple(tuple(exchanged(group.trained, layout)) for group in groups)
+    query = MatrixQuery(buckets, layout.replicas if hybrid else layout.shards, counted=False)
+    replaced = "all_reduce" if hybrid else "reduce_scatter"
+    kept = tuple(wire for wire in ledger.wire if wire.collective != replaced)
+    phases: tuple[Phase, ...] = ("forward", "loss") if micro_batches > 1 and not hybrid else ()
     whole = sum(group.gradients for group in groups)
     added = Entry("gradient", whole, phases, "gradients that add up")
     return replace(ledger, wire=kept) + Ledger.of(added) + exchange(query)

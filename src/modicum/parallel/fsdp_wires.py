@@ -19,12 +19,13 @@ from modicum.core.clock import WIRE, Clock
 from modicum.core.ranks.call_queue import CollectiveHandle
 from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.torch_private import gather_early
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 
-class Allocating:
+class OrdinaryBuffers:
     """A wire whose buffers are ordinary ones."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -68,7 +69,7 @@ class SumOnTheWire:
         self._landed(label)
 
 
-class ExchangeWire(Allocating):
+class ExchangeWire(OrdinaryBuffers):
     """Gathers a group's weights by an exchange of ours.
 
     Args:
@@ -114,7 +115,7 @@ class _Gathering(dist.Work):
         return self._handle.done
 
 
-class GatheringWire(Allocating):
+class GatheringWire(OrdinaryBuffers):
     """Gathers a group's weights by the engine of its process group.
 
     Args:
@@ -136,7 +137,7 @@ class GatheringWire(Allocating):
         return None
 
 
-class SummingWire(Allocating):
+class SummingWire(OrdinaryBuffers):
     """Sums of gradients by a reduce-scatter of ours.
 
     gloo's is an all-reduce inside, which sends twice as much as it must, and more.
@@ -200,6 +201,5 @@ def let_gather(modules: Iterable[tuple[str, FSDPModule]], engines: Engines) -> N
         if not hasattr(module, "set_custom_all_gather"):
             continue
         module.set_custom_all_gather(cast(Any, GatheringWire(engines, label)))
-        if hasattr(module, "_set_unshard_async_op"):
-            module._set_unshard_async_op(True)
+        if gather_early(module):
             module.set_modules_to_forward_prefetch([m for _, m in modules[place + 1 : place + 2]])

@@ -29,6 +29,7 @@ from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.observed_calls import label_of, naming
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import own_part
+from modicum.core.torch_private import forget_partial_sums
 from modicum.parallel.buffer_rows import EXCHANGE
 from modicum.parallel.fsdp_wires import (
     Engines,
@@ -39,7 +40,7 @@ from modicum.parallel.fsdp_wires import (
     let_sum,
 )
 from modicum.parallel.sharded_groups import CopiedGroup, own_parameters, shapes_of_groups
-from modicum.parallel.sharded_matrices import MatrixGroup
+from modicum.parallel.sharded_matrices import HostsGroup, MatrixGroup
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -75,7 +76,7 @@ class Sharded(Strategy):
     ) -> None:
         super().__init__(ranks, layout)
         self.reshard_after_forward, self.exchange = reshard_after_forward, exchange
-        self.matrices, self._matrix_groups = matrices, list[MatrixGroup]()
+        self.matrices, self._matrix_groups = matrices, list[MatrixGroup | HostsGroup]()
         self._modules: list[FSDPModule] = []
         self.engines = Engines(ranks)
         # Gradients of earlier micro-batches, by the group of their parameters.
@@ -93,7 +94,7 @@ class Sharded(Strategy):
                 field="parallel.reshard_after_forward",
                 value=True,
             )
-        if (exchange or matrices) is not None and layout.replicas > 1:
+        if exchange is not None and layout.replicas > 1:
             raise InputError(
                 "an exchange that codes gradients sums them over all ranks at once; "
                 "shard the weights over all of them",
@@ -165,7 +166,13 @@ class Sharded(Strategy):
         trained = {name for name, _ in trainable(model)}
         for module, shapes in shapes_of_groups(model, self._modules):
             own = {name: shape for name, shape in shapes.items() if name in trained}
-            group = MatrixGroup(label_of(list(shapes)), own, exchange)
+            group: MatrixGroup | HostsGroup
+            if self.layout.replicas > 1:
+                label = label_of(list(shapes))
+                group = HostsGroup(label, own, exchange, self.engines, self.layout)
+                module.set_requires_all_reduce(False, recurse=False)
+            else:
+                group = MatrixGroup(label_of(list(shapes)), own, exchange)
             self._matrix_groups.append(group)
             module.set_custom_reduce_scatter(cast(Any, group))
             # So that all ranks make the same calls, whichever parameters each of them used.
@@ -191,6 +198,10 @@ class Sharded(Strategy):
             if exchange is not None:
                 exchange.connect()
         self._trained = [parameter for _, parameter in self.trained(model)]
+        named = dict(model.named_parameters())
+        for group in self._matrix_groups:
+            if isinstance(group, HostsGroup):
+                group.parameters = [named[name] for name in group.names]
         trained = set(self._trained)
         for label, module in _labelled(model):
             own = own_parameters(cast(nn.Module, module))
@@ -258,7 +269,7 @@ class Sharded(Strategy):
                     parameter.grad = None
         if self.matrices is not None:
             self.matrices.discard()  # of an update that was interrupted
-            for parameter in self._trained:
+            for parameter in self._trained if self.layout.replicas == 1 else ():
                 parameter.grad = None  # what is added up is in the groups
             for group in self._matrix_groups:
                 group.last = last
@@ -273,6 +284,8 @@ class Sharded(Strategy):
                 self.matrices.turn()
                 for group in self._matrix_groups:
                     group.land()
+            for module in self._modules if self.layout.replicas > 1 else ():
+                forget_partial_sums(module)
         super().after_backward()
 
     def _land(self) -> None:

@@ -62,7 +62,10 @@ def wire_query(recipe: Recipe, prediction: Prediction, device: str, rate: float)
     Args:
         rate: operations a second that a step reaches.
     """
-    comm, choice = recipe.method("comm"), prediction.choice
+    comm, choice, late = recipe.method("comm"), prediction.choice, 0.0
+    if isinstance(comm, MatrixMethod):
+        sums = (w.count for w in prediction.ledger.wire if w.collective == "all_reduce")
+        late = comm.late_part(max(1, sum(sums)))
     return WireQuery(
         prediction.ledger.wire,
         choice.layout,
@@ -70,7 +73,7 @@ def wire_query(recipe: Recipe, prediction: Prediction, device: str, rate: float)
         choice.micro_batches,
         device,
         isinstance(comm, Schedule),
-        comm.late_part if isinstance(comm, MatrixMethod) else 0.0,
+        late,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from modicum.adapters.widths import listed
+from modicum.comm.base import MatrixMethod
 from modicum.core.files import JsonObject
 from modicum.planner.choose import (
     ASYNCHRONOUS,
@@ -217,7 +218,7 @@ _LATER: dict[tuple[str, str], Callable[[Any], str]] = {
 
 
 def _sent_dense(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:
-    """A row that names the tensors of which a low-rank exchange sends the numbers themselves.
+    """A row on what an exchange leaves as it is: tensors that travel in full, gathers of weights.
 
     On one rank it says that nothing is sent.
     """
@@ -225,13 +226,18 @@ def _sent_dense(recipe: Recipe, prediction: Prediction) -> list[JsonObject]:
         return []
     if prediction.choice.layout.ranks == 1:
         return [_row("comm.method", recipe.comm["method"], NOTHING_TRAVELS)]
-    if not (found := prediction.sent_dense):
-        return []
-    share = sum(found.values()) / max(1, prediction.trainable)
-    why = (
-        f"{listed(found)} would not be smaller, and travel as they are: {share:.1%} of the numbers"
-    )
-    return [_row("comm.method", recipe.comm["method"], why)]
+    reasons = []
+    if found := prediction.sent_dense:
+        share = sum(found.values()) / max(1, prediction.trainable)
+        reasons.append(
+            f"{listed(found)} would not be smaller, and travel as they are: {share:.1%} of the "
+            "numbers"
+        )
+    gathered = sum(w.bytes for w in prediction.ledger.wire if w.collective == "all_gather")
+    if isinstance(recipe.method("comm"), MatrixMethod) and gathered:
+        part = gathered / prediction.wire_bytes
+        reasons.append(f"weights are gathered as before, which are {part:.0%} of the bytes")
+    return [_row("comm.method", recipe.comm["method"], "; ".join(reasons))] if reasons else []
 
 
 def _strategy(recipe: Recipe, choice: Choice, room: Room) -> JsonObject:

@@ -272,7 +272,7 @@ class Predictor:
         state = spent_in_updates(recipe, model, choice.layout)
         if choice.asynchronous and not _saved_at_the_end_alone(recipe, task):
             moments = state.bytes("optimizer")
-            owed = owed_bytes(recipe, structure, choice.layout.ranks)
+            owed = owed_bytes(recipe, structure, choice.layout)
             ledger += staging(parts.trained_parts, moments, choice.layout.replicas, owed=owed)
         trainable, total = model.structure.trainable, config.parameter_count()
         if recipe.adapter is not None:
@@ -284,9 +284,9 @@ class Predictor:
         spent = one_after_the_other(ledger, state) + Ledger.of(library)
         return Prediction(
             choice, spent, total, trainable, frozen, half, traced, structure.travel,
-            structure.narrow, treated(recipe, model), sent_dense(recipe, structure),
+            structure.narrow, treated(recipe, model), sent_dense(recipe, structure, choice.layout),
             narrow_matrices(recipe, model),
-            coding_flops(recipe, structure) if choice.layout.ranks > 1 else 0,
+            coding_flops(recipe, structure, choice.layout),
             thin_matrices(recipe, model), structure.larger_forms, shape.positions,
             structure.built(shape.positions),
         )  # fmt: skip

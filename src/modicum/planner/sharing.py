@@ -300,7 +300,7 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
         return cut
     if isinstance(comm, MatrixMethod):
         micro_batches = model.shape.micro_batches
-        if comm.sums_matrices_on_rows:
+        if comm.sums_matrices_on_rows or layout.replicas > 1:
             return exchange_ledger.matrices_on_sharded(
                 cut, parts, micro_batches=micro_batches, exchange=comm.ledger
             )
@@ -329,31 +329,34 @@ def _on_masters(
     return spent
 
 
-def owed_bytes(recipe: Recipe, structure: Structure, ranks: int) -> int:
+def owed_bytes(recipe: Recipe, structure: Structure, layout: Layout) -> int:
     """Bytes that an exchange of matrices keeps between updates, which a checkpoint holds too."""
     comm = recipe.method("comm")
-    if not isinstance(comm, MatrixMethod) or ranks == 1:
+    if not isinstance(comm, MatrixMethod) or layout.ranks == 1:
         return 0
-    at = MatrixQuery((tuple(parameter.shape for parameter in structure.trained),), ranks)
+    shapes = exchange_ledger.exchanged([parameter.shape for parameter in structure.trained], layout)
+    at = MatrixQuery((tuple(shapes),), layout.ranks)
     there = (e for e in comm.ledger(at).entries if e.kind == "buffer" and e.phases == ALWAYS)
     return sum(entry.bytes for entry in there)
 
 
-def coding_flops(recipe: Recipe, structure: Structure) -> int:
+def coding_flops(recipe: Recipe, structure: Structure, layout: Layout) -> int:
     """Operations by which an exchange of matrices makes what it sends, and sums of that."""
     comm = recipe.method("comm")
-    if not isinstance(comm, MatrixMethod):
+    if not isinstance(comm, MatrixMethod) or layout.ranks == 1:
         return 0
-    return comm.coding_flops(tuple(parameter.shape) for parameter in structure.trained)
+    shapes = [parameter.shape for parameter in structure.trained]
+    return comm.coding_flops(exchange_ledger.exchanged(shapes, layout))
 
 
-def sent_dense(recipe: Recipe, structure: Structure) -> dict[str, int]:
+def sent_dense(recipe: Recipe, structure: Structure, layout: Layout) -> dict[str, int]:
     """Trained tensors that an exchange of matrices sends as they are, with their elements."""
     comm = recipe.method("comm")
     if not isinstance(comm, MatrixMethod):
         return {}
     sizes = {parameter.name: math.prod(parameter.shape) for parameter in structure.trained}
-    shapes = {parameter.name: tuple(parameter.shape) for parameter in structure.trained}
+    each = exchange_ledger.exchanged([p.shape for p in structure.trained], layout)
+    shapes = dict(zip(sizes, each, strict=True))
     return {name: sizes[name] for name in comm.dense(shapes)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,10 @@ def build_strategy(plan: Plan, ranks: Ranks) -> Strategy:
     matrices: MatrixExchange | None = None
     context = ExchangeContext(ranks, plan.recipe.training.seed, torch.device(plan.device).type)
     if isinstance(method, MatrixMethod):
-        exchange = method.bind_rows(context) if layout.shards > 1 else None
+        if layout.shards > 1 and layout.replicas > 1:
+            context = replace(context, hybrid=layout)
+        elif layout.shards > 1:
+            exchange = method.bind_rows(context)
         matrices = method.bind(context) if exchange is None else None
     elif method is not None:
         exchange = method.bind(context)

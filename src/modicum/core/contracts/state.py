@@ -70,6 +70,8 @@ class View:
         per_rank: whether each rank has a state of its own, as torch's generators have.
         regroup: makes this rank's state of those of all old ranks, in order, where a state of
             another number of ranks is taken up; where ranks are as many, each takes its own.
+        suits: whether it can take its own up, of as many ranks: they may have shared the work
+            another way. If left out, it can.
     """
 
     name: str
@@ -78,6 +80,7 @@ class View:
     like: Like = _whole
     per_rank: bool = False
     regroup: Regroup | None = None
+    suits: Callable[[Mapping[str, Any]], bool] | None = None
 
     @property
     def follows_tensors(self) -> bool:

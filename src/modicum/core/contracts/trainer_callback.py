@@ -2,7 +2,8 @@
 
 That trainer clips gradients before any callback sees them, so `max_grad_norm=0` gives the usual
 order; and its checkpoints hold no hook's state, so the hooks of a resumed run begin anew.
-Micro-batches have equal shares of an update there.
+Micro-batches have equal shares of an update there. A loss between two passes is added within the
+model's own forward pass (`paired_forward`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from modicum.core.contracts.paired_forward import pair_forward
 from modicum.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class HookCalls:
                 changes shapes, for which a trainer must build everything anew.
         """
         self.runtime = self._begin(known["model"], _bare(known["optimizer"]))
-        if {"extra_loss", "pair_loss"} & set(self.runtime.members):
+        if "extra_loss" in self.runtime.members:
             raise InputError(
                 "this method adds a term to the loss, which transformers.Trainer shows to no "
                 "callback; add it in compute_loss, or train with modicum's trainer"
@@ -53,6 +55,8 @@ class HookCalls:
                 "this method changes the shapes of weights, for which transformers.Trainer builds "
                 "nothing anew; train with modicum's trainer"
             )
+        if "pair_loss" in self.runtime.members:
+            self._at_end.callback(pair_forward(known["model"], self.runtime))
         if "forward_context" in self.runtime.members:
             self._at_end.callback(self.runtime.hook_forward(known["model"]))
         self._at_end.callback(self.runtime.close)

@@ -261,11 +261,6 @@ RULES = (
         "up in the backward pass, before it is known whether the update is made",
     ),
     TraitRule(
-        "owes_gradients",
-        "run_hybrid",
-        "it sums full matrices over all ranks at once; set parallel.shard to null",
-    ),
-    TraitRule(
         "codes_cut_weights",
         "run_whole_weights",
         "it codes the exchanges of weights sharded over ranks; set parallel.strategy to zero, "

@@ -21,6 +21,7 @@ from modicum.core.contracts.method import Method
 from modicum.core.errors import InputError
 from modicum.core.ranks.agreement import same_terms
 from modicum.core.ranks.collectives import Collectives
+from modicum.core.ranks.layout import REPLICATE, Layout
 from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks, peer_errors
 
@@ -78,12 +79,26 @@ class ExchangeContext:
         seed: of the run.
         device_type: where the buffers are.
         links: slower links to pretend, by axis, for experiments.
+        hybrid: how ranks share weights, where those of a host hold parts of them and gradients of
+            a part are summed over the hosts; None: gradients are summed over all ranks at once.
     """
 
     ranks: Ranks = field(default_factory=Ranks)
     seed: int = 0
     device_type: str = "cpu"
     links: Mapping[str, Link] = field(default_factory=dict)
+    hybrid: Layout | None = None
+
+    @property
+    def peers(self) -> int:
+        """How many ranks sum a gradient."""
+        return self.ranks.size if self.hybrid is None else self.hybrid.replicas
+
+    def group(self) -> dist.ProcessGroup | None:
+        """A new group of these ranks; None: they are all. All ranks call this."""
+        if self.hybrid is None or self.ranks.alone:
+            return None
+        return self.hybrid.mesh(self.device_type).get_group(REPLICATE)
 
 
 class Exchange(Protocol):

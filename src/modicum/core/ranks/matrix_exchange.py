@@ -33,6 +33,8 @@ from modicum.core.ranks.observed_calls import label_of
 TensorShape = tuple[int, ...]
 # Calls that wait for nothing but the wire: an all-reduce needs no second buffer.
 IN_FLIGHT = 8
+# A second call of a bucket begins when so many buckets after it have begun, or all have.
+BEHIND = 2
 
 
 class GradientSum(Protocol):
@@ -211,6 +213,8 @@ class MatrixExchange:
     ...     optimizer.zero_grad()
     """
 
+    # Whether some of what is summed is known when a first sum is there alone.
+    sums_twice = False
     # Whether what is sent next depends on what was sent before: then a checkpoint keeps its state.
     stateful = False
     # What the numbers of first calls are rounded to on the wire; None: they are not.
@@ -223,6 +227,13 @@ class MatrixExchange:
         self.ranks, self.step = self.context.ranks, 0
         self._wire: Collectives | None = None
         self._begun: list[PendingSums] = []
+        # By name which rows of a parameter a gradient here is, and of how many: first, end, all.
+        self.rows: dict[str, tuple[int, int, int]] = {}
+
+    @property
+    def peers(self) -> int:
+        """How many ranks sum a gradient."""
+        return self.context.peers
 
     @property
     def wire(self) -> Collectives:
@@ -234,7 +245,8 @@ class MatrixExchange:
         if self._wire is None:
             same_terms(self.ranks, "exchange", terms_of(self))
             link = self.context.links.get(SHARD)
-            self._wire = Collectives(self.ranks, link=link, in_flight=IN_FLIGHT)
+            group = self.context.group()
+            self._wire = Collectives(self.ranks, group=group, link=link, in_flight=IN_FLIGHT)
         return self._wire
 
     def connect(self) -> None:
@@ -262,6 +274,9 @@ class MatrixExchange:
             parts.joined([*messages, flags], self.message_dtype), label=label_of(list(gradients))
         )
         self._begun.append(PendingSums(self, list(gradients), handle, parts))
+        if self.sums_twice and len(self._begun) > BEHIND:
+            # By how many have begun, and not by what has come: so all ranks make the same calls.
+            self._begun[-1 - BEHIND].turn()
         return self._begun[-1]
 
     def turn(self) -> None:
