@@ -419,3 +419,19 @@ def test_a_mixer_that_is_not_known_is_named_and_left_alone() -> None:
     assert not found.all_attentions()
     assert "backbone.layers.0.mixer.in_proj" in found.unknown
     assert found.unknown["backbone.layers.0.mixer"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_are_followed_through_the_grouped_kernel(dtype: torch.dtype) -> None:
+    """Which is the default, where widths are multiples of sixteen bytes."""
+    sizes = SIZES | GROUPS | {"num_local_experts": 4, "hidden_size": 32, "intermediate_size": 64}
+    with on_meta(dtype):
+        grouped = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **TOKENS))
+    found = find_map(grouped)
+    grouped.set_experts_implementation("eager")
+    wanted = find_map(grouped)
+    assert len(found.blocks) == 2
+    assert found.attentions == wanted.attentions
+    assert [block.attentions for block in found.blocks] == [
+        block.attentions for block in wanted.blocks
+    ]

@@ -7,7 +7,7 @@ out, so the loss is that of the first pass, and the hook's loss between the two 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,7 @@ def pair_forward(model: nn.Module, hook: RunHook) -> Callable[[], None]:
         if not given:
             return None
         rows = given.pop()
-        if not isinstance(output, Mapping) or not {"loss", "logits"} <= output.keys():
+        if not isinstance(output, MutableMapping) or not {"loss", "logits"} <= output.keys():
             raise InputError("two passes of a batch need a model that gives a loss and logits")
         first, second = output["logits"].chunk(2)
         output["logits"] = first

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modicum.core.layers.grouped_product import GROUPED, empty_product
 from modicum.core.layers.map_calls import tensors
 from modicum.core.random import normal_
 from modicum.core.torch_private import operators_shown
@@ -56,6 +57,8 @@ def _run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     valued = any(not tensor.is_meta and tensor.ndim for tensor in given)
     valued |= onto is not None and torch.device(onto).type != "meta"
     kept = {name: value for name, value in kwargs.items() if name != "device"}
+    if operator.overloadpacket.__name__ == GROUPED and args[0].dtype != torch.bfloat16:
+        return empty_product(*_each(args[:3], _on_meta))
     out = operator(*_each(args, _on_meta), **_each(kept, _on_meta))
     name = str(operator.overloadpacket)
     if name.endswith("_") and not name.endswith("__"):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modicum.core.layers.grouped_product import GROUPED, empty_product
 from modicum.core.layers.trace_moves import (
     OUTSIDE,
     Gradient,
@@ -47,7 +48,6 @@ Around = Callable[[nn.Module, Callable[[Scratch], None]], AbstractContextManager
 """Gives the context of a model's forward pass; calls what it is given where it takes scratch."""
 _DATA_DECIDES = ("nonzero", "_local_scalar_dense")
 _COPIES = ("new_empty_strided", "clone")
-_GROUPED = "_grouped_mm"
 _GROUP_NORM = "native_group_norm_backward"
 _DEVICE = torch.ops.prim.device.default
 
@@ -137,12 +137,8 @@ class ByteTrace:
                 torch.empty_like(source) if takes else None
                 for source, takes in zip(sources, wanted, strict=True)
             )
-        if name == _GROUPED and args[0].dtype != torch.bfloat16:  # of which only CPUs have a kernel
-            left, right, groups = args[0], args[1], args[2]
-            sizes: tuple[int, ...] = (left.shape[-2], right.shape[-1])
-            if left.dim() == right.dim():
-                sizes = (groups.shape[0] if left.dim() == 2 else left.shape[0], *sizes)
-            return left.new_empty(sizes)
+        if name == GROUPED and args[0].dtype != torch.bfloat16:  # of which only CPUs have a kernel
+            return empty_product(*args[:3])
         if self._rows is None or name not in _DATA_DECIDES:
             return None
         shape = tuple(args[0].shape)
