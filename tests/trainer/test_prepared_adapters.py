@@ -253,3 +253,13 @@ def probed(base: Path, data: Path) -> dict[str, Tensor]:
     assert trains(Ranks(), first_steps(base, data, training={"steps": 1}), folder) == "done"
     tensors = Preparation.load(folder / PREPARED).tensors
     return {name: own["B"] @ own["R"] @ own["A"] for name, own in tensors.items()}
+
+
+def test_examples_of_one_micro_batch_come_in_as_many_as_a_search_needs(
+    base: Path, questions: Path, tmp_path: Path
+) -> None:
+    adapter = {"method": "diffora", "rank": 2, "examples": 8, "search_steps": 3, "share": False}
+    training = {"batch_size": 8, "micro_batch_size": 8, "steps": 2}
+    made = recipe_of(questions, training=training)
+    recipe = made | {"model": {"path": str(base)}, "adapter": adapter}
+    assert trains(Ranks(), recipe, tmp_path / "run") == "done"

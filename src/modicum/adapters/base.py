@@ -72,6 +72,8 @@ class Adapter(Method):
     needs_input: ClassVar[bool] = True
     # Whether dropout is `dropping.dropped`, which keeps a bit a number for the backward pass.
     drops_by_bits: ClassVar[bool] = False
+    # In how many batches at least, on each rank, come the examples that `prepare` looks at.
+    looks_at_batches: ClassVar[int] = 1
     # The kind of PEFT's files that may hold it; the word of LoRA's that says it is not plain, and
     # the names there of factors that LoRA does not have.
     peft_type: ClassVar[str] = "LORA"

@@ -129,6 +129,7 @@ class DiffoRA(LoRA):
         {"rank": IntegerRange(1, 128, 8, log=True), "rho": LinearRange(0.1, 0.9, 0.3)}, size="rank"
     )
     layer = DiffoRALayer
+    looks_at_batches = 2  # of two disjoint parts
 
     rho: Annotated[float, Field(ge=0, le=1)] = 0.3
     share: bool = True

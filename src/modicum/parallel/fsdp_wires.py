@@ -41,7 +41,7 @@ class SumOnTheWire:
     more than one block.
 
     Args:
-        landed: told of whose gradients are there, by the labels of wires.
+        landed: called with the label of a wire whose gradients are there.
 
     Attributes:
         waits: whether every sum lands where it is asked for, as somebody uses it there.

@@ -262,7 +262,7 @@ class Sharded(Strategy):
         first = all(parameter.grad is None for parameter in self._trained)
         self._micro_batch = 0 if first else self._micro_batch + 1
         if self.matrices is None and not self._sum.waits:
-            # Sums take the place of gradients before they are there, so none is added to another.
+            # Gradients are set before the sums are in them, so none may be added to another.
             for label, parameters in self._in_groups.items():
                 self._added[label] = [(p, p.grad) for p in parameters if p.grad is not None]
                 for parameter in parameters:

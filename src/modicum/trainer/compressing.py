@@ -97,12 +97,13 @@ def _say(model: nn.Module, about: dict[str, Any], full_folder: Path | None, fold
 
 
 def first_examples(
-    plan: Plan, data: Data[Any], ranks: Ranks, count: int | None = None
+    plan: Plan, data: Data[Any], ranks: Ranks, count: int | None = None, least: int = 1
 ) -> Iterator[Any]:
     """This rank's part of the examples that the run will train on, in that order.
 
     Args:
         count: as many, over all ranks; None: each of the data's rows once.
+        least: in so many batches at least, where there are as many.
     """
     left = min(count or len(data.train), len(data.train))
     size = plan.prediction.choice.micro_batch_size
@@ -112,5 +113,6 @@ def first_examples(
         chosen += data.sampler.indices(step)
         step += 1
     own = share(chosen[:left], ranks)
+    size = max(1, min(size, len(own) // least))
     for first in range(0, len(own), size):
         yield data.train.batch(own[first : first + size]).to(plan.device)

@@ -83,7 +83,7 @@ def _prepare(
     context = PreparationContext(
         model,
         tuple(method.sites(model)),
-        first_examples(plan, data, ranks, method.looks_at),
+        first_examples(plan, data, ranks, method.looks_at, method.looks_at_batches),
         loss,
         ranks,
         training.seed,
