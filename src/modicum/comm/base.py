@@ -44,12 +44,14 @@ class ScheduleQuery:
         ranks: how many ranks sum their gradients.
         element_bytes: bytes an element of a gradient.
         micro_batches: in an update; before the last one gradients add up in the parameters.
+        saved: bytes that a forward pass has saved when it ends; there are none when it begins.
     """
 
     layers: tuple[tuple[int, ...], ...]
     ranks: int
     element_bytes: int = 4
     micro_batches: int = 1
+    saved: int = 0
 
 
 class Schedule(Method):

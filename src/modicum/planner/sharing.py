@@ -260,7 +260,8 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
     layout, section, comm = parts.layout, recipe.parallel, recipe.method("comm")
     if isinstance(comm, Schedule):
         layers, micro_batches = _by_layer(model.structure), model.shape.micro_batches
-        at = ScheduleQuery(layers, layout.ranks, micro_batches=micro_batches)
+        saved = ledger.bytes("activation", "forward")
+        at = ScheduleQuery(layers, layout.ranks, micro_batches=micro_batches, saved=saved)
         return ledger + comm.ledger(at)
     exchange: ExchangeLedger = ShardExchange.ledger if comm is None else comm.ledger
     trained = model.structure.trained
