@@ -391,7 +391,6 @@ def test_an_adapter_that_a_form_does_not_go_with_is_refused_with_a_sentence(
             {"parallel": {"strategy": "fsdp", "reshard_after_forward": True}},
             "which must stay gathered",
         ),
-        (["acp_sgd"], {"parallel": {"strategy": "fsdp"}}, "sums full matrices once an update"),
         (["powersgd", "galore, in_backward: True"], {}, "is owed once its update is made"),
         (["distzo2"], {"training": {"clip_norm": 1.0}}, "so there are no gradients to clip"),
         (["distzo2"], {"training": {"recompute": "blocks"}}, "that could be computed again"),

@@ -117,11 +117,15 @@ def test_each_way_to_exchange_has_its_step_and_where_it_pays(new, slow, capsys) 
     assert "on the link, for which a step waits" in costs["wire"]
 
 
+GO_WITH_FSDP = ("dense_sums", "powersgd", "acp_sgd")
+
+
 def test_what_does_not_go_with_the_layout_is_left_out(new, slow) -> None:
     recipe = new(parallel={"strategy": "fsdp"}, training={"batch_size": 8})
     ways = plan(recipe, ranks=2, advise=True).row()["exchanges"]
-    assert [way["comm"] and way["comm"]["method"] for way in ways] == [None, "dense_sums"]
-    assert ways[1]["bytes"] < ways[0]["bytes"]
+    found = {way["comm"] and way["comm"]["method"]: way["bytes"] for way in ways}
+    assert {None, "dense_sums", "powersgd"} <= found.keys() <= {None, *GO_WITH_FSDP}
+    assert all(found[name] < found[None] for name in found if name is not None)
 
 
 @pytest.mark.parametrize("method", ["acp_sgd", "dear", "dense_sums", "powersgd", "sdp4bit"])

@@ -45,15 +45,17 @@ class SumOnTheWire:
 
     Attributes:
         waits: whether every sum lands where it is asked for, as somebody uses it there.
+        asked: whether a sum was asked for since this was last set.
     """
 
     def __init__(self, landed: Callable[[str], None]) -> None:
-        self.waits, self._landed = True, landed
+        self.waits, self.asked, self._landed = True, False, landed
         self._pending: tuple[str, Tensor, Callable[[], Tensor]] | None = None
 
     def put(self, label: str, output: Tensor, pending: Callable[[], Tensor]) -> None:
         """Have `output` filled by what `pending` waits for; the one before must have landed."""
         assert self._pending is None, "the sum before is still on the wire"
+        self.asked = True
         if self.waits:
             output.copy_(pending())
         else:

@@ -258,7 +258,10 @@ class Sharded(Strategy):
     def before_backward(self, *, last: bool) -> None:
         """Count the backward passes of an update, in each of which gradients are summed."""
         super().before_backward(last=last)
+        if self._sum.asked and all(parameter.grad is None for parameter in self._trained):
+            self._added.clear()  # somebody has let go of all gradients, as after a rehearsal
         self._land()
+        self._sum.asked = False
         first = all(parameter.grad is None for parameter in self._trained)
         self._micro_batch = 0 if first else self._micro_batch + 1
         if self.matrices is None and not self._sum.waits:
