@@ -236,8 +236,8 @@ def test_zero_gradients_stay_finite(pool: Pool) -> None:
 
 def test_debts_of_other_numbers_of_ranks_keep_their_sum() -> None:
     old = [{"M": drawn((12, 10), 0, rank)} for rank in range(2)]
-    four = [regrouping(4)(old) for _ in range(4)]
-    two = [regrouping(2)(four) for _ in range(2)]
+    four = [regrouping(4, {})(old) for _ in range(4)]
+    two = [regrouping(2, {})(four) for _ in range(2)]
     wanted = old[0]["M"].double() + old[1]["M"].double()
     for states in (four, two):
         total = torch.stack([state["M"].double() for state in states]).sum(0)

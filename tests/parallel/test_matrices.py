@@ -10,6 +10,7 @@ import pytest
 import torch
 from pool import Pool
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from modicum.checkpoint import CheckpointStore
 from modicum.comm import ACPSGD, DenseSums, PowerSGD
@@ -21,7 +22,7 @@ from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.ranks import Ranks
-from modicum.core.ranks.sharding import whole
+from modicum.core.ranks.sharding import own_part, whole
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded
 from modicum.parallel.zero import Zero
@@ -77,12 +78,26 @@ class Run:
         self.strategy.register(self.registry, self.model)
         self.registry.add_view(optimizer_view(self.optimizer))
 
-    def step(self, step: int, spoil: bool = False) -> None:
+    def term(self) -> Tensor:
+        """A term of the loss that reads what this rank holds of the weights."""
+        parameters = self.optimizer.param_groups[0]["params"]
+        holders = [1 if isinstance(p, DTensor) else self.ranks.size for p in parameters]
+        squares = (own_part(p)[0].float().square().sum() for p in parameters)
+        return 0.1 * torch.stack([s / n for s, n in zip(squares, holders, strict=True)]).sum()
+
+    def step(self, step: int, spoil: bool = False, term: str = "") -> None:
         dtype = next(self.model.parameters()).dtype
         for part in range(2):
             seed = 100 * step + 10 * part + self.ranks.rank
             x = torch.randn(4, 13, generator=torch.Generator().manual_seed(seed)).to(dtype)
-            loss = self.model(x, all_of_it=self.ranks.first).float().square().sum() / 8
+            # What was computed last is the first in the backward pass.
+            early = self.term() if term == "last" else None
+            everywhere = bool(term)  # else FSDP2 sums on one rank what no other one does
+            loss = (
+                self.model(x, all_of_it=self.ranks.first or everywhere).float().square().sum() / 8
+            )
+            if early is not None or term == "first":
+                loss = loss + (self.term() if early is None else early)
             self.strategy.before_backward(last=part == 1)
             (loss * math.nan if spoil and self.ranks.rank == 1 else loss).backward()
         self.strategy.after_backward()
@@ -139,6 +154,27 @@ def test_the_exchange_that_changes_nothing_is_the_replicas_to_the_bit(
 ) -> None:
     for plain, ours in pool.run(dense, ranks=ranks):
         assert same(plain, ours)
+
+
+def with_a_term(ranks: Ranks, kind: str, term: str, matrices: bool) -> Weights:
+    run = Run(ranks, kind, MatrixExchange(ExchangeContext(ranks)) if matrices else None)
+    for step in range(4):
+        run.step(step, term=term)
+    return run.weights()
+
+
+@ranked
+@pytest.mark.parametrize("matrices", [False, True])
+@pytest.mark.parametrize("term", ["first", "last"])
+def test_a_term_that_reads_shards_is_in_their_gradients(
+    pool: Pool, term: str, matrices: bool
+) -> None:
+    without = pool.run(with_a_term, "ddp", "none", False, ranks=2)[0]
+    expected = pool.run(with_a_term, "ddp", term, False, ranks=2)[0]
+    assert apart(without, expected) > 1e-3
+    for found in pool.run(with_a_term, "fsdp", term, matrices, ranks=2):
+        for name, weight in found.items():
+            torch.testing.assert_close(weight, expected[name], rtol=1e-4, atol=1e-5)
 
 
 def trained(ranks: Ranks, kind: str, method: str) -> Weights:

@@ -20,6 +20,7 @@ from modicum.core.ranks.call_queue import CollectiveHandle
 from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.torch_private import gather_early
+from modicum.parallel.laid_aside import LaidAside
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -41,24 +42,23 @@ class SumOnTheWire:
     more than one block.
 
     Args:
-        landed: called with the label of a wire whose gradients are there.
+        aside: where gradients are until the sum that they are added to has landed.
 
     Attributes:
         waits: whether every sum lands where it is asked for, as somebody uses it there.
-        asked: whether a sum was asked for since this was last set.
     """
 
-    def __init__(self, landed: Callable[[str], None]) -> None:
-        self.waits, self.asked, self._landed = True, False, landed
+    def __init__(self, aside: LaidAside) -> None:
+        self.waits, self._aside = True, aside
         self._pending: tuple[str, Tensor, Callable[[], Tensor]] | None = None
 
     def put(self, label: str, output: Tensor, pending: Callable[[], Tensor]) -> None:
         """Have `output` filled by what `pending` waits for; the one before must have landed."""
         assert self._pending is None, "the sum before is still on the wire"
-        self.asked = True
         if self.waits:
             output.copy_(pending())
         else:
+            self._aside.lay(label)
             self._pending = label, output, pending
 
     def land(self) -> None:
@@ -68,7 +68,7 @@ class SumOnTheWire:
         label, output, pending = self._pending
         self._pending = None
         output.copy_(pending())
-        self._landed(label)
+        self._aside.add(label)
 
 
 class ExchangeWire(OrdinaryBuffers):

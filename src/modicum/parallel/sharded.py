@@ -28,7 +28,6 @@ from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.observed_calls import label_of, naming
 from modicum.core.ranks.ranks import Ranks
-from modicum.core.ranks.sharding import own_part
 from modicum.core.torch_private import forget_partial_sums
 from modicum.parallel.buffer_rows import EXCHANGE
 from modicum.parallel.fsdp_wires import (
@@ -39,6 +38,7 @@ from modicum.parallel.fsdp_wires import (
     let_gather,
     let_sum,
 )
+from modicum.parallel.laid_aside import LaidAside
 from modicum.parallel.sharded_groups import CopiedGroup, own_parameters, shapes_of_groups
 from modicum.parallel.sharded_matrices import HostsGroup, MatrixGroup
 
@@ -79,10 +79,8 @@ class Sharded(Strategy):
         self.matrices, self._matrix_groups = matrices, list[MatrixGroup | HostsGroup]()
         self._modules: list[FSDPModule] = []
         self.engines = Engines(ranks)
-        # Gradients of earlier micro-batches, by the group of their parameters.
-        self._added: dict[str, list[tuple[nn.Parameter, Tensor]]] = {}
-        self._in_groups: dict[str, list[nn.Parameter]] = {}
-        self._sum = SumOnTheWire(self._add)
+        self._aside = LaidAside()
+        self._sum = SumOnTheWire(self._aside)
         self._groups: list[CopiedGroup] = []
         self._trained: list[nn.Parameter] = []
         self._micro_batch = 0
@@ -164,6 +162,7 @@ class Sharded(Strategy):
 
     def _connect_matrices(self, model: nn.Module, exchange: MatrixExchange) -> None:
         trained = {name for name, _ in trainable(model)}
+        labels = {module: label for label, module in _labelled(model)}
         for module, shapes in shapes_of_groups(model, self._modules):
             own = {name: shape for name, shape in shapes.items() if name in trained}
             group: MatrixGroup | HostsGroup
@@ -172,7 +171,9 @@ class Sharded(Strategy):
                 group = HostsGroup(label, own, exchange, self.engines, self.layout)
                 module.set_requires_all_reduce(False, recurse=False)
             else:
-                group = MatrixGroup(label_of(list(shapes)), own, exchange)
+                lay = partial(self._aside.lay, labels[module])
+                land = partial(self._aside.add, labels[module])
+                group = MatrixGroup(label_of(list(shapes)), own, exchange, lay, land)
             self._matrix_groups.append(group)
             module.set_custom_reduce_scatter(cast(Any, group))
             # So that all ranks make the same calls, whichever parameters each of them used.
@@ -205,7 +206,7 @@ class Sharded(Strategy):
         trained = set(self._trained)
         for label, module in _labelled(model):
             own = own_parameters(cast(nn.Module, module))
-            self._in_groups[label] = [p for p in dict.fromkeys(own) if p in trained]
+            self._aside.follow(label, (p for p in dict.fromkeys(own) if p in trained))
         # Between hosts FSDP2 sums what a sum within a host has given at once.
         on_cpu = all(parameter.device.type == "cpu" for parameter in self._trained)
         self._sum.waits = not on_cpu or self.layout.replicas > 1
@@ -258,22 +259,16 @@ class Sharded(Strategy):
     def before_backward(self, *, last: bool) -> None:
         """Count the backward passes of an update, in each of which gradients are summed."""
         super().before_backward(last=last)
-        if self._sum.asked and all(parameter.grad is None for parameter in self._trained):
-            self._added.clear()  # somebody has let go of all gradients, as after a rehearsal
-        self._land()
-        self._sum.asked = False
         first = all(parameter.grad is None for parameter in self._trained)
+        if first:
+            self._aside.clear()  # somebody has let go of all gradients, as after a rehearsal
+        self._sum.land()
         self._micro_batch = 0 if first else self._micro_batch + 1
-        if self.matrices is None and not self._sum.waits:
-            # Gradients are set before the sums are in them, so none may be added to another.
-            for label, parameters in self._in_groups.items():
-                self._added[label] = [(p, p.grad) for p in parameters if p.grad is not None]
-                for parameter in parameters:
-                    parameter.grad = None
         if self.matrices is not None:
             self.matrices.discard()  # of an update that was interrupted
             for parameter in self._trained if self.layout.replicas == 1 else ():
-                parameter.grad = None  # what is added up is in the groups
+                if parameter not in self._aside.read:
+                    parameter.grad = None  # what is added up is in the groups
             for group in self._matrix_groups:
                 group.last = last
                 if first:
@@ -281,7 +276,7 @@ class Sharded(Strategy):
 
     def after_backward(self) -> None:
         """Wait for the sums that are on the wire."""
-        self._land()
+        self._sum.land()
         if self.matrices is not None:
             with self.ranks.clock(WIRE):
                 self.matrices.turn()
@@ -290,20 +285,6 @@ class Sharded(Strategy):
             for module in self._modules if self.layout.replicas > 1 else ():
                 forget_partial_sums(module)
         super().after_backward()
-
-    def _land(self) -> None:
-        """Wait for a backward pass's last sum, after which gradients are those of all so far."""
-        self._sum.land()
-        for label in list(self._added):
-            self._add(label)
-
-    def _add(self, label: str) -> None:
-        """A group's sums are there: add those of earlier micro-batches."""
-        for parameter, gradient in self._added.pop(label, ()):
-            if parameter.grad is None:
-                parameter.grad = gradient
-            else:
-                own_part(parameter.grad)[0].add_(own_part(gradient)[0])
 
     def when_ready(self, model: nn.Module, handler: Ready) -> None:
         """Have `handler` called as FSDP2 sums.

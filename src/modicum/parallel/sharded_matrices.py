@@ -10,7 +10,7 @@ of matrices over the hosts, between which the link is slow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -30,15 +30,22 @@ class MatrixGroup(OrdinaryBuffers):
         name: of the group, for messages.
         shapes: of its trained parameters by the model's names, in FSDP2's order.
         exchange: what sums their gradients.
+        lay: lays aside what these have as gradients.
+        add: adds it to the sums that have landed.
 
     Attributes:
         last: whether the backward pass is the update's last one.
     """
 
     def __init__(
-        self, name: str, shapes: Mapping[str, TensorShape], exchange: MatrixExchange
+        self,
+        name: str,
+        shapes: Mapping[str, TensorShape],
+        exchange: MatrixExchange,
+        lay: Callable[[], None],
+        add: Callable[[], None],
     ) -> None:
-        self.name, self.exchange = name, exchange
+        self.name, self.exchange, self._lay, self._add = name, exchange, lay, add
         self._names, self._rows = list(shapes), BufferRows(shapes.values(), exchange.ranks.size)
         self.last = True
         self._sums: Tensor | None = None
@@ -63,6 +70,7 @@ class MatrixGroup(OrdinaryBuffers):
             return
         self._sums = None
         taken = {name: self._rows.take(buffer, index) for index, name in enumerate(self._names)}
+        self._lay()
         self._pending, self._output = self.exchange.begin(taken, taken), output_tensor
 
     def land(self) -> None:
@@ -74,6 +82,7 @@ class MatrixGroup(OrdinaryBuffers):
             assert total is not None, "every gradient was said to be there"
             first, last = self._rows.owned(index, rank)
             self._rows.part(self._output, index, rank).copy_(total.rows(first, last))
+        self._add()
         self.clear()
 
     def clear(self) -> None:

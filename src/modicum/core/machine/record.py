@@ -193,7 +193,7 @@ def machine_record(
         if found is None:
             (say or tell)(
                 f"Measuring this machine{_why_again(file, key)}, once; "
-                "it takes about half a minute, and longer where other programs keep it busy."
+                "it takes half a minute on a fast processor, some minutes on a slow or busy one."
             )
             found = _measured(device)
             _write(file, {"depends_on": json.loads(key), "record": asdict(found)})
