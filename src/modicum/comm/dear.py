@@ -139,7 +139,7 @@ class DeAR(Schedule):
         # One group is complete, and sent, when the backward pass is over.
         flight = min(IN_FLIGHT, len(groups)) * max(buffers, default=0)
         # Gradients that add up over micro-batches are there in forward passes in any case.
-        # Those of updates that are put off go one layer after the other, as activations come.
+        # Those of deferred updates go one layer after the other, as activations come.
         left = max(max(buffers, default=0), gradients - at.saved)
         put_off = min(gradients, left) if at.micro_batches == 1 else 0
         sending: Phase = "backward" if len(groups) > 1 else "step"

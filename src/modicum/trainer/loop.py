@@ -73,8 +73,10 @@ def train(
             a rank has another recipe, code or model; training diverged; the disk is full.
         Interrupted: SIGTERM or Ctrl-C on any rank; the state is saved, and the same call resumes.
         PeerLost: another rank is gone.
+        DamagedMessage: something else came than a rank on another host sent.
     """
     ranks = ranks or Ranks()
+    ranks.receipts.begin(ranks.local_size < ranks.size)  # within a host nothing goes over a cable
     folder = RunFolder.of(Path(out), ranks)
     with ExitStack() as stack:
         stack.enter_context(peer_errors())

@@ -134,6 +134,7 @@ class Session:
         Raises:
             StopRequested: a signal came to some rank.
             InputError: a checkpoint could not be written.
+            DamagedMessage: something else came than a rank sent.
         """
         self.tell_of_checkpoints()
         self._data_before = self.clock.total(DATA)
@@ -141,10 +142,12 @@ class Session:
             rows = self.data.sampler.indices(self.step)
             mine = counted(self.data.train, rows, self.ranks)
         asked, first = self.signals.requested is not None, self.ranks.first
-        tokens, stop, evaluates, saves, *held = self.ranks.sum(
-            mine, asked, evaluate and first, save and first, *self.waits.mine()
+        held, sums = self.waits.mine(), self.ranks.receipts.mine()
+        tokens, stop, evaluates, saves, *rest = self.ranks.sum(
+            mine, asked, evaluate and first, save and first, *held, *sums
         )
-        self.waits.take(held)
+        self.waits.take(rest[: len(held)])
+        self.ranks.receipts.take(rest[len(held) :])
         if stop:
             raise StopRequested(self.signals.requested or "a signal to another rank")
         return Update(rows, round(tokens), bool(evaluates), bool(saves))
@@ -260,11 +263,15 @@ class Session:
 
         Args:
             last: no update follows.
+
+        Raises:
+            DamagedMessage: something else came than a rank sent.
         """
         if self.saved == self.step:
             return
         with self.clock(CHECKPOINT), self.watched.marked():
             self.step_program.flush()
+            self.ranks.receipts.settle(self.ranks.sum)
             self.step_program.hooks.checkpoint()
             start = self.clock.seconds
             self.store.save(self.step, self.registry, notes=self.record.notes(), last=last)

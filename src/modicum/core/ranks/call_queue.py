@@ -45,6 +45,7 @@ class CollectiveHandle:
         result: what came of it, once it has ended.
         sent, steps: bytes, and steps of its ring, for a pretended link.
         note: what observers are shown.
+        arrived: called once, when it has ended and before its result is made.
         stretch: makes some of the result ahead; whether that was all.
         aside: whether another thread than the one that asked may begin and end it.
         priority: it travels while none of a smaller number does; 0 is the first.
@@ -59,12 +60,13 @@ class CollectiveHandle:
         steps: int,
         note: CallNote | None = None,
         *,
+        arrived: Callable[[], None] | None = None,
         stretch: Callable[[], bool] | None = None,
         aside: bool = False,
         priority: int = 0,
     ) -> None:
         self._queue, self._begin, self._result, self._stretch = queue, begin, result, stretch
-        self._sent, self._steps, self._note = sent, steps, note
+        self._sent, self._steps, self._note, self._arrived = sent, steps, note, arrived
         self._work: dist.Work | None = None
         self._begun, self._due = inf, -inf
         self.value: Tensor | None = None
@@ -113,6 +115,9 @@ class CollectiveHandle:
             self._work.wait()
         if (left := self._due - time.monotonic()) > 0:
             time.sleep(left)
+        if self._arrived is not None:
+            self._arrived()
+            self._arrived = None
         if leave is not None and self._stretch is not None:
             while not self._stretch():
                 if leave():

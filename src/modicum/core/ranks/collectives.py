@@ -35,6 +35,10 @@ _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tenso
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+# What a call sends to each rank, and what comes from each, once the call has begun.
+_Parts = Callable[[], tuple[Sequence[Tensor] | Tensor, Sequence[Tensor] | Tensor]]
+
+
 @dataclass
 class Meter:
     """Bytes that this rank puts on the wire, and calls, by collective."""
@@ -93,6 +97,8 @@ class Collectives:
             with peer_errors():
                 self._group = dist.new_group() if group is None else group
             self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
+        self._receipts, self._is_all = ranks.receipts, self.size == ranks.size
+        self._numbers = [0] if ranks.alone else dist.get_process_group_ranks(self._group)
 
     def reduce_scatter(
         self, buffer: Tensor, *, label: str = "", priority: int = 0
@@ -119,11 +125,12 @@ class Collectives:
                 lambda: shard,
                 priority=priority,
             )
-        sums: list[RowSum] = []
+        rows, sums = list[Tensor](), list[RowSum]()
 
         def begin() -> dist.Work:
             received = torch.empty_like(buffer)
-            sums.append(RowSum(received.view(self.size, -1)))
+            rows.append(received.view(self.size, -1))
+            sums.append(RowSum(rows[0]))
             return dist.all_to_all_single(
                 _bytes(received), _bytes(buffer), group=self._group, async_op=True
             )
@@ -138,6 +145,7 @@ class Collectives:
             lambda: sums[0]() if sums else buffer,
             (lambda: sums[0].stretch()) if RowSum.suits(buffer) else None,
             priority=priority,
+            parts=lambda: (buffer.view(self.size, -1), rows.pop()),
         )
 
     def all_to_all(
@@ -192,6 +200,7 @@ class Collectives:
             self.size - 1,
             begin,
             lambda: result,
+            parts=lambda: (buffer.split(list(sent)), result.split(list(received))),
         )
 
     def _check_parts(self, buffer: Tensor, sent: Sequence[int], received: Sequence[int]) -> None:
@@ -229,6 +238,7 @@ class Collectives:
             lambda: _gather(_bytes(whole), _bytes(shard), group=self._group, async_op=True),
             lambda: whole,
             priority=priority,
+            parts=lambda: ([shard] * self.size, whole.view(self.size, -1)),
         )
 
     def all_reduce(self, buffer: Tensor, *, label: str = "", priority: int = 0) -> CollectiveHandle:
@@ -321,14 +331,16 @@ class Collectives:
         stretch: Callable[[], bool] | None = None,
         *,
         priority: int = 0,
+        parts: _Parts | None = None,
     ) -> CollectiveHandle:
         note = None
         if observed():
             note = CallNote(name.replace("_", "-"), label or named(), sent, time.monotonic())
         aside = not given.is_cuda and not allocations_noted()
+        begin, arrived = self._with_receipt(given, begin, parts)
         handle = CollectiveHandle(
             self._queue, begin, result, sent, steps, note,
-            stretch=stretch, aside=aside, priority=priority,
+            arrived=arrived, stretch=stretch, aside=aside, priority=priority,
         )  # fmt: skip
         self.meter.add(name, sent)
         if self.size == 1:
@@ -336,6 +348,27 @@ class Collectives:
         else:
             self._queue.add(handle)
         return handle
+
+    def _with_receipt(
+        self, given: Tensor, begin: Callable[[], dist.Work], parts: _Parts | None
+    ) -> tuple[Callable[[], dist.Work], Callable[[], None] | None]:
+        """What begins a call and what is done when it has ended, with checksums where there are."""
+        receipt = None if self.size == 1 or given.is_cuda else self._receipts.of_call()
+        if receipt is None:
+            return begin, None
+        if parts is None:  # a sum that is made on its way
+            return begin, lambda: receipt.made(given if self._is_all else None)
+        came: list[tuple[int, Tensor]] = []
+
+        def checked() -> dist.Work:
+            work = begin()  # which travels meanwhile
+            sent, received = parts()
+            others = [n for n in range(self.size) if n != self.rank]
+            receipt.sent([sent[n] for n in others])
+            came.extend((self._numbers[n], received[n]) for n in others)
+            return work
+
+        return checked, lambda: receipt.came(came)
 
     def _native(self, buffer: Tensor) -> bool:
         """Whether the buffer travels by NCCL, which needs no second one and keeps its own queue."""

@@ -27,6 +27,7 @@ from modicum.core.clock import JOINING, WAITING, WIRE, Clock
 from modicum.core.errors import InputError, Interrupted
 from modicum.core.ranks.environment import local_rank_and_size, meeting_place, rank_and_size
 from modicum.core.ranks.observed_calls import AGREEMENT, naming
+from modicum.core.ranks.receipts import Receipts
 from modicum.core.torch_private import default_store
 
 T = TypeVar("T")
@@ -59,6 +60,9 @@ class Ranks:
         local_rank, local_size: the same among those on this host.
         clock: where this process's time goes; exchanges count in its row `wire`.
 
+    Attributes:
+        receipts: checksums of messages, where they have any.
+
     >>> Ranks().sum(3.0, 4.0), Ranks().broadcast({"a": 1}), Ranks().gather("x")
     ([3.0, 4.0], {'a': 1}, ['x'])
     """
@@ -69,6 +73,10 @@ class Ranks:
     local_size: int = 1
     _turn: int = field(default=0, repr=False)
     clock: Clock = field(default_factory=Clock, repr=False, compare=False)
+    receipts: Receipts = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.receipts = Receipts(self.rank, self.size)
 
     @property
     def first(self) -> bool:
