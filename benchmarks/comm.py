@@ -183,23 +183,28 @@ def main() -> None:
     by_port = given.shaped or not given.quick
     if not given.quick and os.getloadavg()[0] > BUSY:
         raise SystemExit(f"other programs run here (load {os.getloadavg()[0]:.1f}): no figures")
+    few = {"pretended": (0.3,), "shaped": (3.0,)}
+    every = {"pretended": VIRTUAL_RATIOS, "shaped": RATIOS}
+    worlds: dict[str, Row] = {}
+    if given.quick:
+        measured = {
+            "sleeping": lambda: curve(QUICK, few, by_port),
+            "trainer": lambda: in_the_trainer(QUICK_RUN, 8, {"shaped": (3.0,)}, by_port),
+        }
+    else:
+        measured = {
+            "sleeping": lambda: curve(SLEEPING, every, by_port),
+            "computing": lambda: curve(COMPUTING, every, by_port),
+            "trainer": lambda: in_the_trainer(FULL_RUN, 14, every, by_port),
+        }
+    settings = {"sleeping": vars(SLEEPING), "computing": vars(COMPUTING), "run": FULL_RUN}
     with alone():
-        if given.quick:
-            few = {"pretended": (0.3,), "shaped": (3.0,)}
-            worlds = {"sleeping": curve(QUICK, few, by_port)}
-            worlds["trainer"] = in_the_trainer(QUICK_RUN, 8, {"shaped": (3.0,)}, by_port)
-        else:
-            every = {"pretended": VIRTUAL_RATIOS, "shaped": RATIOS}
-            worlds = {
-                "sleeping": curve(SLEEPING, every, by_port),
-                "computing": curve(COMPUTING, every, by_port),
-                "trainer": in_the_trainer(FULL_RUN, 14, every, by_port),
-            }
-    figures = {"worlds": worlds, **summed(worlds)}
+        for name, measure in measured.items():
+            worlds[name] = measure()
+            figures = {"worlds": worlds, **summed(worlds), "complete": len(worlds) == len(measured)}
+            if not given.quick:  # what has ended stays, should a later world fail
+                write_result("comm", figures, settings)
     print(json.dumps(figures if given.quick else summed(worlds), indent=2))
-    if not given.quick:
-        settings = {"sleeping": vars(SLEEPING), "computing": vars(COMPUTING), "run": FULL_RUN}
-        write_result("comm", figures, settings)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from comm_judging import Arms, Row
+from comm_judging import Arms, Row, break_even
 from common import say
 
 from modicum.core.errors import InputError
