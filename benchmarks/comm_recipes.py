@@ -88,7 +88,13 @@ def in_the_trainer(
                     "none": compute,
                     "arms": {k: _in_recipe(row, compute, link) for k, row in rows.items()},
                 }
-    return {"compute": compute, "ratios": found}
+    steps = {
+        float(ratio): {label: row["step"] for label, row in point["arms"].items()}
+        for ratio, point in found.items()
+    }
+    labels = [label for label in recipes if label != "dense_fp32"]
+    gains = {label: break_even(steps, label) for label in labels}
+    return {"compute": compute, "ratios": found, "break_even": gains}
 
 
 def by_itself(recipe: Mapping[str, Any], rows: int) -> tuple[float, float]:
