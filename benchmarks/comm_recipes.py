@@ -88,12 +88,12 @@ def in_the_trainer(
                     "none": compute,
                     "arms": {k: _in_recipe(row, compute, link) for k, row in rows.items()},
                 }
-    steps = {
+    took: dict[float, dict[str, float]] = {
         float(ratio): {label: row["step"] for label, row in point["arms"].items()}
         for ratio, point in found.items()
     }
     labels = [label for label in recipes if label != "dense_fp32"]
-    gains = {label: break_even(steps, label) for label in labels}
+    gains = {label: break_even(took, label) for label in labels}
     return {"compute": compute, "ratios": found, "break_even": gains}
 
 
