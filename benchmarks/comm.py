@@ -18,14 +18,17 @@ import argparse
 import json
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
+import torch
 from comm_judging import Row, World, break_even, judged_all
 from comm_recipes import FULL_RUN, QUICK_RUN, in_the_trainer
-from common import alone, say, write_result
+from common import RESULTS, alone, say, write_result
 
 from modicum.core.errors import InputError
+from modicum.core.machine import this_machine
 from modicum.proofs.comm.links import burst_for, shaped
 from modicum.proofs.ranks import at_ranks
 
@@ -41,6 +44,7 @@ SLEEPING = World(ranks=4, layers=16, width=512, compute=1.0)
 COMPUTING = World(ranks=2, layers=16, width=512, compute=0.0, rows=1024)
 QUICK = World(ranks=2, layers=4, width=256, compute=0.2, low_rank=4, steps=1, repeats=2)
 RATIOS, VIRTUAL_RATIOS = (1.0, 3.0, 10.0), (0.3,)
+WORLDS, RESULT = ("sleeping", "computing", "trainer"), RESULTS / "comm.json"
 
 # Measuring
 
@@ -179,13 +183,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small; writes no result")
     parser.add_argument("--shaped", action="store_true", help="shape links in a quick run, too")
+    parser.add_argument(
+        "--worlds",
+        nargs="+",
+        choices=WORLDS,
+        default=WORLDS,
+        help="these alone; others stay as the result has them",
+    )
     given = parser.parse_args()
     by_port = given.shaped or not given.quick
     if not given.quick and os.getloadavg()[0] > BUSY:
         raise SystemExit(f"other programs run here (load {os.getloadavg()[0]:.1f}): no figures")
     few = {"pretended": (0.3,), "shaped": (3.0,)}
     every = {"pretended": VIRTUAL_RATIOS, "shaped": RATIOS}
-    worlds: dict[str, Row] = {}
     if given.quick:
         measured = {
             "sleeping": lambda: curve(QUICK, few, by_port),
@@ -198,13 +208,19 @@ def main() -> None:
             "trainer": lambda: in_the_trainer(FULL_RUN, 14, every, by_port),
         }
     settings = {"sleeping": vars(SLEEPING), "computing": vars(COMPUTING), "run": FULL_RUN}
+    worlds: dict[str, Row] = {}
+    if not given.quick and tuple(given.worlds) != WORLDS and RESULT.exists():
+        worlds = json.loads(RESULT.read_text(encoding="utf-8"))["worlds"]
     with alone():
-        for name, measure in measured.items():
-            worlds[name] = measure()
-            figures = {"worlds": worlds, **summed(worlds), "complete": len(worlds) == len(measured)}
+        for name in (world for world in measured if world in given.worlds):
+            started = datetime.now(UTC).isoformat(timespec="seconds")
+            machine = this_machine(torch.device("cpu")).as_json()
+            worlds[name] = measured[name]() | {"when": started, "machine": machine}
             if not given.quick:  # what has ended stays, should a later world fail
-                write_result("comm", figures, settings)
-    print(json.dumps(figures if given.quick else summed(worlds), indent=2))
+                complete = {"complete": set(worlds) == set(WORLDS)}
+                write_result("comm", {"worlds": worlds, **summed(worlds), **complete}, settings)
+    figures = {"worlds": worlds} if given.quick else {}
+    print(json.dumps(figures | summed(worlds), indent=2))
 
 
 if __name__ == "__main__":

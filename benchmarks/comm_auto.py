@@ -115,8 +115,10 @@ def at_rate(recipes: Arms, rate: float, by_port: bool) -> tuple[Row, Row, str]:
     return at_ranks(f"{RECIPES}:trained", 2, told_all, seconds=7200)[0], link, "pretended"
 
 
-def measured(size: Mapping[str, Any], steps: int, ratios: tuple[float, ...], by_port: bool) -> Row:
-    """Every ratio's row."""
+def measured(
+    size: Mapping[str, Any], steps: int, ratios: tuple[float, ...], by_port: bool
+) -> Iterator[Row]:
+    """The rows of all ratios so far, after each."""
     found: Row = {}
     with tempfile.TemporaryDirectory() as folder, own_cache():
         data = Path(folder) / "text.jsonl"
@@ -127,9 +129,9 @@ def measured(size: Mapping[str, Any], steps: int, ratios: tuple[float, ...], by_
             rate = gradients / (ratio * compute)
             rows, link, kind = at_rate(ways(recipes), rate, by_port)
             row = {"link_is": kind, "megabits": rate * 8e-6, "link": link, "none": compute}
-            found[str(ratio)] = row | judged(rows, compute, link["rate"])
-            say(f"ratio {ratio:g}: {found[str(ratio)]['over_best']:.2f} of the best single one's")
-    return found
+            found[f"{ratio:g}"] = row | judged(rows, compute, link["rate"])
+            say(f"ratio {ratio:g}: {found[f'{ratio:g}']['over_best']:.2f} of the best single one's")
+            yield found
 
 
 def main() -> None:
@@ -141,16 +143,18 @@ def main() -> None:
     if not given.quick and os.getloadavg()[0] > BUSY:
         raise SystemExit(f"other programs run here (load {os.getloadavg()[0]:.1f}): no figures")
     size, steps = (QUICK_RUN, 10) if given.quick else (FULL_RUN, 24)
+    figures: Row = {}
     with alone():
-        rows = measured(size, steps, (3.0,) if given.quick else RATIOS, not given.pretended)
-    figures = {
-        "ratios": rows,
-        "within": {name: all(row["within"][name] for row in rows.values())
-                   for name in ("over_best", "forecast", "loss")},
-    }  # fmt: skip
+        ratios = (3.0,) if given.quick else RATIOS
+        for rows in measured(size, steps, ratios, not given.pretended):
+            within = {
+                name: all(row["within"][name] for row in rows.values())
+                for name in ("over_best", "forecast", "loss")
+            }
+            figures = {"ratios": rows, "within": within, "complete": len(rows) == len(ratios)}
+            if not given.quick:  # what has ended stays, should a later ratio fail
+                write_result("comm_auto", figures, {"run": FULL_RUN, "steps": steps})
     print(json.dumps(figures, indent=2))
-    if not given.quick:
-        write_result("comm_auto", figures, {"run": FULL_RUN, "steps": steps})
 
 
 if __name__ == "__main__":

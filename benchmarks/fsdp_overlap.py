@@ -15,7 +15,7 @@ from unittest import mock
 
 from common import HERE, alone, paired_ratio, say, spread, write_result
 
-SIZE = {"blocks": 6, "width": 384, "length": 128, "rows": 2, "steps": 3, "rounds": 7}
+SIZE = {"blocks": 6, "width": 384, "length": 128, "rows": 2, "steps": 2, "rounds": 7}
 RATES = [20e6, 60e6, 200e6]  # bytes a second
 ARMS = ("waits", "travels")
 
@@ -43,10 +43,14 @@ def timed(ranks: Any, rate: float, size: dict[str, int]) -> dict[str, list[float
     def made(arm: str) -> Any:
         model = Llama(config)
         model.initialise(0)
-        with pretending(Link(rate=rate)):
-            return model, _strategy(ranks, model, arm)
+        return model, _strategy(ranks, model, arm)
 
-    runs = {arm: made(arm) for arm in ARMS}
+    with pretending(Link(rate=rate)):  # engines are made when they are first used
+        runs = {arm: made(arm) for arm in ARMS}
+        return _in_turns(ranks, runs, lambda model: task.loss_sum(model, batch) / batch.count, size)
+
+
+def _in_turns(ranks: Any, runs: Any, loss: Any, size: dict[str, int]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for number in range(1 + size["rounds"]):
         for arm in ARMS if number % 2 else ARMS[::-1]:
@@ -54,9 +58,9 @@ def timed(ranks: Any, rate: float, size: dict[str, int]) -> dict[str, list[float
             ranks.sum(0.0)
             started = time.perf_counter()
             for _ in range(size["steps"]):
-                loss = task.loss_sum(model, batch) / batch.count
+                value = loss(model)
                 strategy.before_backward(last=True)
-                loss.backward()
+                value.backward()
                 strategy.after_backward()
                 model.zero_grad(set_to_none=True)
             seconds = (time.perf_counter() - started) / size["steps"]
