@@ -177,6 +177,23 @@ def test_a_term_that_reads_shards_is_in_their_gradients(
             torch.testing.assert_close(weight, expected[name], rtol=1e-4, atol=1e-5)
 
 
+def refused(ranks: Ranks, matrices: bool) -> str:
+    try:
+        with_a_term(ranks, "hybrid", "first", matrices)
+    except InputError as error:
+        return str(error)
+    return "nothing"
+
+
+@ranked
+@pytest.mark.parametrize("matrices", [False, True])
+def test_a_term_that_reads_shards_is_refused_where_hosts_hold_them_too(
+    pool: Pool, matrices: bool
+) -> None:
+    for found in pool.run(refused, matrices, ranks=4):
+        assert "not summed over hosts" in found
+
+
 def trained(ranks: Ranks, kind: str, method: str) -> Weights:
     run = run_of(ranks, kind, method)
     for step in range(5):

@@ -12,17 +12,22 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import own_part
 
 
 class LaidAside:
     """What was laid aside, by what FSDP2 sums at once.
 
+    Args:
+        replicas: of the shards. FSDP2 sums over them what blocks compute, and nothing else.
+
     Attributes:
         read: parameters that have had gradients of their own, which no rank sums.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: int = 1) -> None:
+        self._replicas = replicas
         self._members: dict[str, list[nn.Parameter]] = {}
         self._kept: dict[str, list[tuple[nn.Parameter, Tensor]]] = {}
         self.read: set[nn.Parameter] = set()
@@ -34,7 +39,17 @@ class LaidAside:
             parameter.register_hook(partial(self._reached, label, parameter))
 
     def _reached(self, label: str, parameter: nn.Parameter, _: Tensor) -> None:
-        """Autograd is about to add to a sharded gradient, which it does in place."""
+        """Autograd is about to add to a sharded gradient, which it does in place.
+
+        Raises:
+            InputError: others hold the same rows, and would add something else.
+        """
+        if self._replicas > 1:
+            raise InputError(
+                "with hybrid sharding gradients of a term that reads sharded weights are not "
+                "summed over hosts; shard the weights over all ranks",
+                field="parallel.shard",
+            )
         self.read.add(parameter)
         if label in self._kept:
             self._lay(label, parameter)

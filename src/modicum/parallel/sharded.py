@@ -79,7 +79,7 @@ class Sharded(Strategy):
         self.matrices, self._matrix_groups = matrices, list[MatrixGroup | HostsGroup]()
         self._modules: list[FSDPModule] = []
         self.engines = Engines(ranks)
-        self._aside = LaidAside()
+        self._aside = LaidAside(layout.replicas)
         self._sum = SumOnTheWire(self._aside)
         self._groups: list[CopiedGroup] = []
         self._trained: list[nn.Parameter] = []
