@@ -1,7 +1,8 @@
 """What it costs to note each call of a run: interleaved blocks of updates with and without it.
 
-Two ranks train a stack of linear layers on replicas, in buckets of one layer, so that an update has
-many calls. Rank 0 keeps and writes them as a run does (`modicum.trainer.wire_account`).
+Two ranks train a stack of linear layers on replicas: in buckets of a recipe's size, and in buckets
+of one layer, so that an update has many calls. Rank 0 keeps and writes them as a run does
+(`modicum.trainer.wire_account`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from typing import Any
 
 from common import HERE, alone, paired_ratio, say, spread, write_result
 
-SIZE = {"layers": 24, "width": 384, "rows": 256, "block": 10, "blocks": 12}
+SIZE = {"layers": 24, "width": 768, "rows": 64, "block": 4, "blocks": 60}
+BUCKETS = {"a recipe's": None, "of one layer": 4 * 768 * 768}
 
 
-def timed(ranks: Any, layers: int, width: int, rows: int, block: int, blocks: int) -> Any:
+def timed(
+    ranks: Any, layers: int, width: int, rows: int, block: int, blocks: int, bucket: int
+) -> Any:
     """Seconds of an update in each block, with and without notes, and the calls of an update."""
     import torch
     from torch import nn
@@ -31,7 +35,7 @@ def timed(ranks: Any, layers: int, width: int, rows: int, block: int, blocks: in
 
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
-    strategy = Replicated(ranks, Layout.of(ranks.size), 4 * width * width)
+    strategy = Replicated(ranks, Layout.of(ranks.size), bucket)
     strategy.start(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     x, step = torch.randn(rows, width), 0
@@ -70,23 +74,27 @@ def main() -> None:
     """Time it, and write the result."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     from modicum.proofs.ranks import at_ranks
+    from modicum.recipe.sections import ParallelSection
 
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    figures = {}
     with alone():
-        found = at_ranks("wire_meter:timed", 2, SIZE)[0]
-    ratio = paired_ratio(found["seconds"]["with"], found["seconds"]["without"])
-    plain = spread(found["seconds"]["without"])
-    cost = ratio["median"] - 1
-    update = f"{plain['median'] * 1e3:.1f} ms an update of {found['calls']} calls"
-    say(f"{update}; noting them costs {cost:+.2%}")
-    figures = {
-        "cost": cost,
-        "ratio": ratio,
-        "seconds_without": plain,
-        "seconds_with": spread(found["seconds"]["with"]),
-        "calls_an_update": found["calls"],
-    }
+        for name, bucket in BUCKETS.items():
+            size = {**SIZE, "bucket": bucket or ParallelSection().bucket}
+            found = at_ranks("wire_meter:timed", 2, size)[0]
+            ratio = paired_ratio(found["seconds"]["with"], found["seconds"]["without"])
+            plain = spread(found["seconds"]["without"])
+            cost = ratio["median"] - 1
+            update = f"{plain['median'] * 1e3:.1f} ms an update of {found['calls']} calls"
+            say(f"buckets {name}: {update}; noting them costs {cost:+.2%}")
+            figures[f"buckets {name}"] = {
+                "cost": cost,
+                "ratio": ratio,
+                "seconds_without": plain,
+                "seconds_with": spread(found["seconds"]["with"]),
+                "calls_an_update": found["calls"],
+            }
     write_result("wire_meter", figures, SIZE)
 
 
