@@ -122,6 +122,7 @@ def judged(world: World, label: str, row: Row, none: float, link: Mapping[str, f
         "ledger": row["said"],
         "bytes_are_ledger": sent == row["said"] if row["bytes"] else None,
         "device_over_bytes": row["device"] / sent if row["device"] and sent else None,
+        "payload_over_bytes": row["payload"] / sent if row["payload"] and sent else None,
         "calls": row["calls"],
     }
 

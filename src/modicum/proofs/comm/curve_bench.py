@@ -33,7 +33,7 @@ from modicum.parallel.exchange_ledger import row_widths
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.zero import Zero
 from modicum.proofs.bench.meters import in_turns
-from modicum.proofs.comm.links import sent
+from modicum.proofs.comm.links import payload_sent, sent
 from modicum.proofs.comm.replicated_training import exchange_of, said_to_send
 from modicum.proofs.comm.sharded_training import coding_seconds, generator_of
 from modicum.proofs.comm.step_time_bench import Fields
@@ -207,7 +207,8 @@ def curve(
     Returns:
         Of each arm `seconds` (of an update, block by block), `waited` for the wire (by the main
         thread; 0 where nobody keeps a clock), `bytes`, `calls` and `ring_steps` of an update as
-        metered, `said` by the ledger, and `device`: bytes that eth0 sent, headers included.
+        metered, `said` by the ledger, `device`: bytes that eth0 sent, headers included, and
+        `payload`: without them.
     """
     link: dict[str, float] = {"latency": latency, "rate": rate}
     if not rate:
@@ -221,13 +222,13 @@ def curve(
             ready[label].step()
         ready[label].strategy.flush()
         dist.barrier()
-    nothing = {"device": 0.0, "waited": 0.0, "bytes": 0.0, "calls": 0.0, "ring_steps": 0.0}
+    nothing = dict.fromkeys(("device", "payload", "waited", "bytes", "calls", "ring_steps"), 0.0)
     rows: dict[str, dict[str, Any]] = {k: {"said": arm.said, **nothing} for k, arm in ready.items()}
-    before, clocked = 0, 0.0
+    before, payload_before, clocked = 0, 0, 0.0
 
     def begin(label: str) -> None:
-        nonlocal before, clocked
-        before = sent()  # nothing of the block before is on the way
+        nonlocal before, payload_before, clocked
+        before, payload_before = sent(), payload_sent()  # nothing of the block before is on the way
         ready[label].step()
         dist.barrier()
         for wire in ready[label].wires():
@@ -244,6 +245,7 @@ def curve(
         ready[label].strategy.flush()
         dist.barrier()
         row["device"] += (sent() - before) / ((steps + 1) * repeats)
+        row["payload"] += (payload_sent() - payload_before) / ((steps + 1) * repeats)
         for key, value in ready[label].counted().items():
             row[key] += value / count
 

@@ -31,6 +31,7 @@ from modicum.proofs.ranks import SECONDS, RanksFailed, at_ranks
 BURST = 32_768
 _SHAPE = "root tbf rate {rate} burst {burst}b latency 100ms"
 _LEAST_BURST = 3_200  # two full packets
+_HEADERS = 66  # of a packet: Ethernet 14, IP 20, TCP 20 and its time stamps 12
 _INSIDE = (
     "exec ip netns exec md$((RANK / {local})) "
     'env MASTER_ADDR=10.77.0.1 GLOO_SOCKET_IFNAME=eth0 "$@"'
@@ -158,6 +159,12 @@ def sent() -> int:
     """Bytes that this namespace's eth0 has sent; 0 where there is none."""
     device = psutil.net_io_counters(pernic=True, nowrap=False).get("eth0")
     return device.bytes_sent if device else 0
+
+
+def payload_sent() -> int:
+    """What `sent` counts, less the headers of Ethernet, IP and TCP; 0 where there is no eth0."""
+    device = psutil.net_io_counters(pernic=True, nowrap=False).get("eth0")
+    return device.bytes_sent - _HEADERS * device.packets_sent if device else 0
 
 
 def _serve(task: Path, result: Path) -> None:
