@@ -23,18 +23,25 @@ from statistics import median
 from typing import Any
 
 import torch
-from comm_judging import Row, World, break_even, judged_all
 from comm_recipes import FULL_RUN, QUICK_RUN, in_the_trainer
 from common import RESULTS, alone, say, write_result
 
 from modicum.core.errors import InputError
 from modicum.core.machine import this_machine
-from modicum.proofs.comm.links import burst_for, shaped
+from modicum.proofs.comm.bounded_curve import (
+    BAR,
+    RATIOS,
+    SLEEPING,
+    VIRTUAL_RATIOS,
+    on_a_pretended_link,
+    on_shaped_links,
+)
+from modicum.proofs.comm.step_bounds import StepRow as Row
+from modicum.proofs.comm.step_bounds import World, break_even
 from modicum.proofs.ranks import at_ranks
 
 BENCH = "modicum.proofs.comm.curve_bench"
-COLD = "modicum.proofs.comm.links:cold_seconds"
-BAR, APART, COLD_OFF, BUSY = 1.25, 0.15, 0.15, 0.5
+APART, BUSY = 0.15, 0.5
 # What a port's counter says, less the headers of packets, over the bytes of the meter.
 PAYLOAD, DEVICE_OFF = "payload_over_bytes", 0.03
 # The most that fp32 sums may take of DDP's step; the least that PowerSGD's step may be of ACP-SGD's
@@ -42,48 +49,11 @@ PAYLOAD, DEVICE_OFF = "payload_over_bytes", 0.03
 OVER_DDP, POWERSGD_OVER_ACP, FROM = 1.03, 1.2, 0.3
 
 
-SLEEPING = World(ranks=4, layers=16, width=512, compute=1.0)
 COMPUTING = World(ranks=2, layers=16, width=512, compute=0.0, rows=1024)
 QUICK = World(ranks=2, layers=4, width=256, compute=0.2, low_rank=4, steps=1, repeats=2)
-RATIOS, VIRTUAL_RATIOS = (1.0, 3.0, 10.0), (0.3,)
 WORLDS, RESULT = ("sleeping", "computing", "trainer"), RESULTS / "comm.json"
 
 # Measuring
-
-
-def pretended(world: World, compute: float, rate: float, latency: float = 0.0) -> Row:
-    """All arms but DDP, which no pretended link holds up, on a pretended link."""
-    arms = {label: arm for label, arm in world.arms().items() if label != "ddp"}
-    task = {"arms": arms, "model": world.model, "rate": rate, "latency": latency}
-    found: Row = at_ranks(f"{BENCH}:curve", world.ranks, task | turns(world), seconds=7200)[0]
-    return judged_all(world, found)
-
-
-def turns(world: World) -> dict[str, int]:
-    """How often a step is timed."""
-    return {"steps": world.steps, "repeats": world.repeats}
-
-
-def on_shaped_links(world: World, rates: Mapping[float, float], message: int) -> dict[float, Row]:
-    """All arms on shaped links, after each passed the check of a cold message.
-
-    Raises:
-        InputError: links cannot be shaped here, or are not what they should be.
-    """
-    said = [f"{round(rate * 8 / 1000)}kbit" for rate in rates.values()]
-    bursts = [burst_for(rate, message) for rate in rates.values()]
-    tell = [{"message": message}] * len(rates)
-    colds = shaped(world.ranks, said, COLD, tell, bursts=bursts)
-    for rate, cold in zip(rates.values(), colds, strict=True):
-        off = cold / (message / rate) - 1
-        say(f"a cold message of {message} bytes at {rate * 8e-6:.0f} Mb/s: {off:+.1%}")
-        if abs(off) > COLD_OFF:
-            problem = f"a cold message takes {off:+.0%} of its bytes' time on a shaped link"
-            raise InputError(problem, field="burst", value=bursts)
-    task = {"arms": world.arms(), "model": world.model, **turns(world)}
-    series = [task] * len(rates)
-    found = shaped(world.ranks, said, f"{BENCH}:curve", series, bursts=bursts, seconds=7200)
-    return {ratio: judged_all(world, each) for ratio, each in zip(rates, found, strict=True)}
 
 
 def curve(world: World, ratios: Mapping[str, tuple[float, ...]], by_port: bool) -> Row:
@@ -98,8 +68,8 @@ def curve(world: World, ratios: Mapping[str, tuple[float, ...]], by_port: bool) 
         compute = median(
             at_ranks(f"{BENCH}:curve", world.ranks, task)[0]["arms"]["none"]["seconds"]
         )
-    rates = {r: world.dense_bytes / (r * compute) for each in ratios.values() for r in each}
-    points = {ratio: pretended(world, compute, rates[ratio]) for ratio in ratios["pretended"]}
+    rates = {r: world.rate(r, compute) for each in ratios.values() for r in each}
+    points = {ratio: on_a_pretended_link(world, rates[ratio]) for ratio in ratios["pretended"]}
     kinds = dict.fromkeys(points, "pretended")
     asked, apart, why = {r: rates[r] for r in ratios["shaped"]}, dict[str, Any](), None
     first = next(iter(points.values()))["arms"].values()
@@ -107,17 +77,19 @@ def curve(world: World, ratios: Mapping[str, tuple[float, ...]], by_port: bool) 
     try:
         if not by_port:
             raise InputError("pretended links were asked for")
-        ports = on_shaped_links(world, asked, message)
+        ports, off = on_shaped_links(world, asked, message)
+        for ratio, part in off.items():
+            say(f"ratio {ratio:g}: a cold message of {message} bytes is off by {part:+.1%}")
         points |= ports
         kinds |= dict.fromkeys(ports, "shaped")
         for ratio in {min(asked), max(asked)}:
             link = ports[ratio]["link"]
-            alike = pretended(world, compute, link["rate"], link["latency"])
+            alike = on_a_pretended_link(world, link["rate"], link["latency"])
             apart[str(ratio)] = _over(alike["arms"], ports[ratio]["arms"])
     except InputError as error:
         why = str(error)
         say(f"links are pretended: {why}")
-        points |= {ratio: pretended(world, compute, rate) for ratio, rate in asked.items()}
+        points |= {ratio: on_a_pretended_link(world, rate) for ratio, rate in asked.items()}
         kinds |= dict.fromkeys(asked, "pretended")
     steps = {
         ratio: {label: row["step"] for label, row in point["arms"].items()}

@@ -21,13 +21,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from comm_judging import Arms, Row
 from comm_recipes import FULL_RUN, QUICK_RUN, RECIPES, by_itself, recipes_of, write_data
 from common import alone, say, write_result
 
 from modicum.core.errors import InputError
 from modicum.core.files import user_cache
 from modicum.proofs.comm.links import shaped
+from modicum.proofs.comm.step_bounds import StepRow as Row
+from modicum.proofs.comm.step_bounds import WorldArms as Arms
 from modicum.proofs.ranks import at_ranks
 
 RATIOS, BUSY = (1.0, 3.0, 10.0), 0.5

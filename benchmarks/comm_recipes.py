@@ -10,11 +10,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from comm_judging import Arms, Row, break_even
 from common import say
 
 from modicum.core.errors import InputError
+from modicum.core.units import parse_bytes
 from modicum.proofs.comm.links import shaped
+from modicum.proofs.comm.step_bounds import StepRow as Row
+from modicum.proofs.comm.step_bounds import WorldArms as Arms
+from modicum.proofs.comm.step_bounds import break_even
 from modicum.proofs.ranks import at_ranks
 
 RECIPES, BENCH = "modicum.proofs.comm.recipe_bench", "modicum.proofs.comm.curve_bench"
@@ -40,7 +43,7 @@ def recipes_of(data: Path, steps: int, size: Mapping[str, Any]) -> dict[str, dic
         "dense_fp16": {"method": "dense_sums", "dtype": "fp16"},
         "powersgd": {"method": "powersgd", "rank": rank},
         "acp_sgd": {"method": "acp_sgd", "rank": rank},
-        "dear": {"method": "dear", "layers": 1},
+        "dear": {"method": "dear", "bucket_bytes": parse_bytes(size["bucket"])},
         "sdp4bit": {"method": "sdp4bit", "ranks_per_node": 1},
     }
     found = {label: {**values, "comm": comm} for label, comm in ways.items()}

@@ -32,7 +32,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.parallel.exchange_ledger import row_widths
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.zero import Zero
-from modicum.proofs.bench.meters import in_turns
+from modicum.proofs.bench.meters import BusyCores, in_turns
 from modicum.proofs.comm.links import payload_sent, sent
 from modicum.proofs.comm.replicated_training import exchange_of, said_to_send
 from modicum.proofs.comm.sharded_training import coding_seconds, generator_of
@@ -207,8 +207,8 @@ def curve(
     Returns:
         Of each arm `seconds` (of an update, block by block), `waited` for the wire (by the main
         thread; 0 where nobody keeps a clock), `bytes`, `calls` and `ring_steps` of an update as
-        metered, `said` by the ledger, `device`: bytes that eth0 sent, headers included, and
-        `payload`: without them.
+        metered, `said` by the ledger, `device`: bytes that eth0 sent, headers included, `payload`:
+        without them, and `busy`: the part of the machine's processors in use.
     """
     link: dict[str, float] = {"latency": latency, "rate": rate}
     if not rate:
@@ -224,6 +224,7 @@ def curve(
         dist.barrier()
     nothing = dict.fromkeys(("device", "payload", "waited", "bytes", "calls", "ring_steps"), 0.0)
     rows: dict[str, dict[str, Any]] = {k: {"said": arm.said, **nothing} for k, arm in ready.items()}
+    busy = {label: BusyCores() for label in arms}
     before, payload_before, clocked = 0, 0, 0.0
 
     def begin(label: str) -> None:
@@ -234,12 +235,14 @@ def curve(
         for wire in ready[label].wires():
             wire.meter.clear()
         clocked = ranks.clock.total(WIRE)
+        busy[label].begin()
 
     def block(label: str) -> None:
         for _ in range(steps):
             ready[label].step()
 
     def end(label: str, counts: bool) -> None:
+        busy[label].end()
         row, count = rows[label], steps * repeats
         row["waited"] += (ranks.clock.total(WIRE) - clocked) / count
         ready[label].strategy.flush()
@@ -253,6 +256,7 @@ def curve(
                      before=begin, after=end)  # fmt: skip
     for label, each in times.items():
         rows[label]["seconds"] = [seconds / steps for seconds in each.seconds]
+        rows[label]["busy"] = busy[label].share
     return {"arms": rows, "link": link}
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 from modicum.proofs.base import ProofRun
+from modicum.proofs.comm.bounded_curve import over_its_bound
 from modicum.proofs.comm.links import shaped
 from modicum.proofs.ranks import at_ranks
 
@@ -34,6 +35,7 @@ def prove(run: ProofRun) -> None:
         over_ddp = on_real_links(run) + with_real_compute(run)
         run.against("PyTorch's DDP", "seconds of an update, all links and ratios", over_ddp)
         bytes_on_the_wire(run)
+        over_its_bound(run, "dear", null="dense_fp32", null_is="the sums undivided")
     else:
         on_a_pretended_link(run)
     same_weights(run)
@@ -100,7 +102,8 @@ def on_real_links(run: ProofRun, layers: int = 24, elements: int = 125_000) -> l
             model = asleep(layers, elements, forward)
             found = _timed(4, rate, arms | beside, model)
             name, best = f"four ranks, {rate}, A = {ratio} F", ideal(forward, all_reduce)
-            over_ddp.append(_judge(run, name, found, ratio, best, barred=rate == "100mbit"))
+            barred = rate == "100mbit"
+            over_ddp.append(_judge(run, name, found["seconds"], ratio, best, barred=barred))
     return over_ddp
 
 
@@ -124,7 +127,13 @@ def with_real_compute(run: ProofRun, layers: int = 24, width: int = 362) -> list
         found = _timed(2, rate, arms, model)
         best = ideal(forward, all_reduce, backward)
         name = f"two ranks that compute, A = {ratio} F"
-        over_ddp.append(_judge(run, name, found, ratio, best))
+        over_ddp.append(_judge(run, name, found["seconds"], ratio, best))
+        busy = found["busy"]
+        run.figure(
+            f"{name}: part of the machine's processors in use, next to DDP",
+            method=busy["method"],
+            baseline=max(busy[label] for label in _peers(elements)),
+        )
     return over_ddp
 
 
@@ -139,10 +148,10 @@ def _all_reduce(ranks: int, rate: str, elements: int) -> float:
     return float(seconds)
 
 
-def _timed(ranks: int, rate: str, arms: Arms, model: dict[str, Any]) -> dict[str, float]:
+def _timed(ranks: int, rate: str, arms: Arms, model: dict[str, Any]) -> dict[str, Any]:
     told = {"arms": arms, "model": model}
     (found,) = shaped(ranks, [rate], f"{BENCH}:timings", [told])
-    return dict(found["seconds"])
+    return {label: dict(found[label]) for label in ("seconds", "busy")}
 
 
 def _judge(

@@ -1,7 +1,7 @@
 """The proof of dense sums: in 16 bits the loss of 32 at half of the bytes; in 32, the same bits.
 
 Two ranks train a small network on scikit-learn's digits, as PowerSGD's proof does. The null sends
-32 bits in place of 16: then nothing is saved.
+32 bits in place of 16: then nothing is saved. Full runs time steps on links of four speeds, too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any
 
 from modicum.proofs.base import ProofRun, ratios
+from modicum.proofs.comm.bounded_curve import over_its_bound
 from modicum.proofs.ranks import at_ranks
 
 BENCH = "modicum.proofs.comm.replicated_training"
@@ -48,3 +49,6 @@ def prove(run: ProofRun) -> None:
     told = {"arm": WIDE, "size": size | {"steps": 10}}
     apart = max(at_ranks(f"{BENCH}:bits_apart", RANKS, told))
     run.at_most("a weight in 32 bits, apart from plain replicas'", apart, 0, part="check")
+    if run.full:
+        is_null = "32 bits in place of 16"
+        over_its_bound(run, "dense_bf16", null="dense_fp32", null_is=is_null)

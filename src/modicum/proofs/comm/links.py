@@ -31,6 +31,9 @@ from modicum.proofs.ranks import SECONDS, RanksFailed, at_ranks
 BURST = 32_768
 _SHAPE = "root tbf rate {rate} burst {burst}b latency 100ms"
 _LEAST_BURST = 3_200  # two full packets
+# Which of these a kernel lets a namespace have. Its own choice may be BBR, which looks for a link's
+# rate by losing packets of it: where calls follow one another, a third of a slow link stood idle.
+_CONGESTION = ("cubic", "reno")
 _HEADERS = 66  # of a packet: Ethernet 14, IP 20, TCP 20 and its time stamps 12
 _INSIDE = (
     "exec ip netns exec md$((RANK / {local})) "
@@ -213,6 +216,16 @@ def make_hosts(hosts: int) -> None:
         in_words(f"ip -n md{host} addr add 10.77.0.{host + 1}/24 dev eth0")
         in_words(f"ip -n md{host} link set lo up")
         in_words(f"ip -n md{host} link set eth0 up")
+        _set_congestion_control(host)
+
+
+def _set_congestion_control(host: int) -> None:
+    """The same on every machine, or at least one like it; else the kernel's own stays."""
+    for name in _CONGESTION:
+        write = f"echo {name} > /proc/sys/net/ipv4/tcp_congestion_control"
+        command = ["ip", "netns", "exec", f"md{host}", "sh", "-c", write]
+        if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0:
+            return
 
 
 def in_words(command: str) -> None:

@@ -3,7 +3,8 @@
 Two ranks train a small network on scikit-learn's digits by SGD with momentum; labels are smoothed,
 so the loss has a floor above zero, and its ratios mean something. Reduced against the paper: 0.03
 in place of 10 to 25 million parameters, two ranks in place of 16. Without error feedback the
-method's loss is visibly worse, and that is what the null puts in its place.
+method's loss is visibly worse, and that is what the null puts in its place. Full runs time steps on
+links of four speeds, too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from statistics import mean
 from typing import Any
 
 from modicum.proofs.base import ProofRun, ratios
+from modicum.proofs.comm.bounded_curve import over_its_bound
 from modicum.proofs.ranks import at_ranks
 
 BENCH = "modicum.proofs.comm.replicated_training"
@@ -44,6 +46,9 @@ def prove(run: ProofRun) -> None:
     each = ratios(found["forgets"]["losses"], found["method"]["losses"])
     run.at_least("loss without error feedback, of its own", mean(each), 1.05, seeds=each)
     sends(run, found)
+    if run.full:
+        is_null = "dense sums in its place"
+        over_its_bound(run, "powersgd", null="dense_fp32", null_is=is_null)
 
 
 def sends(run: ProofRun, found: dict[str, Any]) -> None:

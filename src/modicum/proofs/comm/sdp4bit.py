@@ -19,6 +19,7 @@ from statistics import mean
 from typing import Any
 
 from modicum.proofs.base import ProofRun, ratios
+from modicum.proofs.comm.bounded_curve import over_its_bound
 from modicum.proofs.comm.links import shaped
 from modicum.proofs.ranks import at_ranks
 
@@ -45,6 +46,8 @@ def prove(run: ProofRun) -> None:
     """Train all arms, count their bytes, and time them on a link that is slow."""
     trains_as_well(run)
     sends_less(run)
+    if run.full:
+        over_its_bound(run, "sdp4bit", null="dense_fp32", null_is="dense sums in its place")
 
 
 def trains_as_well(run: ProofRun) -> None:

@@ -23,7 +23,7 @@ from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
-from modicum.proofs.bench.meters import in_turns
+from modicum.proofs.bench.meters import BusyCores, in_turns
 from modicum.proofs.comm.links import sent
 
 Fields = Mapping[str, Any]
@@ -169,7 +169,7 @@ def timings(
     """Seconds of a step of each arm, of interleaved blocks, and bytes that eth0 sent.
 
     `seconds` are the median block's, `fastest` those of the one that other processes disturbed the
-    least.
+    least, `busy` the part of the machine's processors in use meanwhile.
 
     Args:
         arms: by label, the method's fields, and `arm` as in `shared`, where that is not the label.
@@ -190,19 +190,21 @@ def timings(
             ready[label]()
         strategy.flush()
         dist.barrier()
-    before, carried = 0, dict.fromkeys(arms, 0)
+    before, carried, busy = 0, dict.fromkeys(arms, 0), {label: BusyCores() for label in arms}
 
     def begin(label: str) -> None:
         nonlocal before
         before = sent()  # nothing of the block before is on the way
         ready[label]()
         dist.barrier()
+        busy[label].begin()
 
     def block(label: str) -> None:
         for _ in range(steps):
             ready[label]()
 
     def count(label: str, counts: bool) -> None:
+        busy[label].end()
         strategies[label].flush()
         dist.barrier()
         carried[label] += sent() - before
@@ -213,6 +215,7 @@ def timings(
         "seconds": {label: each.median / steps for label, each in times.items()},
         "fastest": {label: each.fastest / steps for label, each in times.items()},
         "sent": {label: count / ((steps + 1) * repeats) for label, count in carried.items()},
+        "busy": {label: each.share for label, each in busy.items()},
         "groups": {k: len(s.groups) for k, s in strategies.items() if isinstance(s, Deferred)},
     }
 

@@ -1,4 +1,4 @@
-"""What a step under an exchange is held against, for the benchmark of exchanges (`comm.py`)."""
+"""What a step under an exchange is held against: no step, the link, and what must follow what."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 EXACT_DENSE = ("dense_fp32", "ddp")
 DENSE = (*EXACT_DENSE, "dense_bf16", "dense_fp16")
 FORWARD = 1 / 3
-Arms = dict[str, dict[str, Any]]
-Row = dict[str, Any]
+WorldArms = dict[str, dict[str, Any]]
+StepRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class World:
-    """Ranks, the layers that they train, and how often they are timed.
+    """Ranks, the layers that they train under every exchange, and how often they are timed.
 
     Args:
         compute: seconds that layers sleep in a pass; 0 where they multiply `rows`.
@@ -45,12 +45,20 @@ class World:
         """What a rank sends of gradients in fp32."""
         return 2 * (self.ranks - 1) / self.ranks * 4 * self.layers * self.width**2
 
-    def arms(self) -> Arms:
-        """What is compared; a bucket holds a layer, where messages need not be longer."""
+    def rate(self, ratio: float, compute: float = 0.0) -> float:
+        """Bytes a second of a link on which they take `ratio` passes of so many seconds."""
+        return self.dense_bytes / (ratio * (compute or self.compute))
+
+    def arms(self) -> WorldArms:
+        """What is compared; a bucket holds a layer, where messages need not be longer.
+
+        SDP4Bit's weights are in bf16. Where layers multiply it is left out: a processor without
+        instructions for bf16 takes ten times as long then, whatever travels.
+        """
         layer, several = 4 * self.width**2, 4 * self.width**2 * self.low_rank
         product = {"arm": "matrix", "rank": self.rank, "bucket_bytes": several}
         sums = {"arm": "matrix", "method": "dense_sums", "bucket_bytes": layer}
-        return {
+        found: WorldArms = {
             "none": {"arm": "none"},
             "dense_fp32": sums,
             "dense_bf16": {**sums, "dtype": "bf16"},
@@ -61,6 +69,7 @@ class World:
             "dear": {"arm": "dear", "bucket_bytes": layer},
             "sdp4bit": {"arm": "sdp4bit", "bucket_bytes": several},
         }
+        return {k: arm for k, arm in found.items() if not (self.rows and k == "sdp4bit")}
 
     def buckets(self, label: str) -> int:
         """How many an arm has."""
@@ -80,7 +89,7 @@ def chain(compute: float, wire: float, buckets: int, late: float = 0.0) -> float
         late: the part of them that begins when all others are through.
 
     >>> chain(3.0, 3.0, buckets=2), chain(3.0, 0.2, buckets=2), chain(3.0, 3.0, 2, late=0.5)
-    (5.0, 3.1, 5.0)
+    (5.0, 3.1, 5.25)
     """
     forward, backward, free = FORWARD * compute, (1 - FORWARD) * compute, 0.0
     for bucket in range(1, buckets + 1):
@@ -98,7 +107,9 @@ def halves(compute: float, wire: float) -> float:
     return max(forward, wire / 2) + max(backward, wire / 2)
 
 
-def judged(world: World, label: str, row: Row, none: float, link: Mapping[str, float]) -> Row:
+def judged(
+    world: World, label: str, row: StepRow, none: float, link: Mapping[str, float]
+) -> StepRow:
     """An arm's row: its step, what bounds it, and whether its bytes are the ledger's."""
     buckets, ring = world.buckets(label), row["ring_steps"]
     if label == "ddp":  # which nobody meters
@@ -118,6 +129,7 @@ def judged(world: World, label: str, row: Row, none: float, link: Mapping[str, f
         "over_chain": step / must,
         "wire": wire,
         "waited": row["waited"],
+        "busy": row["busy"],
         "bytes": sent,
         "ledger": row["said"],
         "bytes_are_ledger": sent == row["said"] if row["bytes"] else None,
@@ -127,7 +139,7 @@ def judged(world: World, label: str, row: Row, none: float, link: Mapping[str, f
     }
 
 
-def break_even(points: Mapping[float, Mapping[str, float]], label: str) -> Row:
+def break_even(points: Mapping[float, Mapping[str, float]], label: str) -> StepRow:
     """The ratio from which an arm's step is shorter than the best dense one's: by exact, by any.
 
     Between two ratios it is where the two lines cross, over the logarithm of the ratio. `from`
@@ -163,7 +175,7 @@ def _crossing(gains: Mapping[float, float]) -> float | None:
     return above
 
 
-def judged_all(world: World, found: Row) -> Row:
+def judged_all(world: World, found: StepRow) -> StepRow:
     """What a bench found at one ratio, arm by arm."""
     none = median(found["arms"]["none"]["seconds"])
     rows = {

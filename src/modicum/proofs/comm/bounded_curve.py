@@ -1,0 +1,127 @@
+"""Steps under exchanges at ratios of communication to computing, held against their bounds.
+
+The ratio is that of the time of a dense all-reduce in fp32 to that of a pass. Links are shaped
+(`modicum.proofs.comm.links`), or pretended where these cannot be made, and where a link would be so
+fast that its shape costs more than it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from modicum.core.errors import InputError
+from modicum.proofs.base import ProofRun
+from modicum.proofs.comm.links import burst_for, shaped
+from modicum.proofs.comm.step_bounds import StepRow, World, WorldArms, break_even, judged_all
+from modicum.proofs.ranks import at_ranks
+
+BENCH = "modicum.proofs.comm.curve_bench:curve"
+COLD = "modicum.proofs.comm.links:cold_seconds"
+BAR, COLD_OFF = 1.25, 0.15
+# Layers that sleep take no core from the library that moves bytes.
+SLEEPING = World(ranks=4, layers=16, width=512, compute=1.0)
+RATIOS, VIRTUAL_RATIOS = (1.0, 3.0, 10.0), (0.3,)
+DENSE = "dense_fp32"
+
+
+def on_a_pretended_link(
+    world: World, rate: float, latency: float = 0.0, labels: Sequence[str] = ()
+) -> StepRow:
+    """The arms of a world, or those of `labels`, on a pretended link, which holds up no DDP."""
+    arms = {label: arm for label, arm in _chosen(world, labels).items() if label != "ddp"}
+    task = _task(world, arms) | {"rate": rate, "latency": latency}
+    found: StepRow = at_ranks(BENCH, world.ranks, task, seconds=7200)[0]
+    return judged_all(world, found)
+
+
+def on_shaped_links(
+    world: World, rates: Mapping[float, float], message: int, labels: Sequence[str] = ()
+) -> tuple[dict[float, StepRow], dict[float, float]]:
+    """The arms of a world, or those of `labels`, on shaped links, after the check of each.
+
+    Args:
+        rates: bytes a second, by the ratio for which they stand.
+        message: bytes of the smallest call, a cold one of which must take the time of its bytes.
+
+    Returns:
+        What was found at each ratio, and by how much a cold message was off there.
+
+    Raises:
+        InputError: links cannot be shaped here, or are not what they should be.
+    """
+    said = [f"{round(rate * 8 / 1000)}kbit" for rate in rates.values()]
+    bursts = [burst_for(rate, message) for rate in rates.values()]
+    tell = [{"message": message}] * len(rates)
+    colds = shaped(world.ranks, said, COLD, tell, bursts=bursts)
+    pairs = zip(rates.items(), colds, strict=True)
+    off = {ratio: cold / (message / rate) - 1 for (ratio, rate), cold in pairs}
+    worst = max(off.values(), key=abs)
+    if abs(worst) > COLD_OFF:
+        problem = f"a cold message takes {worst:+.0%} of its bytes' time on a shaped link"
+        raise InputError(problem, field="burst", value=bursts)
+    series = [_task(world, _chosen(world, labels))] * len(rates)
+    found = shaped(world.ranks, said, BENCH, series, bursts=bursts, seconds=7200)
+    return {ratio: judged_all(world, each) for ratio, each in zip(rates, found, strict=True)}, off
+
+
+def over_its_bound(
+    run: ProofRun,
+    label: str,
+    *,
+    null: str,
+    null_is: str,
+    rivals: Sequence[str] = (),
+    world: World = SLEEPING,
+) -> dict[float, StepRow]:
+    """Hold steps under an exchange against their bound at each ratio, and say where it pays.
+
+    Args:
+        label: the arm of the world.
+        null: the arm whose steps are held against this one's bound in a null run.
+        rivals: arms that are timed as well.
+
+    Returns:
+        What `judged_all` found at each ratio.
+    """
+    tells = run.contender(label, null=null, null_is=null_is)
+    labels = list(dict.fromkeys(("none", DENSE, label, tells, *rivals)))
+    run.progress(f"steps at ratios of {VIRTUAL_RATIOS[0]:g} to {RATIOS[-1]:g}")
+    points = _points(world, labels)
+    for ratio, point in points.items():
+        arms = point["arms"]
+        over = arms[tells]["step"] / arms[label]["bound"]
+        sentence = f"communication {ratio:g} times computing: a step over its bound"
+        run.at_most(sentence, over, BAR, part="check")
+        run.figure(
+            f"communication {ratio:g} times computing: seconds of a step, next to dense sums",
+            method=arms[tells]["step"],
+            baseline=arms[DENSE]["step"],
+        )
+    steps = {r: {k: row["step"] for k, row in point["arms"].items()} for r, point in points.items()}
+    if tells != DENSE and (pays := break_even(steps, tells)["exact"]) is not None:
+        greatest = max(points)
+        run.figure("ratio from which a step is shorter", method=pays, baseline=greatest)
+    return points
+
+
+def _points(world: World, labels: Sequence[str]) -> dict[float, StepRow]:
+    """What was found at each ratio."""
+    rates = {ratio: world.rate(ratio) for ratio in (*VIRTUAL_RATIOS, *RATIOS)}
+    found = {r: on_a_pretended_link(world, rates[r], labels=labels) for r in VIRTUAL_RATIOS}
+    rows = next(iter(found.values()))["arms"].values()
+    message = int(min(row["bytes"] / row["calls"] for row in rows if row["calls"]))
+    asked = {ratio: rates[ratio] for ratio in RATIOS}
+    try:
+        found |= on_shaped_links(world, asked, message, labels)[0]
+    except InputError:
+        found |= {r: on_a_pretended_link(world, rate, labels=labels) for r, rate in asked.items()}
+    return found
+
+
+def _chosen(world: World, labels: Sequence[str]) -> WorldArms:
+    return {label: arm for label, arm in world.arms().items() if not labels or label in labels}
+
+
+def _task(world: World, arms: WorldArms) -> dict[str, Any]:
+    return {"arms": arms, "model": world.model, "steps": world.steps, "repeats": world.repeats}
