@@ -6,6 +6,9 @@ tensors that autograd really saves, the peak that the meter sees and PyTorch's o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from modicum.core.contracts.ledger import (
     ALWAYS,
     MAPPED_FROM,
@@ -45,26 +48,47 @@ def ledger(
     Raises:
         InputError: all weights are trained, and the linear layers' form takes no gradients.
     """
+    whole = _entries(config, shape, adapted, recompute, bool)
+    large = _entries(config, shape, adapted, recompute, lambda size: size >= MAPPED_FROM)
+    small = _entries(config, shape, adapted, recompute, lambda size: size < MAPPED_FROM)
+    sizes = zip(whole, large, small, strict=True)
     blocks, head = parts(config, shape, adapted)
-    again = {block.prefix for block in blocks if recompute and block.saved}
+    return Ledger.of(
+        Entry("weight", weight_bytes(config, shape.weight_bytes), what="model"),
+        *(replace(a, large=min(a.bytes, b.bytes), rest=c.bytes) for a, b, c in sizes),
+        Entry("buffer", _batch_bytes(shape), ALWAYS, "tokens"),
+        *_work(blocks, head, recompute),
+    )
+
+
+def _entries(
+    config: ModelConfig,
+    shape: ModelQuery,
+    adapted: AdapterActivations | None,
+    recompute: bool,
+    counts: Callable[[int], bool],
+) -> list[Entry]:
+    """What comes and goes, of the tensors that count; also entries of no bytes."""
+    blocks, head = parts(config, shape, adapted, counts)
+    again = {block.prefix for block in blocks if recompute and block.keeps}
     kept = _kept(blocks, again)
     copies = [0 if block.prefix in again else block.casts for block in blocks]
-    first, last = next((b for b in blocks if b.saved), blocks[-1]), blocks[-1]
+    first, last = next((b for b in blocks if b.keeps), blocks[-1]), blocks[-1]
     live = first.rerun if recompute else first.saved + first.casts
-    logits, inner, masks = head.logits, max(block.inner for block in blocks), _mask_bytes(shape)
+    logits, inner, mask = head.logits, max(block.inner for block in blocks), _mask_bytes(shape)
     # While a block runs forward, what it and those after it keep is not there yet.
     running = max(
-        (block.running if block.saved and block.prefix not in again else block.inner)
+        (block.running if block.keeps and block.prefix not in again else block.inner)
         - sum(kept[n:])
         for n, block in enumerate(blocks)
     )
-    computed = logits * shape.compute_bytes // 4
-    scoring = max(
-        2 * logits + (computed if computed < logits else 0), computed + head.product.forward
-    )
+    computed = head.computed
+    copied = computed if shape.compute_bytes < 4 else 0
+    scoring = max(2 * logits + copied, computed + head.product.forward)
     # Where nothing is kept, positions and masks are gone when tokens are scored.
-    places = masks + _rotary_bytes(config, shape)
-    building = 2 * masks // shape.compute_bytes + masks  # two booleans, and a second mask
+    places = head.tensor(mask) + _rotary_bytes(config, head)
+    # Two booleans, and a second mask.
+    building = 2 * head.tensor(mask // shape.compute_bytes) + head.tensor(mask)
     passing = places + max(inner, first.stream + building)
     at_loss = [
         3 * logits,  # the logits' logarithms, their gradient and the gradient before the softmax
@@ -82,36 +106,21 @@ def ledger(
         for n, block in enumerate(blocks)
         if block.larger(first)
     ]
-    if not any(block.saved for block in blocks):  # the head's backward pass is all there is
+    if not any(block.keeps for block in blocks):  # the head's backward pass is all there is
         undoing = [head.saved + max(at_loss)]
     at_end = max([*undoing, head.embedding_work, 0])
-    # The same moments without what is as large as the logits: it is mapped on its own.
-    large = LogitSizes(logits, computed)
-    quiet = [
-        last.stream * head.flows + max(head.gradient_made, head.product.inputs),
-        head.norm_undone - head.saved,
-        _begun(last, head, again),
-    ]
-    forward = max(scoring, running - head.saved, 0)
-    return Ledger.of(
-        Entry("weight", weight_bytes(config, shape.weight_bytes), what="model"),
+    casts = sum(block.casts for block in blocks) + head.casts
+    return [
         Entry("activation", sum(kept) + head.saved, _SAVED, "activations"),
         Entry("activation", min(live, at_end), ("backward",), "activations of one block"),
-        large.entry(max(scoring, passing), "evaluation", "logits", large.scoring, passing),
-        large.entry(forward, "forward", "logits", large.scoring, running - head.saved),
-        large.entry(max(*at_loss, 0), "loss", "logits and gradients", large.undoing, max(quiet)),
+        Entry("workspace", max(scoring, passing), ("evaluation",), "logits"),
+        Entry("workspace", max(scoring, running - head.saved, 0), ("forward",), "logits"),
+        Entry("workspace", max(*at_loss, 0), ("loss",), "logits and gradients"),
         Entry("workspace", max(at_end - live, 0), ("backward",), "gradients of a block"),
-        Entry(
-            "workspace",
-            sum(block.casts for block in blocks) + head.casts,
-            ("evaluation", "forward"),
-            "weights in bf16",
-        ),
+        Entry("workspace", casts, ("evaluation", "forward"), "weights in bf16"),
         Entry("workspace", sum(copies) + head.casts, ("loss",), "weights in bf16"),
         Entry("buffer", places, _read(blocks, first, recompute), "positions, masks"),
-        Entry("buffer", _batch_bytes(shape), ALWAYS, "tokens"),
-        *_work(blocks, head, recompute),
-    )
+    ]
 
 
 def kept_by_block(
@@ -123,39 +132,16 @@ def kept_by_block(
 ) -> list[int]:
     """Bytes that each block keeps until its backward pass is over, weights' copies too."""
     blocks, _ = parts(config, shape, adapted)
-    again = {block.prefix for block in blocks if recompute and block.saved}
+    again = {block.prefix for block in blocks if recompute and block.keeps}
     copies = [0 if block.prefix in again else block.casts for block in blocks]
     return [sum(each) for each in zip(_kept(blocks, again), copies, strict=True)]
 
 
 def _kept(blocks: list[DecoderBlock], again: set[str]) -> list[int]:
     return [
-        block.entered + _GENERATOR_BYTES if block.prefix in again else block.saved
+        block.entered + block.tensor(_GENERATOR_BYTES) if block.prefix in again else block.saved
         for block in blocks
     ]
-
-
-class LogitSizes:
-    """Which of the tensors that have a score for each position and token are large.
-
-    Attributes:
-        undoing: bytes of large ones when the loss is undone.
-        scoring: the same when tokens are scored.
-
-    Args:
-        logits: bytes of them in fp32.
-        computed: bytes as they are computed.
-    """
-
-    def __init__(self, logits: int, computed: int) -> None:
-        self.undoing = 3 * logits if logits >= MAPPED_FROM else 0
-        copied = computed if MAPPED_FROM <= computed < logits else 0
-        self.scoring = 2 * self.undoing // 3 + copied
-
-    def entry(self, size: int, phase: Phase, what: str, large: int, rest: int) -> Entry:
-        """Workspace of so many bytes, at most `large` in large tensors, else `rest` in others."""
-        large = min(large, size)
-        return Entry("workspace", size, (phase,), what, large=large, rest=max(rest, size - large))
 
 
 def slack(
@@ -167,7 +153,7 @@ def slack(
 ) -> int:
     """How far the begin of the blocks' backward passes is below the worst of phase `loss`."""
     blocks, head = parts(config, shape, adapted)
-    again = {block.prefix for block in blocks if recompute and block.saved}
+    again = {block.prefix for block in blocks if recompute and block.keeps}
     whole = ledger(config, shape, adapted=adapted, recompute=recompute)
     return whole.bytes("workspace", "loss") - max(_begun(blocks[-1], head, again), 0)
 
@@ -176,22 +162,22 @@ def _begun(last: DecoderBlock, head: Head, again: set[str]) -> int:
     """Bytes in the last block's backward pass at most, beyond all that the forward pass keeps."""
     runs = last.prefix in again
     kept = last.entered if runs else last.saved + last.casts
-    there = last.undoing(again=runs) - (kept if last.saved else 0)
+    there = last.undoing(again=runs) - (kept if last.keeps else 0)
     return there + head.gradient_held - head.saved - head.casts
 
 
 def _read(blocks: list[DecoderBlock], first: DecoderBlock, recompute: bool) -> tuple[Phase, ...]:
     """The phases in which a block that attends may need its positions and masks."""
-    if recompute and first.saved:
+    if recompute and first.keeps:
         return ("forward", "loss", "backward")
     backward: tuple[Phase, ...] = ("backward",) if first.mixes else ()
     return ("forward", *(("loss",) if any(b.mixes for b in blocks) else ()), *backward)
 
 
-def _rotary_bytes(config: ModelConfig, shape: ModelQuery) -> int:
+def _rotary_bytes(config: ModelConfig, head: Head) -> int:
     """Cosine and sine of each position, where documents restart of each row."""
-    rows = shape.positions if shape.segments else shape.tokens
-    return 2 * rows * config.head_width * shape.compute_bytes
+    rows = head.shape.positions if head.shape.segments else head.shape.tokens
+    return 2 * head.tensor(rows * config.head_width * head.shape.compute_bytes)
 
 
 def _mask_bytes(shape: ModelQuery) -> int:
@@ -210,7 +196,7 @@ def _work(blocks: list[DecoderBlock], head: Head, recompute: bool) -> list[Work]
     forward = head.forward + sum(block.forward for block in blocks)
     backward = head.backward + sum(block.backward for block in blocks)
     if recompute:
-        backward += sum(block.again for block in blocks if block.saved)
+        backward += sum(block.again for block in blocks if block.keeps)
     return [
         Work(forward, dtype=dtype, phase="forward"),
         Work(backward, dtype=dtype, phase="backward"),

@@ -6,6 +6,7 @@ block before all that learns keeps nothing.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from modicum.core.machine.kernels import ProductScratch
@@ -14,6 +15,11 @@ from modicum.models.ledger_flows import BlockFlows
 
 class DecoderBlock(BlockFlows):
     """A block's bytes and work."""
+
+    @cached_property
+    def keeps(self) -> bool:
+        """Whether autograd keeps anything of it."""
+        return bool(replace(self, counts=bool).saved)
 
     @property
     def entered(self) -> int:
@@ -34,13 +40,13 @@ class DecoderBlock(BlockFlows):
         if self.twin and self.flows and self.mlp_flows and self.keeps_stream:
             each -= self.norm_input
         readers = "mlp.gate_proj", "mlp.up_proj"
-        each += compute * (width * self.inputs(*readers) + self.sums(width, *readers))
+        each += self.each(width * compute) * self.inputs(*readers) + self.sums(width, *readers)
         # silu keeps gate, the product up for gate's sake and silu(gate) for up's.
         inner = 2 * self.gate + self.up + self.inputs("mlp.down_proj")
-        each += self.mlp_width * compute * inner
-        each += compute * self.sums(self.mlp_width, "mlp.down_proj")
+        each += self.each(self.mlp_width * compute) * inner
+        each += self.sums(self.mlp_width, "mlp.down_proj")
         if self.trained:  # what lies between factors
-            each += sum(self.between.values()) * compute
+            each += sum(self.each(numbers * compute) for numbers in self.between.values())
         return each * self.shape.positions + self.attending + self.adapters
 
     @property
@@ -48,13 +54,14 @@ class DecoderBlock(BlockFlows):
         """Bytes that its attention keeps."""
         compute, width = self.shape.compute_bytes, self.config.width
         readers = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"
-        each = compute * (width * self.inputs(*readers) + self.sums(width, *readers))
-        each += compute * self.sums(self.queries, "self_attn.o_proj")
+        each = self.each(width * compute) * self.inputs(*readers) + self.sums(width, *readers)
+        each += self.sums(self.queries, "self_attn.o_proj")
+        queries = self.each(self.queries * compute)
         if self.mixes:
             # Rotated q and k, v, the output, which is also o_proj's input, and the log-sum-exp.
-            each += 2 * (self.queries + self.keys) * compute + 4 * self.heads
+            each += 2 * (queries + self.each(self.keys * compute)) + self.each(4 * self.heads)
         else:
-            each += self.queries * compute * self.inputs("self_attn.o_proj")
+            each += queries * self.inputs("self_attn.o_proj")
         return each * self.shape.positions
 
     @property
@@ -68,7 +75,7 @@ class DecoderBlock(BlockFlows):
     def inner(self) -> int:
         """Bytes of what the forward pass holds at a time when nothing is kept."""
         # The block's input, that with attention's output added, and its norm; and that output.
-        mixed = self.config.width * self.shape.compute_bytes * self.shape.positions
+        mixed = self.tensor(self.config.width * self.shape.compute_bytes * self.shape.positions)
         # Both factors and their product; or both factors as the second one is made.
         cast = mixed if self.half else 0  # of what the second one is made of
         workspace = cast + self.workspace(max(each.forward for each in self.products))
@@ -78,7 +85,7 @@ class DecoderBlock(BlockFlows):
     @property
     def running(self) -> int:
         """Bytes of what the forward pass holds at a time when it keeps what backward needs."""
-        out = self.config.width * self.shape.compute_bytes * self.shape.positions
+        out = self.tensor(self.config.width * self.shape.compute_bytes * self.shape.positions)
         # As down_proj makes its output, only what is kept is left of both factors.
         last = (2 * self.gate + self.up - 2) * self.factor + out + self.products[1].forward
         return self._holding + max(self.gate * self.factor, last)
@@ -96,7 +103,7 @@ class DecoderBlock(BlockFlows):
         Args:
             again: whether it keeps its input alone and runs again.
         """
-        if not self.saved:
+        if not self.keeps:
             return 0
         if not again:
             return self.saved + self.casts + self.work
@@ -133,24 +140,25 @@ class DecoderBlock(BlockFlows):
         """Bytes that down_proj's weight leaves: its gradient comes, and its bf16 copy goes."""
         if not self.trained:
             return 0
+        elements = self.linears["mlp.down_proj"]
         waits = 4 if self.shape.micro_batches == 1 else 0  # else it was added to the one before
-        return (waits - 2 * self.half) * self.linears["mlp.down_proj"]
+        return self.tensor(waits * elements) - self.tensor(2 * self.half * elements)
 
     @property
     def _down_made(self) -> int:
         """Bytes that down_proj's own backward pass works in: its gradients, and scratch."""
         elements, (_, down) = self.linears["mlp.down_proj"], self.products
         if not self.half:
-            return 4 * elements + self.factor
+            return self.tensor(4 * elements) + self.factor
         # In bf16 it begins with a copy of its output's gradient, and ends with one of its own.
-        copy = self.config.width * self.shape.compute_bytes * self.shape.positions
+        copy = self.tensor(self.config.width * self.shape.compute_bytes * self.shape.positions)
         scratch = max(down.weight, self.factor + down.inputs)
-        return max(copy + 2 * elements + scratch, 4 * elements)
+        return max(copy + self.tensor(2 * elements) + scratch, self.tensor(4 * elements))
 
     @property
     def factor(self) -> int:
         """Bytes of one factor of the MLP's product."""
-        return self.mlp_width * self.shape.compute_bytes * self.shape.positions
+        return self.tensor(self.mlp_width * self.shape.compute_bytes * self.shape.positions)
 
     @property
     def products(self) -> tuple[ProductScratch, ProductScratch]:
@@ -164,15 +172,15 @@ class DecoderBlock(BlockFlows):
         for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
             form, asked = self.forms[name]
             # A weight that is made for the product lies next to the product's scratch.
-            dense = 0 if form.trains else form.elements(**asked) * compute
+            dense = 0 if form.trains else self.tensor(form.elements(**asked) * compute)
             own = form.workspace(item_bytes=compute, device=device, **asked)
-            each.append(max(own, dense + scratch))
+            each.append(max(self.tensor(own), dense + scratch))
         return max(each)
 
     @property
     def casts(self) -> int:
         """Bytes of the weights' bf16 copies, from their first use until backward is past them."""
-        return 2 * sum(self.linears.values()) if self.half else 0
+        return sum(self.tensor(2 * size) for size in self.linears.values()) if self.half else 0
 
     @property
     def forward(self) -> int:

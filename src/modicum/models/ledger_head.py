@@ -15,7 +15,13 @@ class Head(DecoderPart):
     @property
     def logits(self) -> int:
         """Bytes of a score for each position and token, in fp32."""
-        return 4 * self.shape.positions * self.config.vocabulary_size
+        return self.tensor(4 * self.shape.positions * self.config.vocabulary_size)
+
+    @property
+    def computed(self) -> int:
+        """The same in the precision in which they are computed."""
+        each = self.shape.compute_bytes * self.config.vocabulary_size
+        return self.tensor(self.shape.positions * each)
 
     @property
     def table(self) -> int:
@@ -26,18 +32,18 @@ class Head(DecoderPart):
     def saved(self) -> int:
         """Bytes that autograd keeps, logits aside."""
         each, width = self.norm * self.flows, self.config.width
-        each += self.shape.compute_bytes * (width * self.inputs("") + self.sums(width, ""))
+        each += self.each(self.shape.compute_bytes * width) * self.inputs("") + self.sums(width, "")
         return each * self.shape.positions + self.adapters
 
     @property
     def norm_undone(self) -> int:
         """Bytes of what the last norm's backward pass makes next to its input."""
-        each = self.norm_input if self.fused_norms else 6 * 4 * self.config.width
+        each = self.norm_input if self.fused_norms else 6 * self.each(4 * self.config.width)
         return each * self.shape.positions * self.flows
 
     @property
     def casts(self) -> int:
-        return 2 * self.table if self.half else 0
+        return self.tensor(2 * self.table) if self.half else 0
 
     @property
     def accumulates(self) -> bool:
@@ -58,7 +64,7 @@ class Head(DecoderPart):
     def gradient_held(self) -> int:
         """Bytes of it that wait: tied, for the embedding's part, else for the step."""
         waits = self.trained and (self.config.tied_embeddings or not self.accumulates)
-        return 4 * self.table if waits else 0
+        return self.tensor(4 * self.table) if waits else 0
 
     def gradients_to_come(self, blocks: Sequence[DecoderBlock]) -> int:
         """Bytes of the gradients that are not there yet when the last of these blocks' are made.
@@ -71,8 +77,8 @@ class Head(DecoderPart):
             return 0
         if self.accumulates:
             return -self.gradient_held
-        elements = sum(sum(block.linears.values()) for block in blocks)
-        return 4 * elements + (0 if tied else 4 * self.table)
+        sizes = [self.tensor(4 * size) for block in blocks for size in block.linears.values()]
+        return sum(sizes) + (0 if tied else self.tensor(4 * self.table))
 
     @property
     def embedding_work(self) -> int:
@@ -82,7 +88,7 @@ class Head(DecoderPart):
         # Tied, the head's gradient and the embedding's are summed: in fp32 into a third tensor,
         # because the head's lies transposed.
         extra = self.accumulates + (self.config.tied_embeddings and 2 - self.half)
-        return 4 * self.table * extra + self.stream
+        return self.tensor(4 * self.table) * extra + self.stream
 
     @property
     def forward(self) -> int:

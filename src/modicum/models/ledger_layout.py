@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from modicum.core.contracts.ledger import ModelQuery
@@ -43,9 +44,15 @@ def weight_bytes(config: ModelConfig, item_bytes: int) -> int:
 
 
 def parts(
-    config: ModelConfig, shape: ModelQuery, adapted: AdapterActivations | None
+    config: ModelConfig,
+    shape: ModelQuery,
+    adapted: AdapterActivations | None,
+    counts: Callable[[int], bool] = bool,
 ) -> tuple[list[DecoderBlock], Head]:
     """Every block, given whether something before it learns, and the head.
+
+    Args:
+        counts: of a tensor's bytes, whether they are counted.
 
     Raises:
         InputError: weights are to be trained that take no gradients.
@@ -57,7 +64,8 @@ def parts(
                 raise InputError(f"{problem}dense", field="linear", value=name)
     starts = adapted is None or "model.embed_tokens" in adapted.sites
     blocks, flows = _blocks(config, shape, adapted, starts)
-    return blocks, Head(config, shape, adapted, "lm_head", flows)
+    blocks = [replace(block, counts=counts) for block in blocks]
+    return blocks, Head(config, shape, adapted, "lm_head", flows, counts=counts)
 
 
 def _blocks(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,7 @@ class DecoderPart:
     Args:
         prefix: what the names of its layers begin with.
         flows: whether its input takes a gradient.
+        counts: of a tensor's bytes, whether they are counted; by default all are.
     """
 
     config: ModelConfig
@@ -58,6 +59,15 @@ class DecoderPart:
     adapted: AdapterActivations | None
     prefix: str
     flows: bool
+    counts: Callable[[int], bool] = field(default=bool, kw_only=True)
+
+    def tensor(self, size: int) -> int:
+        """Bytes of a tensor, if these are counted."""
+        return size if self.counts(size) else 0
+
+    def each(self, size: int) -> int:
+        """Bytes a position of a tensor that has so many there, if it is counted."""
+        return size if self.counts(size * self.shape.positions) else 0
 
     @property
     def trained(self) -> bool:
@@ -72,7 +82,7 @@ class DecoderPart:
     @property
     def stream(self) -> int:
         """Bytes of the residual stream between blocks."""
-        return self.shape.positions * self.config.width * self.shape.residual_bytes
+        return self.tensor(self.shape.positions * self.config.width * self.shape.residual_bytes)
 
     def learns(self, *layers: str) -> bool:
         """Whether the output of one of these linear layers depends on something trained in it."""
@@ -85,21 +95,23 @@ class DecoderPart:
         return int(any(self.prefix + name in self.adapted.inputs for name in layers))
 
     def sums(self, width: int, *layers: str) -> int:
-        """Numbers a position that are kept as sums of the one tensor that these layers read."""
+        """Bytes a position of what is kept as sums of the one tensor that these layers read."""
         known = self.adapted.sums if self.adapted else {}
-        return sum(width // each for each in {known.get(self.prefix + n, 0) for n in layers} - {0})
+        parts = {known.get(self.prefix + n, 0) for n in layers} - {0}
+        return sum(self.each(width // part * self.shape.compute_bytes) for part in parts)
 
     def mask(self, layer: str, width: int) -> int:
         """Bytes of the mask of an adapter's dropout, while a layer of so many inputs is undone."""
         masked = self.adapted is not None and self.prefix + layer in self.adapted.masked
-        return masked * width * self.shape.positions
+        return self.tensor(masked * width * self.shape.positions)
 
     def scratch(self, inputs: int, outputs: int) -> ProductScratch:
         """What the products of a linear layer of these features work in."""
         if self.shape.device != "cpu":  # cuBLAS has a workspace of its own, the same for all
             return ProductScratch(0, 0, 0)
         half = self.shape.compute_bytes < 4
-        return product_scratch(self.shape.positions, inputs, outputs, half=half)
+        sizes = product_scratch(self.shape.positions, inputs, outputs, half=half)
+        return ProductScratch(*map(self.tensor, sizes))
 
     def gradient_of(self, elements: int, scratch: int) -> int:
         """Bytes of a weight's gradient as it is made.
@@ -109,8 +121,8 @@ class DecoderPart:
         if not self.trained:
             return 0
         if not self.half:
-            return 4 * elements
-        return 2 * elements + max(4 * elements, scratch)
+            return self.tensor(4 * elements)
+        return self.tensor(2 * elements) + max(self.tensor(4 * elements), scratch)
 
     @property
     def fused_norms(self) -> bool:
@@ -123,7 +135,7 @@ class DecoderPart:
     @property
     def norm_input(self) -> int:
         """Bytes of the input that a norm keeps a position."""
-        return self.config.width * (self.shape.residual_bytes if self.fused_norms else 4)
+        return self.each(self.config.width * (self.shape.residual_bytes if self.fused_norms else 4))
 
     @property
     def keeps_stream(self) -> bool:
@@ -135,10 +147,11 @@ class DecoderPart:
         """Bytes that a norm keeps a position: input and scale, and of several kernels the output,
         if it is trained."""
         output = 4 * self.config.width if self.trained and not self.fused_norms else 0
-        return self.norm_input + 4 + output
+        return self.norm_input + self.each(4) + self.each(output)
 
     @property
     def adapters(self) -> int:
         """Bytes that adapters keep here beyond the inputs."""
         sites = self.adapted.sites if self.adapted else {}
-        return sum(size for name, size in sites.items() if f"{name}.".startswith(self.prefix))
+        here = (size for name, size in sites.items() if f"{name}.".startswith(self.prefix))
+        return sum(map(self.tensor, here))

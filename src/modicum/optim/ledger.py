@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from modicum.core.contracts.ledger import (
+    MAPPED_FROM,
     ClassTreatment,
     Entry,
     Ledger,
@@ -34,14 +35,19 @@ def gradients(at: OptimizerQuery) -> Ledger:
     phases: tuple[Phase, ...] = ("backward", "step")
     if at.micro_batches > 1:
         phases = ("forward", "loss", *phases)
-    size = sum(local_elements(p, 0, at.shards) * p.element_bytes for p in at.parameters)
-    return Ledger.of(Entry("gradient", size, phases, "gradients"))
+    sizes = _gradient_bytes(at)
+    return Ledger.of(Entry("gradient", sum(sizes), phases, "gradients").in_tensors(sizes))
 
 
 def largest_gradient(at: OptimizerQuery) -> Ledger:
     """One gradient at a time: each is used up in the backward pass, before the next is there."""
-    sizes = (local_elements(p, 0, at.shards) * p.element_bytes for p in at.parameters)
-    return Ledger.of(Entry("gradient", max(sizes, default=0), ("backward",), "one gradient"))
+    largest = max(_gradient_bytes(at), default=0)
+    return Ledger.of(Entry("gradient", largest, ("backward",), "one gradient").in_one())
+
+
+def _gradient_bytes(at: OptimizerQuery) -> list[int]:
+    """Of each parameter, what this rank has of its gradient."""
+    return [local_elements(p, 0, at.shards) * p.element_bytes for p in at.parameters]
 
 
 def elementwise(at: OptimizerQuery, *, moments: int, counter: bool, what: str) -> Ledger:
@@ -94,9 +100,16 @@ def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool)
     ledger += _sums(rows, at.shards, in_backward)
     return ledger + Ledger.of(
         Entry("optimizer", max(kept), what="moments and projectors"),
-        Entry("workspace", max(scratch, default=0), (phase,), "of one parameter's update"),
+        _of_update(max(scratch, default=0), matrices, phase),
         Work(max(work), phase="step"),
     )
+
+
+def _of_update(scratch: int, matrices: Sequence[TrainedParameter], phase: Phase) -> Entry:
+    """Scratch memory of an update: of matrices pieces as large as these, of rows smaller ones."""
+    entry = Entry("workspace", scratch, (phase,), "of one parameter's update")
+    whole = max((4 * math.prod(p.shape) for p in matrices), default=0)
+    return entry.in_one() if whole >= MAPPED_FROM else entry
 
 
 def _of_matrices(

@@ -168,10 +168,14 @@ def zero(
     site = ExchangeQuery(tuple(widths), ranks, ranks_per_node, copy_bytes=copy_bytes, later=later)
     own = Ledger.of(
         Entry("weight", _FP32 * sum(widths), what="masters, this rank's part"),
-        Entry("gradient", _FP32 * whole, phases, "gradients that add up"),
-        Entry("workspace", max(0, first - slack), ("loss",), "a bucket of gradients"),
-        Entry("gradient", _FP32 * ranks * most, ("backward",), "a bucket of gradients"),
-        Entry("workspace", spread, ("step",), "buckets of weights"),
+        Entry("gradient", _FP32 * whole, phases, "gradients that add up").in_tensors(
+            _FP32 * math.prod(p.shape) for p in trained
+        ),
+        Entry("workspace", max(0, first - slack), ("loss",), "a bucket of gradients").in_one(),
+        Entry("gradient", _FP32 * ranks * most, ("backward",), "a bucket of gradients").in_one(),
+        Entry("workspace", spread, ("step",), "buckets of weights").in_tensors(
+            min(2, len(widths)) * [copy_bytes * ranks * most]
+        ),
     )
     return ledger + own + exchange(site)
 

@@ -86,8 +86,8 @@ def replicated(
     payload = _GRADIENT * (sum(trained) + len(trained))
     return ledger + Ledger.of(
         Entry("gradient", _GRADIENT * len(trained), ("backward", "step"), "who has a gradient"),
-        Entry("workspace", max(0, buckets[0] - slack), ("loss",), "a bucket of gradients"),
-        Entry("workspace", min(buckets[-1], late), ("backward",), "a bucket of gradients"),
+        Entry("workspace", max(0, buckets[0] - slack), ("loss",), "a bucket of gradients").in_one(),
+        Entry("workspace", min(buckets[-1], late), ("backward",), "a bucket of gradients").in_one(),
         Wire("all_reduce", _summed(payload, replicas), REPLICATE, len(buckets)),
     )
 

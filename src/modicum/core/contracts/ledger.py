@@ -51,6 +51,19 @@ class Entry:
         left = max(0, self.bytes - self.large)
         return left if self.rest is None else max(left, self.rest)
 
+    def in_tensors(self, sizes: Iterable[int]) -> Entry:
+        """The same, known to be tensors of these bytes.
+
+        >>> Entry("gradient", 5 * 2**20).in_tensors([4 * 2**20, 2**20]).small
+        1048576
+        """
+        large = sum(size for size in sizes if size >= MAPPED_FROM)
+        return replace(self, large=min(large, self.bytes))
+
+    def in_one(self) -> Entry:
+        """The same, known to be one tensor."""
+        return self.in_tensors([self.bytes])
+
     @property
     def phase(self) -> str:
         """The phases as one word or list: `always`, `forward`, `forward, loss`."""
