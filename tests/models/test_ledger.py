@@ -94,8 +94,12 @@ def autocast(half: bool) -> Any:
     return torch.autocast("cpu", torch.bfloat16) if half else nullcontext()
 
 
-def saved_bytes(model: Llama, half: bool, documents: bool) -> int:
-    """Bytes of the storages that autograd keeps of a forward pass, parameters and ids aside."""
+def saved_bytes(model: Llama, half: bool, documents: bool, least: int = 0) -> int:
+    """Bytes of the storages that autograd keeps of a forward pass, parameters and ids aside.
+
+    Args:
+        least: of storages of so many bytes or more.
+    """
     ids, numbers = inputs(model.config, documents)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
@@ -109,13 +113,14 @@ def saved_bytes(model: Llama, half: bool, documents: bool) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast(half):
         logits = model(ids, numbers)
     assert logits.requires_grad
-    return sum(storage.nbytes() for storage in kept.values())
+    return sum(storage.nbytes() for storage in kept.values() if storage.nbytes() >= least)
 
 
-def told(ledger: Ledger) -> int:
-    """What of a ledger autograd keeps at the end of a forward pass."""
+def told(ledger: Ledger, *, large: bool = False) -> int:
+    """What of a ledger autograd keeps at the end of a forward pass; or what of it is large."""
     whats = ("activations", "weights in bf16", "positions, masks")
-    return sum(e.bytes for e in ledger.entries if e.what in whats and "forward" in e.phases)
+    kept = [e for e in ledger.entries if e.what in whats and "forward" in e.phases]
+    return sum(e.large if large else e.bytes for e in kept)
 
 
 @pytest.mark.parametrize("documents", [False, True], ids=["whole rows", "documents"])
@@ -132,6 +137,20 @@ def test_saved_activations_are_those_that_autograd_keeps(name, adapter, half, do
         assert measured == figure
     else:
         assert measured == figure
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_which_of_them_are_large_is_what_autograd_keeps_in_large_tensors(monkeypatch, name, half):
+    made = config(**SHAPES[name])
+    trained, asked = model(made, None, half), shape(None, half, documents=True)
+    stream = asked.positions * made.width
+    for least in (1, 2 * stream, 4 * stream, 4 * asked.positions * made.mlp_width, 10**9):
+        monkeypatch.setattr("modicum.models.ledger.MAPPED_FROM", least)
+        figure = told(predicted(made, None, asked), large=True)
+        assert figure == saved_bytes(trained, half, documents=True, least=least)
+    entries = predicted(made, None, asked).entries
+    assert all(entry.rest in (None, entry.bytes) for entry in entries)
 
 
 class FusedNorm(torch.autograd.Function):
