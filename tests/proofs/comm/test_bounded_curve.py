@@ -13,7 +13,6 @@ from modicum.proofs.comm import bounded_curve
 from modicum.proofs.comm.links import burst_for
 from modicum.proofs.comm.step_bounds import World
 
-
 RATES, MESSAGE = {1.0: 2.5e6, 3.0: 1.0e6}, 200_000
 QUICK = World(ranks=2, layers=4, width=256, compute=0.2, low_rank=4, steps=1, repeats=2)
 
