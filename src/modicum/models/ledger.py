@@ -48,11 +48,16 @@ def ledger(
     Raises:
         InputError: all weights are trained, and the linear layers' form takes no gradients.
     """
-    whole = _entries(config, shape, adapted, recompute, bool)
-    large = _entries(config, shape, adapted, recompute, lambda size: size >= MAPPED_FROM)
-    small = _entries(config, shape, adapted, recompute, lambda size: size < MAPPED_FROM)
-    sizes = zip(whole, large, small, strict=True)
     blocks, head = parts(config, shape, adapted)
+
+    def counting(counts: Callable[[int], bool]) -> list[Entry]:
+        counted = [block.counting(counts) for block in blocks]
+        return _entries(counted, replace(head, counts=counts), recompute)
+
+    whole = _entries(blocks, head, recompute)
+    large, small = (counting(lambda size: size >= MAPPED_FROM),
+                    counting(lambda size: size < MAPPED_FROM))  # fmt: skip
+    sizes = zip(whole, large, small, strict=True)
     return Ledger.of(
         Entry("weight", weight_bytes(config, shape.weight_bytes), what="model"),
         *(replace(a, large=min(a.bytes, b.bytes), rest=c.bytes) for a, b, c in sizes),
@@ -61,15 +66,9 @@ def ledger(
     )
 
 
-def _entries(
-    config: ModelConfig,
-    shape: ModelQuery,
-    adapted: AdapterActivations | None,
-    recompute: bool,
-    counts: Callable[[int], bool],
-) -> list[Entry]:
+def _entries(blocks: list[DecoderBlock], head: Head, recompute: bool) -> list[Entry]:
     """What comes and goes, of the tensors that count; also entries of no bytes."""
-    blocks, head = parts(config, shape, adapted, counts)
+    config, shape = head.config, head.shape
     again = {block.prefix for block in blocks if recompute and block.keeps}
     kept = _kept(blocks, again)
     copies = [0 if block.prefix in again else block.casts for block in blocks]

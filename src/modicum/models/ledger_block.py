@@ -6,11 +6,14 @@ block before all that learns keeps nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
 from modicum.core.machine.kernels import ProductScratch
 from modicum.models.ledger_flows import BlockFlows
+
+_OF_ALL = ("forms", "linears", "learned", "between", "keeps")
 
 
 class DecoderBlock(BlockFlows):
@@ -18,8 +21,15 @@ class DecoderBlock(BlockFlows):
 
     @cached_property
     def keeps(self) -> bool:
-        """Whether autograd keeps anything of it."""
-        return bool(replace(self, counts=bool).saved)
+        """Whether autograd keeps anything of it, counted or not."""
+        return bool(self.saved)
+
+    def counting(self, counts: Callable[[int], bool]) -> DecoderBlock:
+        """The same, of which other tensors count than all."""
+        made = replace(self, counts=counts)
+        # What is no tensor's bytes takes most of the time, and stays.
+        vars(made).update({name: getattr(self, name) for name in _OF_ALL})
+        return made
 
     @property
     def entered(self) -> int:

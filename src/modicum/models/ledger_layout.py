@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 from modicum.core.contracts.ledger import ModelQuery
@@ -44,15 +43,9 @@ def weight_bytes(config: ModelConfig, item_bytes: int) -> int:
 
 
 def parts(
-    config: ModelConfig,
-    shape: ModelQuery,
-    adapted: AdapterActivations | None,
-    counts: Callable[[int], bool] = bool,
+    config: ModelConfig, shape: ModelQuery, adapted: AdapterActivations | None
 ) -> tuple[list[DecoderBlock], Head]:
     """Every block, given whether something before it learns, and the head.
-
-    Args:
-        counts: of a tensor's bytes, whether they are counted.
 
     Raises:
         InputError: weights are to be trained that take no gradients.
@@ -64,8 +57,7 @@ def parts(
                 raise InputError(f"{problem}dense", field="linear", value=name)
     starts = adapted is None or "model.embed_tokens" in adapted.sites
     blocks, flows = _blocks(config, shape, adapted, starts)
-    blocks = [replace(block, counts=counts) for block in blocks]
-    return blocks, Head(config, shape, adapted, "lm_head", flows, counts=counts)
+    return blocks, Head(config, shape, adapted, "lm_head", flows)
 
 
 def _blocks(

@@ -54,8 +54,8 @@ class Entry:
     def in_tensors(self, sizes: Iterable[int]) -> Entry:
         """The same, known to be tensors of these bytes.
 
-        >>> Entry("gradient", 5 * 2**20).in_tensors([4 * 2**20, 2**20]).small
-        1048576
+        >>> Entry("gradient", MAPPED_FROM + 5).in_tensors([MAPPED_FROM, 5]).small
+        5
         """
         large = sum(size for size in sizes if size >= MAPPED_FROM)
         return replace(self, large=min(large, self.bytes))
