@@ -10,14 +10,20 @@ from pathlib import Path
 import pytest
 
 from modicum.cli import allocator
-from modicum.cli.allocator import KERNELS, TUNABLES, begin_tuned, tuned
+from modicum.cli.allocator import HUGE, KERNELS, TUNABLES, begin_tuned, tuned
 
-OURS = ":".join(f"{name}={value}" for name, value in TUNABLES.items())
+OURS = ":".join(f"{name}={value}" for name, value in (TUNABLES | HUGE).items())
+IN_SMALL_PAGES = ":".join(f"{name}={value}" for name, value in TUNABLES.items())
 
 
 @pytest.fixture
-def glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+def glibc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """glibc 2.36; the file in which the kernel says who gets huge pages."""
     monkeypatch.setattr(allocator, "_on_glibc", lambda: True)
+    monkeypatch.setattr(allocator, "_libc", lambda: "glibc 2.36")
+    monkeypatch.setattr(allocator, "_HUGE_PAGES", tmp_path / "enabled")
+    (tmp_path / "enabled").write_text("always [madvise] never\n")
+    return tmp_path / "enabled"
 
 
 @pytest.mark.usefixtures("glibc")
@@ -73,6 +79,26 @@ def test_threads_of_ranks_share_a_heap_and_those_of_a_run_alone_do_not():
 )
 def test_what_the_user_has_set_is_left_alone(theirs):
     assert tuned(theirs) == theirs
+
+
+@pytest.mark.parametrize(
+    ("said", "libc", "settings"),
+    [
+        ("[always] madvise never", "glibc 2.35", OURS),
+        ("always [madvise] never", "glibc 3.0", OURS),
+        ("always madvise [never]", "glibc 2.36", IN_SMALL_PAGES),
+        ("always [madvise] never", "glibc 2.34", IN_SMALL_PAGES),  # cannot ask for them
+        ("", "musl", IN_SMALL_PAGES),
+    ],
+)
+def test_tensors_share_the_heap_where_there_are_no_huge_pages(
+    monkeypatch, glibc, said, libc, settings
+):
+    monkeypatch.setattr(allocator, "_libc", lambda: libc)
+    glibc.write_text(said)
+    assert tuned({})["GLIBC_TUNABLES"] == settings
+    glibc.unlink()  # another kernel, or a container without it
+    assert tuned({})["GLIBC_TUNABLES"] == IN_SMALL_PAGES
 
 
 def test_another_libc_gets_nothing(monkeypatch):

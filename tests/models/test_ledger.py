@@ -146,7 +146,7 @@ def test_which_of_them_are_large_is_what_autograd_keeps_in_large_tensors(monkeyp
     trained, asked = model(made, None, half), shape(None, half, documents=True)
     stream = asked.positions * made.width
     for least in (1, 2 * stream, 4 * stream, 4 * asked.positions * made.mlp_width, 10**9):
-        monkeypatch.setattr("modicum.models.ledger.MAPPED_FROM", least)
+        monkeypatch.setattr("modicum.models.ledger.mapped_from", lambda size=least: size)
         figure = told(predicted(made, None, asked), large=True)
         assert figure == saved_bytes(trained, half, documents=True, least=least)
     entries = predicted(made, None, asked).entries

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modicum.core.contracts.ledger import MAPPED_FROM, Entry, Ledger
+from modicum.core.contracts.ledger import Entry, Ledger
+from modicum.core.heap import LARGEST
 from modicum.models.config import ModelConfig
 from modicum.planner import plan
 from modicum.planner.predict import Choice, Prediction, Predictor, predict
@@ -115,13 +116,13 @@ def test_a_large_tensor_is_one_that_is_mapped_on_its_own():
         ledger = predict(recipe, config, Choice(rows, 1, recompute=True)).ledger
         large = {entry.phases: entry.large for entry in ledger.entries if entry.large}
         logits = 4 * rows * 2048 * 4096
-        assert logits >= MAPPED_FROM
+        assert logits >= LARGEST
         masks = 4 * rows * 2048**2
         assert large == {
             ("evaluation",): 2 * logits,
             ("forward",): 2 * logits,
             ("loss",): 3 * logits,
-            **({("forward", "loss", "backward"): masks} if masks >= MAPPED_FROM else {}),
+            **({("forward", "loss", "backward"): masks} if masks >= LARGEST else {}),
         }
     less = predict(recipe, replace(config, vocabulary_size=4095), Choice(1, 1, recompute=True))
     assert not any(entry.large for entry in less.ledger.entries)

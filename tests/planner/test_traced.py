@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from modicum import recipe_yaml
-from modicum.core.contracts.ledger import MAPPED_FROM, PHASES
+from modicum.core.contracts.ledger import PHASES
 from modicum.core.errors import InputError
+from modicum.core.heap import LARGEST
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.ranks.layout import Layout
 from modicum.models.config import ModelConfig
@@ -83,7 +84,7 @@ def test_large_tensors_are_the_same_by_both(recompute: bool) -> None:
     recipe, config = small()
     # Logits of a little more than 32 MiB, and nothing else of that size.
     found, traced = both(recipe, config, Choice(128, 1, recompute))
-    assert MAPPED_FROM < 4 * 96 * 700 * 128
+    assert LARGEST < 4 * 96 * 700 * 128
     at = {"evaluation", "forward", "loss"}
     for one in (found, traced):
         assert {p for e in one.ledger.entries if e.large for p in e.phases} == at

@@ -5,6 +5,10 @@ blocks between them. It asks for a little more than an aligned block before it t
 its version 2.38 a freed tensor's place often holds no other of the same size: a step takes up to
 twice its tensors. Without these lists most of it is used again, and steps are as fast.
 
+Large tensors are mapped on their own, in huge pages, and given back when they are free. In the heap
+they leave holes: a run held up to a third more, which no plan could foresee, and its steps were
+0 to 9 % shorter than they are so.
+
 Each thread also has a heap of its own. What the threads that exchange tensors with other ranks have
 freed then holds nothing of the main thread's, so ranks share one heap among their threads. A run
 alone exchanges nothing, and keeps a heap a thread: threads that tokenize need not wait in turn.
@@ -20,23 +24,30 @@ them.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# Free blocks of any size are joined; a tensor is mapped on its own from 32 MB (the most that glibc
-# allows) on, as it would come to be; the end of the heap is given back from 256 MB on, so that the
-# pages of one step need not be had anew in the next.
+from modicum.core.heap import HUGE_PAGE, LARGEST, THRESHOLD
+
+# Free blocks of any size are joined; a tensor is mapped on its own from 32 MB on, as it would come
+# to be; the end of the heap is given back from 256 MB on, so that the pages of one step need not be
+# had anew in the next.
 TUNABLES = {
     "glibc.malloc.tcache_count": 0,
     "glibc.malloc.mxfast": 0,
-    "glibc.malloc.mmap_threshold": 32 * 2**20,
+    THRESHOLD: LARGEST,
     "glibc.malloc.trim_threshold": 256 * 2**20,
 }
+# Where the kernel has huge pages for those who ask, a tensor is mapped on its own from one on. In
+# pages of 4 KiB that cost a fifth of a step.
+HUGE = {THRESHOLD: HUGE_PAGE, "glibc.malloc.hugetlb": 1}
 # Added for ranks: one heap for all threads of a process.
 SHARED = {"glibc.malloc.arena_max": 1}
 # Shapes of which oneDNN keeps code.
 KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _OLD_NAME = "DNNL_PRIMITIVE_CACHE_CAPACITY"
 _OWN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
 _COMMANDS = ("train", "plan", "init", "bench", "verify", "reproduce", "compare")
@@ -56,16 +67,17 @@ def tuned(environment: Mapping[str, str], *, ranks: int | None = None) -> dict[s
     if ranks is None:
         size = environment.get("WORLD_SIZE", "")
         ranks = int(size) if size.isdigit() else 1
-    ours, shared = _words(TUNABLES), _words(TUNABLES | SHARED)
+    settings = TUNABLES | HUGE if _has_huge_pages() else TUNABLES
+    ours, shared = _words(settings), _words(settings | SHARED)
     before = environment.get("GLIBC_TUNABLES", "")
     known = before.removesuffix(shared).removesuffix(ours).rstrip(":")
     theirs = "malloc" in environment.get("LD_PRELOAD", "") or "glibc.malloc" in known
     if theirs or not _on_glibc() or any(name in environment for name in _OWN):
         return found
     # What a rank starts is measured as that rank is: a heap that is shared stays so.
-    settings = shared if ranks > 1 or before.endswith(shared) else ours
+    chosen = shared if ranks > 1 or before.endswith(shared) else ours
     kernels = {} if _OLD_NAME in found else KERNELS
-    return kernels | found | {"GLIBC_TUNABLES": ":".join(filter(None, [known, settings]))}
+    return kernels | found | {"GLIBC_TUNABLES": ":".join(filter(None, [known, chosen]))}
 
 
 def _words(settings: Mapping[str, int]) -> str:
@@ -119,10 +131,24 @@ def _ranks(words: Sequence[str]) -> int | None:
     return int(after[0]) if after and after[0].isdigit() else None
 
 
-def _on_glibc() -> bool:
-    if sys.platform != "linux":
-        return False
+def _has_huge_pages() -> bool:
+    """Whether glibc (from 2.35 on) can ask the kernel for huge pages, and gets them."""
+    version = re.fullmatch(r"glibc (\d+)\.(\d+).*", _libc())
     try:
-        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
-    except (ValueError, OSError):
+        enabled = _HUGE_PAGES.read_text(encoding="ascii")
+    except (OSError, ValueError):
         return False
+    can_ask = version is not None and (int(version[1]), int(version[2])) >= (2, 35)
+    return can_ask and "[never]" not in enabled
+
+
+def _on_glibc() -> bool:
+    return sys.platform == "linux" and _libc().startswith("glibc")
+
+
+def _libc() -> str:
+    """The C library's name and version."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        return ""

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from modicum.core.contracts.ledger import (
     ALWAYS,
-    MAPPED_FROM,
     Entry,
     Ledger,
     ModelQuery,
     Phase,
     Work,
 )
+from modicum.core.heap import mapped_from
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.machine.kernels import convolution_bytes
 from modicum.models.convnet import ConvNetConfig
@@ -232,7 +232,7 @@ def _mapped_from(config: ConvNetConfig, shape: ModelQuery, recompute: bool, shar
     What smaller ones have left free in the heap has a place for one that is no larger than all of
     them were together.
     """
-    mapped, before = MAPPED_FROM, 0
+    mapped, before = mapped_from(), 0
     while mapped > before:
         before = mapped
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from modicum.core.contracts.ledger import (
     ALWAYS,
-    MAPPED_FROM,
     Entry,
     Ledger,
     ModelQuery,
     Phase,
     Work,
 )
+from modicum.core.heap import mapped_from
 from modicum.models.config import ModelConfig
 from modicum.models.ledger_block import DecoderBlock
 from modicum.models.ledger_head import Head
@@ -54,9 +54,8 @@ def ledger(
         counted = [block.counting(counts) for block in blocks]
         return _entries(counted, replace(head, counts=counts), recompute)
 
-    whole = _entries(blocks, head, recompute)
-    large, small = (counting(lambda size: size >= MAPPED_FROM),
-                    counting(lambda size: size < MAPPED_FROM))  # fmt: skip
+    whole, least = _entries(blocks, head, recompute), mapped_from()
+    large, small = counting(lambda size: size >= least), counting(lambda size: size < least)
     sizes = zip(whole, large, small, strict=True)
     return Ledger.of(
         Entry("weight", weight_bytes(config, shape.weight_bytes), what="model"),

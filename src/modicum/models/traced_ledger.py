@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.core.contracts.ledger import ALWAYS, MAPPED_FROM, Entry, Ledger, Phase, Work
+from modicum.core.contracts.ledger import ALWAYS, Entry, Ledger, Phase, Work
+from modicum.core.heap import mapped_from
 from modicum.core.layers.recomputing import recomputed
 from modicum.core.layers.trace import Around, RowsGiven, trace_pass
 from modicum.core.layers.trace_moves import Gradient, Release, TracedPass
@@ -192,7 +193,7 @@ def _by_moment(
     Args:
         gradients: bytes of those, large and small, that other ledgers count.
     """
-    own = large_or_small(parts, MAPPED_FROM, large=large)
+    own = large_or_small(parts, mapped_from(), large=large)
     found = played(own, accumulated=accumulated)
     there = sum(
         move.bytes * each.count
@@ -202,7 +203,7 @@ def _by_moment(
     )
     backward = max(0, found.backward - min(there, gradients))
     block = min(found.block, backward)
-    passing = played(large_or_small(evaluated, MAPPED_FROM, large=large)).forward
+    passing = played(large_or_small(evaluated, mapped_from(), large=large)).forward
     return (
         found.kept, block, passing,
         max(0, found.forward - found.kept), max(0, found.loss - found.kept), backward - block,

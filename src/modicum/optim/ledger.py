@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 from modicum.core.contracts.ledger import (
-    MAPPED_FROM,
     ClassTreatment,
     Entry,
     Ledger,
@@ -17,6 +16,7 @@ from modicum.core.contracts.ledger import (
     Wire,
     Work,
 )
+from modicum.core.heap import mapped_from
 from modicum.optim.blocks import BlockRule
 from modicum.optim.owners import assign
 from modicum.optim.parts import COUNTER, TOGETHER, MatrixMap, OptimizerParts
@@ -109,7 +109,7 @@ def _of_update(scratch: int, matrices: Sequence[TrainedParameter], phase: Phase)
     """Scratch memory of an update: of matrices pieces as large as these, of rows smaller ones."""
     entry = Entry("workspace", scratch, (phase,), "of one parameter's update")
     whole = max((4 * math.prod(p.shape) for p in matrices), default=0)
-    return entry.in_one() if whole >= MAPPED_FROM else entry
+    return entry.in_one() if whole >= mapped_from() else entry
 
 
 def _of_matrices(

@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
-from modicum.core.contracts.ledger import MAPPED_FROM
 from modicum.core.errors import Interrupted
 from modicum.core.files import write_json
+from modicum.core.heap import LARGEST
 from modicum.core.machine import this_machine
 from modicum.core.machine.memory import forget_peak, peak_resident_bytes, resident_bytes
 from modicum.core.machine.record import assume, placeholder
@@ -51,7 +51,7 @@ _TURNS = 3
 _BUSY: dict[str, Any] = {"layers": 4, "width": 1024, "heads": 16, "vocabulary_size": 2048}
 _BUSY_ROWS, _BUSY_STEPS, _ROOM_OF_ROW = 128, 6, 150_000_000
 # So many rows have logits of 32 MiB.
-_MAPPED_ROWS = MAPPED_FROM // (4 * _DATA["sequence_length"] * _MODEL["vocabulary_size"])
+_MAPPED_ROWS = LARGEST // (4 * _DATA["sequence_length"] * _MODEL["vocabulary_size"])
 
 
 def main() -> None:
@@ -95,7 +95,7 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
     in_bf16 = _recipe({**_MODEL, "width": in_half["width"]}, rows=10, precision="bf16")
     for name, recipe, held in (("bf16", in_bf16, loaded), ("adapted", adapted, read_loaded)):
         run = _alone(folder / name, partial(_run, recipe=recipe))
-        found.append(max(0.0, (_beyond(run) - held) / run["small"]))
+        found.append(_share(_beyond(run) - held, run["small"]))
         efficiency[name] = run["efficiency"]
     again = []
     # With logits that are mapped on their own, as those of runs that must save memory are.
@@ -104,7 +104,7 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
         recipe = _recipe(shape, _MAPPED_ROWS, precision=name)
         recipe = recipe.changed(training__recompute="blocks")
         run = _alone(folder / f"{name}-again", partial(_run, recipe=recipe))
-        again.append(max(0.0, (_beyond(run) - loaded) / run["small"]))
+        again.append(_share(_beyond(run) - loaded, run["small"]))
     return {
         "loaded_bytes": loaded,
         "with_tokenizer_bytes": read_loaded,
@@ -120,9 +120,14 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
 
 def _line(small: dict[str, Any], large: dict[str, Any]) -> tuple[float, int]:
     """Of two sizes of a run: what is kept next to a byte of tensors, and what is loaded."""
-    kept = (_beyond(large) - _beyond(small)) / (large["small"] - small["small"])
-    kept = max(0.0, kept)
+    first, last = sorted((small, large), key=lambda run: run["small"])
+    kept = _share(_beyond(last) - _beyond(first), last["small"] - first["small"])
     return kept, max(0, round(_beyond(large) - kept * large["small"]))
+
+
+def _share(held: float, small: int) -> float:
+    """What is held next to a byte of small tensors; of few, most of it is chance."""
+    return max(0.0, held / max(small, LARGEST))
 
 
 def _half_width(out: Path) -> dict[str, Any]:

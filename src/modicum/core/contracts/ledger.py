@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from modicum.core.heap import mapped_from
+
 EntryKind = Literal[
     "weight", "gradient", "optimizer", "activation", "workspace", "buffer", "host", "disk"
 ]
@@ -21,9 +23,6 @@ EntryKind = Literal[
 Phase = Literal["load", "evaluation", "forward", "loss", "backward", "step"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 ALWAYS: tuple[Phase, ...] = PHASES
-# From this size on a tensor is mapped on its own, and given back when it is free: the most that
-# glibc allows, which commands set.
-MAPPED_FROM = 32 * 2**20
 # What a trained parameter is to optimizers: see `modicum.core.contracts.parameters.classes`.
 ParameterClass = Literal["matrix", "embedding", "head", "vector", "convolution"]
 
@@ -33,7 +32,7 @@ class Entry:
     """`bytes` of one kind, alive in `phases`; `what` names it for people.
 
     Args:
-        large: of the bytes, at most so many in tensors of `MAPPED_FROM` and more.
+        large: of the bytes, at most so many in tensors that are mapped on their own.
         rest: at most so many in others, where that is another moment; None: what `large` leaves.
     """
 
@@ -54,10 +53,12 @@ class Entry:
     def in_tensors(self, sizes: Iterable[int]) -> Entry:
         """The same, known to be tensors of these bytes.
 
-        >>> Entry("gradient", MAPPED_FROM + 5).in_tensors([MAPPED_FROM, 5]).small
+        >>> from modicum.core.heap import LARGEST
+        >>> Entry("gradient", LARGEST + 5).in_tensors([LARGEST, 5]).small
         5
         """
-        large = sum(size for size in sizes if size >= MAPPED_FROM)
+        least = mapped_from()
+        large = sum(size for size in sizes if size >= least)
         return replace(self, large=min(large, self.bytes))
 
     def in_one(self) -> Entry:
