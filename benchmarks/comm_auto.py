@@ -4,8 +4,8 @@ Two ranks of `modicum train` on a shaped link (pretended where none can be shape
 where a dense all-reduce takes 1, 3 and 10 times what computing takes. The link is measured and
 kept as `modicum bench link` does, in a cache of this benchmark's own. Then the same recipe runs
 with each exchange and with `auto`: its step over the best single one's, how far the step that its
-plan forecast was off, and its loss next to the dense exchange's. `--quick` is small and writes
-nothing.
+plan forecast was off, and its loss next to the dense exchange's. `--ratios 1` measures that one
+again, and keeps the others of the last result. `--quick` is small and writes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from comm_recipes import FULL_RUN, QUICK_RUN, RECIPES, by_itself, recipes_of, write_data
-from common import alone, say, write_result
+from common import RESULTS, alone, say, write_result
 
 from modicum.core.errors import InputError
 from modicum.core.files import user_cache
@@ -135,24 +135,34 @@ def measured(
             yield found
 
 
+def last_rows() -> Row:
+    """The rows of the last result, by ratio."""
+    file = RESULTS / "comm_auto.json"
+    rows: Row = json.loads(file.read_text(encoding="utf-8"))["ratios"] if file.exists() else {}
+    return rows
+
+
 def main() -> None:
     """Measure, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small; writes no result")
     parser.add_argument("--pretended", action="store_true", help="shape no link")
+    parser.add_argument("--ratios", type=float, nargs="+", choices=RATIOS, help="measure these")
     given = parser.parse_args()
     if not given.quick and os.getloadavg()[0] > BUSY:
         raise SystemExit(f"other programs run here (load {os.getloadavg()[0]:.1f}): no figures")
     size, steps = (QUICK_RUN, 10) if given.quick else (FULL_RUN, 24)
     figures: Row = {}
     with alone():
-        ratios = (3.0,) if given.quick else RATIOS
-        for rows in measured(size, steps, ratios, not given.pretended):
+        ratios = tuple(given.ratios or ((3.0,) if given.quick else RATIOS))
+        before = last_rows() if given.ratios and not given.quick else {}
+        for new in measured(size, steps, ratios, not given.pretended):
+            rows = dict(sorted((before | new).items(), key=lambda row: float(row[0])))
             within = {
                 name: all(row["within"][name] for row in rows.values())
                 for name in ("over_best", "forecast", "loss")
             }
-            figures = {"ratios": rows, "within": within, "complete": len(rows) == len(ratios)}
+            figures = {"ratios": rows, "within": within, "complete": len(rows) == len(RATIOS)}
             if not given.quick:  # what has ended stays, should a later ratio fail
                 write_result("comm_auto", figures, {"run": FULL_RUN, "steps": steps})
     print(json.dumps(figures, indent=2))
