@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -58,3 +60,26 @@ def test_links_that_are_known_stay_as_they_are(bench, tmp_path, monkeypatch) -> 
         keep_links({"local": MeasuredLink(0.5, 1e3, 0.0, 2, "later")})
     assert known_links() == {"local": known}
     assert os.environ["XDG_CACHE_HOME"] == str(tmp_path)
+
+
+def test_a_ratio_that_is_measured_again_stands_among_the_others(
+    bench, tmp_path, monkeypatch
+) -> None:
+    passes = dict.fromkeys(("over_best", "forecast", "loss"), True)
+    before = {ratio: {"within": passes, "when": "before"} for ratio in ("1", "3", "10")}
+    (tmp_path / "comm_auto.json").write_text(json.dumps({"ratios": before}))
+    written: list[dict[str, Any]] = []
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    monkeypatch.setattr(bench, "alone", nullcontext)
+    monkeypatch.setattr(bench.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(bench, "write_result", lambda _, figures, __: written.append(figures))
+    again = {"within": passes | {"loss": False}, "when": "again"}
+    monkeypatch.setattr(
+        bench, "measured", lambda _, __, ratios, ___: iter([{f"{ratios[0]:g}": again}])
+    )
+    monkeypatch.setattr("sys.argv", ["comm_auto.py", "--ratios", "3"])
+    bench.main()
+    [figures] = written
+    assert [row["when"] for row in figures["ratios"].values()] == ["before", "again", "before"]
+    assert figures["within"] == passes | {"loss": False}
+    assert figures["complete"]
