@@ -1,8 +1,8 @@
 """What the allocator's settings are worth: steps of the default model with and without them.
 
 Three ways train the same model from the same seed, each run in a process of its own, in turns:
-`plain`, glibc as it is; `heap`, with tensors of less than 32 MB in the heap; `tuned`, as commands
-have it, with tensors from 2 MB on in huge pages of their own. Figures are of seconds a step and of
+`plain`, glibc as it is; `tuned`, as commands have it; `budget`, as runs that have a budget of
+memory have it, with large tensors in huge pages of their own. Figures are of seconds a step and of
 the process's bytes for each byte of tensors at the peak.
 
     python benchmarks/allocator.py
@@ -31,6 +31,7 @@ def one() -> None:
 
     import torch
 
+    from modicum.core.heap import map_for
     from modicum.core.machine.memory import (
         TensorMeter,
         forget_peak,
@@ -42,6 +43,7 @@ def one() -> None:
     from modicum.recipe import Recipe
     from modicum.tasks.text import new_config
 
+    map_for(budget=sys.argv[2] == "budget")
     model = create(new_config(Recipe()), seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens = torch.randint(0, 1000, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
@@ -70,11 +72,11 @@ def one() -> None:
 
 def main() -> None:
     """Run all in turns, and write the result."""
-    runs: dict[str, list[dict[str, Any]]] = {"plain": [], "heap": [], "tuned": []}
+    runs: dict[str, list[dict[str, Any]]] = {"plain": [], "tuned": [], "budget": []}
 
     def contender(name: str, environment: dict[str, str]) -> Callable[[], float]:
         def run() -> float:
-            command = [sys.executable, __file__, "--one"]
+            command = [sys.executable, __file__, "--one", name]
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
             figures = json.loads(done.stdout)
             runs[name].append(figures)
@@ -84,15 +86,14 @@ def main() -> None:
         return run
 
     plain = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-    words = ":".join(f"{name}={value}" for name, value in TUNABLES.items())
-    ways = {"plain": plain, "heap": tuned(plain) | {"GLIBC_TUNABLES": words}, "tuned": tuned(plain)}
+    ways = {"plain": plain, "tuned": tuned(plain), "budget": tuned(plain)}
     contenders = {name: contender(name, environment) for name, environment in ways.items()}
     with alone():
         seconds = interleaved(contenders, rounds=ROUNDS)
     result = {
         "seconds": {name: spread(values) for name, values in seconds.items()},
         "seconds_ratio": {
-            name: paired_ratio(seconds["tuned"], seconds[name]) for name in ("plain", "heap")
+            name: paired_ratio(seconds["budget"], seconds[name]) for name in ("plain", "tuned")
         },
         "process_over_tensors": {
             name: spread([run["process"] / run["tensors"] for run in each])

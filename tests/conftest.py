@@ -172,15 +172,19 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     shares = getattr(session.config.option, "numprocesses", None)
     if session.config.option.collectonly or (shares and not worker_of(session.config)):
         return
+    from modicum.core.heap import map_for
     from modicum.core.machine.record import machine_record
 
     settings = [dict(os.environ), *(tuned(os.environ, ranks=ranks) for ranks in (1, 2))]
-    first = int((worker_of(session.config) or "gw0").removeprefix("gw")) % len(settings)
-    for own in settings[first:] + settings[:first]:
+    asked = [(own, budget) for own in settings for budget in (False, True)]
+    first = 2 * int((worker_of(session.config) or "gw0").removeprefix("gw")) % len(asked)
+    for own, budget in asked[first:] + asked[:first]:
         with suppress(ModicumError), pytest.MonkeyPatch.context() as patched:
             for name, value in own.items():
                 patched.setenv(name, value)
+            map_for(budget=budget)
             machine_record()
+            map_for(budget=False)
 
 
 def worker_of(config: pytest.Config) -> str | None:

@@ -91,9 +91,7 @@ def test_what_the_user_has_set_is_left_alone(theirs):
         ("", "musl", IN_SMALL_PAGES),
     ],
 )
-def test_tensors_share_the_heap_where_there_are_no_huge_pages(
-    monkeypatch, glibc, said, libc, settings
-):
+def test_huge_pages_are_asked_for_where_there_are_some(monkeypatch, glibc, said, libc, settings):
     monkeypatch.setattr(allocator, "_libc", lambda: libc)
     glibc.write_text(said)
     assert tuned({})["GLIBC_TUNABLES"] == settings

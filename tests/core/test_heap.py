@@ -11,11 +11,11 @@ from modicum.cli import allocator
 from modicum.cli.allocator import tuned
 from modicum.core.heap import HUGE_PAGE, LARGEST, THRESHOLD, mapped_from
 
-# Where a tensor just below and one just above the size are: in the heap, or in pages of their own.
+# How many of four tensors of 3 MB have pages of their own, without a budget, with one, and without.
 MAPPED = """
 import ctypes, json
 import torch
-from modicum.core.heap import mapped_from
+from modicum.core.heap import map_for, mapped_from
 
 class Heap(ctypes.Structure):
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
@@ -23,23 +23,36 @@ class Heap(ctypes.Structure):
 
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Heap
-found, tensors = [mapped_from()], []
-for more in (-4096, 0):
+found, tensors = [], []
+for budget in (False, True, False):
+    map_for(budget=budget)
     before = libc.mallinfo2().hblks
-    tensors += [torch.empty(mapped_from() + more, dtype=torch.uint8) for _ in range(4)]
-    found.append(libc.mallinfo2().hblks - before)
+    tensors += [torch.empty(3 * 2**20, dtype=torch.uint8) for _ in range(4)]
+    found.append([mapped_from(), libc.mallinfo2().hblks - before])
 print(json.dumps(found))
 """
 
 
+def seen(environment: dict[str, str]) -> list[list[int]]:
+    done = subprocess.run(
+        [sys.executable, "-c", MAPPED], env=environment, capture_output=True, text=True, check=True
+    )
+    found: list[list[int]] = json.loads(done.stdout)
+    return found
+
+
 @pytest.mark.skipif(not allocator._has_huge_pages(), reason="glibc has no huge pages here")
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_command_maps_what_fills_a_huge_page_and_knows_it(ranks):
-    done = subprocess.run(
-        [sys.executable, "-c", MAPPED], env=tuned(os.environ, ranks=ranks), capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
-    assert json.loads(done.stdout) == [HUGE_PAGE, 0, 4]
+def test_a_run_with_a_budget_maps_what_fills_a_huge_page(ranks):
+    found = seen(tuned(os.environ, ranks=ranks))
+    assert found == [[LARGEST, 0], [HUGE_PAGE, 4], [LARGEST, 0]]
+
+
+@pytest.mark.skipif(not allocator._on_glibc(), reason="another C library")
+@pytest.mark.parametrize("words", [f"{THRESHOLD}={LARGEST}", f"{THRESHOLD}={LARGEST - 1}"])
+def test_a_process_with_other_settings_keeps_them(words):
+    size = int(words.partition("=")[2])
+    assert seen(os.environ | {"GLIBC_TUNABLES": words}) == [[size, 0]] * 3
 
 
 @pytest.mark.parametrize(

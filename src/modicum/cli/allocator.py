@@ -5,9 +5,8 @@ blocks between them. It asks for a little more than an aligned block before it t
 its version 2.38 a freed tensor's place often holds no other of the same size: a step takes up to
 twice its tensors. Without these lists most of it is used again, and steps are as fast.
 
-Large tensors are mapped on their own, in huge pages, and given back when they are free. In the heap
-they leave holes: a run held up to a third more, which no plan could foresee, and its steps were
-0 to 9 % shorter than they are so.
+In the heap large tensors leave holes all the same. A run that has a budget of memory maps them on
+their own (`modicum.core.heap`), in huge pages.
 
 Each thread also has a heap of its own. What the threads that exchange tensors with other ranks have
 freed then holds nothing of the main thread's, so ranks share one heap among their threads. A run
@@ -29,7 +28,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from modicum.core.heap import HUGE_PAGE, LARGEST, THRESHOLD
+from modicum.core.heap import LARGEST, THRESHOLD
 
 # Free blocks of any size are joined; a tensor is mapped on its own from 32 MB on, as it would come
 # to be; the end of the heap is given back from 256 MB on, so that the pages of one step need not be
@@ -40,9 +39,8 @@ TUNABLES = {
     THRESHOLD: LARGEST,
     "glibc.malloc.trim_threshold": 256 * 2**20,
 }
-# Where the kernel has huge pages for those who ask, a tensor is mapped on its own from one on. In
-# pages of 4 KiB that cost a fifth of a step.
-HUGE = {THRESHOLD: HUGE_PAGE, "glibc.malloc.hugetlb": 1}
+# Added where the kernel has huge pages for those who ask.
+HUGE = {"glibc.malloc.hugetlb": 1}
 # Added for ranks: one heap for all threads of a process.
 SHARED = {"glibc.malloc.arena_max": 1}
 # Shapes of which oneDNN keeps code.

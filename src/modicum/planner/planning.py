@@ -15,6 +15,7 @@ import torch
 from modicum.core.arguments import check_type
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
+from modicum.core.heap import map_for
 from modicum.core.machine import Machine, pick_device, this_machine
 from modicum.core.machine.links import LOCAL, NODE, MeasuredLink, known_links, link_of
 from modicum.core.machine.rate import shared_machine
@@ -207,9 +208,11 @@ def asked_of(
     start += rows_of_instead(recipe, task, inputs.config)
     if machine is None:
         device = _device(recipe, keep).type
+        map_for(budget=device == "cpu" and recipe.budget.limits)
         found, record, room = _agreed(recipe, torch.device(device), live, count, inputs.reads)
     else:
         device, record = machine.device_for(recipe), machine.record
+        map_for(budget=device == "cpu" and recipe.budget.limits)
         found = machine.machine(recipe.training.precision)
         share = Share(count if device == "cpu" else 1, live=False)
         room = Room.of(recipe, found, device, record, share, machine.base)

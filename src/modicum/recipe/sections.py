@@ -289,3 +289,8 @@ class BudgetSection(Section):
     ledger: Literal["auto", "traced"] = "auto"
     """How a plan knows what the model spends. traced: a block of each kind is run on tensors
     without memory. auto: by the arithmetic of the author where there is one, else traced."""
+
+    @property
+    def limits(self) -> bool:
+        """Whether there is a limit, of the process or of its tensors."""
+        return self.memory is not None or self.tensors is not None

@@ -17,6 +17,7 @@ from typing import Any
 from modicum.checkpoint import CheckpointStore
 from modicum.core.clock import EXPORT, TRACKING
 from modicum.core.errors import InputError, Interrupted
+from modicum.core.heap import map_for
 from modicum.core.progress import Listener
 from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.units import Every
@@ -75,6 +76,7 @@ def train(
         PeerLost: another rank is gone.
         DamagedMessage: something else came than a rank on another host sent.
     """
+    map_for(budget=plan.device == "cpu" and plan.recipe.budget.limits)
     ranks = ranks or Ranks()
     ranks.receipts.begin(ranks.local_size < ranks.size)  # within a host nothing goes over a cable
     folder = RunFolder.of(Path(out), ranks)

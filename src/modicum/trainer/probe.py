@@ -7,7 +7,7 @@ images, show what that is where none is trained. The others show what the alloca
 next to tensors in bf16, where weights are frozen, and where blocks run again: each then leaves its
 input between the places of what it works in. On an accelerator, where forecasts are of
 tensors alone, one run shows how fast it is. The figures are a line of JSON on standard output, for
-`modicum.core.machine.record`.
+`modicum.core.machine.record`. With the word `budget` after the device, runs have one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 
 from modicum.core.errors import Interrupted
 from modicum.core.files import write_json
-from modicum.core.heap import LARGEST
+from modicum.core.heap import LARGEST, map_for
 from modicum.core.machine import this_machine
 from modicum.core.machine.memory import forget_peak, peak_resident_bytes, resident_bytes
 from modicum.core.machine.record import assume, placeholder
@@ -44,7 +44,10 @@ _DATA: dict[str, Any] = {"limit": "1MB", "sequence_length": 256}
 _MODEL = {"layers": 5, "width": 256, "heads": 4, "vocabulary_size": 2048}
 _IMAGES = {"images": 64, "held_out": 16, "widths": [48, 48, 96, 96]}
 _STEPS = 3
-# What the heap keeps in runs on images varies from one to the next.
+# Runs that have a budget map their tensors otherwise; this one limits nothing.
+_NO_LIMIT = "1000TB"
+_budget: str | None = None
+# What the heap keeps in runs on images varies from one to the next, where tensors are in it.
 _TURNS = 3
 # What keeps an accelerator busy: few weights, as each is drawn and written, and many rows, by its
 # memory. A small step waits for launches.
@@ -56,7 +59,11 @@ _MAPPED_ROWS = LARGEST // (4 * _DATA["sequence_length"] * _MODEL["vocabulary_siz
 
 def main() -> None:
     """Run all, and print the figures."""
+    global _budget
     device = sys.argv[1]
+    if sys.argv[2:] == ["budget"]:
+        _budget = _NO_LIMIT
+        map_for(budget=True)  # which the record is of
     assume(placeholder(), device)
     with tempfile.TemporaryDirectory(prefix="modicum-probe-") as folder:
         print(json.dumps(_figures(Path(folder), device)))
@@ -84,11 +91,12 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
     base_model = {"path": str(folder / "fp32" / "model")}
     read = _alone(folder / "read", partial(_run, recipe=_recipe(base_model, rows=2)))
     read_loaded = max(0, round(_beyond(read) - kept * read["small"]))
+    turns = _TURNS if _budget is None else 1
     few, *several = (
         _alone(folder / f"images-{number}", partial(_run, recipe=_images(rows)))
-        for number, rows in enumerate((16, *(160,) * _TURNS))
+        for number, rows in enumerate((16, *(160,) * turns))
     )
-    _, images_loaded = _line(few, sorted(several, key=_beyond)[_TURNS // 2])
+    _, images_loaded = _line(few, sorted(several, key=_beyond)[turns // 2])
     images_kept = [_line(few, each)[0] for each in several]
     adapted = _recipe(base_model, rows=14).changed(adapter={"method": "lora", "rank": 8})
     found, efficiency, in_half = [kept], {}, _alone(folder / "half", _half_width)
@@ -198,7 +206,7 @@ def _end_by(number: int) -> None:
 def _run(out: Path, recipe: Recipe) -> dict[str, Any]:
     """What the process would grow by if nothing were kept, the bytes next to which something is
     kept, what it did grow by since it was planned, and its speed."""
-    made = plan(recipe)
+    made = plan(recipe.changed(budget__memory=_budget))
     train(made, out, listener=_without_preparing)
     return {
         "tensors": made.prediction.process_bytes(0, 0.0, staged=False),

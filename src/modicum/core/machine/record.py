@@ -4,8 +4,8 @@ Formulas say what tensors take. What they cannot say differs from machine to mac
 and torch hold with all that a run imports, what the C library keeps around tensors that come and
 go, what kernels take as scratch, which part of a product's rate a step reaches. That is measured,
 in seconds, by a process that trains small models (`modicum.trainer.probe`), and kept under the
-names of all that it depends on: processor and instruction sets, Python, torch, libc, threads, and
-the environment that the allocator and the kernels read.
+names of all that it depends on: processor and instruction sets, Python, torch, libc, threads, the
+environment that the allocator and the kernels read, and whether runs have a budget.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import torch
 
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.files import regular, user_cache, write_json
+from modicum.core.heap import HUGE_PAGE, mapped_from
 from modicum.core.machine.child_process import LIMIT_SECONDS, ChildFailed, answer_of
 from modicum.core.machine.probe_line import probe_line
 from modicum.core.torch_private import compiler_is_loaded
@@ -155,6 +156,8 @@ def depends_on(device: str = "cpu") -> dict[str, str]:
     }
     if device == "cuda":
         found["accelerator"] = torch.cuda.get_device_name()
+    if device == "cpu" and mapped_from() == HUGE_PAGE:
+        found["a budget"] = f"tensors are mapped from {HUGE_PAGE} bytes on"
     names = [name for name in os.environ if name in _VARIABLES or name.startswith(_PREFIXES)]
     return found | {name: os.environ[name] for name in sorted(names)}
 
@@ -349,7 +352,7 @@ def _measured(device: str) -> MachineRecord:
         with probe_line(device) as waiting:
             found = answer_of(
                 _PROGRAM,
-                [PROBE, device],
+                [PROBE, device, *(["budget"] if "a budget" in depends_on(device) else [])],
                 work=PROBE,
                 limit_seconds=LIMIT_SECONDS,
                 environment={"OMP_NUM_THREADS": str(torch.get_num_threads())},
