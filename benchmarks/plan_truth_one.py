@@ -22,6 +22,9 @@ from modicum.cli.allocator import tuned
 LEAST_BYTES, MOST_BYTES = 200_000_000, 1_600_000_000
 MOST_WORK = 6e11  # multiplications and additions of an update
 PATIENCE = 600
+# Where a run would take more of it than this, as in bf16 on a processor that has no instructions
+# for it, the recipe is left out: it would fail here, whatever its forecasts are worth.
+FORESEEN = PATIENCE / 3
 # Updates that the meter slows down: it covers the first two.
 METERED = 2
 # A recipe that was refused is run with a budget that is no limit.
@@ -152,6 +155,8 @@ def planned(recipe: Row, ranks: int, kind: str, factor: float) -> Row:
     size, work = made.prediction.peak_bytes, made.prediction.flops
     if not LEAST_BYTES <= size <= MOST_BYTES or work > MOST_WORK:
         return {"left_out": f"{size / 1e6:.0f} MB of tensors, {work:.1e} FLOP in an update"}
+    if made.seconds > FORESEEN:
+        return {"left_out": f"would take {made.seconds:.0f} s on this machine"}
     return found
 
 

@@ -142,6 +142,7 @@ class DenseSums(MatrixMethod):
         messages = [dense_message(bucket) for bucket in at.buckets]
         sent = self._bytes * sum(messages) * (at.ranks > 1)
         wait = Entry("workspace", sent, ("backward",), "sums on the wire")
+        wait = wait.in_tensors(self._bytes * message for message in messages)
         return Ledger.of(wait, at.wire(messages, element_bytes=self._bytes))
 
     def ledger_of_rows(self, at: ExchangeQuery) -> Ledger:

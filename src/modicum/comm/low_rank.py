@@ -106,8 +106,10 @@ class LowRankMethod(MatrixMethod):
         return Ledger.of(
             Entry("buffer", debt * self.error_feedback, what="errors owed to the next update"),
             Entry("buffer", 4 * factors * several, what="factors of gradients"),
-            Entry("gradient", debt, left, "errors of this update"),
-            Entry("workspace", sums, ("backward", "step"), "sums on the wire"),
+            Entry("gradient", debt, left, "errors of this update").in_tensors(4 * n for n in low),
+            Entry("workspace", sums, ("backward", "step"), "sums on the wire").in_tensors(
+                4 * each for each in numbers
+            ),
             type(wire)(wire.collective, wire.bytes, wire.axis, calls),
         )
 

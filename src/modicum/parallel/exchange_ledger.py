@@ -94,8 +94,8 @@ def replicated_matrices(
         sent, place = max(sent, came + size - left), place + len(bucket)
     last = _last_sent(ledger, trained, sizes)
     own = Ledger.of(
-        Entry("workspace", sent, ("loss",), "being sent"),
-        Entry("workspace", last, ("backward",), "a bucket being sent"),
+        Entry("workspace", sent, ("loss",), "being sent").in_tensors(sizes),
+        Entry("workspace", last, ("backward",), "a bucket being sent").in_one(),
     )
     return ledger + own + exchange(MatrixQuery(buckets, ranks))
 
@@ -160,12 +160,12 @@ def zero(
     most, whole = max(widths, default=0), sum(math.prod(p.shape) for p in trained)
     copy_bytes = max((parameter.element_bytes for parameter in trained), default=_FP32)
     phases: tuple[Phase, ...] = ("forward", "loss") if micro_batches > 1 else ()
-    spread = min(2, len(widths)) * copy_bytes * ranks * most
+    site = ExchangeQuery(tuple(widths), ranks, ranks_per_node, copy_bytes=copy_bytes)
+    spread = site.weights
     # While the last gradients are sent they are there, and neither their sums nor the weights.
     last = _FP32 * widths[-1] if widths else 0
     first = _FP32 * ranks * widths[0] if widths else 0
-    later = spread + last - ranks * last
-    site = ExchangeQuery(tuple(widths), ranks, ranks_per_node, copy_bytes=copy_bytes, later=later)
+    site = replace(site, later=spread + last - ranks * last)
     own = Ledger.of(
         Entry("weight", _FP32 * sum(widths), what="masters, this rank's part"),
         Entry("gradient", _FP32 * whole, phases, "gradients that add up").in_tensors(
@@ -174,7 +174,7 @@ def zero(
         Entry("workspace", max(0, first - slack), ("loss",), "a bucket of gradients").in_one(),
         Entry("gradient", _FP32 * ranks * most, ("backward",), "a bucket of gradients").in_one(),
         Entry("workspace", spread, ("step",), "buckets of weights").in_tensors(
-            min(2, len(widths)) * [copy_bytes * ranks * most]
+            copy_bytes * own for own, _ in site.neighbours
         ),
     )
     return ledger + own + exchange(site)
@@ -232,6 +232,7 @@ def matrices_on_sharded(
     phases: tuple[Phase, ...] = ("forward", "loss") if micro_batches > 1 and not hybrid else ()
     whole = sum(group.gradients for group in groups)
     added = Entry("gradient", whole, phases, "gradients that add up")
+    added = added.in_tensors(group.gradients for group in groups)
     return replace(ledger, wire=kept) + Ledger.of(added) + exchange(query)
 
 

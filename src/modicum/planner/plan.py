@@ -17,17 +17,14 @@ from modicum.core.machine import Machine
 from modicum.core.machine.links import MeasuredLink
 from modicum.core.machine.record import MachineRecord
 from modicum.core.units import Every
-from modicum.planner.choose import (
-    MICRO,
-    choice_of,
-)
-from modicum.planner.cost import cost_of
+from modicum.planner.choose import MICRO, choice_of
 from modicum.planner.exchanges import wire_query
 from modicum.planner.explained import PRODUCT, planned_positions, product_rows
-from modicum.planner.length import Derived, RunLength, derived, shown_length
+from modicum.planner.length import Derived, RunLength, derived
+from modicum.planner.plan_row import plan_row
 from modicum.planner.predict import Prediction, predict
 from modicum.planner.profiles import Profile
-from modicum.planner.resuming import asked_at_start, carried, same_start
+from modicum.planner.resuming import carried, same_start
 from modicum.planner.save_interval import EVERY, FIRST
 from modicum.planner.shown import plan_html
 from modicum.planner.uses import Use
@@ -162,21 +159,22 @@ class Plan:
         Raises:
             InputError: as `steps`.
         """
-        return RunLength.of(self.recipe.training, self.tokens_per_update, self._rows)
+        return RunLength.of(self.recipe.training, self.tokens_per_update, self.rows)
 
     @property
     def derived(self) -> dict[str, Derived]:
         """What of the length the recipe gives in other fields than in steps, and how."""
-        return derived(self.recipe.training, self.tokens_per_update, self._rows)
+        return derived(self.recipe.training, self.tokens_per_update, self.rows)
 
     @property
     def epochs(self) -> float | None:
         """How often the rows are gone through; None where it is not known how many there are."""
-        rows = self._rows
+        rows = self.rows
         return self.steps * self.recipe.training.batch_size / rows if rows else None
 
     @property
-    def _rows(self) -> int | None:
+    def rows(self) -> int | None:
+        """Of the data, where they were counted."""
         rows: int | None = self.counts.get("rows")
         return rows
 
@@ -237,65 +235,7 @@ class Plan:
 
     def row(self) -> dict[str, Any]:
         """The plan's line in `plan.jsonl`."""
-        ledger, recipe = self.prediction.ledger, self.recipe
-        layout, rate = self.prediction.choice.layout, self.tokens_per_second
-        least_most = self.process_range
-        more: dict[str, Any] = {}
-        if self.profile is not None:
-            more["machine"] = self.profile.described(self.prediction.wire_bytes)
-        if self.prediction.travel is not None:
-            more["adapter"] = self.prediction.travel.row()
-        if self.prediction.treated:
-            more["optimizer"] = [treated.row() for treated in self.prediction.treated]
-        if self.uses:
-            more["room"] = [use.row() for use in self.uses]
-        if self.advice:
-            more["advice"] = list(self.advice)
-        if self.exchanges:
-            more["exchanges"] = list(self.exchanges)
-        if (wire := self.wire_time) is not None:
-            more["link"] = {"busy_seconds": wire.busy, "waited_seconds": wire.waited}
-        return {
-            **more,
-            "revision": self.revision,
-            "when": self.when,
-            "why": self.why,
-            "ranks": self.ranks,
-            "layout": {
-                "name": layout.name,
-                "replicas": layout.replicas,
-                "shards": layout.shards,
-            },
-            "asked": asked_at_start(recipe),
-            "choices": list(self.choices),
-            "prediction": {
-                "peak_bytes": self.prediction.peak_bytes,
-                "counts_the_most": self.counts_the_most,
-                "process_bytes": self.process_bytes,
-                "process_range": None if least_most is None else list(least_most),
-                "process_base": self.process_base if self.device == "cpu" else None,
-                "budget_bytes": self.budget,
-                "ledger": "traced" if self.prediction.traced else "arithmetic",
-                "table": ledger.table(),
-                "by_phase": ledger.by_phase(),
-                "wire_bytes": self.prediction.wire_bytes,
-                "wire": self.prediction.wire_rows(),
-                "tokens_per_second": rate,
-                "seconds": self.seconds,
-                "seconds_in_fp32": self.seconds_in_fp32,
-                **cost_of(recipe.cost, self.seconds),
-            },
-            "parameters": {
-                "total": self.prediction.total,
-                "trainable": self.prediction.trainable,
-            },
-            "tokens_per_update": self.tokens_per_update,
-            **shown_length(recipe.training, self.tokens_per_update, self._rows, self.task.unit),
-            "counts": dict(self.counts),
-            "device": self.device,
-            "weights": self.inputs.weights,
-            "data": self.inputs.described,
-        }
+        return plan_row(self)
 
     def _repr_html_(self) -> str:
         return plan_html(self.row())

@@ -206,13 +206,12 @@ def asked_of(
     rows += export_rows(recipe, inputs.dtypes, rounds=task.rounds)
     recipe, start = started(recipe, task, inputs, keep)
     start += rows_of_instead(recipe, task, inputs.config)
+    device = _device(recipe, keep).type if machine is None else machine.device_for(recipe)
+    map_for(budget=device == "cpu" and recipe.budget.limits)
     if machine is None:
-        device = _device(recipe, keep).type
-        map_for(budget=device == "cpu" and recipe.budget.limits)
         found, record, room = _agreed(recipe, torch.device(device), live, count, inputs.reads)
     else:
-        device, record = machine.device_for(recipe), machine.record
-        map_for(budget=device == "cpu" and recipe.budget.limits)
+        record = machine.record
         found = machine.machine(recipe.training.precision)
         share = Share(count if device == "cpu" else 1, live=False)
         room = Room.of(recipe, found, device, record, share, machine.base)

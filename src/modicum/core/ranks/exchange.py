@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Pending = Callable[[], Tensor]
 SHARD, LOCAL, NODE = "shard", "local", "node"
+_FP32 = 4
 
 
 @dataclass(frozen=True)
@@ -136,12 +137,54 @@ class ExchangeQuery:
     gathers: bool = True
     later: int = 0
 
+    @property
+    def neighbours(self) -> list[tuple[int, int]]:
+        """Elements of each buffer and of the one before it, which is there until its sum is.
+
+        >>> ExchangeQuery((3, 5, 2), 2, 2).neighbours
+        [(6, 0), (10, 6), (4, 10)]
+        """
+        sizes = [self.ranks * row for row in self.rows]
+        return list(zip(sizes, [0, *sizes], strict=False))
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the two buffers of weights that are on their way at a time, at most."""
+        return self.copy_bytes * max((sum(each) for each in self.neighbours), default=0)
+
+    def sending(self, sent: int, kept: int, what: str) -> Entry:
+        """Scratch of the phase `backward`, next to the largest buffer of gradients.
+
+        A buffer leaves when it is full, and the one before it has landed soon after. The last one
+        leaves when the backward pass is over: `last_sent`.
+
+        Args:
+            sent: bytes an element that sending takes.
+            kept: bytes an element of the gradients, where they stay until their sum is there.
+        """
+        most, gradients = 0, max((_FP32 * own for own, _ in self.neighbours), default=0)
+        for number, (own, before) in enumerate(self.neighbours, 1):
+            leaving = sent * own if number < len(self.rows) else 0
+            most = max(most, _FP32 * own + leaving + (sent + kept) * before)
+        return self._in_buffers(Entry("workspace", most - gradients, ("backward",), what), sent)
+
+    def last_sent(self, sent: int, kept: int) -> int:
+        """Bytes that sending the last gradients takes, the buffer before them included."""
+        if not self.rows or not self.reductions:
+            return 0
+        own, before = self.neighbours[-1]
+        return sent * own + (sent + kept) * before
+
     def stepping(self, sending: int, spreading: int, what: str) -> Entry:
         """Scratch of the phase `step`: first the last gradients are sent, then weights.
 
         The last gradients are complete when the backward pass is over, and activations are gone.
         """
-        return Entry("workspace", max(sending - self.later, spreading), ("step",), what)
+        entry = Entry("workspace", max(sending - self.later, spreading), ("step",), what)
+        return self._in_buffers(entry, self.copy_bytes)
+
+    def _in_buffers(self, entry: Entry, element_bytes: int) -> Entry:
+        return entry.in_tensors(element_bytes * own for own, _ in self.neighbours)
 
 
 class ShardExchange:
@@ -272,20 +315,17 @@ class ShardExchange:
     def ledger(at: ExchangeQuery) -> Ledger:
         """Bytes that a rank sends in an update when numbers are sent as they are, and its buffers.
 
-        Two calls are on the wire at a time. Sums are received into another buffer than the one
-        that they are sent from; gloo has one of its own for what it gathers.
+        Sums are received into another buffer than the one that they are sent from; gloo has one of
+        its own for what it gathers.
         """
         others, elements, calls = at.ranks - 1, sum(at.rows), len(at.rows)
         reduced = 4 * at.reductions * others * elements
         sums = Wire("reduce_scatter", reduced, SHARD, at.reductions * calls)
         if not at.gathers:  # into what FSDP2 has for them
             return Ledger.of(sums)
-        most = at.ranks * max(at.rows, default=0)
-        during, last = 3 * 4 * most * (calls > 1), 4 * at.ranks * at.rows[-1] if calls else 0
-        weights = min(2, calls) * at.copy_bytes * most
         return Ledger.of(
-            Entry("workspace", during, ("backward",), "gradients on the wire"),
-            at.stepping(last, weights, "gradients or weights on the wire"),
+            at.sending(_FP32, _FP32, "gradients on the wire"),
+            at.stepping(at.last_sent(_FP32, _FP32), at.weights, "gradients or weights on the wire"),
             sums,
             Wire("all_gather", at.copy_bytes * others * elements, SHARD, calls),
         )
@@ -306,12 +346,12 @@ def narrow_ledger(at: ExchangeQuery, element_bytes: int) -> Ledger:
     sent = element_bytes * at.reductions * others * sum(at.rows)
     if not at.gathers:  # one after the other, where FSDP2 asks for them
         wait = Entry("workspace", 2 * element_bytes * most, ("backward",), "on the wire")
+        wait = wait.in_tensors(2 * [element_bytes * most])
         return Ledger.of(wait, Wire("all_to_all", sent, SHARD, at.reductions * calls))
-    last = 2 * element_bytes * at.ranks * at.rows[-1] if calls else 0
-    weights = min(2, calls) * at.copy_bytes * most
+    last = at.last_sent(2 * element_bytes, 0)
     return Ledger.of(
-        Entry("workspace", 4 * element_bytes * most * (calls > 1), ("backward",), "on the wire"),
-        at.stepping(last, weights, "gradients or weights on the wire"),
+        at.sending(2 * element_bytes, 0, "on the wire"),
+        at.stepping(last, at.weights, "gradients or weights on the wire"),
         Wire("all_to_all", sent, SHARD, at.reductions * calls),
         *(wire for wire in plain.wire if wire.collective == "all_gather"),
     )
@@ -361,7 +401,6 @@ def coded_ledger(
     sent = (at.ranks - 1) * sum(map(code.nbytes, at.rows))
     # What is coded is there in fp32, filled up, and divided by scales, to which draws are added.
     differing = 12 * most + drawing_bytes(most)
-    whole = min(2, len(at.rows)) * at.copy_bytes * at.ranks * most
 
     def coding(width: int) -> int:
         """There in addition to the gradients: these filled up or transformed, both for a while."""
@@ -371,9 +410,12 @@ def coded_ledger(
         return max(10 * elements, 8 * elements + drawing_bytes(elements))
 
     during, after = coding(max(at.rows[:-1], default=0)), coding(at.rows[-1] if at.rows else 0)
+    refreshing = differing if weights else at.weights
     return Ledger.of(
         *wires,
         Wire("all_gather", sent, SHARD, len(at.rows)),
-        Entry("workspace", during, ("backward",), "gradients being coded"),
-        at.stepping(after, differing if weights else whole, "gradients or weights being coded"),
+        Entry("workspace", during, ("backward",), "gradients being coded").in_tensors(
+            4 * own for own, _ in at.neighbours
+        ),
+        at.stepping(after, refreshing, "gradients or weights being coded"),
     )

@@ -343,6 +343,7 @@ class MatrixExchange:
         """Bytes that a rank sends in an update when numbers are sent as they are, and buffers."""
         messages = [dense_message(bucket) for bucket in at.buckets]
         wait = Entry("workspace", 4 * sum(messages), ("backward",), "sums on the wire")
+        wait = wait.in_tensors(4 * message for message in messages)
         return Ledger.of(wait, at.wire(messages))
 
     def close(self) -> None:
