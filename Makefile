@@ -48,7 +48,7 @@ test-all: install ## every test: about two hours on two cores
 # the forecasts must hold there too.
 test-avx2: install ## the forecasts' tests on the kernels of older x86 processors
 	@ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) \
-		tests/planner tests/models/test_ledger.py tests/models/test_convnet_ledger.py tests/memory \
+		--in-process tests/planner tests/models/test_ledger.py tests/models/test_convnet_ledger.py tests/memory \
 		tests/core/machine/test_memory.py
 
 test-browser: install ## the report's page in Chromium, if it is installed; a minute

@@ -64,6 +64,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "that, slow tests too. A commit that passes is noted in git's folder",
     )
     parser.addoption(
+        "--in-process",
+        action="store_true",
+        help="no test starts a command, so the machine is not measured as commands need it",
+    )
+    parser.addoption(
         "--note-seconds",
         action="store_true",
         help="write how long the tests took into tests/seconds.json",
@@ -175,7 +180,9 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     from modicum.core.heap import map_for
     from modicum.core.machine.record import machine_record
 
-    settings = [dict(os.environ), *(tuned(os.environ, ranks=ranks) for ranks in (1, 2))]
+    settings = [dict(os.environ)]
+    if not session.config.getoption("--in-process"):
+        settings += [tuned(os.environ, ranks=ranks) for ranks in (1, 2)]
     asked = [(own, budget) for own in settings for budget in (False, True)]
     first = 2 * int((worker_of(session.config) or "gw0").removeprefix("gw")) % len(asked)
     for own, budget in asked[first:] + asked[:first]:

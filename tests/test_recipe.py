@@ -207,12 +207,6 @@ MISTAKES = [
         "used up during the backward pass, so their norm is never known; set training.clip_norm "
         "to null",
     ),
-    (
-        GREEDY + "training:\n  clip_norm: null\n  batch_size: 8\n  micro_batch_size: 4\n",
-        ":3: adapter.method: greedy does not combine with the rest of the recipe: gradients are "
-        "used up during the backward pass, so none are left to accumulate; set "
-        "training.micro_batch_size equal to training.batch_size",
-    ),
     # fields that contradict each other
     (
         "training:\n  batch_size: 4\n  micro_batch_size: 8\n",

@@ -376,8 +376,10 @@ def test_what_the_rules_forbid_is_not_chosen(new):
     assert {choice.micro_batches for choice in offered} == {1}
     plain = made.changed(optimizer__in_backward=False)
     assert min(choice.micro_batches for choice in choices(plain, "cpu", 1)) > 1
-    with pytest.raises(InputError, match="none are left to accumulate"):
-        made.changed(training__micro_batch_size=8)
+    half = made.changed(training__micro_batch_size=128)
+    with pytest.raises(InputError, match="left to accumulate; set training"):
+        plan(half)
+    assert {choice.micro_batches for choice in choices(half, "cpu", 2)} == {1}
 
 
 def test_a_policy_on_activations_leaves_no_choice_to_recompute():

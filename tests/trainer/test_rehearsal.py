@@ -51,6 +51,14 @@ def everything(net: nn.Module) -> list[torch.Tensor]:
     return [tensor.detach().clone() for tensor in tensors] + [torch.get_rng_state()]
 
 
+def test_no_copy_is_kept_of_buffers_that_are_constant():
+    net = Counting()
+    net.constant_names = ("written",)
+    with untouched(net):
+        net(torch.ones(1))
+    assert (net.written, net.replaced, net.passing) == (1, 0, 0)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_rehearsal_leaves_no_trace(fails):
     net, batch = model_and_batch()

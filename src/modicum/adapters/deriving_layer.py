@@ -77,6 +77,11 @@ class DerivingLayer(AdapterLayer):
             self.register_buffer(name, factor.empty(device), persistent=name == "fingerprint")
             self.precise_names += (name,)
 
+    @property
+    def constant_names(self) -> tuple[str, ...]:
+        """The names of buffers that no forward or backward pass writes to."""
+        return (*super().constant_names, *(name for name, _ in self._own()))
+
     def _own(self) -> list[tuple[str, Factor]]:
         """The tensors that this class adds, as precise as their weight."""
         derived = self.method.derived(self.site).items()

@@ -172,13 +172,12 @@ class Recipe(Section):
 
     def parts(self, more: Iterable[str] = ()) -> list[TraitHolder]:
         """The parts of the run that have traits: its methods, and what the recipe asks of it."""
-        training, micro = self.training, self.training.micro_batch_size
+        training = self.training
         asked = {
             "run_clips": training.clip_norm is not None,
             "run_schedules": training.changes_rate,
             "run_sets_rate": training.sets_rate,
             "run_bf16": training.precision == "bf16",
-            "run_accumulates": isinstance(micro, int) and micro < training.batch_size,
             "run_compiles": training.compile == "blocks",
             "run_recomputes": training.recompute == "blocks",
             "run_random_base": self.model.path is None and (self.task or {}).get("path") is None,

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from modicum.core.contracts.state import random_state
 from modicum.core.errors import Restart
-from modicum.core.layers.drawn_buffers import DrawnBuffers
 from modicum.core.machine.memory import release
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.rows import AnyBatch
@@ -83,7 +82,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """Put back what forward and backward change, however the block is left.
 
     Generators, buffers and the mode of every module become what they were. Gradients become None,
-    as they are between updates.
+    as they are between updates. Of buffers that a module says are constant, as frozen weights can
+    be, no copy is kept: it would make the process larger than the run does.
     """
     read, write = random_state()
     generators = read()
@@ -92,7 +92,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         (module, name, tensor, None if tensor is None else tensor.detach().clone())
         for module in model.modules()
         for name, tensor in module._buffers.items()
-        if not (isinstance(module, DrawnBuffers) and name in module.drawn_names)  # large, constant
+        if name not in getattr(module, "constant_names", ())
     ]
     try:
         yield

@@ -67,7 +67,7 @@ RULES = (
         "frees_gradient_in_backward",
         "run_accumulates",
         "gradients are used up during the backward pass, so none are left to accumulate; "
-        "set training.micro_batch_size equal to training.batch_size",
+        "set training.micro_batch_size to a rank's part of training.batch_size",
     ),
     TraitRule(
         "frees_gradient_in_backward",

@@ -46,6 +46,11 @@ class DrawnBuffers(nn.Module):
         """The names of the buffers that are drawn."""
         return tuple(name for name in self._buffers if not is_persistent(self, name))
 
+    @property
+    def constant_names(self) -> tuple[str, ...]:
+        """The names of buffers that no forward or backward pass writes to."""
+        return self.drawn_names
+
     def kept_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """The buffers that a state dict holds, with their names."""
         return ((n, b) for n, b in self.named_buffers() if is_persistent(self, n))

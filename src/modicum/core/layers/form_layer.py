@@ -67,6 +67,11 @@ class FormLayer(nn.Module):
         self.register_parameter("bias", None if offset is None else nn.Parameter(offset))
 
     @property
+    def constant_names(self) -> tuple[str, ...]:
+        """The names of buffers that no forward or backward pass writes to: all that it has."""
+        return tuple(self._buffers)
+
+    @property
     def tile(self) -> tuple[int, int] | None:
         """Rows and columns of the parts of W to each of which `shift` can add a number."""
         return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -82,3 +83,16 @@ def assert_resumes(
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
     return {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+
+
+@contextmanager
+def constants_stay(model: nn.Module) -> Iterator[None]:
+    """Make sure that training writes to no buffer that its module says is constant."""
+    held = [
+        (f"{path}.{name}", module, name, module.get_buffer(name).clone())
+        for path, module in model.named_modules()
+        for name in getattr(module, "constant_names", ())
+    ]
+    yield
+    for full, module, name, value in held:
+        assert torch.equal(module.get_buffer(name), value), f"{full} is no constant"
