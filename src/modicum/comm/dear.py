@@ -143,15 +143,11 @@ class DeAR(Schedule):
         left = max(max(buffers, default=0), gradients - at.saved)
         put_off = min(gradients, left) if at.micro_batches == 1 else 0
         sending: Phase = "backward" if len(groups) > 1 else "step"
-        late = Entry("gradient", put_off, ("forward",), "gradients of deferred updates")
-        shards = Entry("workspace", several * total // ranks, ("step", "forward"), "shards of sums")
         return Ledger.of(
-            late.in_tensors(size * elements for group in groups for elements in group),
+            Entry("gradient", put_off, ("forward",), "gradients of deferred updates"),
             Entry("gradient", total - gradients, ("forward", "backward", "step"), "flags, padding"),
-            shards.in_tensors(buffer // ranks for buffer in buffers),
-            Entry("workspace", several * flight, (sending,), "in flight").in_tensors(
-                min(IN_FLIGHT, len(groups)) * [max(buffers, default=0)]
-            ),
+            Entry("workspace", several * total // ranks, ("step", "forward"), "shards of sums"),
+            Entry("workspace", several * flight, (sending,), "in flight"),
             Wire("reduce_scatter", sent, REPLICATE, len(groups)),
             Wire("all_gather", sent, REPLICATE, len(groups)),
         )

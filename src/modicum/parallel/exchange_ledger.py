@@ -232,7 +232,6 @@ def matrices_on_sharded(
     phases: tuple[Phase, ...] = ("forward", "loss") if micro_batches > 1 and not hybrid else ()
     whole = sum(group.gradients for group in groups)
     added = Entry("gradient", whole, phases, "gradients that add up")
-    added = added.in_tensors(group.gradients for group in groups)
     return replace(ledger, wire=kept) + Ledger.of(added) + exchange(query)
 
 

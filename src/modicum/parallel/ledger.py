@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,14 +37,9 @@ class Group:
     frozen: tuple[tuple[int, int], ...] = ()
 
     @property
-    def gradient_sizes(self) -> list[int]:
-        """Bytes of each full gradient."""
-        return [_GRADIENT * math.prod(shape) for shape in self.trained]
-
-    @property
     def gradients(self) -> int:
-        """Bytes of all of them."""
-        return sum(self.gradient_sizes)
+        """Bytes of the full gradients."""
+        return _GRADIENT * sum(math.prod(shape) for shape in self.trained)
 
     def trained_parts(self, shards: int) -> list[int]:
         """Elements of each trained parameter's largest part, of so many."""
@@ -54,11 +49,6 @@ class Group:
         """Bytes of the weights' largest part, of so many."""
         frozen = sum(-(-rows // shards) * each for rows, each in self.frozen)
         return 4 * sum(self.trained_parts(shards)) + frozen
-
-    def weight_sizes(self, shards: int) -> list[int]:
-        """Bytes of each full weight as it is gathered."""
-        frozen = (-(-rows // shards) * each for rows, each in self.frozen)
-        return [shards * own for own in (*(4 * n for n in self.trained_parts(shards)), *frozen)]
 
     def gathered(self, shards: int) -> int:
         """Bytes of the full weights as they are gathered: every part as large as the largest."""
@@ -156,20 +146,14 @@ class GatheredGroups:
         return self.weights - 4 * self.trained
 
     @cached_property
-    def largest(self) -> Group:
-        """The largest block when it is gathered."""
-        shards = self.layout.shards
-        return max(self.blocks, key=lambda block: block.gathered(shards), default=Group())
-
-    @property
     def block(self) -> int:
-        """Its bytes."""
-        return self.largest.gathered(self.layout.shards)
+        """Bytes of the largest block when it is gathered."""
+        return max((block.gathered(self.layout.shards) for block in self.blocks), default=0)
 
     @cached_property
-    def most_trained(self) -> Group:
-        """The block that has most gradients."""
-        return max(self.blocks, key=lambda block: block.gradients, default=Group())
+    def block_gradients(self) -> int:
+        """Bytes of the full gradients of the block that has most."""
+        return max((block.gradients for block in self.blocks), default=0)
 
 
 def sharded(
@@ -198,7 +182,7 @@ def sharded(
         slack: how far the ledger is below its phase `loss` when the last block's backward begins.
     """
     shards = parts.layout.shards
-    block, gradients = parts.block, parts.most_trained.gradients
+    block, gradients = parts.block, parts.block_gradients
     kept = ledger.map_entries(lambda entry: None if entry.kind == "weight" else entry)
     root = parts.root.gathered(shards)
     everything = 0 if reshard_after_forward else sum(b.gathered(shards) for b in parts.blocks)
@@ -218,29 +202,17 @@ def sharded(
     made = own + 2 * ahead + fresh * gradients + sent
     # With two blocks there is no other one to gather when the last one's gradients are sent.
     gathered = own + (ahead if len(parts.blocks) > 2 else 0)
-    # A group travels in one buffer, and is copied out of it and into it.
-    weights, flat = parts.largest.weight_sizes(shards), 2 * [block]
-    sums = [*fresh * parts.most_trained.gradient_sizes, *copies * [gradients]]
-
-    def buffers(what: str, size: int, phases: tuple[Phase, ...], sizes: Iterable[int]) -> Entry:
-        return Entry("buffer", size, phases, f"gathered: {what}").in_tensors(sizes)
-
-    def unsharded(what: str, size: int, sizes: Iterable[int]) -> Entry:
-        return Entry("gradient", size, ("backward",), f"unsharded: {what}").in_tensors(sizes)
-
-    all_blocks = [size for each in parts.blocks for size in each.weight_sizes(shards)]
-    loss = max(0, made - slack)
     return kept + Ledger.of(
         Entry("weight", parts.weights, what="model, this rank's part"),
-        buffers("embedding and head", root, _RUNNING, parts.root.weight_sizes(shards)),
-        buffers("blocks", everything, _RUNNING, all_blocks),
-        buffers("a block", block, ("evaluation", "forward"), weights),
-        buffers("next to it", beside("evaluation"), ("evaluation",), flat),
-        buffers("next to it", beside("forward"), ("forward",), flat),
-        buffers("blocks and gradients", loss, ("loss",), [*weights, *flat, *sums]),
-        buffers("blocks", gathered, ("backward",), [*weights, *flat]),
-        unsharded("embedding and head", parts.root.gradients, parts.root.gradient_sizes),
-        unsharded("of a block", (fresh + copies) * gradients, sums),
+        Entry("buffer", root, _RUNNING, "gathered: embedding and head"),
+        Entry("buffer", everything, _RUNNING, "gathered: blocks"),
+        Entry("buffer", block, ("evaluation", "forward"), "gathered: a block"),
+        Entry("buffer", beside("evaluation"), ("evaluation",), "gathered: next to it"),
+        Entry("buffer", beside("forward"), ("forward",), "gathered: next to it"),
+        Entry("buffer", max(0, made - slack), ("loss",), "gathered: blocks and gradients"),
+        Entry("buffer", gathered, ("backward",), "gathered: blocks"),
+        Entry("gradient", parts.root.gradients, ("backward",), "unsharded: embedding and head"),
+        Entry("gradient", (fresh + copies) * gradients, ("backward",), "unsharded: of a block"),
         *_traffic(parts, micro_batches, gathers=2 if reshard_after_forward else 1),
     )
 

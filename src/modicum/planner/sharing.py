@@ -293,7 +293,7 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
         head = parts.root.trained[1:]
         order = [*parts.root.trained[:1], *(s for b in parts.blocks for s in b.trained), *head]
         sizes = [math.prod(shape) for shape in order]
-        late = 4 * max(sizes[:1], default=0) + parts.most_trained.gradients
+        late = 4 * max(sizes[:1], default=0) + parts.block_gradients
         slack = model.slack()
         return replicated(ledger, sizes, section.bucket, layout.replicas, late=late, slack=slack)
     cut = _cut(model, ledger, parts, reshard_after_forward=section.reshard_after_forward)

@@ -166,7 +166,7 @@ class ExchangeQuery:
         for number, (own, before) in enumerate(self.neighbours, 1):
             leaving = sent * own if number < len(self.rows) else 0
             most = max(most, _FP32 * own + leaving + (sent + kept) * before)
-        return self._in_buffers(Entry("workspace", most - gradients, ("backward",), what), sent)
+        return self.in_buffers(Entry("workspace", most - gradients, ("backward",), what), sent)
 
     def last_sent(self, sent: int, kept: int) -> int:
         """Bytes that sending the last gradients takes, the buffer before them included."""
@@ -180,10 +180,10 @@ class ExchangeQuery:
 
         The last gradients are complete when the backward pass is over, and activations are gone.
         """
-        entry = Entry("workspace", max(sending - self.later, spreading), ("step",), what)
-        return self._in_buffers(entry, self.copy_bytes)
+        return Entry("workspace", max(sending - self.later, spreading), ("step",), what)
 
-    def _in_buffers(self, entry: Entry, element_bytes: int) -> Entry:
+    def in_buffers(self, entry: Entry, element_bytes: int) -> Entry:
+        """The same, known to be buffers of so many bytes an element."""
         return entry.in_tensors(element_bytes * own for own, _ in self.neighbours)
 
 
@@ -323,9 +323,11 @@ class ShardExchange:
         sums = Wire("reduce_scatter", reduced, SHARD, at.reductions * calls)
         if not at.gathers:  # into what FSDP2 has for them
             return Ledger.of(sums)
+        last = at.last_sent(_FP32, _FP32)
+        wait = at.stepping(last, at.weights, "gradients or weights on the wire")
         return Ledger.of(
             at.sending(_FP32, _FP32, "gradients on the wire"),
-            at.stepping(at.last_sent(_FP32, _FP32), at.weights, "gradients or weights on the wire"),
+            at.in_buffers(wait, at.copy_bytes),
             sums,
             Wire("all_gather", at.copy_bytes * others * elements, SHARD, calls),
         )
@@ -349,9 +351,10 @@ def narrow_ledger(at: ExchangeQuery, element_bytes: int) -> Ledger:
         wait = wait.in_tensors(2 * [element_bytes * most])
         return Ledger.of(wait, Wire("all_to_all", sent, SHARD, at.reductions * calls))
     last = at.last_sent(2 * element_bytes, 0)
+    wait = at.stepping(last, at.weights, "gradients or weights on the wire")
     return Ledger.of(
         at.sending(2 * element_bytes, 0, "on the wire"),
-        at.stepping(last, at.weights, "gradients or weights on the wire"),
+        at.in_buffers(wait, at.copy_bytes),
         Wire("all_to_all", sent, SHARD, at.reductions * calls),
         *(wire for wire in plain.wire if wire.collective == "all_gather"),
     )
@@ -414,8 +417,6 @@ def coded_ledger(
     return Ledger.of(
         *wires,
         Wire("all_gather", sent, SHARD, len(at.rows)),
-        Entry("workspace", during, ("backward",), "gradients being coded").in_tensors(
-            4 * own for own, _ in at.neighbours
-        ),
+        Entry("workspace", during, ("backward",), "gradients being coded"),
         at.stepping(after, refreshing, "gradients or weights being coded"),
     )
