@@ -18,6 +18,7 @@ import json, pathlib, sys
 runs = pathlib.Path("runs.txt")
 runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
 pathlib.Path("result.json").write_text(json.dumps({"a": {"b": 0.5}, "verdict": "holds"}))
+pathlib.Path("result.txt").write_text("half")
 rows = [{"sentence": "so it is", "n": 4}, {"name": "bytes", "n": 5}, 6]
 print(json.dumps({"n": 3, "rows": rows}))
 """
@@ -82,7 +83,7 @@ def test_a_figure_in_a_list_is_named_by_its_rows_sentence(checkout: Path) -> Non
         ({"figure": {"key": "n.deeper"}}, "no n.deeper in the output"),
         ({"figure": {"key": "rows.another.n"}}, "no rows.another.n in the output"),
         ({"figure": {"file": "absent.json", "key": "n"}}, "did not write absent.json"),
-        ({"figure": {"file": "work.py", "key": "n"}}, "no JSON in work.py"),
+        ({"figure": {"file": "result.txt", "key": "n"}}, "no JSON in result.txt"),
     ],
 )
 def test_without_a_figure_a_promise_is_not_kept(
