@@ -260,7 +260,7 @@ def test_a_processor_that_is_slow_in_bf16_is_named(new):
 
 
 @pytest.mark.expensive
-def test_a_billion_parameters_are_planned_at_once_and_never_allocated(hollow, text):
+def test_a_billion_parameters_are_planned_at_once_and_never_allocated(hollow, text, traced_here):
     folder = hollow(BILLION)
     recipe = Recipe(
         model={"path": str(folder)},
@@ -280,6 +280,7 @@ def test_a_billion_parameters_are_planned_at_once_and_never_allocated(hollow, te
     with pytest.raises(DoesNotFit) as caught:
         plan(recipe.changed(budget__memory="4GB", training__precision="fp32"))
     assert settings(caught.value.changes[0]) == {"training.precision": "bf16"}
+    assert not traced_here  # nor was an adapter tried that only a trace knows
 
 
 @pytest.mark.expensive

@@ -226,13 +226,25 @@ class Predictor:
         device: where the run is, cpu or cuda.
         prepared: by layer, what the adapter found out from data; None: nothing yet, and it is
             counted at its bound.
+        traces: whether models may be traced, which takes seconds each; if not, a recipe that
+            arithmetic does not know is refused.
     """
 
     def __init__(
-        self, device: str = "cpu", prepared: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        device: str = "cpu",
+        prepared: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        traces: bool = True,
     ) -> None:
-        self._device, self._prepared = device, prepared or {}
+        self._device, self._prepared, self._traces = device, prepared or {}, traces
         self._structures: dict[str, list[tuple[Any, Structure]]] = {}
+
+    def without_traces(self) -> Predictor:
+        """The same predictor, for recipes that arithmetic knows; it refuses the others."""
+        other = Predictor(self._device, self._prepared, traces=False)
+        other._structures = self._structures
+        return other
 
     def __call__(self, recipe: Recipe, config: Any, choice: Choice) -> Prediction:
         """What a rank's step takes; where layers take another form later, at the most."""
@@ -262,6 +274,8 @@ class Predictor:
         # The arithmetic also refuses what the task does not go with. It knows blocks and layers.
         known = model.by_arithmetic is not None and not structure.beyond_arithmetic
         if not known or recipe.budget.ledger == "traced":
+            if not self._traces:
+                raise InputError("its ledger would have to be traced", field="budget.ledger")
             found = traces(
                 recipe, config, shape, self._device, structure.experts, shares, self._prepared
             )

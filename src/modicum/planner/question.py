@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from modicum.core.files import JsonObject
@@ -63,6 +63,10 @@ class Question:
         if key not in self._configs:
             self._configs[key] = self.task.reconfigured(self.inputs, recipe)
         return self._configs[key]
+
+    def without_traces(self) -> Question:
+        """The same, of recipes that arithmetic knows; the others are refused."""
+        return replace(self, predictor=self.predictor.without_traces())
 
     def fitting(self, recipe: Recipe) -> Prediction | None:
         """The prediction of the plan that a changed recipe would get; None: it does not fit.

@@ -22,7 +22,8 @@ from modicum.recipe import SLOTS, Recipe
 from modicum.recipe.nested import assign
 
 MOST_TOGETHER = 3
-# Recipes that are tried before the search ends, and models that are traced for it, in seconds each.
+# Recipes that are tried before the search ends, and models that are traced for it, in seconds each;
+# where the recipe itself is not traced, none is.
 MOST_TRIED, MOST_TRACED = 600, 16
 
 _NEARLY = 1.02
@@ -109,9 +110,11 @@ class _Search:
     """What has been tried, and what knobs are seen to save."""
 
     def __init__(self, asked: Question) -> None:
-        self._asked, self._limit = asked, asked.room.limit
-        self._known: dict[str, _Spent | None] = {}
         self._left, traced = MOST_TRIED, asked.frugal(asked.recipe).traced
+        # Who asks of a model that arithmetic knows does not wait for the traces of others.
+        self._asked = asked if traced else asked.without_traces()
+        self._limit = asked.room.limit
+        self._known: dict[str, _Spent | None] = {}
         self._traces = FewTraces(asked.recipe, MOST_TRACED) if traced else None
         layers = asked.predictor.adapted_layers(asked.recipe, asked.inputs.config)
         knobs = tightening(asked.recipe, asked.ranks, layers)

@@ -55,13 +55,16 @@ class Use:
 def uses_of_room(asked: Question, made: Prediction) -> Iterator[Use]:
     """Of each knob the most that fits without giving up what the plan has.
 
-    For models that are traced fewer values are tried, as many try another trace.
+    For models that are traced fewer values are tried, as many try another trace; for the others
+    those alone that need none.
     """
     context = getattr(asked.inputs.config, "context", None)
     limit = context if asked.recipe.model.path is not None else None
     knobs = loosening(asked.recipe, asked.ranks, limit)
     traces = FewTraces(asked.recipe, MOST_TRACED) if made.traced else None
-    if traces is not None:
+    if traces is None:
+        asked = asked.without_traces()
+    else:
         knobs = [replace(each, values=_ends(each.values)) for each in knobs]
     for knob in knobs:
         if (use := _most(asked, made, knob, traces)) is not None:
