@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modicum.core.random import bits, derive_seed, normal_, philox, sample, uniform_
+from modicum.core.random import bits, derive_seed, mixed, normal_, philox, sample, uniform_
 
 
 def test_philox_gives_the_published_words():
@@ -38,6 +38,23 @@ words32 = st.integers(0, 2**32 - 1)
 def test_philox_equals_unbounded_integers(counter, first, second):
     got = philox(torch.tensor([counter]), (first, second))[0].tolist()
     assert got == reference(counter, (first, second))
+
+
+def reference_words(seed: int, count: int) -> list[int]:
+    """SplitMix64 in Python's own integers, as its authors' code has it."""
+    found, all_bits = [], 2**64 - 1
+    for _ in range(count):
+        seed = (seed + 0x9E3779B97F4A7C15) & all_bits
+        word = ((seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9) & all_bits
+        word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & all_bits
+        found.append(word ^ (word >> 31))
+    return found
+
+
+@given(words32, words32, st.integers(0, 5))
+def test_mixed_words_equal_unbounded_integers(low, high, first):
+    got = [word & (2**64 - 1) for word in mixed(first, 9, (low, high)).tolist()]
+    assert got == reference_words(high << 32 | low, 9)[first:]
 
 
 @given(st.integers(0, 200), st.integers(0, 200), st.sampled_from([bits, "uniform", "normal"]))

@@ -12,6 +12,7 @@ from modicum.core.contracts.ledger import Entry, Ledger
 from modicum.core.contracts.method import Info, PositiveFloat
 from modicum.core.ranks import exchange
 from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery, Pending, ShardExchange
+from modicum.core.ranks.exchange_ledgers import narrow_ledger
 from modicum.core.ranks.matrix_exchange import (
     GradientSum,
     MatrixExchange,
@@ -149,4 +150,4 @@ class DenseSums(MatrixMethod):
         """The same where each rank owns rows of the sums, and sends the weights that they give."""
         if self.dtype_on(at.ranks) is None:
             return ShardExchange.ledger(at)
-        return exchange.narrow_ledger(at, self._bytes)
+        return narrow_ledger(at, self._bytes)

@@ -19,6 +19,7 @@ from modicum.core.contracts.ledger import Ledger
 from modicum.core.contracts.method import Against, Info, Method, PositiveInt
 from modicum.core.ranks import exchange
 from modicum.core.ranks.exchange import ExchangeContext, Nodes, Pending, ShardExchange
+from modicum.core.ranks.exchange_ledgers import coded_ledger
 
 
 class SDP4BitExchange(ShardExchange):
@@ -176,6 +177,6 @@ class SDP4Bit(Method):
         """Bytes that a rank sends in an update, and the buffers that stand on the way."""
         nodes = self.nodes(at.ranks, at.ranks_per_node)
         codes = {axis: self.gradient_codec(axis) for axis in nodes.hops()}
-        return exchange.coded_ledger(
+        return coded_ledger(
             at, nodes, gradients=codes, weights=self.weight_codec, block=self.block(nodes)
         )

@@ -4,6 +4,9 @@ A draw is a function of (seed, step, name, offset) and of nothing else: no hidde
 of construction, no device. A shard that holds elements 1000 to 1999 of a parameter draws just
 those, and they are the ones that the full parameter would have.
 
+What rounds at random draws one number for each that is sent, and takes `mixed` words, which cost a
+tenth; everything else draws from `philox`.
+
 Source: Philox4x32-10, Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 """
 
@@ -19,6 +22,8 @@ from torch import Tensor
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B97F4A7C15
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 _CHUNK = 1 << 17  # counters at a time: bounds the scratch memory to some 30 megabytes
 
 
@@ -50,6 +55,37 @@ def philox(counter: Tensor, key_words: tuple[int, int]) -> Tensor:
         ]
         first, second = (first + _WEYL[0]) & _LOW, (second + _WEYL[1]) & _LOW
     return torch.stack(words, dim=-1)
+
+
+def mixed(
+    first: int, last: int, key_words: tuple[int, int], device: torch.device | str = "cpu"
+) -> Tensor:
+    """The words number `first` to `last` - 1 of a stream, 64 bits each: int64 [last - first].
+
+    Streams of different keys are parts of one sequence of 2^64 words, at random places.
+
+    Source: SplitMix64, Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
+    OOPSLA 2014.
+
+    >>> mixed(0, 2, (0, 0)).tolist()
+    [-2152535657050944081, 7960286522194355700]
+    """
+    low, high = key_words
+    words = torch.arange(first + 1, last + 1, device=device)
+    words.mul_(_signed(_GOLDEN)).add_(_signed(high << 32 | low))
+    shifted = torch.empty_like(words)
+    for distance, factor in _ROUNDS:
+        # A shift of signed numbers brings copies of the sign in, which are taken off.
+        torch.bitwise_right_shift(words, distance, out=shifted)
+        words.bitwise_xor_(shifted.bitwise_and_((1 << (64 - distance)) - 1))
+        if factor != 1:
+            words.mul_(_signed(factor))
+    return words
+
+
+def _signed(word: int) -> int:
+    """64 bits as the signed number that they are in two's complement."""
+    return word - (1 << 64) if word >> 63 else word
 
 
 def bits(count: int, *, seed: int, name: str = "", step: int = 0, offset: int = 0) -> Tensor:

@@ -21,7 +21,7 @@ from modicum.core.codecs.elements import (
     padded,
     unpack,
 )
-from modicum.core.random import bits
+from modicum.core.random import key, mixed
 
 QUANTIZERS = st.builds(
     GroupQuantizer, bits=st.sampled_from([4, 8]), group=st.sampled_from([2, 32, 128])
@@ -124,13 +124,25 @@ def test_draws_are_a_function_of_seed_step_and_name() -> None:
         assert not torch.equal(message, quantizer.encode(rows, other))
 
 
-def test_draws_are_halves_of_the_common_generators_words() -> None:
+def test_draws_are_quarters_of_mixed_words() -> None:
     values = torch.zeros(37)
     add_uniforms(values, Stream(seed=3, step=1, name="x"))
-    words = bits(19, seed=3, step=1, name="x")
-    halves = torch.stack((words & 0xFFFF, words >> 16), 1).flatten()[:37]
-    signed = torch.where(halves >= 1 << 15, halves - (1 << 16), halves)
+    words = mixed(0, 10, key(3, "x", 1))
+    quarters = torch.stack([words >> shift & 0xFFFF for shift in (0, 16, 32, 48)], 1).flatten()[:37]
+    signed = torch.where(quarters >= 1 << 15, quarters - (1 << 16), quarters)
     assert torch.equal(values, (signed.double() * 2.0**-16 + 0.5 + 2.0**-17).float())
+
+
+def test_draws_are_uniform_and_neighbours_are_independent() -> None:
+    draws = torch.zeros(1 << 20)
+    add_uniforms(draws, Stream(seed=5))
+    counts = torch.histc(draws, 256, 0, 1)
+    expected = len(draws) / 256
+    assert ((counts - expected).square() / expected).sum() < 255 + 6 * math.sqrt(2 * 255)
+    other = torch.zeros_like(draws)
+    add_uniforms(other, Stream(seed=6))
+    for one, two in ((draws[:-1], draws[1:]), (draws[:-4], draws[4:]), (draws, other)):
+        assert abs(float(torch.corrcoef(torch.stack([one, two]))[0, 1])) < 6 / math.sqrt(len(one))
 
 
 def test_draws_do_not_depend_on_how_much_is_drawn_at_a_time(
@@ -161,6 +173,17 @@ def test_hadamard_is_the_matrix_and_its_own_inverse() -> None:
     torch.testing.assert_close(hadamard(hadamard(rows)) / 32, rows, rtol=1e-6, atol=rounding)
     whole = torch.randint(-9, 9, (2, 64)).float()
     assert torch.equal(hadamard(hadamard(whole)) / 32, whole)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9])
+def test_the_transform_does_not_depend_on_how_much_is_made_at_a_time(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = numbers(2, 32 * count)
+    at_once, across = hadamard(rows), hadamard(rows.t().contiguous().t())
+    monkeypatch.setattr("modicum.core.codecs.elements._BLOCKS", 4)
+    assert torch.equal(hadamard(rows), at_once)
+    assert torch.equal(across, at_once)
 
 
 def test_sums_commute_with_the_transform() -> None:

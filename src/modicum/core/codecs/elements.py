@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modicum.core.random import key, philox
+from modicum.core.random import key, mixed
 
 HADAMARD = 32  # the points of a block of the transform
-_DRAWS = 8  # of 16 bits each, for one counter
-_CHUNK = 1 << 15  # counters at a time, which bounds the scratch memory
+_DRAWS = 4  # of 16 bits each, in a word
+_CHUNK = 1 << 15  # words at a time: bounds the scratch memory, and stays in the processor's caches
+_BLOCKS = 1 << 13  # of the transform at a time, for the same reasons
 
 
 @dataclass(frozen=True)
@@ -169,14 +170,26 @@ def hadamard(rows: Tensor) -> Tensor:
     >>> hadamard(rows).unique().tolist(), torch.equal(hadamard(hadamard(rows)) / 32, rows)
     ([1.0], True)
     """
-    result = rows.clone(memory_format=torch.contiguous_format)
-    scratch = result.new_empty(result.numel() // 2)
-    for stage in range(HADAMARD.bit_length() - 1):
-        one, other = result.view(len(rows), -1, 2, 1 << stage).unbind(2)
-        difference = torch.sub(one, other, out=scratch.view(one.shape))
-        one += other
-        other.copy_(difference)
-    return result
+    blocks = rows.reshape(-1, HADAMARD)
+    result = torch.empty_like(blocks, memory_format=torch.contiguous_format)
+    scratch = blocks.new_empty(HADAMARD * min(_BLOCKS, len(blocks)))
+    for start in range(0, len(blocks), _BLOCKS):
+        piece = blocks[start : start + _BLOCKS]
+        place = result[start : start + _BLOCKS]
+        # Elements of one number in their blocks stand together, so that a stage adds long runs. The
+        # result's own place is one of two buffers; the fifth stage ends in the other.
+        here, there = (
+            buffer[: piece.numel()].view(HADAMARD, -1) for buffer in (place.view(-1), scratch)
+        )
+        here.copy_(piece.t())
+        for stage in range(HADAMARD.bit_length() - 1):
+            one, other = here.view(-1, 2, 1 << stage, len(piece)).unbind(1)
+            added, taken = there.view(-1, 2, 1 << stage, len(piece)).unbind(1)
+            torch.add(one, other, out=added)
+            torch.sub(one, other, out=taken)
+            here, there = there, here
+        place.copy_(here.t())
+    return result.view(rows.shape)
 
 
 def add_uniforms(values: Tensor, stream: Stream) -> None:
@@ -191,17 +204,20 @@ def add_uniforms(values: Tensor, stream: Stream) -> None:
     for start in range(0, len(flat), _DRAWS * _CHUNK):
         piece = flat[start : start + _DRAWS * _CHUNK]
         first, last = start // _DRAWS, -(-(start + len(piece)) // _DRAWS)
-        counters = torch.arange(first, last, device=flat.device)
-        # The low 32 bits of each word, as two signed numbers of 16.
-        halves = philox(counters, words).to(torch.int32).view(torch.int16).flatten()
-        piece.add_(halves[: len(piece)] * 2.0**-16 + (0.5 + 2.0**-17))
+        # As two's complement they are between -1/2 and 1/2, and no number of 17 bits is 0 or 1.
+        draws = mixed(first, last, words, flat.device).view(torch.int16)[: len(piece)]
+        piece.add_(draws, alpha=2.0**-16).add_(0.5 + 2.0**-17)
+        del draws  # before the next are made
 
 
 def drawing_bytes(elements: int) -> int:
     """Bytes that `add_uniforms` takes while it works, in addition to so many elements.
 
-    88 for a counter, and 16 of the counters before, which are there until theirs come.
+    Of a word it has the draws as numbers of fp32 next to them.
     """
-    first = min(-(-elements // _DRAWS), _CHUNK)
-    second = min(-(-elements // _DRAWS) - first, _CHUNK)
-    return max(88 * first, 88 * second + 16 * first)
+    return 24 * min(-(-elements // _DRAWS), _CHUNK)
+
+
+def transforming_bytes(elements: int) -> int:
+    """Bytes that `hadamard` takes while it works, in addition to what it makes."""
+    return 4 * min(elements, HADAMARD * _BLOCKS)
