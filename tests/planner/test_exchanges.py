@@ -87,6 +87,17 @@ def test_a_plan_s_seconds_are_compute_and_what_waits_for_the_wire(new, slow) -> 
     assert plan(recipe).wire_time is None
 
 
+def test_what_an_exchange_makes_counts_without_a_link_too(new) -> None:
+    parallel = {"strategy": "ddp"}
+    dense = plan(new(parallel=parallel), ranks=2)
+    coded = plan(new(parallel=parallel, comm={"method": "powersgd"}), ranks=2)
+    assert coded.link is None
+    assert coded.prediction.flops == dense.prediction.flops
+    made = coded.prediction.flops + coded.prediction.coding_flops
+    assert coded.seconds / dense.seconds == pytest.approx(made / dense.prediction.flops)
+    assert made > dense.prediction.flops
+
+
 def test_without_a_link_nothing_is_said_of_it(new, fast) -> None:
     made = plan(new(parallel={"strategy": "ddp"}, training={"batch_size": 8}), ranks=2, advise=True)
     assert made.wire_time is None

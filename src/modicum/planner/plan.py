@@ -194,10 +194,9 @@ class Plan:
         """
         if self.measured_tokens_per_second is not None:
             return self.measured_tokens_per_second
-        if self.link is None:
-            return self.tokens_per_update * self._rate / self.prediction.flops
-        at = self._wire_query
-        return self.tokens_per_update / (at.compute + wire_time(at, self.link).waited)
+        known = self.wire_time
+        waited = 0.0 if known is None else known.waited
+        return self.tokens_per_update / (self._wire_query.compute + waited)
 
     @property
     def _rate(self) -> float:
