@@ -26,7 +26,7 @@ print("and something else")
 print(json.dumps({"loaded_bytes": 7_000_000, "compiler_bytes": 5_000_000, "kept": [0.01, 0.05],
     "efficiency": 0.6, "half_efficiency": 2.4, "with_tokenizer_bytes": 6_000_000,
     "without_text_bytes": 5_500_000, "without_text_kept": [0.4, 0.5],
-    "kept_again": [0.2, 0.3]}))
+    "kept_again": [0.2, 0.3], "without_gradients_bytes": 3_000_000}))
 """
 FIGURES = {
     "loaded_bytes": 7_000_000,
@@ -38,6 +38,7 @@ FIGURES = {
     "without_text_bytes": 5_500_000,
     "without_text_kept": [0.4, 0.5],
     "kept_again": [0.2, 0.3],
+    "without_gradients_bytes": 3_000_000,
     "when": "then",
 }
 
@@ -102,7 +103,11 @@ def test_a_run_loads_and_keeps_what_runs_that_read_the_same_do(monkeypatch):
     assert [each.kept for each in found.values()] == [(0.01, 0.05), (0.01, 0.05), (0.4, 0.5)]
     again = [each.kept_where(recompute=True) for each in found.values()]
     assert again == [(0.2, 0.3), (0.2, 0.3), (0.4, 0.5)]
+    # Where there are no gradients nothing loads the compiler; where it is there already, it stays.
+    forward = made.of_run("no text", gradients=False)
+    assert (forward.still_loaded(), forward.kept) == (3_000_000, (0.4, 0.5))
     # A profile of another machine does not say.
+    assert MachineRecord(7, (0.1, 0.2), 0.5).of_run("tokenizer", gradients=False).loaded_bytes == 7
     assert MachineRecord(7, (0.1, 0.2), 0.5).of_run("no text") == MachineRecord(7, (0.1, 0.2), 0.5)
 
 
@@ -124,6 +129,7 @@ def test_it_is_measured_anew_when_asked_to(folder, capsys):
         json.dumps({"record": FIGURES | {"half_efficiency": 0}}),
         json.dumps({"record": FIGURES | {"with_tokenizer_bytes": 4_000_000}}),
         json.dumps({"record": FIGURES | {"without_text_bytes": -1}}),
+        json.dumps({"record": FIGURES | {"without_gradients_bytes": -1}}),
         json.dumps({"record": FIGURES | {"without_text_kept": [float("nan")] * 2}}),
         json.dumps({"record": FIGURES | {"without_text_kept": 0.4}}),
         json.dumps({"record": FIGURES | {"kept": [0.5, 0.1]}}),
@@ -307,7 +313,7 @@ def test_on_a_terminal_a_line_says_how_far_the_measuring_is(folder, monkeypatch,
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     machine_record(again=True, say=quiet)
     shown = capsys.readouterr().err
-    assert re.search(r"\r\x1b\[K  \d+ s, 2 of 13 parts measured", shown)
+    assert re.search(r"\r\x1b\[K  \d+ s, 2 of 14 parts measured", shown)
     assert shown.endswith("\r\x1b[K")
 
 

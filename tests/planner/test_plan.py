@@ -132,10 +132,13 @@ def test_what_a_run_loads_and_keeps_is_that_of_runs_that_read_the_same(new, monk
     measured = MachineRecord(
         30_000_000, (0.02, 0.1), 0.5, with_tokenizer_bytes=20_000_000,
         without_text_bytes=10_000_000, without_text_kept=(0.5, 0.6),
+        without_gradients_bytes=5_000_000,
     )  # fmt: skip
     monkeypatch.setattr("modicum.planner.planning.machine_record", lambda device: measured)
     text = plan(new())
     assert text.process_base == 280_000_000
+    forward = new(optimizer={"method": "distzo2"}, training={"clip_norm": None})
+    assert plan(forward).process_base == 255_000_000
     images = plan(Recipe(task={"method": "images", "images": 64, "held_out": 16}))
     assert images.process_base == 260_000_000
     assert images.record.kept == (0.5, 0.6)

@@ -290,7 +290,9 @@ def _agreed(
     this process's.
     """
     machine = shared_machine(device) if live.alone else this_machine(device)
-    record = machine_record(device.type).of_run(reads)
+    made_by = recipe.methods()["optimizer"].traits(recipe.fields("optimizer"))
+    gradients = "needs_no_gradients" not in made_by
+    record = machine_record(device.type).of_run(reads, gradients=gradients)
     planned = live.alone and count > 1
     share = Share(count, live=False) if planned else Share(live.local_size)
     room = Room.of(recipe, machine, device.type, record, share)

@@ -3,7 +3,8 @@
 Each run has a process of its own, which does all that a run does. Of two sizes, what grows with
 tensors is distinguished from what does not: modules and kernels that are loaded when they are first
 used, and what a tokenizer leaves behind. A small run with a tokenizer that is there, and two on
-images, show what that is where none is trained. The others show what the allocator keeps
+images, show what that is where none is trained, and one without a backward pass what it is then.
+The others show what the allocator keeps
 next to tensors in bf16, where weights are frozen, and where blocks run again: each then leaves its
 input between the places of what it works in. On an accelerator, where forecasts are of
 tensors alone, one run shows how fast it is. The figures are a line of JSON on standard output, for
@@ -77,6 +78,7 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
             "loaded_bytes": 0,
             "with_tokenizer_bytes": 0,
             "without_text_bytes": 0,
+            "without_gradients_bytes": 0,
             "without_text_kept": [0.0, 0.0],
             "compiler_bytes": 0,
             "kept": [0.0, 0.0],
@@ -91,6 +93,7 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
     base_model = {"path": str(folder / "fp32" / "model")}
     read = _alone(folder / "read", partial(_run, recipe=_recipe(base_model, rows=2)))
     read_loaded = max(0, round(_beyond(read) - kept * read["small"]))
+    forward = _alone(folder / "forward", partial(_run, recipe=_without_gradients(base_model)))
     turns = _TURNS if _budget is None else 1
     few, *several = (
         _alone(folder / f"images-{number}", partial(_run, recipe=_images(rows)))
@@ -117,6 +120,7 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
         "loaded_bytes": loaded,
         "with_tokenizer_bytes": read_loaded,
         "without_text_bytes": images_loaded,
+        "without_gradients_bytes": max(0, round(_beyond(forward) - kept * forward["small"])),
         "without_text_kept": [min(images_kept), max(images_kept)],
         "compiler_bytes": min(compiler, loaded, read_loaded, images_loaded),
         "kept": [min(found), max(found)],
@@ -225,6 +229,11 @@ def _without_preparing(event: dict[str, Any]) -> None:
 def _busy(precision: str, device: str) -> Recipe:
     rows = max(1, min(_BUSY_ROWS, torch.cuda.mem_get_info()[0] // _ROOM_OF_ROW))
     return _recipe(_BUSY, rows, precision, device).changed(training__steps=_BUSY_STEPS)
+
+
+def _without_gradients(model: dict[str, Any]) -> Recipe:
+    recipe = _recipe(model, rows=10).changed(training__clip_norm=None)
+    return recipe.changed(optimizer={"method": "distzo2"})
 
 
 def _images(rows: int) -> Recipe:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from modicum.core.units import format_duration
 
-PARTS = 13  # small runs on a processor, each of which is a line of the probe's standard error
+PARTS = 14  # small runs on a processor, each of which is a line of the probe's standard error
 Waiting = Callable[[float, int], None]
 """(seconds so far, lines so far)."""
 

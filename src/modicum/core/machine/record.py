@@ -41,7 +41,7 @@ _PROGRAM = (
     "import runpy; sys.argv[1:] = given[1:]; "
     "runpy.run_module(given[0], run_name='__main__', alter_sys=True)"
 )
-_FORMAT = 12
+_FORMAT = 13
 Reads = Literal["new tokenizer", "tokenizer", "no text"]
 """What of text a run reads: all, to train its tokenizer on it; with one that is there; nothing."""
 # What of the environment changes what a process holds, or which kernels run.
@@ -72,8 +72,10 @@ class MachineRecord:
             that are loaded when they are first used, the tokenizer that it trains, kernels' code.
         with_tokenizer_bytes: the same of a run whose tokenizer is there; None: not measured.
         without_text_bytes: the same of a run that reads no text, but images; None: not measured.
-        without_text_kept: of such a run, the least and the most that was kept next to a byte of
-            tensors that come and go: in the same run at several times; None: not measured.
+        without_gradients_bytes: the same of a run whose updates need no gradients: nothing loads
+            the compiler, or kernels of a backward pass; None: not measured.
+        without_text_kept: of a run that reads no text, the least and the most that was kept next to
+            a byte of tensors that come and go: in one run at several times; None: not measured.
         compiler_bytes: what of it are torch's compiler and what that imports. The first optimizer
             loads them; models of transformers do so before the plan is made.
         kept: of a byte of tensors that come and go, at the peak, what the allocator keeps next to
@@ -94,6 +96,7 @@ class MachineRecord:
     without_text_bytes: int | None = None
     without_text_kept: tuple[float, float] | None = None
     kept_again: tuple[float, float] | None = None
+    without_gradients_bytes: int | None = None
 
     @property
     def expected(self) -> float:
@@ -120,8 +123,8 @@ class MachineRecord:
             return self.half_efficiency
         return self.efficiency
 
-    def of_run(self, reads: Reads) -> MachineRecord:
-        """The record as it holds for a run that reads this.
+    def of_run(self, reads: Reads, *, gradients: bool = True) -> MachineRecord:
+        """The record as it holds for a run that reads this, and needs gradients or does not.
 
         >>> record = MachineRecord(9, (0.0, 0.1), 1.0, with_tokenizer_bytes=7)
         >>> record.of_run("tokenizer").loaded_bytes, record.of_run("new tokenizer").loaded_bytes
@@ -134,7 +137,10 @@ class MachineRecord:
             loaded = self.without_text_bytes
         if reads == "no text" and self.without_text_kept is not None:
             kept, again = self.without_text_kept, None
-        return replace(self, loaded_bytes=loaded, kept=kept, kept_again=again)
+        found = replace(self, loaded_bytes=loaded, kept=kept, kept_again=again)
+        if not gradients and self.without_gradients_bytes is not None:
+            found = replace(found, loaded_bytes=self.without_gradients_bytes, compiler_bytes=0)
+        return found
 
     def still_loaded(self) -> int:
         """`loaded_bytes` of this process, without what it has loaded already."""
@@ -327,12 +333,13 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
         int(raw["without_text_bytes"]),
         (fewest, greatest),
         (least, most),
+        int(raw["without_gradients_bytes"]),
     )
     bytes_make_sense = (
         0
         <= found.compiler_bytes
         <= min(found.of_run(reads).loaded_bytes for reads in get_args(Reads))
-    )
+    ) and found.of_run("tokenizer", gradients=False).loaded_bytes >= 0
     rates = (found.efficiency, found.efficiency_in(half=True))
     ranges = ((low, high), (least, most), (fewest, greatest))
     parts_make_sense = all(0 <= less <= more < 10 for less, more in ranges)
