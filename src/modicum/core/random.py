@@ -4,8 +4,8 @@ A draw is a function of (seed, step, name, offset) and of nothing else: no hidde
 of construction, no device. A shard that holds elements 1000 to 1999 of a parameter draws just
 those, and they are the ones that the full parameter would have.
 
-What rounds at random draws one number for each that is sent, and takes `mixed` words, which cost a
-tenth; everything else draws from `philox`.
+What rounds at random draws one number for each that is sent, and takes `mixed` words: on a CPU a
+draw costs a quarter. Everything else draws from `philox`.
 
 Source: Philox4x32-10, Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 """

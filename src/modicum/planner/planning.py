@@ -39,7 +39,7 @@ from modicum.planner.explained import explained
 from modicum.planner.length import check_counted_in
 from modicum.planner.plan import Plan
 from modicum.planner.precision import export_rows, settled
-from modicum.planner.predict import Prediction, Predictor
+from modicum.planner.predict import Prediction, Predictor, needs_gradients
 from modicum.planner.profiles import Profile
 from modicum.planner.question import Question
 from modicum.planner.refusal import does_not_fit
@@ -290,9 +290,7 @@ def _agreed(
     this process's.
     """
     machine = shared_machine(device) if live.alone else this_machine(device)
-    made_by = recipe.methods()["optimizer"].traits(recipe.fields("optimizer"))
-    gradients = "needs_no_gradients" not in made_by
-    record = machine_record(device.type).of_run(reads, gradients=gradients)
+    record = machine_record(device.type).of_run(reads, gradients=needs_gradients(recipe))
     planned = live.alone and count > 1
     share = Share(count, live=False) if planned else Share(live.local_size)
     room = Room.of(recipe, machine, device.type, record, share)

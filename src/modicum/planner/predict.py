@@ -268,8 +268,7 @@ class Predictor:
             self._structure(recipe, config),
             choice.shares or _expected_shares(recipe, shape),
         )
-        made_by = recipe.methods()["optimizer"].traits(recipe.fields("optimizer"))
-        backward = "needs_no_gradients" not in made_by
+        backward = needs_gradients(recipe)
         model = Model(task, config, structure, shape, choice.recompute, shares, backward)
         # The arithmetic also refuses what the task does not go with. It knows blocks and layers.
         known = model.by_arithmetic is not None and not structure.beyond_arithmetic
@@ -325,6 +324,12 @@ class Predictor:
                 return structure
         known.append((config, _structure(recipe, config, self._prepared)))
         return known[-1][1]
+
+
+def needs_gradients(recipe: Recipe) -> bool:
+    """Whether updates are made of a backward pass."""
+    made_by = recipe.methods()["optimizer"].traits(recipe.fields("optimizer"))
+    return "needs_no_gradients" not in made_by
 
 
 def _reads_heads(recipe: Recipe) -> bool:

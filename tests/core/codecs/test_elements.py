@@ -16,11 +16,14 @@ from modicum.core.codecs.elements import (
     Stream,
     add_uniforms,
     codec,
+    drawing_bytes,
     hadamard,
     pack,
     padded,
+    transforming_bytes,
     unpack,
 )
+from modicum.core.machine.memory import TensorMeter
 from modicum.core.random import key, mixed
 
 QUANTIZERS = st.builds(
@@ -153,6 +156,20 @@ def test_draws_do_not_depend_on_how_much_is_drawn_at_a_time(
     monkeypatch.setattr("modicum.core.codecs.elements._CHUNK", 16)
     add_uniforms(pieces, Stream(name="x"))
     assert torch.equal(whole, pieces)
+
+
+@pytest.mark.parametrize("elements", [64, 4000, 300_000, 1 << 20])
+def test_the_scratch_of_coding_is_what_the_meter_sees(elements: int) -> None:
+    rows = torch.zeros(1, elements - elements % 32)
+    with TensorMeter("cpu") as drawing:
+        add_uniforms(rows, Stream())
+    with TensorMeter("cpu") as transforming:
+        hadamard(rows)
+    count = rows.numel()
+    assert drawing.peak == pytest.approx(drawing_bytes(count), abs=128)
+    # PyTorch transposes by way of a tile of 60 x 60 numbers.
+    made = rows.nbytes + transforming_bytes(count)
+    assert made - 128 <= transforming.peak <= made + 4 * 60 * 60 + 128
 
 
 @given(st.lists(st.integers(-8, 7), min_size=2, max_size=40).filter(lambda c: len(c) % 2 == 0))

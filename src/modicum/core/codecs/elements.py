@@ -204,7 +204,7 @@ def add_uniforms(values: Tensor, stream: Stream) -> None:
     for start in range(0, len(flat), _DRAWS * _CHUNK):
         piece = flat[start : start + _DRAWS * _CHUNK]
         first, last = start // _DRAWS, -(-(start + len(piece)) // _DRAWS)
-        # As two's complement they are between -1/2 and 1/2, and no number of 17 bits is 0 or 1.
+        # Numbers from -1/2 up to 1/2, by steps of 2^-16; half a step and 1/2 lead into (0, 1).
         draws = mixed(first, last, words, flat.device).view(torch.int16)[: len(piece)]
         piece.add_(draws, alpha=2.0**-16).add_(0.5 + 2.0**-17)
         del draws  # before the next are made
