@@ -22,7 +22,7 @@ from modicum.core.contracts.trait_rules import RULES
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.ranks.ranks import Ranks
 from modicum.optim.coded_rows import is_coded
-from modicum.planner.choose import layouts
+from modicum.planner.choose import choices
 from modicum.planner.combinations import (
     BASE,
     COLUMNS,
@@ -300,7 +300,7 @@ def with_few_numbers(row: CombinationRow, optimizer: str, form: str | None) -> d
 def refused_on(row: CombinationRow, optimizer: str, form: str) -> InputError | None:
     """Why an adapter does not go with both by the table of traits."""
     try:
-        layouts(Recipe(**with_few_numbers(row, optimizer, form)), 1)
+        next(choices(Recipe(**with_few_numbers(row, optimizer, form)), "cpu", 1))
     except InputError as error:
         return error
     return None
@@ -409,6 +409,11 @@ def test_an_adapter_that_a_form_does_not_go_with_is_refused_with_a_sentence(
         (["maestro", "dear"], {}, "full gradients are never together"),
         (["maestro", "galore, in_backward: True"], {}, "the other needs them all together first"),
         (["maestro", "mkor"], {}, "has no such rows"),
+        (
+            ["nadamw, in_backward: True"],
+            {"training": {"micro_batch_size": 2}},
+            "none are left to accumulate",
+        ),
         (["welore", "monarch"], {"model": {"path": BASE}}, "it begins with dense weights"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
@@ -424,7 +429,13 @@ def test_what_a_rule_forbids_is_refused(
         values[section] = None if fields is None else {**values.get(section, {}), **fields}
     ranks = 2 if "comm" in values or "parallel" in values else 1
     with pytest.raises(InputError, match=sentence):
-        layouts(Recipe(**values), ranks)
+        next(choices(Recipe(**values), "cpu", ranks))
+
+
+def test_the_table_refuses_micro_batches_where_gradients_are_used_up_at_once() -> None:
+    row = ROWS["nadamw, in_backward: True"]
+    assert "none are left to accumulate" in str(refusal(row, "accumulation"))
+    assert refusal(ROWS["nadamw"], "accumulation") is None
 
 
 def test_every_sentence_of_the_table_is_a_rule_s_or_a_method_s_own() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from modicum.core.contracts.catalog import MethodRecord, catalog
 from modicum.core.errors import InputError
-from modicum.planner.choose import layouts
+from modicum.planner.choose import choices
 from modicum.recipe import Recipe
 from modicum.recipe.slots import slot_of
 
@@ -123,7 +123,7 @@ def refusal(row: CombinationRow, column: str) -> InputError | None:
     refused: InputError | None = None
     for strategy, ranks in tried:
         try:
-            layouts(Recipe(**row.recipe(strategy, SETTINGS.get(column, {}))), ranks)
+            next(choices(Recipe(**row.recipe(strategy, SETTINGS.get(column, {}))), "cpu", ranks))
         except InputError as error:
             refused = refused or error
         else:
