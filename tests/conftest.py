@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 import hypothesis
 import pytest
@@ -178,19 +179,21 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     if session.config.option.collectonly or (shares and not worker_of(session.config)):
         return
     from modicum.core.heap import map_for
-    from modicum.core.machine.record import machine_record
+    from modicum.core.machine.record import Part, machine_record
 
-    settings = [dict(os.environ)]
+    every: tuple[Part, ...] = get_args(Part)
+    asked: list[tuple[dict[str, str], bool, tuple[Part, ...]]] = [(dict(os.environ), False, every)]
     if not session.config.getoption("--in-process"):
-        settings += [tuned(os.environ, ranks=ranks) for ranks in (1, 2)]
-    asked = [(own, budget) for own in settings for budget in (False, True)]
+        for ranks in (1, 2):
+            for budget, parts in ((False, ()), (True, every[:1])):
+                asked.append((tuned(os.environ, ranks=ranks), budget, parts))
     first = 2 * int((worker_of(session.config) or "gw0").removeprefix("gw")) % len(asked)
-    for own, budget in asked[first:] + asked[:first]:
+    for own, budget, parts in asked[first:] + asked[:first]:
         with suppress(ModicumError), pytest.MonkeyPatch.context() as patched:
             for name, value in own.items():
                 patched.setenv(name, value)
             map_for(budget=budget)
-            machine_record()
+            machine_record(parts=parts)
             map_for(budget=False)
 
 

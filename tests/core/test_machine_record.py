@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from modicum.core.errors import Interrupted, ModicumError
-from modicum.core.machine import record
-from modicum.core.machine.probe_line import PARTS
+from modicum.core.machine import identity, record
+from modicum.core.machine.probe_line import RUNS, runs_of
 from modicum.core.machine.record import MachineRecord, ProbeFailed, machine_record, remembered
 from modicum.trainer import probe
 
@@ -23,10 +23,15 @@ with open(pathlib.Path(__file__).with_name("asked"), "a") as file:
     file.write(f"{os.environ.get('RANK')} {os.environ['OMP_NUM_THREADS']} {sys.argv[1:]}\\n")
 time.sleep(0.3)
 print("and something else")
-print(json.dumps({"loaded_bytes": 7_000_000, "compiler_bytes": 5_000_000, "kept": [0.01, 0.05],
-    "efficiency": 0.6, "half_efficiency": 2.4, "with_tokenizer_bytes": 6_000_000,
-    "without_text_bytes": 5_500_000, "without_text_kept": [0.4, 0.5],
-    "kept_again": [0.2, 0.3], "without_gradients_bytes": 3_000_000}))
+parts = {
+    "every": {"loaded_bytes": 7_000_000, "compiler_bytes": 5_000_000, "kept": [0.01, 0.05],
+        "efficiency": 0.6, "half_efficiency": 2.4, "with_tokenizer_bytes": 6_000_000,
+        "without_gradients_bytes": 3_000_000},
+    "no text": {"without_text_bytes": 5_500_000, "without_text_kept": [0.4, 0.5]},
+    "recomputation": {"kept_again": [0.2, 0.3]},
+}
+found = [figures for part, figures in parts.items() if part in sys.argv]
+print(json.dumps({name: value for figures in found for name, value in figures.items()}))
 """
 FIGURES = {
     "loaded_bytes": 7_000_000,
@@ -80,7 +85,7 @@ def test_a_machine_is_measured_once_and_read_from_then_on(folder, monkeypatch, c
     assert machine_record() == first
     assert capsys.readouterr().err == ""
     assert asked(folder) == 1
-    assert record.record_file().parent == folder.parent / "cache" / "modicum" / "machines"
+    assert identity.record_file().parent == folder.parent / "cache" / "modicum" / "machines"
 
 
 def test_what_is_loaded_already_is_not_counted_again(monkeypatch):
@@ -103,12 +108,53 @@ def test_a_run_loads_and_keeps_what_runs_that_read_the_same_do(monkeypatch):
     assert [each.kept for each in found.values()] == [(0.01, 0.05), (0.01, 0.05), (0.4, 0.5)]
     again = [each.kept_where(recompute=True) for each in found.values()]
     assert again == [(0.2, 0.3), (0.2, 0.3), (0.4, 0.5)]
+    assert made.kept_where(recompute=False) == (0.01, 0.05)
     # Where there are no gradients nothing loads the compiler; where it is there already, it stays.
     forward = made.of_run("no text", gradients=False)
     assert (forward.still_loaded(), forward.kept) == (3_000_000, (0.4, 0.5))
     # A profile of another machine does not say.
     assert MachineRecord(7, (0.1, 0.2), 0.5).of_run("tokenizer", gradients=False).loaded_bytes == 7
     assert MachineRecord(7, (0.1, 0.2), 0.5).of_run("no text") == MachineRecord(7, (0.1, 0.2), 0.5)
+
+
+def test_what_few_runs_need_is_measured_when_one_of_them_does(folder, monkeypatch, capsys):
+    made = machine_record()
+    assert (made.kept_again, made.without_text_bytes) == (None, None)
+    assert made.kept_where(recompute=True) == made.kept_where(recompute=True) == (0.2, 0.3)
+    assert made.of_run("no text").loaded_bytes == 5_500_000
+    # An earlier reading learns of it as well, as does another process.
+    assert made.of_run("no text").kept_where(recompute=True) == (0.4, 0.5)
+    forget(monkeypatch)
+    found = machine_record(parts=["recomputation", "no text"])
+    assert (found.kept_again, found.without_text_bytes) == ((0.2, 0.3), 5_500_000)
+    assert (found.loaded_bytes, found.when) == (made.loaded_bytes, made.when)
+    words = [line.split("[")[1] for line in (folder / "asked").read_text().splitlines()]
+    assert words == [
+        "'cpu', 'every']",
+        "'cpu', 'recomputation', '--loaded=7000000']",
+        "'cpu', 'no text', '--loaded=7000000']",
+    ]
+    said = capsys.readouterr().err.splitlines()
+    assert said[1:] == [
+        "modicum: Measuring more of this machine, once: a run whose blocks run again in the "
+        "backward pass; it takes seconds on a fast processor, minutes on a slow one.",
+        "modicum: Measuring more of this machine, once: a run that reads no text; it takes "
+        "seconds on a fast processor, minutes on a slow one.",
+    ]
+
+
+def test_parts_that_are_named_are_measured_at_once(folder):
+    made = machine_record(parts=["no text"], say=quiet)
+    assert made.has(["no text"])
+    assert not made.has(["recomputation"])
+    assert (folder / "asked").read_text().endswith("['cpu', 'every', 'no text']\n")
+
+
+def test_a_record_that_is_given_measures_nothing(folder):
+    given = MachineRecord(7, (0.1, 0.2), 0.5)
+    assert given.kept_where(recompute=True) == (0.1, 0.2)
+    assert given.with_part("no text") is given
+    assert asked(folder) == 0
 
 
 def test_it_is_measured_anew_when_asked_to(folder, capsys):
@@ -132,6 +178,7 @@ def test_it_is_measured_anew_when_asked_to(folder, capsys):
         json.dumps({"record": FIGURES | {"without_gradients_bytes": -1}}),
         json.dumps({"record": FIGURES | {"without_text_kept": [float("nan")] * 2}}),
         json.dumps({"record": FIGURES | {"without_text_kept": 0.4}}),
+        json.dumps({"record": FIGURES | {"without_text_bytes": None}}),
         json.dumps({"record": FIGURES | {"kept": [0.5, 0.1]}}),
         json.dumps({"record": FIGURES | {"kept": [0.1]}}),
         json.dumps({"record": FIGURES | {"kept_again": [0.3, 0.2]}}),
@@ -142,7 +189,7 @@ def test_it_is_measured_anew_when_asked_to(folder, capsys):
     ],
 )
 def test_a_file_that_cannot_be_used_is_measured_anew(folder, monkeypatch, content):
-    file = record.record_file()
+    file = identity.record_file()
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"record": FIGURES}))
     assert machine_record(say=quiet).when == "then"
@@ -154,24 +201,24 @@ def test_a_file_that_cannot_be_used_is_measured_anew(folder, monkeypatch, conten
 
 
 def test_what_a_record_depends_on_has_a_file_of_its_own(monkeypatch):
-    files = {record.record_file()}
+    files = {identity.record_file()}
     for name in ("GLIBC_TUNABLES", "LD_PRELOAD", "MALLOC_ARENA_MAX", "TCMALLOC_X", "MALLOC_CONF"):
         with monkeypatch.context() as patched:
             patched.setenv(name, "glibc.pthread.rseq=1")
-            files.add(record.record_file())
-            assert name in record.depends_on()
+            files.add(identity.record_file())
+            assert name in identity.depends_on()
     with monkeypatch.context() as patched:
-        patched.setattr(record.torch, "__version__", "9.9.9")
-        files.add(record.record_file())
+        patched.setattr(identity.torch, "__version__", "9.9.9")
+        files.add(identity.record_file())
     with monkeypatch.context() as patched:
-        patched.setattr(record.torch, "get_num_threads", lambda: 99)
-        files.add(record.record_file())
+        patched.setattr(identity.torch, "get_num_threads", lambda: 99)
+        files.add(identity.record_file())
     with monkeypatch.context() as patched:
-        patched.setattr(record.sys, "version", "3.99.0 (main)")
-        files.add(record.record_file())
+        patched.setattr(identity.sys, "version", "3.99.0 (main)")
+        files.add(identity.record_file())
     assert len(files) == 9
     monkeypatch.setenv("UNRELATED", "1")
-    assert record.record_file() in files
+    assert identity.record_file() in files
 
 
 def test_another_environment_is_measured_on_its_own(folder, monkeypatch):
@@ -182,20 +229,19 @@ def test_another_environment_is_measured_on_its_own(folder, monkeypatch):
 
 
 def test_an_accelerator_has_a_record_of_its_own_by_its_name(folder, monkeypatch):
-    monkeypatch.setattr(record.torch.cuda, "get_device_name", lambda: "H200")
+    monkeypatch.setattr(identity.torch.cuda, "get_device_name", lambda: "H200")
     assert machine_record(say=quiet) == machine_record("cpu")
     machine_record("cuda", say=quiet)
     assert asked(folder) == 2
-    assert (folder / "asked").read_text().splitlines()[1].endswith("['cuda']")
-    assert record.depends_on("cuda")["accelerator"] == "H200"
-    assert "accelerator" not in record.depends_on()
-    assert record.record_file("cuda") != record.record_file()
+    assert (folder / "asked").read_text().splitlines()[1].endswith("['cuda', 'every']")
+    assert identity.depends_on("cuda")["accelerator"] == "H200"
+    assert "accelerator" not in identity.depends_on()
+    assert identity.record_file("cuda") != identity.record_file()
 
 
 ASK = """
 import sys
 from modicum.core.machine import record
-from modicum.core.machine.probe_line import PARTS
 record.PROBE = "fake_probe"
 print(record.machine_record().when)
 """
@@ -214,9 +260,9 @@ def test_processes_that_ask_at_once_measure_once(folder):
 def test_a_rank_s_probe_is_a_process_alone_with_the_threads_of_the_run(folder, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(record.torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(identity.torch, "get_num_threads", lambda: 3)
     machine_record(say=quiet)
-    assert (folder / "asked").read_text() == "None 3 ['cpu']\n"
+    assert (folder / "asked").read_text() == "None 3 ['cpu', 'every']\n"
 
 
 def test_without_a_cache_that_can_be_written_the_temporary_folder_is_taken(
@@ -253,7 +299,7 @@ def test_a_probe_that_fails_is_one_error_with_its_last_words(folder, probe, told
         machine_record(say=quiet)
     assert isinstance(caught.value, ModicumError)
     assert told in str(caught.value)
-    assert not record.record_file().exists()
+    assert not identity.record_file().exists()
 
 
 def test_the_probe_finds_what_this_process_finds_and_no_more(folder, tmp_path, monkeypatch):
@@ -313,7 +359,7 @@ def test_on_a_terminal_a_line_says_how_far_the_measuring_is(folder, monkeypatch,
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     machine_record(again=True, say=quiet)
     shown = capsys.readouterr().err
-    assert re.search(r"\r\x1b\[K  \d+ s, 2 of 14 parts measured", shown)
+    assert re.search(r"\r\x1b\[K  \d+ s, 2 of 8 parts measured", shown)
     assert shown.endswith("\r\x1b[K")
 
 
@@ -333,7 +379,7 @@ def test_what_is_measured_again_says_what_is_other_than_before(monkeypatch, caps
 
 
 def test_who_waits_for_another_process_that_measures_says_so(folder, monkeypatch):
-    lock = record.record_file().with_suffix(".lock")
+    lock = identity.record_file().with_suffix(".lock")
     lock.parent.mkdir(parents=True)
     held = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX)"
     held += "; print(1, flush=True); sys.stdin.read()"
@@ -364,8 +410,10 @@ def test_the_probe_has_as_many_parts_as_the_line_says(tmp_path, monkeypatch):
         return figures | {"small": float(len(names))}
 
     monkeypatch.setattr(probe, "_alone", alone)
-    probe._figures(tmp_path, "cpu")
-    assert len(names) == len(set(names)) == PARTS
+    for parts in (["every"], ["no text"], ["recomputation"], list(RUNS)):
+        names.clear()
+        probe._figures(tmp_path, "cpu", parts)
+        assert len(names) == len(set(names)) == runs_of(parts)
 
 
 def test_a_record_that_is_assumed_is_not_measured(folder):
@@ -379,7 +427,7 @@ def test_figures_are_remembered_by_name_and_damaged_ones_measured_anew():
     assert remembered("one", lambda: [1, 2]) == [1, 2]
     assert remembered("two", lambda: [3]) == [3]
     assert remembered("one", lambda: pytest.fail("measured again")) == [1, 2]
-    file = record.record_file().with_suffix(".kernels.json")
+    file = identity.record_file().with_suffix(".kernels.json")
     assert json.loads(file.read_text()) == {"one": [1, 2], "two": [3]}
     for damaged in ("{", "[]", '{"one": "1"}', '{"one": [1, null]}'):
         file.write_text(damaged)

@@ -109,7 +109,7 @@ def look() -> MachineFacts:
         processor, memory = platform.processor() or platform.machine(), (0, 0)
     else:
         from modicum.core.machine import memory_bytes
-        from modicum.core.machine.record import processor as name_of
+        from modicum.core.machine.identity import processor as name_of
 
         processor, memory = name_of(), memory_bytes()
     return MachineFacts(

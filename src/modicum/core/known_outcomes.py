@@ -44,7 +44,7 @@ def known_outcome(
         fresh: make it in any case.
     """
     from modicum.core.machine import versions
-    from modicum.core.machine.record import depends_on
+    from modicum.core.machine.identity import depends_on
 
     key = {
         "kind": kind.__qualname__,

@@ -294,6 +294,10 @@ def _agreed(
     planned = live.alone and count > 1
     share = Share(count, live=False) if planned else Share(live.local_size)
     room = Room.of(recipe, machine, device.type, record, share)
+    on_cpu = device.type == "cpu"
+    machine = replace(machine, flops=machine.flops / count) if planned and on_cpu else machine
+    if live.alone:
+        return machine, record, room
     seen = [record.kept_where(recompute=again) for again in (False, True)]
     free, host, flops, efficiency, half_efficiency, least, least_again = live.min(
         room.limit - room.base, room.host - room.base, machine.flops, record.efficiency,
@@ -307,5 +311,4 @@ def _agreed(
     room = replace(
         room, record=record, base=int(base), limit=int(base + free), host=int(base + host)
     )
-    on_cpu = device.type == "cpu"
-    return replace(machine, flops=flops / count if planned and on_cpu else flops), record, room
+    return replace(machine, flops=flops), record, room

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum import __version__
-from modicum.core.machine.record import depends_on
+from modicum.core.machine.identity import depends_on
 from modicum.core.weight_digests import changed_weights, remembered_digest
 from modicum.recipe import Recipe
 from modicum.tasks.base import Task

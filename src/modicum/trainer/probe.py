@@ -4,15 +4,16 @@ Each run has a process of its own, which does all that a run does. Of two sizes,
 tensors is distinguished from what does not: modules and kernels that are loaded when they are first
 used, and what a tokenizer leaves behind. A small run with a tokenizer that is there, and two on
 images, show what that is where none is trained, and one without a backward pass what it is then.
-The others show what the allocator keeps
-next to tensors in bf16, where weights are frozen, and where blocks run again: each then leaves its
-input between the places of what it works in. On an accelerator, where forecasts are of
-tensors alone, one run shows how fast it is. The figures are a line of JSON on standard output, for
-`modicum.core.machine.record`. With the word `budget` after the device, runs have one.
+The others show what the allocator keeps next to tensors in bf16, where weights are frozen, and
+where blocks run again: each then leaves its input between the places of what it works in. Runs on
+images and blocks that run again are parts of their own, measured when they are named. On an
+accelerator, where forecasts are of tensors alone, one run shows how fast it is. The figures are a
+line of JSON on standard output, for `modicum.core.machine.record`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from modicum.core.files import write_json
 from modicum.core.heap import LARGEST, map_for
 from modicum.core.machine import this_machine
 from modicum.core.machine.memory import forget_peak, peak_resident_bytes, resident_bytes
+from modicum.core.machine.probe_line import RUNS
 from modicum.core.machine.record import assume, placeholder
 from modicum.core.torch_private import load_compiler
 from modicum.planner import plan
@@ -44,7 +46,8 @@ from modicum.trainer.loop import train
 _DATA: dict[str, Any] = {"limit": "1MB", "sequence_length": 256}
 _MODEL = {"layers": 5, "width": 256, "heads": 4, "vocabulary_size": 2048}
 _IMAGES = {"images": 64, "held_out": 16, "widths": [48, 48, 96, 96]}
-_STEPS = 3
+# The largest batch is rehearsed twice before the first; what the heap keeps of images grows longer.
+_STEPS, _STEPS_ON_IMAGES = 2, 3
 # Runs that have a budget map their tensors otherwise; this one limits nothing.
 _NO_LIMIT = "1000TB"
 _budget: str | None = None
@@ -61,16 +64,25 @@ _MAPPED_ROWS = LARGEST // (4 * _DATA["sequence_length"] * _MODEL["vocabulary_siz
 def main() -> None:
     """Run all, and print the figures."""
     global _budget
-    device = sys.argv[1]
-    if sys.argv[2:] == ["budget"]:
+    asked = _arguments()
+    if asked.budget:
         _budget = _NO_LIMIT
         map_for(budget=True)  # which the record is of
-    assume(placeholder(), device)
+    assume(placeholder(), asked.device)
     with tempfile.TemporaryDirectory(prefix="modicum-probe-") as folder:
-        print(json.dumps(_figures(Path(folder), device)))
+        print(json.dumps(_figures(Path(folder), asked.device, asked.parts, asked.loaded)))
 
 
-def _figures(folder: Path, device: str) -> dict[str, Any]:
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure this machine.")
+    parser.add_argument("device", choices=("cpu", "cuda"))
+    parser.add_argument("parts", nargs="*", choices=tuple(RUNS), default=["every"])
+    parser.add_argument("--budget", action="store_true", help="runs have one")
+    parser.add_argument("--loaded", type=int, default=0, help="bytes, as a run of `every` had them")
+    return parser.parse_args()
+
+
+def _figures(folder: Path, device: str, parts: Sequence[str], loaded: int = 0) -> dict[str, Any]:
     """See `MachineRecord`."""
     if device != "cpu":
         full, half = (_run(folder / name, _busy(name, device)) for name in ("fp32", "bf16"))
@@ -86,6 +98,20 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
             "efficiency": full["efficiency"],
             "half_efficiency": half["efficiency"],
         }
+    half_model = {**_MODEL, "width": _alone(folder / "half", _half_width)["width"]}
+    found: dict[str, Any] = {}
+    if "every" in parts:
+        found = _every(folder, half_model)
+        loaded = found["loaded_bytes"]
+    if "recomputation" in parts:
+        found |= _recomputation(folder, half_model, loaded)
+    if "no text" in parts:
+        found |= _no_text(folder)
+    return found
+
+
+def _every(folder: Path, half_model: dict[str, Any]) -> dict[str, Any]:
+    """What any run may need."""
     compiler = _alone(folder / "compiler", _load)["compiler"]
     small = _alone(folder / "small", partial(_run, recipe=_recipe(_MODEL, rows=2)))
     large = _alone(folder / "fp32", partial(_run, recipe=_recipe(_MODEL, rows=10)))
@@ -94,40 +120,48 @@ def _figures(folder: Path, device: str) -> dict[str, Any]:
     read = _alone(folder / "read", partial(_run, recipe=_recipe(base_model, rows=2)))
     read_loaded = max(0, round(_beyond(read) - kept * read["small"]))
     forward = _alone(folder / "forward", partial(_run, recipe=_without_gradients(base_model)))
+    adapted = _recipe(base_model, rows=14).changed(adapter={"method": "lora", "rank": 8})
+    in_bf16 = _recipe(half_model, rows=10, precision="bf16")
+    found, efficiency = [kept], {}
+    for name, recipe, held in (("bf16", in_bf16, loaded), ("adapted", adapted, read_loaded)):
+        run = _alone(folder / name, partial(_run, recipe=recipe))
+        found.append(_share(_beyond(run) - held, run["small"]))
+        efficiency[name] = run["efficiency"]
+    return {
+        "loaded_bytes": loaded,
+        "with_tokenizer_bytes": read_loaded,
+        "without_gradients_bytes": max(0, round(_beyond(forward) - kept * forward["small"])),
+        "compiler_bytes": min(compiler, loaded, read_loaded),
+        "kept": [min(found), max(found)],
+        "efficiency": large["efficiency"],
+        "half_efficiency": efficiency["bf16"],
+    }
+
+
+def _recomputation(folder: Path, half_model: dict[str, Any], loaded: int) -> dict[str, Any]:
+    """What is kept where blocks run again.
+
+    With logits that are mapped on their own, as those of runs that must save memory are.
+    """
+    again = []
+    for name, shape in (("fp32", _MODEL), ("bf16", half_model)):
+        recipe = _recipe(shape, _MAPPED_ROWS, precision=name)
+        recipe = recipe.changed(training__recompute="blocks")
+        run = _alone(folder / f"{name}-again", partial(_run, recipe=recipe))
+        again.append(_share(_beyond(run) - loaded, run["small"]))
+    return {"kept_again": [min(again), max(again)]}
+
+
+def _no_text(folder: Path) -> dict[str, Any]:
+    """What a run on images loads and keeps."""
     turns = _TURNS if _budget is None else 1
     few, *several = (
         _alone(folder / f"images-{number}", partial(_run, recipe=_images(rows)))
         for number, rows in enumerate((16, *(160,) * turns))
     )
-    _, images_loaded = _line(few, sorted(several, key=_beyond)[turns // 2])
-    images_kept = [_line(few, each)[0] for each in several]
-    adapted = _recipe(base_model, rows=14).changed(adapter={"method": "lora", "rank": 8})
-    found, efficiency, in_half = [kept], {}, _alone(folder / "half", _half_width)
-    in_bf16 = _recipe({**_MODEL, "width": in_half["width"]}, rows=10, precision="bf16")
-    for name, recipe, held in (("bf16", in_bf16, loaded), ("adapted", adapted, read_loaded)):
-        run = _alone(folder / name, partial(_run, recipe=recipe))
-        found.append(_share(_beyond(run) - held, run["small"]))
-        efficiency[name] = run["efficiency"]
-    again = []
-    # With logits that are mapped on their own, as those of runs that must save memory are.
-    for name in ("fp32", "bf16"):
-        shape = _MODEL if name == "fp32" else {**_MODEL, "width": in_half["width"]}
-        recipe = _recipe(shape, _MAPPED_ROWS, precision=name)
-        recipe = recipe.changed(training__recompute="blocks")
-        run = _alone(folder / f"{name}-again", partial(_run, recipe=recipe))
-        again.append(_share(_beyond(run) - loaded, run["small"]))
-    return {
-        "loaded_bytes": loaded,
-        "with_tokenizer_bytes": read_loaded,
-        "without_text_bytes": images_loaded,
-        "without_gradients_bytes": max(0, round(_beyond(forward) - kept * forward["small"])),
-        "without_text_kept": [min(images_kept), max(images_kept)],
-        "compiler_bytes": min(compiler, loaded, read_loaded, images_loaded),
-        "kept": [min(found), max(found)],
-        "kept_again": [min(again), max(again)],
-        "efficiency": large["efficiency"],
-        "half_efficiency": efficiency["bf16"],
-    }
+    _, loaded = _line(few, sorted(several, key=_beyond)[turns // 2])
+    kept = [_line(few, each)[0] for each in several]
+    return {"without_text_bytes": loaded, "without_text_kept": [min(kept), max(kept)]}
 
 
 def _line(small: dict[str, Any], large: dict[str, Any]) -> tuple[float, int]:
@@ -232,14 +266,14 @@ def _busy(precision: str, device: str) -> Recipe:
 
 
 def _without_gradients(model: dict[str, Any]) -> Recipe:
-    recipe = _recipe(model, rows=10).changed(training__clip_norm=None)
+    recipe = _recipe(model, rows=2).changed(training__clip_norm=None)
     return recipe.changed(optimizer={"method": "distzo2"})
 
 
 def _images(rows: int) -> Recipe:
     return Recipe(
         task={"method": "images", **_IMAGES},
-        training=_training(rows, "fp32", "cpu"),
+        training=_training(rows, "fp32", "cpu") | {"steps": _STEPS_ON_IMAGES},
         evaluation={"rows": 4},
         checkpoint={"asynchronous": False},
     )

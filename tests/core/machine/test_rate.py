@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from modicum.core.machine.identity import record_file
 from modicum.core.machine.rate import SHARED_SECONDS, shared_machine
-from modicum.core.machine.record import record_file
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ import torch
 
 from modicum.core.errors import InputError
 from modicum.core.extras import library
-from modicum.core.machine.record import processor
+from modicum.core.machine.identity import processor
 
 _WARM_UP_SECONDS = 0.3
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import regular, write_json
-from modicum.core.machine.record import cache_folder, processor
+from modicum.core.machine.identity import cache_folder, processor
 
 LOCAL, NODE = "local", "node"
 

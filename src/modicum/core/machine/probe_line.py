@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from modicum.core.units import format_duration
 
-PARTS = 14  # small runs on a processor, each of which is a line of the probe's standard error
+# Small runs on a processor, each of which is a line of the probe's standard error: those that every
+# record is of, those of parts that are measured when they are needed, and one before any of them.
+RUNS = {"every": 7, "recomputation": 2, "no text": 4}
 Waiting = Callable[[float, int], None]
 """(seconds so far, lines so far)."""
 
 
+def runs_of(parts: Iterable[str]) -> int:
+    """How many runs measure these parts.
+
+    >>> runs_of(["every"]), runs_of(["no text"])
+    (8, 5)
+    """
+    return 1 + sum(RUNS[part] for part in parts)
+
+
 @contextmanager
-def probe_line(device: str) -> Iterator[Waiting | None]:
+def probe_line(device: str, runs: int) -> Iterator[Waiting | None]:
     """What rewrites the line, which is gone at the end; None where there is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
+
+    def rewrite(seconds: float, lines: int) -> None:
+        said = f", {min(lines, runs)} of {runs} parts measured" if device == "cpu" else ""
+        line = f"  {format_duration(seconds)}{said}"
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
     try:
-        yield _on_processor if device == "cpu" else _elsewhere
+        yield rewrite
     finally:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def _on_processor(seconds: float, lines: int) -> None:
-    _elsewhere(seconds, lines, f", {min(lines, PARTS)} of {PARTS} parts measured")
-
-
-def _elsewhere(seconds: float, _: int, parts: str = "") -> None:
-    line = f"  {format_duration(seconds)}{parts}"
-    print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

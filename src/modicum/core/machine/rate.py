@@ -17,7 +17,7 @@ import torch
 from modicum.core.errors import InputError
 from modicum.core.files import regular, write_json
 from modicum.core.machine import Machine, this_machine
-from modicum.core.machine.record import record_file
+from modicum.core.machine.identity import record_file
 
 SHARED_SECONDS = 600
 

@@ -5,33 +5,32 @@ and torch hold with all that a run imports, what the C library keeps around tens
 go, what kernels take as scratch, which part of a product's rate a step reaches. That is measured,
 in seconds, by a process that trains small models (`modicum.trainer.probe`), and kept under the
 names of all that it depends on: processor and instruction sets, Python, torch, libc, threads, the
-environment that the allocator and the kernels read, and whether runs have a budget.
+environment that the allocator and the kernels read, and whether runs have a budget. What few runs
+need is measured when the first of them is planned.
 """
 
 from __future__ import annotations
 
 import fcntl
 import functools
-import hashlib
 import json
 import os
-import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
 from modicum.core.errors import InputError, ModicumError
-from modicum.core.files import regular, user_cache, write_json
-from modicum.core.heap import HUGE_PAGE, mapped_from
+from modicum.core.files import regular, write_json
 from modicum.core.machine.child_process import LIMIT_SECONDS, ChildFailed, answer_of
-from modicum.core.machine.probe_line import probe_line
+from modicum.core.machine.identity import cache_folder, depends_on, record_file
+from modicum.core.machine.probe_line import probe_line, runs_of
 from modicum.core.torch_private import compiler_is_loaded
 
 # Runs in a process of its own: it trains, and what trains stands far above this file.
@@ -41,22 +40,14 @@ _PROGRAM = (
     "import runpy; sys.argv[1:] = given[1:]; "
     "runpy.run_module(given[0], run_name='__main__', alter_sys=True)"
 )
-_FORMAT = 13
 Reads = Literal["new tokenizer", "tokenizer", "no text"]
 """What of text a run reads: all, to train its tokenizer on it; with one that is there; nothing."""
-# What of the environment changes what a process holds, or which kernels run.
-_VARIABLES = (
-    "GLIBC_TUNABLES",
-    "LD_PRELOAD",
-    "MALLOC_CONF",
-    "ONEDNN_MAX_CPU_ISA",
-    "DNNL_MAX_CPU_ISA",
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
-    "DNNL_PRIMITIVE_CACHE_CAPACITY",
-    "ATEN_CPU_CAPABILITY",
-    "MKL_ENABLE_INSTRUCTIONS",
-)
-_PREFIXES = ("MALLOC_", "TCMALLOC_")
+Part = Literal["recomputation", "no text"]
+"""What is measured when a run first needs it: blocks that run again, a run that reads no text."""
+_FOR: dict[Part, str] = {
+    "recomputation": "whose blocks run again in the backward pass",
+    "no text": "that reads no text",
+}
 
 
 class ProbeFailed(ModicumError):
@@ -84,6 +75,8 @@ class MachineRecord:
         efficiency: of a large matrix product's rate, the part that a training step reaches.
         half_efficiency: the same of a step in bf16, and also of the rate of a product in fp32.
         when: the date and time.
+        device: of the machine that it was measured on, where more is measured when it is needed;
+            None: nothing is.
     """
 
     loaded_bytes: int
@@ -97,6 +90,30 @@ class MachineRecord:
     without_text_kept: tuple[float, float] | None = None
     kept_again: tuple[float, float] | None = None
     without_gradients_bytes: int | None = None
+    device: str | None = None
+
+    def has(self, parts: Iterable[Part]) -> bool:
+        """Whether these were measured.
+
+        >>> MachineRecord(0, (0.0, 0.0), 1.0, kept_again=(0.4, 0.5)).has(["recomputation"])
+        True
+        """
+        seen = {"recomputation": self.kept_again, "no text": self.without_text_bytes}
+        return all(seen[part] is not None for part in parts)
+
+    def with_part(self, part: Part) -> MachineRecord:
+        """The record with a part, which is measured now if it was not.
+
+        Raises:
+            ProbeFailed: as `machine_record`.
+        """
+        if self.device is None or self.has([part]):
+            return self
+        return machine_record(self.device, parts=[part])
+
+    @functools.cached_property
+    def _kept_again(self) -> tuple[float, float] | None:
+        return self.with_part("recomputation").kept_again
 
     @property
     def expected(self) -> float:
@@ -111,7 +128,7 @@ class MachineRecord:
         >>> record.kept_where(recompute=True), record.kept_where(recompute=False)
         ((0.4, 0.5), (0.1, 0.2))
         """
-        return self.kept_again if recompute and self.kept_again is not None else self.kept
+        return (self._kept_again if recompute else None) or self.kept
 
     def efficiency_in(self, *, half: bool) -> float:
         """The part of a product's rate in fp32 that a step reaches in bf16, or in fp32.
@@ -130,14 +147,13 @@ class MachineRecord:
         >>> record.of_run("tokenizer").loaded_bytes, record.of_run("new tokenizer").loaded_bytes
         (7, 9)
         """
-        loaded, kept, again = self.loaded_bytes, self.kept, self.kept_again
-        if reads == "tokenizer" and self.with_tokenizer_bytes is not None:
-            loaded = self.with_tokenizer_bytes
-        if reads == "no text" and self.without_text_bytes is not None:
-            loaded = self.without_text_bytes
-        if reads == "no text" and self.without_text_kept is not None:
-            kept, again = self.without_text_kept, None
-        found = replace(self, loaded_bytes=loaded, kept=kept, kept_again=again)
+        found = self.with_part("no text") if reads == "no text" else self
+        if reads == "tokenizer" and found.with_tokenizer_bytes is not None:
+            found = replace(found, loaded_bytes=found.with_tokenizer_bytes)
+        if reads == "no text" and found.without_text_bytes is not None:
+            found = replace(found, loaded_bytes=found.without_text_bytes)
+        if reads == "no text" and found.without_text_kept is not None:
+            found = replace(found, kept=found.without_text_kept, kept_again=None, device=None)
         if not gradients and self.without_gradients_bytes is not None:
             found = replace(found, loaded_bytes=self.without_gradients_bytes, compiler_bytes=0)
         return found
@@ -148,39 +164,12 @@ class MachineRecord:
         return max(0, self.loaded_bytes - there)
 
 
-def depends_on(device: str = "cpu") -> dict[str, str]:
-    """All that a record depends on, by name: another value of any is another machine here."""
-    libc = "-".join(platform.libc_ver()) or platform.platform()
-    found = {
-        "format": str(_FORMAT),
-        "processor": processor(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": str(torch.get_num_threads()),
-        "python": sys.version.split()[0],
-        "torch": str(torch.__version__),
-        "libc": libc,
-    }
-    if device == "cuda":
-        found["accelerator"] = torch.cuda.get_device_name()
-    if device == "cpu" and mapped_from() == HUGE_PAGE:
-        found["a budget"] = f"tensors are mapped from {HUGE_PAGE} bytes on"
-    names = [name for name in os.environ if name in _VARIABLES or name.startswith(_PREFIXES)]
-    return found | {name: os.environ[name] for name in sorted(names)}
-
-
-def cache_folder() -> Path:
-    """Where records are kept: `$XDG_CACHE_HOME/modicum/machines`, or below `~/.cache`."""
-    return user_cache("machines")
-
-
-def record_file(device: str = "cpu") -> Path:
-    """The file of this machine's record, there or not."""
-    digest = hashlib.sha256(json.dumps(depends_on(device), sort_keys=True).encode()).hexdigest()
-    return cache_folder() / f"{digest[:16]}.json"
-
-
 def machine_record(
-    device: str = "cpu", *, again: bool = False, say: Callable[[str], None] | None = None
+    device: str = "cpu",
+    *,
+    parts: Collection[Part] = (),
+    again: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> MachineRecord:
     """This machine's record: read where it was measured before, else measured now.
 
@@ -188,6 +177,7 @@ def machine_record(
 
     Args:
         device: what a run is on, cpu or cuda.
+        parts: what it has in any case; another one is measured when it is first asked for.
         again: measure even where there is a record.
         say: hears a sentence before it takes seconds.
 
@@ -195,19 +185,28 @@ def machine_record(
         ProbeFailed: the process that measures failed, with what it printed last.
     """
     key = json.dumps(depends_on(device), sort_keys=True)
-    if not again and (known := _known.get(key)) is not None:
+    known = None if again else _known.get(key)
+    if known is not None and (known.device is None or known.has(parts)):
         return known
     with _turn(device, say=say or tell) as file:
         found = None if again else _read(file)
-        if found is None:
-            (say or tell)(
-                f"Measuring this machine{_why_again(file, key)}, once; "
-                "it takes half a minute on a fast processor, some minutes on a slow or busy one."
-            )
-            found = _measured(device)
+        missing = [part for part in parts if found is None or not found.has([part])]
+        if found is None or missing:
+            (say or tell)(_measuring(missing, found, file, key))
+            found = _measured(device, missing, found)
             _write(file, {"depends_on": json.loads(key), "record": asdict(found)})
-    _known[key] = found
+    _known[key] = found = replace(found, device=device)
     return found
+
+
+def _measuring(parts: Sequence[Part], before: MachineRecord | None, file: Path, key: str) -> str:
+    """What is said before it takes seconds."""
+    if before is None:
+        what, seconds = f"this machine{_why_again(file, key)}, once", "half a minute"
+    else:
+        said = " and ".join(_FOR[part] for part in parts)
+        what, seconds = f"more of this machine, once: a run {said}", "seconds"
+    return f"Measuring {what}; it takes {seconds} on a fast processor, minutes on a slow one."
 
 
 def _why_again(file: Path, key: str) -> str:
@@ -249,15 +248,6 @@ def _figures(file: Path) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
     return {}
-
-
-def processor() -> str:
-    """The processor's name, as the system has it."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def assume(record: MachineRecord, device: str = "cpu") -> None:
@@ -319,33 +309,45 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
     Raises:
         ValueError, KeyError, TypeError: they are none, or cannot be.
     """
-    low, high = (float(each) for each in raw["kept"])
-    least, most = (float(each) for each in raw["kept_again"])
-    fewest, greatest = (float(each) for each in raw["without_text_kept"])
+    again, without_text = (
+        None if (pair := raw.get(name)) is None else _range(pair)
+        for name in ("kept_again", "without_text_kept")
+    )
     found = MachineRecord(
         int(raw["loaded_bytes"]),
-        (low, high),
+        _range(raw["kept"]),
         float(raw["efficiency"]),
         str(raw["when"]),
         int(raw["compiler_bytes"]),
         float(raw["half_efficiency"]),
         int(raw["with_tokenizer_bytes"]),
-        int(raw["without_text_bytes"]),
-        (fewest, greatest),
-        (least, most),
+        None if without_text is None else int(raw["without_text_bytes"]),
+        without_text,
+        again,
         int(raw["without_gradients_bytes"]),
     )
-    bytes_make_sense = (
-        0
-        <= found.compiler_bytes
-        <= min(found.of_run(reads).loaded_bytes for reads in get_args(Reads))
-    ) and found.of_run("tokenizer", gradients=False).loaded_bytes >= 0
+    with_text = min(found.of_run(reads).loaded_bytes for reads in ("new tokenizer", "tokenizer"))
+    others = (found.without_text_bytes or 0, found.without_gradients_bytes or 0)
     rates = (found.efficiency, found.efficiency_in(half=True))
-    ranges = ((low, high), (least, most), (fewest, greatest))
-    parts_make_sense = all(0 <= less <= more < 10 for less, more in ranges)
-    if bytes_make_sense and parts_make_sense and all(0 < rate < 100 for rate in rates):
+    if (
+        0 <= found.compiler_bytes <= with_text
+        and min(others) >= 0
+        and all(0 < rate < 100 for rate in rates)
+    ):
         return found
     raise ValueError(f"not of a machine: {found}")
+
+
+def _range(raw: Sequence[Any]) -> tuple[float, float]:
+    """The least and the most.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    low, high = (float(each) for each in raw)
+    if 0 <= low <= high < 10:
+        return low, high
+    raise ValueError(f"no range: {raw}")
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
@@ -353,20 +355,27 @@ def _write(file: Path, content: dict[str, Any]) -> None:
         write_json(file, content)
 
 
-def _measured(device: str) -> MachineRecord:
+def _measured(
+    device: str, parts: Sequence[Part], before: MachineRecord | None = None
+) -> MachineRecord:
+    """Measure parts, and what every run needs where that was not measured before."""
+    runs = ["every", *parts] if before is None else parts
+    options = ["--budget"] if "a budget" in depends_on(device) else []
+    if before is not None:
+        options.append(f"--loaded={before.loaded_bytes}")
     try:
         # The threads of this process are the run's, whatever the environment says.
-        with probe_line(device) as waiting:
+        with probe_line(device, runs_of(runs)) as waiting:
             found = answer_of(
                 _PROGRAM,
-                [PROBE, device, *(["budget"] if "a budget" in depends_on(device) else [])],
+                [PROBE, device, *runs, *options],
                 work=PROBE,
                 limit_seconds=LIMIT_SECONDS,
                 environment={"OMP_NUM_THREADS": str(torch.get_num_threads())},
                 waiting=waiting,
             )
-        when = datetime.now(UTC).isoformat(timespec="seconds")
-        return _record(found | {"when": when})
+        known = {"when": datetime.now(UTC).isoformat(timespec="seconds")}
+        return _record(known | ({} if before is None else asdict(before)) | found)
     except ChildFailed as error:
         again = "; the same command tries again" if "from outside" in str(error) else ""
         raise ProbeFailed(f"this machine could not be measured: {error}{again}") from None

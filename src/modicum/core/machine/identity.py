@@ -1,0 +1,71 @@
+"""Which machine this is, for what is measured of one: its name, and all that figures depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from modicum.core.files import user_cache
+from modicum.core.heap import HUGE_PAGE, mapped_from
+
+_FORMAT = 14
+# What of the environment changes what a process holds, or which kernels run.
+_VARIABLES = (
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+    "MALLOC_CONF",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
+    "DNNL_PRIMITIVE_CACHE_CAPACITY",
+    "ATEN_CPU_CAPABILITY",
+    "MKL_ENABLE_INSTRUCTIONS",
+)
+_PREFIXES = ("MALLOC_", "TCMALLOC_")
+
+
+def depends_on(device: str = "cpu") -> dict[str, str]:
+    """All that a record depends on, by name: another value of any is another machine here."""
+    libc = "-".join(platform.libc_ver()) or platform.platform()
+    found = {
+        "format": str(_FORMAT),
+        "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "libc": libc,
+    }
+    if device == "cuda":
+        found["accelerator"] = torch.cuda.get_device_name()
+    if device == "cpu" and mapped_from() == HUGE_PAGE:
+        found["a budget"] = f"tensors are mapped from {HUGE_PAGE} bytes on"
+    names = [name for name in os.environ if name in _VARIABLES or name.startswith(_PREFIXES)]
+    return found | {name: os.environ[name] for name in sorted(names)}
+
+
+def cache_folder() -> Path:
+    """Where records are kept: `$XDG_CACHE_HOME/modicum/machines`, or below `~/.cache`."""
+    return user_cache("machines")
+
+
+def record_file(device: str = "cpu") -> Path:
+    """The file of this machine's record, there or not."""
+    digest = hashlib.sha256(json.dumps(depends_on(device), sort_keys=True).encode()).hexdigest()
+    return cache_folder() / f"{digest[:16]}.json"
+
+
+def processor() -> str:
+    """The processor's name, as the system has it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
