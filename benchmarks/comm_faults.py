@@ -33,9 +33,10 @@ from diagnosis import Progress
 import modicum
 from modicum.core.files import user_cache
 from modicum.proofs.comm.fault_moments import COMPILING, MOMENTS
-from modicum.proofs.comm.faulty_runs import FAULTS, NAN, NOTHING, OTHER, right, trial
+from modicum.proofs.comm.faulty_runs import CUT, FAULTS, NAN, NOTHING, OTHER, right, trial
 
 WITHIN = 10.0
+EARLIEST = 0.01  # seconds from the drawn moment until the cable is pulled
 STEPS = 12
 Trial = dict[str, Any]
 
@@ -106,6 +107,18 @@ def judged(found: Trial, calm: str) -> Trial:
     return {**found, "wrong": wrong, "resumed_to_the_bit": bits}
 
 
+def in_time(fault: Trial, recipe: dict[str, Any]) -> Trial:
+    """A trial; where the run had ended before the cable was pulled, one in which it is earlier."""
+    kind, delay = fault["kind"], fault["delay"]
+    while True:
+        found = trial(
+            kind, fault["rank"], fault["step"], recipe, delay=delay, moment=fault["moment"]
+        )
+        if kind != CUT or any(found["codes"]) or not delay:
+            return found
+        delay = delay / 2 if delay > EARLIEST else 0.0
+
+
 def main() -> None:
     """Inject faults, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -128,8 +141,7 @@ def main() -> None:
             calm = progress.of(what, partial(trial, NOTHING, 0, 0, recipe))
             if not calm["outcome"]:
                 raise SystemExit(f"a run to which nothing happened did not end: {calm}")
-            one = partial(trial, fault["kind"], fault["rank"], fault["step"], recipe,
-                          delay=fault["delay"], moment=fault["moment"])  # fmt: skip
+            one = partial(in_time, fault, recipe)
             found = judged(progress.of(f"{given.seed}, {number}: {fault}", one), calm["outcome"])
             say(f"{found['kind']}: {'; '.join(found['wrong']) or 'right'}")
             table[fault["kind"]].append(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +25,7 @@ from modicum.core.ranks.call_ring import BEREFT, FAILED, RingReader, RingWriter
 from modicum.core.ranks.observed_calls import ObservedCall
 from modicum.core.ranks.rank_probe import RankProbe, process_state, seconds_without_processor
 from modicum.core.ranks.rank_reports import MOST_BYTES, MOST_GROUPS, parse_reports, report_line
-from modicum.core.ranks.side_channel import AgentLine, Controller
+from modicum.core.ranks.side_channel import MOST_WAITING_BYTES, AgentLine, Controller
 
 
 def call(sequence: int, group: str = "0", ended: float = math.nan) -> ObservedCall:
@@ -254,6 +256,60 @@ def test_agents_reach_the_controller_and_hear_of_events(tmp_path: Path) -> None:
     until(lambda: not lines[1].open)
     for line in lines:
         line.close()
+
+
+def test_an_agent_does_not_wait_for_a_controller_that_does_not_read(tmp_path: Path) -> None:
+    """As after a cable was cut: the agent must go on, to say that it hears nothing."""
+    _, report = reports(tmp_path)
+    line = report_line([report])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken: list[socket.socket] = []
+
+        def meet() -> None:
+            taken.append(listener.accept()[0])
+            taken[0].sendall(b"challenge\n")
+
+        meeting = threading.Thread(target=meet)
+        meeting.start()
+        agent = AgentLine("127.0.0.1", listener.getsockname()[1], "secret", [1])
+        meeting.join()
+        count = 2 * MOST_WAITING_BYTES // len(line) + 20_000
+        for _ in range(count):
+            agent.send([report])
+        assert agent.open
+        with taken[0] as reader:
+            reader.settimeout(1)
+            read = bytearray()
+            while len(read) <= MOST_WAITING_BYTES:
+                read += reader.recv(1 << 20)
+                agent.send([report])  # what waits is sent with what follows
+            agent.close()
+            while more := reader.recv(1 << 20):
+                read += more
+        found = bytes(read).splitlines(keepends=True)[2:]
+        assert {each for each in found if each.endswith(b"\n")} == {line}
+        assert len(found) < count
+
+
+def test_the_controller_does_not_wait_for_an_agent_that_does_not_read(tmp_path: Path) -> None:
+    controller = Controller("127.0.0.1", "secret", 2)
+    with socket.create_connection(("127.0.0.1", controller.port)) as deaf:
+        challenge = deaf.recv(100).strip()
+        answer = hmac.new(b"secret", challenge, "sha256").hexdigest().encode()
+        deaf.sendall(answer + b"\n[0]\n")
+        line = AgentLine("127.0.0.1", controller.port, "secret", [1])
+        until(lambda: controller.agents == 2)
+        event, count = {"sentence": "x" * 1000}, 8000
+        heard: list[Any] = []
+        for _ in range(count):
+            controller.tell(event)
+            heard += line.events()
+        until(
+            lambda: (controller.tell({}), heard.extend(line.events()), len(heard) > count // 2)[2]
+        )
+        assert set(map(str, heard)) == {str(event)}
+        line.close()
+    controller.close()
 
 
 @pytest.mark.parametrize("said", [b"wrong\n[0]\n", b"\n", b"x" * (2 * MOST_BYTES)])

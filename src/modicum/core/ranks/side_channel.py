@@ -3,7 +3,8 @@
 Whoever connects proves that it knows the secret, which itself does not travel: it answers a random
 challenge by its HMAC. Then an agent sends reports, a line each, of ranks that are its own, and the
 controller sends events, the same to all. What is not of that form ends the connection; nothing is
-encrypted. Nothing here imports torch.
+encrypted. Nobody waits for an end that does not read, as where a cable is cut: that must be said.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from modicum.core.ranks.rank_reports import MOST_BYTES, RankReport, parse_report
 
 HANDSHAKE_SECONDS = 10.0
 MOST_EVENT_BYTES = 1 << 14
+# So much waits for who does not read; then lines are left out.
+MOST_WAITING_BYTES = 1 << 20
 
 
 class Controller:
@@ -43,7 +46,7 @@ class Controller:
         self.port: int = self._listener.getsockname()[1]
         self._secret, self._size = secret.encode(), size
         self._reports: queue.Queue[list[RankReport]] = queue.Queue(maxsize=10_000)
-        self._agents: dict[socket.socket, set[int]] = {}
+        self._agents: dict[socket.socket, tuple[set[int], _Outbox]] = {}
         self._lock = threading.Lock()
         self.refused: list[str] = []
         threading.Thread(target=self._accept, daemon=True).start()
@@ -66,10 +69,10 @@ class Controller:
         """Send an event to all agents."""
         line = json.dumps(event).encode() + b"\n"
         with self._lock:
-            agents = list(self._agents)
-        for agent in agents:
+            outboxes = [outbox for _, outbox in self._agents.values()]
+        for outbox in outboxes:
             with suppress(OSError):
-                agent.sendall(line)
+                outbox.send(line)
 
     def close(self) -> None:
         """Listen no more, and end all connections."""
@@ -97,9 +100,9 @@ class Controller:
             ranks = _ranks(lines.next(), self._size)
             agent.settimeout(None)
             with self._lock:
-                if any(ranks & others for others in self._agents.values()):
+                if any(ranks & others for others, _ in self._agents.values()):
                     raise ValueError("ranks that another agent has")
-                self._agents[agent] = ranks
+                self._agents[agent] = ranks, _Outbox(agent)
             while line := lines.next():
                 reports = parse_reports(line, self._size)
                 if {report.rank for report in reports} - ranks:
@@ -127,14 +130,15 @@ class AgentLine:
         self._socket.sendall(_answer(secret.encode(), challenge) + b"\n")
         self._socket.sendall(json.dumps(sorted(ranks)).encode() + b"\n")
         self._socket.settimeout(None)
+        self._outbox = _Outbox(self._socket)
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         self.heard, self.open = time.monotonic(), True
         threading.Thread(target=self._listen, daemon=True).start()
 
     def send(self, reports: list[RankReport]) -> None:
-        """Send what is new; a controller that is gone gets nothing."""
+        """Send what is new; a controller that is gone, or does not read, gets nothing."""
         try:
-            self._socket.sendall(report_line(reports))
+            self._outbox.send(report_line(reports))
         except OSError:
             self.open = False
 
@@ -160,6 +164,24 @@ class AgentLine:
                 if isinstance(event, dict) and event:
                     self._events.put(event)
         self.open = False
+
+
+class _Outbox:
+    """Lines to a socket, sent as far as the other end takes them at once; the rest with later ones.
+
+    While so much waits that the other end must be gone, a line is left out.
+    """
+
+    def __init__(self, target: socket.socket) -> None:
+        self._target, self._waiting = target, bytearray()
+
+    def send(self, line: bytes) -> None:
+        if len(self._waiting) < MOST_WAITING_BYTES:
+            self._waiting += line
+        with suppress(BlockingIOError):
+            while self._waiting:
+                sent = self._target.send(self._waiting, socket.MSG_DONTWAIT)
+                del self._waiting[:sent]
 
 
 class _Lines:
