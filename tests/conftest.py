@@ -179,14 +179,14 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     if session.config.option.collectonly or (shares and not worker_of(session.config)):
         return
     from modicum.core.heap import map_for
-    from modicum.core.machine.record import Part, machine_record
+    from modicum.core.machine.record import RecordPart, machine_record
 
-    every: tuple[Part, ...] = get_args(Part)
-    asked: list[tuple[dict[str, str], bool, tuple[Part, ...]]] = [(dict(os.environ), False, every)]
+    every: tuple[RecordPart, ...] = get_args(RecordPart)
+    asked = [(dict(os.environ), False, every)]
     if not session.config.getoption("--in-process"):
         for ranks in (1, 2):
-            for budget, parts in ((False, ()), (True, every[:1])):
-                asked.append((tuned(os.environ, ranks=ranks), budget, parts))
+            own = tuned(os.environ, ranks=ranks)
+            asked += [(own, False, ()), (own, True, every[:1])]
     first = 2 * int((worker_of(session.config) or "gw0").removeprefix("gw")) % len(asked)
     for own, budget, parts in asked[first:] + asked[:first]:
         with suppress(ModicumError), pytest.MonkeyPatch.context() as patched:

@@ -9,7 +9,7 @@ from modicum.cli.tables import print_json, table
 from modicum.core.machine import this_machine
 from modicum.core.machine.identity import depends_on, record_file
 from modicum.core.machine.memory import resident_bytes
-from modicum.core.machine.record import MachineRecord, Part, machine_record
+from modicum.core.machine.record import MachineRecord, RecordPart, machine_record
 from modicum.core.units import format_bytes
 
 
@@ -19,7 +19,7 @@ def show_machine(*, again: bool, as_json: bool) -> None:
     Raises:
         ModicumError: it could not be measured.
     """
-    record, depends = machine_record(parts=get_args(Part), again=again), depends_on()
+    record, depends = machine_record(parts=get_args(RecordPart), again=again), depends_on()
     if as_json:
         found = {"record": asdict(record), "depends_on": depends, "file": str(record_file())}
         print_json(found | {"profile": _profile(record)})

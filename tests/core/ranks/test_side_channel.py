@@ -259,7 +259,7 @@ def test_agents_reach_the_controller_and_hear_of_events(tmp_path: Path) -> None:
 
 
 def test_an_agent_does_not_wait_for_a_controller_that_does_not_read(tmp_path: Path) -> None:
-    """As after a cable was cut: the agent must go on, to say that it hears nothing."""
+    """As after a cable was pulled: the agent must go on, to say that it hears nothing."""
     _, report = reports(tmp_path)
     line = report_line([report])
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -42,9 +42,9 @@ _PROGRAM = (
 )
 Reads = Literal["new tokenizer", "tokenizer", "no text"]
 """What of text a run reads: all, to train its tokenizer on it; with one that is there; nothing."""
-Part = Literal["recomputation", "no text"]
+RecordPart = Literal["recomputation", "no text"]
 """What is measured when a run first needs it: blocks that run again, a run that reads no text."""
-_FOR: dict[Part, str] = {
+_FOR: dict[RecordPart, str] = {
     "recomputation": "whose blocks run again in the backward pass",
     "no text": "that reads no text",
 }
@@ -92,7 +92,7 @@ class MachineRecord:
     without_gradients_bytes: int | None = None
     device: str | None = None
 
-    def has(self, parts: Iterable[Part]) -> bool:
+    def has(self, parts: Iterable[RecordPart]) -> bool:
         """Whether these were measured.
 
         >>> MachineRecord(0, (0.0, 0.0), 1.0, kept_again=(0.4, 0.5)).has(["recomputation"])
@@ -101,7 +101,7 @@ class MachineRecord:
         seen = {"recomputation": self.kept_again, "no text": self.without_text_bytes}
         return all(seen[part] is not None for part in parts)
 
-    def with_part(self, part: Part) -> MachineRecord:
+    def with_part(self, part: RecordPart) -> MachineRecord:
         """The record with a part, which is measured now if it was not.
 
         Raises:
@@ -167,7 +167,7 @@ class MachineRecord:
 def machine_record(
     device: str = "cpu",
     *,
-    parts: Collection[Part] = (),
+    parts: Collection[RecordPart] = (),
     again: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> MachineRecord:
@@ -199,7 +199,9 @@ def machine_record(
     return found
 
 
-def _measuring(parts: Sequence[Part], before: MachineRecord | None, file: Path, key: str) -> str:
+def _measuring(
+    parts: Sequence[RecordPart], before: MachineRecord | None, file: Path, key: str
+) -> str:
     """What is said before it takes seconds."""
     if before is None:
         what, seconds = f"this machine{_why_again(file, key)}, once", "half a minute"
@@ -356,7 +358,7 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 
 
 def _measured(
-    device: str, parts: Sequence[Part], before: MachineRecord | None = None
+    device: str, parts: Sequence[RecordPart], before: MachineRecord | None = None
 ) -> MachineRecord:
     """Measure parts, and what every run needs where that was not measured before."""
     runs = ["every", *parts] if before is None else parts

@@ -3,7 +3,7 @@
 Whoever connects proves that it knows the secret, which itself does not travel: it answers a random
 challenge by its HMAC. Then an agent sends reports, a line each, of ranks that are its own, and the
 controller sends events, the same to all. What is not of that form ends the connection; nothing is
-encrypted. Nobody waits for an end that does not read, as where a cable is cut: that must be said.
+encrypted. Nobody waits for an end that does not read, as when a cable is pulled: that must be said.
 Nothing here imports torch.
 """
 
