@@ -82,7 +82,7 @@ def _most(asked: Question, made: Prediction, knob: Knob, traces: FewTraces | Non
         if recipe is None or not (traces is None or traces.allow(recipe)):
             continue
         try:
-            found = None if _idle(asked, recipe, knob) else asked.fitting(recipe)
+            found = None if _idle(asked, recipe, knob) else asked.fitting(_as_now(made, recipe))
         except InputError:
             continue
         if found is None or found == made or _gives_up(made, found):
@@ -105,7 +105,13 @@ def _idle(asked: Question, recipe: Recipe, knob: Knob) -> bool:
     return same_rows and bool(asked.config(recipe) == asked.config(asked.recipe))
 
 
+def _as_now(made: Prediction, recipe: Recipe) -> Recipe:
+    """The recipe without blocks that run again, where the plan has none."""
+    if made.choice.recompute or recipe.training.recompute != "auto":
+        return recipe
+    return recipe.changed(training__recompute="none")
+
+
 def _gives_up(made: Prediction, found: Prediction) -> bool:
-    """Whether a change is paid with what the plan had: activations, or weights on every rank."""
-    before, after = made.choice, found.choice
-    return (after.recompute and not before.recompute) or after.layout.shards > before.layout.shards
+    """Whether a change is paid with what the plan had: weights on every rank."""
+    return found.choice.layout.shards > made.choice.layout.shards
