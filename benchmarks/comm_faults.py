@@ -30,8 +30,11 @@ from comm_recipes import write_data
 from common import alone, say, write_result
 from diagnosis import Progress
 
+import torch
+
 import modicum
 from modicum.core.files import user_cache
+from modicum.core.machine.record import machine_record
 from modicum.proofs.comm.fault_moments import COMPILING, MOMENTS
 from modicum.proofs.comm.faulty_runs import CUT, FAULTS, NAN, NOTHING, OTHER, right, trial
 
@@ -132,6 +135,9 @@ def main() -> None:
     with alone(), tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "text.jsonl"
         write_data(data)
+        # As the ranks will, whose start is limited.
+        torch.set_num_threads(1)
+        machine_record(parts=["recomputation"])
         progress = Progress(given.progress, {"sources": sources()})
         for number in range(count):
             fault = drawn(given.seed, number)
