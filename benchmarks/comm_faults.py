@@ -26,11 +26,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 from comm_recipes import write_data
 from common import alone, say, write_result
 from diagnosis import Progress
-
-import torch
 
 import modicum
 from modicum.core.files import user_cache
