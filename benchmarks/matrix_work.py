@@ -145,6 +145,7 @@ def _parts(row: Row, host: Host, place: Place) -> dict[str, Any]:
             "2",
             "--dist=worksteal",
             "--sample=matrix",
+            "--in-process",  # what few commands need of the machine, they measure
             "-p",
             "no:cacheprovider",
         ]
