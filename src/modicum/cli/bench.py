@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, get_args
 
 from modicum.cli.tables import print_json, table
@@ -21,7 +20,7 @@ def show_machine(*, again: bool, as_json: bool) -> None:
     """
     record, depends = machine_record(parts=get_args(RecordPart), again=again), depends_on()
     if as_json:
-        found = {"record": asdict(record), "depends_on": depends, "file": str(record_file())}
+        found = {"record": record.figures(), "depends_on": depends, "file": str(record_file())}
         print_json(found | {"profile": _profile(record)})
         return
     kept = [record.kept_where(recompute=again) for again in (False, True)]

@@ -92,6 +92,16 @@ class MachineRecord:
     without_gradients_bytes: int | None = None
     device: str | None = None
 
+    def figures(self) -> dict[str, Any]:
+        """What was measured, as plain values.
+
+        >>> "device" in MachineRecord(0, (0.0, 0.0), 1.0, device="cpu").figures()
+        False
+        """
+        values = asdict(self)
+        del values["device"]
+        return values
+
     def has(self, parts: Iterable[RecordPart]) -> bool:
         """Whether these were measured.
 
@@ -194,7 +204,7 @@ def machine_record(
         if found is None or missing:
             (say or tell)(_measuring(missing, found, file, key))
             found = _measured(device, missing, found)
-            _write(file, {"depends_on": json.loads(key), "record": asdict(found)})
+            _write(file, {"depends_on": json.loads(key), "record": found.figures()})
     _known[key] = found = replace(found, device=device)
     return found
 
