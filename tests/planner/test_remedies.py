@@ -15,8 +15,10 @@ import yaml
 from modicum.core.errors import DoesNotFit
 from modicum.models.config import ModelConfig
 from modicum.planner import made_to_fit, plan, uses
+from modicum.planner.choose import Room
 from modicum.planner.knobs import EXACT, METHOD, NUMERICS, ROWS, loosening, tightening
 from modicum.planner.planning import asked_of
+from modicum.planner.predict import Prediction
 from modicum.planner.profiles import profile_of
 from modicum.planner.remedies import MOST_TRACED, Remedy, _Search, changed, remedies
 from modicum.planner.uses import uses_of_room
@@ -234,6 +236,26 @@ def test_room_of_an_adapter_goes_into_its_rank_and_the_form_of_its_base(adapted)
              for field, value in use.remedy.change.items()}  # fmt: skip
     assert found["adapter.rank"] == 16
     assert found["linear"] is None
+
+
+def test_room_is_not_tried_with_blocks_that_run_again_where_the_plan_has_none(monkeypatch):
+    model = {"layers": 2, "width": 64, "heads": 2, "vocabulary_size": 300}
+    recipe = Recipe(model=model, data={"include": ["json/**"]}, budget={"tensors": "60MB"})
+    asked = asked_of(recipe)
+    made = asked.fitting(asked.recipe)
+    assert made is not None
+    assert not made.choice.recompute
+    tried: list[tuple[bool, bool]] = []
+    holds = Room.holds
+
+    def heard(room: Room, prediction: Prediction) -> bool:
+        tried.append((prediction.choice.recompute, holds(room, prediction)))
+        return tried[-1][1]
+
+    monkeypatch.setattr(Room, "holds", heard)
+    assert list(uses_of_room(asked, made))
+    assert (False, False) in tried  # too lavish, so that recomputing would be the next choice
+    assert not any(recompute for recompute, _ in tried)
 
 
 def test_room_of_a_model_of_transformers_is_spent_by_few_traces(qwen, traced_here):

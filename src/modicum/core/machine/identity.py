@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from modicum.core.files import user_cache
+from modicum.core.files import regular, user_cache
 from modicum.core.heap import HUGE_PAGE, mapped_from
 
 _FORMAT = 14
@@ -69,3 +69,21 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def why_again(file: Path, key: str) -> str:
+    """What of this process is other than of those that were measured here; empty: there are none.
+
+    Of several it is the one that differs least.
+    """
+    depends: dict[str, str] = json.loads(key)
+    found: list[list[str]] = []
+    for other in file.parent.glob("*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            before = dict(json.loads(regular(other).read_bytes())["depends_on"])
+            names = sorted(depends.keys() | before.keys())
+            differs = [each for each in names if depends.get(each) != before.get(each)]
+            if differs:
+                found.append(differs)
+    least = sorted(found, key=len)[:1]
+    return f" again (other than before: {', '.join(least[0])})" if least else ""

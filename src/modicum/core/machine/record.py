@@ -29,7 +29,7 @@ import torch
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.files import regular, write_json
 from modicum.core.machine.child_process import LIMIT_SECONDS, ChildFailed, answer_of
-from modicum.core.machine.identity import cache_folder, depends_on, record_file
+from modicum.core.machine.identity import cache_folder, depends_on, record_file, why_again
 from modicum.core.machine.probe_line import probe_line, runs_of
 from modicum.core.torch_private import compiler_is_loaded
 
@@ -214,29 +214,11 @@ def _measuring(
 ) -> str:
     """What is said before it takes seconds."""
     if before is None:
-        what, seconds = f"this machine{_why_again(file, key)}, once", "half a minute"
+        what, seconds = f"this machine{why_again(file, key)}, once", "half a minute"
     else:
         said = " and ".join(_FOR[part] for part in parts)
         what, seconds = f"more of this machine, once: a run {said}", "seconds"
     return f"Measuring {what}; it takes {seconds} on a fast processor, minutes on a slow one."
-
-
-def _why_again(file: Path, key: str) -> str:
-    """What of this process is other than of those that were measured here; empty: there are none.
-
-    Of several it is the one that differs least.
-    """
-    depends: dict[str, str] = json.loads(key)
-    found: list[list[str]] = []
-    for other in file.parent.glob("*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            before = dict(json.loads(regular(other).read_bytes())["depends_on"])
-            names = sorted(depends.keys() | before.keys())
-            differs = [each for each in names if depends.get(each) != before.get(each)]
-            if differs:
-                found.append(differs)
-    least = sorted(found, key=len)[:1]
-    return f" again (other than before: {', '.join(least[0])})" if least else ""
 
 
 def remembered(name: str, measure: Callable[[], list[int]]) -> list[int]:
