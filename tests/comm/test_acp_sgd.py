@@ -20,7 +20,8 @@ from pool import Pool
 from torch import Tensor, nn
 
 from modicum.comm import ACPSGD, PowerSGD
-from modicum.comm.low_rank import LowRankExchange, regrouping
+from modicum.comm.debts import regrouping
+from modicum.comm.low_rank import LowRankExchange
 from modicum.core.ranks.ddp_hook import DDPHook
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.ranks import Ranks

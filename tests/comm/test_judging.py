@@ -31,7 +31,7 @@ def opened(sequence: int, seconds: float) -> tuple[OpenCall, ...]:
 
 
 def judged(*reports: RankReport, now: float = 1.0) -> list[Anomaly]:
-    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    judge = Judge(DiagnosisLimits())
     judge.add(reports, 0.0)
     return judge.look(now)
 
@@ -75,7 +75,7 @@ def iterations(
 
 
 def found(stream: Iterator[list[RankReport]]) -> list[tuple[int, Anomaly]]:
-    judge, anomalies = Judge(RANKS, DiagnosisLimits(), 0.0), []
+    judge, anomalies = Judge(DiagnosisLimits()), []
     for number, reports in enumerate(stream):
         judge.add(reports, number * 0.01)
         anomalies += [(number, one) for one in judge.look(number * 0.01)]
@@ -179,7 +179,7 @@ def test_a_late_rank_is_named_with_collective_place_and_time() -> None:
         "rank 3 (host b) has not entered all-gather 5124 of layers.17; "
         "it is in packing.py:88, batch, since 41 s"
     )
-    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    judge = Judge(DiagnosisLimits())
     judge.add([*waiting, report(3, 5124)], 0.0)
     assert len(judge.look(0.0)) == 1
     assert judge.look(5.0) == []  # once
@@ -200,7 +200,7 @@ def test_who_evaluates_holds_the_lock_or_waits_itself_has_more_time(changed: Any
 def test_a_stopped_rank_is_named_and_later_ends_the_run() -> None:
     waiting = [report(rank, 51, open=opened(50, 1.0)) for rank in (0, 1, 2)]
     stopped = report(3, 50, process="stopped", process_seconds=1.0)
-    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    judge = Judge(DiagnosisLimits())
     judge.add([*waiting, stopped], 0.0)
     assert judge.look(0.0) == []
     (named,) = judge.look(1.0)
@@ -247,7 +247,7 @@ def test_a_failed_rank_is_named_with_its_words() -> None:
 
 
 def test_a_host_that_says_nothing_is_named() -> None:
-    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    judge = Judge(DiagnosisLimits())
     judge.add([report(rank) for rank in range(RANKS)], 0.0)
     judge.add([report(0), report(1)], 8.0)
     (named,) = judge.look(8.5)
@@ -255,7 +255,7 @@ def test_a_host_that_says_nothing_is_named() -> None:
 
 
 def test_of_two_hosts_either_end_of_the_link_may_be_at_fault() -> None:
-    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    judge = Judge(DiagnosisLimits())
     judge.add([report(rank) for rank in range(RANKS)], 0.0)
     judge.add([report(0), report(1)], 8.0)
     (named,) = judge.look(8.5)
@@ -264,7 +264,7 @@ def test_of_two_hosts_either_end_of_the_link_may_be_at_fault() -> None:
 
 @pytest.mark.parametrize("apart", [0.0, 0.5])
 def test_a_host_that_hears_of_no_other_is_isolated_itself(apart: float) -> None:
-    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    judge = Judge(DiagnosisLimits())
     hosts = [replace(report(rank), host="abcd"[rank]) for rank in range(RANKS)]
     judge.add(hosts, 0.0)
     judge.add(hosts[2:], apart)
@@ -275,7 +275,7 @@ def test_a_host_that_hears_of_no_other_is_isolated_itself(apart: float) -> None:
 
 
 def test_of_several_hosts_the_one_that_is_silent_is_named() -> None:
-    judge = Judge(RANKS, DiagnosisLimits(), 0.0)
+    judge = Judge(DiagnosisLimits())
     hosts = [replace(report(rank), host="abcd"[rank]) for rank in range(RANKS)]
     judge.add(hosts, 0.0)
     judge.add([hosts[0], hosts[1], hosts[3]], 8.0)

@@ -120,7 +120,7 @@ class Network:
 
 
 def found(network: Network, count: int = 80) -> list[tuple[int, Anomaly]]:
-    judge, anomalies = Judge(network.ranks, DiagnosisLimits(), 0.0), []
+    judge, anomalies = Judge(DiagnosisLimits()), []
     for number, reports in enumerate(network.iterations(count)):
         judge.add(reports, number * 0.2)
         anomalies += [(number, one) for one in judge.look(number * 0.2)]
@@ -240,7 +240,7 @@ def test_a_link_that_is_fast_again_may_be_named_again() -> None:
 
 def test_one_end_of_a_message_that_was_written_over_is_left_out() -> None:
     stream = [*Network(slower={(1, 2): 4.0}).iterations(80)]
-    judge, named = Judge(4, DiagnosisLimits(), 0.0), []
+    judge, named = Judge(DiagnosisLimits()), []
     draws = random.Random(0)
     for number, reports in enumerate(stream):
         fewer = [
@@ -269,7 +269,7 @@ def waiting(rank: int, kind: str, number: int, seconds: float, **changed: Any) -
 def test_a_rank_whose_message_others_wait_for_is_late() -> None:
     late = waiting(2, SEND, 29, 0.0, open=(), place="packing.py:88, batch")
     others = [waiting(rank, RECEIVE, 30, 41.0) for rank in (3, 0, 1)]
-    judge = Judge(4, DiagnosisLimits(), 0.0)
+    judge = Judge(DiagnosisLimits())
     judge.add([*others, late], 0.0)
     (named,) = judge.look(0.0)
     assert (named.kind, named.rank, named.ends) == ("late", 2, False)
@@ -281,7 +281,7 @@ def test_a_rank_whose_message_others_wait_for_is_late() -> None:
 
 def after_some(*reports: RankReport) -> list[tuple[float, Anomaly]]:
     """What is said of reports that stay as they are, after ordinary iterations."""
-    judge, found = Judge(4, DiagnosisLimits(), 0.0), []
+    judge, found = Judge(DiagnosisLimits()), []
     for number, each in enumerate(Network(sums=False).iterations(40)):
         judge.add(each, number * 0.2)
         assert judge.look(number * 0.2) == []
@@ -323,7 +323,7 @@ def test_a_message_of_a_group_of_four_is_none() -> None:
     (reports, *_) = Network().iterations(1)
     call = OpenCall("0", 3, RECEIVE, "", 50.0)
     spoilt = replace(reports[2], open=(call,), done=(replace(reports[2].done[0], group="0"),))
-    judge = Judge(4, DiagnosisLimits(), 0.0)
+    judge = Judge(DiagnosisLimits())
     for now in (0.0, 5.0, 9.0):
         judge.add([*reports[:2], spoilt, reports[3]], now)
         assert {one.kind for one in judge.look(now)} <= {"late"}

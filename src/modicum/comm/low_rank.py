@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from modicum.comm.base import MatrixMethod
+from modicum.comm.debts import LAYOUT, ROWS, regrouping
 from modicum.core.contracts.ledger import Entry, Ledger, Phase
 from modicum.core.contracts.method import NonNegativeFloat, PositiveInt
 from modicum.core.contracts.state import View
@@ -30,7 +31,6 @@ from modicum.core.ranks.matrix_exchange import (
 )
 
 FACTORS, OWED = "exchange", "owed"  # views of a run's state
-ROWS, LAYOUT = "@rows", "@layout"  # next to what a rank owes of rows of gradients
 
 
 class LowRankMethod(MatrixMethod):
@@ -278,40 +278,6 @@ class LowRankExchange(MatrixExchange):
 
     def _own(self, value: Tensor) -> Tensor:
         return value.to(self.context.device_type, copy=True)
-
-
-def regrouping(
-    peers: int, rows: Mapping[str, tuple[int, int, int]]
-) -> Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]:
-    """Makes a rank's debts of those of all old ranks: an equal share, so their sum stays.
-
-    Args:
-        peers: how many ranks will sum a gradient.
-        rows: which rows of a parameter the gradients of this rank are, if they are no full ones.
-
-    >>> old = [{"weight": torch.tensor([1.0])}, {"weight": torch.tensor([2.0])}, {}]
-    >>> regrouping(2, {})(old)["weight"].tolist()
-    [1.5]
-    """
-
-    def regroup(states: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        totals: dict[str, Tensor] = {}
-        for state in states:
-            for name in state:
-                if name == LAYOUT or name.endswith((ROWS, "/P", "/Q")):
-                    continue
-                value = state[name]
-                if name not in totals:
-                    known = state[f"{name}{ROWS}"][2] if f"{name}{ROWS}" in state else len(value)
-                    totals[name] = value.new_zeros(known, *value.shape[1:])
-                first = state[f"{name}{ROWS}"][0] if f"{name}{ROWS}" in state else 0
-                totals[name][first : first + len(value)] += value
-        if not rows:
-            return {name: total / peers for name, total in totals.items()}
-        own = {name: rows[name] for name in totals if name in rows}
-        return {name: totals[name][first:end] / peers for name, (first, end, _) in own.items()}
-
-    return regroup
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class HostAgent:
         self._probes = [RankProbe(self._folder / f"rank-{rank}.ring") for rank in ranks]
         self._record, self._run = (Path(path) if path else None for path in (record, run))
         self._line = AgentLine(*controller, secret, ranks) if controller else None
-        self._judge = None if controller else Judge(size, self._limits, time.monotonic())
+        self._judge = None if controller else Judge(self._limits)
         self._controller = Controller(listen, secret, size) if listen else None
         self.port = self._controller.port if self._controller else 0
         self._left: dict[int, int] = {}

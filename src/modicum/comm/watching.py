@@ -10,21 +10,15 @@ import atexit
 import json
 import math
 import os
-import secrets
-import shutil
-import socket
-import subprocess
 import sys
 import sysconfig
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,13 +27,13 @@ import modicum.comm
 import modicum.core.ranks
 from modicum.comm.anomalies import DiagnosisLimits
 from modicum.comm.watch_agent import VERDICT
+from modicum.comm.watch_meeting import WatchMeeting
 from modicum.core.contracts.run_hooks import RunHook
 from modicum.core.errors import InputError, Interrupted
-from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED, RingWriter
+from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
 from modicum.core.ranks.environment import rank_and_size
 from modicum.core.ranks.observed_groups import begin_observing, end_observing
 from modicum.core.ranks.ranks import MEETING, PeerLost, peer_errors
-from modicum.core.ranks.roll_call import RollCall
 
 BEAT_SECONDS = 0.25
 # For how long ranks that may do other work before are waited for.
@@ -113,7 +107,7 @@ def watch(
         return Watch(None)
     named = {"record": record, "run": run}
     files = {name: str(Path(file).resolve()) for name, file in named.items() if file}
-    return Watch(_Meeting(limits, files, coming_seconds))
+    return Watch(WatchMeeting(limits, files, coming_seconds))
 
 
 class Watch(RunHook):
@@ -126,7 +120,7 @@ class Watch(RunHook):
         alone: whether there is no other rank, so that nothing is watched.
     """
 
-    def __init__(self, meeting: _Meeting | None) -> None:
+    def __init__(self, meeting: WatchMeeting | None) -> None:
         self.alone = meeting is None
         if meeting is None:
             return
@@ -251,130 +245,3 @@ def _place(frame: FrameType | None) -> str:
     if found is None:
         return ""
     return f"{Path(found.f_code.co_filename).name}:{found.f_lineno}, {found.f_code.co_name}"
-
-
-class _Meeting:
-    """How ranks come to have a ring each, an agent on every host, and one controller.
-
-    All by the store in which they found each other, so no collective is issued.
-
-    Attributes:
-        folder, ring: where this host's rings are, and this rank's.
-        begun: whether this process has started the agent, which removes the folder.
-
-    Raises:
-        InputError: ranks differ.
-        PeerLost: a rank does not come, or is gone.
-    """
-
-    begun = False
-
-    def __init__(
-        self, limits: DiagnosisLimits, files: Mapping[str, str], coming_seconds: float
-    ) -> None:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        with RollCall("how they are watched", rank, size, coming_seconds=coming_seconds) as call:
-            others = call.gather("host and limits", [_host(), asdict(limits)])
-            for other, (_, theirs) in enumerate(others):
-                if theirs != others[0][1]:
-                    raise InputError(
-                        f"rank {other} watches by {theirs}, and rank 0 by {others[0][1]}; give all "
-                        "ranks the same values"
-                    )
-            self._meet(call, [host for host, _ in others], limits, {} if rank else files)
-
-    def _meet(
-        self,
-        call: RollCall,
-        hosts: Sequence[str],
-        limits: DiagnosisLimits,
-        files: Mapping[str, str],
-    ) -> None:
-        rank = dist.get_rank()
-        here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-        folder: str | None = None
-        if rank == here[0]:
-            shared = Path("/dev/shm")
-            place = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
-            folder = tempfile.mkdtemp(prefix="modicum-watch-", dir=place)
-        try:
-            if folder is not None:
-                call.tell("folder", folder)
-            self.folder = Path(call.ask("folder", here[0])[0])
-            self.ring = RingWriter(self.folder / f"rank-{rank}.ring", rank)
-            call.tell("ring")
-            try:
-                if folder is not None:
-                    self._start_agent(call, here, limits, files)
-                    call.tell("agent")
-                # Who is not watched yet could stop unseen, so nobody begins before all are.
-                call.ask("agent", *sorted({hosts.index(host) for host in hosts}))
-            except PeerLost:
-                self.ring.leave(BEREFT)  # or the agent says that this rank is dead
-                raise
-        except PeerLost:
-            if folder is not None and not self.begun:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-    def _start_agent(
-        self, call: RollCall, here: list[int], limits: DiagnosisLimits, files: Mapping[str, str]
-    ) -> None:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        call.ask("ring", *here)
-        task = {
-            "folder": str(self.folder),
-            "ranks": here,
-            "size": size,
-            "limits": asdict(limits),
-            "secret": "",
-            "controller": None,
-            "listen": None,
-            "record": None,
-            "run": None,
-        }
-        task |= dict(files)
-        if len(here) < size:
-            self._among_hosts(call, task, rank)
-        else:
-            self._begin(task)
-
-    def _among_hosts(self, call: RollCall, task: dict[str, Any], rank: int) -> None:
-        if rank == 0:
-            # The address at which the others reach this host is the one at which they met.
-            listen = socket.gethostbyname(os.environ.get("MASTER_ADDR", "127.0.0.1"))
-            secret = secrets.token_hex(32)
-            port = self._begin(task | {"listen": listen, "secret": secret})
-            call.tell("controller", [listen, port, secret])
-            return
-        [(listen, port, secret)] = call.ask("controller", 0)
-        self._begin(task | {"controller": [listen, port], "secret": secret})
-
-    def _begin(self, task: dict[str, Any]) -> int:
-        """Start the agent; the port at which it listens."""
-        self.begun = True
-        command = [sys.executable, "-m", "modicum.comm.watch_agent"]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(task).encode() + b"\n")
-            process.stdin.close()
-        said = process.stdout.readline()
-        process.stdout.close()
-        # It outlives this process, and is no child to wait for.
-        process.returncode = 0
-        if not said:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            raise InputError("the process that watches the ranks of this host did not start")
-        port: int = json.loads(said)["port"]
-        return port
-
-
-def _host() -> str:
-    """What tells this host from others, also of the same name."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    number = boot.read_text(encoding="ascii").strip() if boot.exists() else ""
-    return f"{socket.gethostname()} {number}"

@@ -1,0 +1,153 @@
+"""How ranks come to be watched: a ring each, an agent on every host, one controller.
+
+All by the store in which they found each other, so no collective is issued.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from modicum.comm.anomalies import DiagnosisLimits
+from modicum.core.errors import InputError
+from modicum.core.ranks.call_ring import BEREFT, RingWriter
+from modicum.core.ranks.ranks import PeerLost
+from modicum.core.ranks.roll_call import RollCall
+
+
+class WatchMeeting:
+    """All ranks of the default process group make one at about the same time.
+
+    Attributes:
+        folder, ring: where this host's rings are, and this rank's.
+        begun: whether this process has started the agent, which removes the folder.
+
+    Raises:
+        InputError: ranks differ.
+        PeerLost: a rank does not come, or is gone.
+    """
+
+    begun = False
+
+    def __init__(
+        self, limits: DiagnosisLimits, files: Mapping[str, str], coming_seconds: float
+    ) -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        with RollCall("how they are watched", rank, size, coming_seconds=coming_seconds) as call:
+            others = call.gather("host and limits", [_host(), asdict(limits)])
+            for other, (_, theirs) in enumerate(others):
+                if theirs != others[0][1]:
+                    raise InputError(
+                        f"rank {other} watches by {theirs}, and rank 0 by {others[0][1]}; give all "
+                        "ranks the same values"
+                    )
+            self._meet(call, [host for host, _ in others], limits, {} if rank else files)
+
+    def _meet(
+        self,
+        call: RollCall,
+        hosts: Sequence[str],
+        limits: DiagnosisLimits,
+        files: Mapping[str, str],
+    ) -> None:
+        rank = dist.get_rank()
+        here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+        folder: str | None = None
+        if rank == here[0]:
+            shared = Path("/dev/shm")
+            place = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
+            folder = tempfile.mkdtemp(prefix="modicum-watch-", dir=place)
+        try:
+            if folder is not None:
+                call.tell("folder", folder)
+            self.folder = Path(call.ask("folder", here[0])[0])
+            self.ring = RingWriter(self.folder / f"rank-{rank}.ring", rank)
+            call.tell("ring")
+            try:
+                if folder is not None:
+                    self._start_agent(call, here, limits, files)
+                    call.tell("agent")
+                # Who is not watched yet could stop unseen, so nobody begins before all are.
+                call.ask("agent", *sorted({hosts.index(host) for host in hosts}))
+            except PeerLost:
+                self.ring.leave(BEREFT)  # or the agent says that this rank is dead
+                raise
+        except PeerLost:
+            if folder is not None and not self.begun:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _start_agent(
+        self, call: RollCall, here: list[int], limits: DiagnosisLimits, files: Mapping[str, str]
+    ) -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        call.ask("ring", *here)
+        task = {
+            "folder": str(self.folder),
+            "ranks": here,
+            "size": size,
+            "limits": asdict(limits),
+            "secret": "",
+            "controller": None,
+            "listen": None,
+            "record": None,
+            "run": None,
+        }
+        task |= dict(files)
+        if len(here) < size:
+            self._among_hosts(call, task, rank)
+        else:
+            self._begin(task)
+
+    def _among_hosts(self, call: RollCall, task: dict[str, Any], rank: int) -> None:
+        if rank == 0:
+            # The address at which the others reach this host is the one at which they met.
+            listen = socket.gethostbyname(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+            secret = secrets.token_hex(32)
+            port = self._begin(task | {"listen": listen, "secret": secret})
+            call.tell("controller", [listen, port, secret])
+            return
+        [(listen, port, secret)] = call.ask("controller", 0)
+        self._begin(task | {"controller": [listen, port], "secret": secret})
+
+    def _begin(self, task: dict[str, Any]) -> int:
+        """Start the agent; the port at which it listens."""
+        self.begun = True
+        command = [sys.executable, "-m", "modicum.comm.watch_agent"]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(task).encode() + b"\n")
+            process.stdin.close()
+        said = process.stdout.readline()
+        process.stdout.close()
+        # It outlives this process, and is no child to wait for.
+        process.returncode = 0
+        if not said:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise InputError("the process that watches the ranks of this host did not start")
+        port: int = json.loads(said)["port"]
+        return port
+
+
+def _host() -> str:
+    """What tells this host from others, also of the same name."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    number = boot.read_text(encoding="ascii").strip() if boot.exists() else ""
+    return f"{socket.gethostname()} {number}"
