@@ -10,7 +10,8 @@ import torch
 from pool import Pool
 from torch import Tensor
 
-from modicum.comm import SDP4Bit
+from modicum.comm import SDP4Bit, sdp4bit
+from modicum.core.codecs.elements import GroupQuantizer, Stream, hadamard
 from modicum.core.errors import InputError
 from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery, ShardExchange
 from modicum.core.ranks.ranks import Ranks
@@ -75,6 +76,44 @@ def test_each_rank_has_its_own_row_of_the_sum(pool: Pool, ranks: int, local: int
 def test_gradients_that_are_not_finite_are_seen_by_all(pool: Pool, local: int) -> None:
     for total, _ in pool.run(exchanged, local, {}, 1000, True, ranks=4):
         assert not total.isfinite().all()
+
+
+def coded(ranks: Ranks, local: int, fields: Fields, width: int) -> Counter[str]:
+    """Numbers that this rank codes, by what is done with them."""
+    seen, (encode, decode) = Counter[str](), (GroupQuantizer.encode, GroupQuantizer.decode)
+
+    def encoded(code: GroupQuantizer, rows: Tensor, stream: Stream) -> Tensor:
+        seen[f"encoded {code.bits}"] += rows.numel()
+        return encode(code, rows, stream)
+
+    def decoded(code: GroupQuantizer, messages: Tensor, elements: int) -> Tensor:
+        seen[f"decoded {code.bits}"] += len(messages.view(-1, code.nbytes(elements))) * elements
+        return decode(code, messages, elements)
+
+    def transformed(rows: Tensor) -> Tensor:
+        seen["transformed"] += rows.numel()
+        return hadamard(rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GroupQuantizer, "encode", encoded)
+        patch.setattr(GroupQuantizer, "decode", decoded)
+        patch.setattr(sdp4bit, "hadamard", transformed)
+        exchanged(ranks, local, fields, width)
+    return seen
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("fields", [{}, {"hadamard": False}, {"weight_bits": 8}, EXACT], ids=str)
+def test_the_ledger_counts_numbers_that_are_coded(pool: Pool, fields: Fields) -> None:
+    method, expected = SDP4Bit(ranks_per_node=2, **fields), Counter[str]()
+    for wire in method.ledger(ExchangeQuery((1000,), 4, 4)).wire:
+        if (coding := wire.coding) is not None:
+            expected[f"encoded {coding.bits}"] += coding.encoded
+            expected[f"decoded {coding.bits}"] += coding.decoded
+            expected["transformed"] += coding.transformed
+    assert bool(expected) == (fields != EXACT)
+    for seen in pool.run(coded, 2, fields, 1000, ranks=4):
+        assert seen == expected
 
 
 def test_bytes_are_those_of_the_paper() -> None:

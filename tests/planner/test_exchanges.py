@@ -12,6 +12,7 @@ from modicum.core.contracts.ledger import Wire
 from modicum.core.machine.links import MeasuredLink
 from modicum.core.ranks.layout import Layout
 from modicum.planner import planning
+from modicum.planner.coding_time import coding_seconds
 from modicum.planner.planning import plan
 from modicum.planner.wire_time import WireQuery, break_even, wire_time
 
@@ -96,6 +97,15 @@ def test_what_an_exchange_makes_counts_without_a_link_too(new) -> None:
     made = coded.prediction.flops + coded.prediction.coding_flops
     assert coded.seconds / dense.seconds == pytest.approx(made / dense.prediction.flops)
     assert made > dense.prediction.flops
+
+
+def test_codes_take_time_of_a_step(new) -> None:
+    parallel = {"strategy": "zero"}
+    dense = plan(new(parallel=parallel), ranks=2)
+    coded = plan(new(parallel=parallel, comm={"method": "sdp4bit"}), ranks=2)
+    coding = coding_seconds(coded.prediction.ledger.wire)
+    assert coding > 0
+    assert coded.seconds - dense.seconds == pytest.approx(coded.steps * coding)
 
 
 def test_without_a_link_nothing_is_said_of_it(new, fast) -> None:

@@ -32,8 +32,7 @@ class SDP4BitExchange(ShardExchange):
         self.incremental = self.weights is not None
         self.stateful = True  # which draw is the next, also where weights are sent exactly
         self.axes = (exchange.SHARD, *self.nodes.hops())
-        self._block = method.block(self.nodes)
-        self._transforms = method.hadamard and self._block > 1
+        self._block, self._transforms = method.block(self.nodes), method.transforms(self.nodes)
 
     def refresh(self, copy: Tensor, shard: Tensor, name: str) -> Pending:
         if self.weights is None:
@@ -161,6 +160,10 @@ class SDP4Bit(Method):
         codes = (self.gradient_codec(axis) for axis in nodes.hops())
         return self.gradient_group if any(isinstance(c, GroupQuantizer) for c in codes) else 1
 
+    def transforms(self, nodes: Nodes) -> bool:
+        """Whether gradients are transformed: where some hop rounds them in groups."""
+        return self.hadamard and self.block(nodes) > 1
+
     def nodes(self, ranks: int, local: int) -> Nodes:
         """The hosts of so many ranks, where the environment tells of `local` to a host.
 
@@ -178,5 +181,10 @@ class SDP4Bit(Method):
         nodes = self.nodes(at.ranks, at.ranks_per_node)
         codes = {axis: self.gradient_codec(axis) for axis in nodes.hops()}
         return coded_ledger(
-            at, nodes, gradients=codes, weights=self.weight_codec, block=self.block(nodes)
+            at,
+            nodes,
+            gradients=codes,
+            weights=self.weight_codec,
+            block=self.block(nodes),
+            transforms=self.transforms(nodes),
         )

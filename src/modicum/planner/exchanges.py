@@ -13,6 +13,7 @@ from modicum.core.machine import Machine
 from modicum.core.machine.links import MeasuredLink
 from modicum.core.machine.record import MachineRecord
 from modicum.planner.choose import refused, traits_of
+from modicum.planner.coding_time import coding_seconds
 from modicum.planner.predict import Prediction, Predictor
 from modicum.planner.wire_time import WireQuery, break_even, wire_time
 from modicum.recipe import Recipe
@@ -69,7 +70,8 @@ def wire_query(recipe: Recipe, prediction: Prediction, device: str, rate: float)
     return WireQuery(
         prediction.ledger.wire,
         choice.layout,
-        (prediction.flops + prediction.coding_flops) / rate,
+        (prediction.flops + prediction.coding_flops) / rate
+        + coding_seconds(prediction.ledger.wire, device),
         choice.micro_batches,
         device,
         isinstance(comm, Schedule),

@@ -84,13 +84,33 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Coding:
+    """Numbers of an update that one rank codes for a wire, and those that it decodes.
+
+    Args:
+        bits: of a number on the wire.
+        transformed: numbers that a Hadamard transform mixes, before they are coded or after.
+    """
+
+    bits: int
+    encoded: int
+    decoded: int
+    transformed: int = 0
+
+
+@dataclass(frozen=True)
 class Wire:
-    """Bytes that one rank puts on the wire in `count` calls of a collective over an axis."""
+    """Bytes that one rank puts on the wire in `count` calls of a collective over an axis.
+
+    Args:
+        coding: what makes these bytes of numbers, where that takes time; None: they are numbers.
+    """
 
     collective: str
     bytes: int
     axis: str = "data"
     count: int = 1
+    coding: Coding | None = None
 
 
 @dataclass(frozen=True)
