@@ -123,6 +123,65 @@ def test_an_update_is_committed_once_and_a_skipped_one_not_at_all(pool: Pool) ->
         assert {after - before for before, after in pairwise(found["calls"])} == {1}
 
 
+def resuming(ranks: Ranks, folder: str) -> dict[str, Any]:
+    """Six updates at once; three and three; and three after a checkpoint without what is owed."""
+    hooked: list[Any] = []
+
+    def run(**arguments: Any) -> list[Any]:
+        model = hugging_face_llama()
+
+        def callback(trainer: Any) -> Any:
+            hooked.append(PowerSGD(rank=2).callback(trainer))
+            return hooked[-1]
+
+        train_under_transformers(
+            model,
+            torch.randint(29, (48, 8), generator=torch.Generator().manual_seed(0)),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            given_trainer=callback,
+            folder=folder,
+            max_steps=6,
+            save_steps=3,
+            ddp_backend="gloo",
+            **arguments,
+        )
+        return [*(p.detach().clone() for p in model.parameters())]
+
+    whole, half = run(), f"{folder}/checkpoint-3"
+    states = [state_of(hooked[0])]
+    taken_up = run(resume_from=half)
+    states.append(state_of(hooked[1]))
+    file = Path(half) / f"modicum_exchange_{ranks.rank}.safetensors"
+    content = file.read_bytes()
+    if ranks.first:
+        file.write_bytes(content[:-1])
+    ranks.sum(0.0)
+    with pytest.raises(InputError) as damaged:
+        run(resume_from=half)
+    ranks.sum(0.0)
+    file.unlink()
+    ranks.sum(0.0)
+    with pytest.warns(UserWarning, match="what ranks owe next to these weights") as warned:
+        without = run(resume_from=half)
+    return {
+        "same": all(map(torch.equal, whole, taken_up)) and equal(*states),
+        "without": all(map(torch.equal, whole, without)),
+        "damaged": str(damaged.value),
+        "warned": [str(each.message) for each in warned],
+    }
+
+
+@pytest.mark.ranks
+@pytest.mark.expensive
+def test_what_is_owed_is_in_the_trainer_s_checkpoints(pool: Pool, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    for found in pool.run(resuming, str(tmp_path)):
+        assert found["same"]
+        assert not found["without"]
+        assert "modicum_exchange_0.safetensors: damaged" in found["damaged"]
+        assert any("checkpoint-3" in text for text in found["warned"])
+
+
 def page(ranks: Ranks, folder: str) -> list[float]:
     """The page's first example and the one for several ranks, as a script that torchrun starts."""
     own = Path(folder) / str(ranks.rank)

@@ -84,7 +84,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Coding:
+class CodedNumbers:
     """Numbers of an update that one rank codes for a wire, and those that it decodes.
 
     Args:
@@ -110,7 +110,7 @@ class Wire:
     bytes: int
     axis: str = "data"
     count: int = 1
-    coding: Coding | None = None
+    coding: CodedNumbers | None = None
 
 
 @dataclass(frozen=True)

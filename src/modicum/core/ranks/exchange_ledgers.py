@@ -14,7 +14,7 @@ from modicum.core.codecs.elements import (
     drawing_bytes,
     transforming_bytes,
 )
-from modicum.core.contracts.ledger import Coding, Entry, Ledger, Wire
+from modicum.core.contracts.ledger import CodedNumbers, Entry, Ledger, Wire
 from modicum.core.ranks.exchange import LOCAL, NODE, SHARD, ExchangeQuery, Nodes, ShardExchange
 
 
@@ -92,8 +92,8 @@ def coded_ledger(
 
 def _coding(
     code: ElementCodec | None, encoded: int, decoded: int, transformed: int = 0
-) -> Coding | None:
+) -> CodedNumbers | None:
     """What a codec does with so many numbers; None: it casts them, which takes little."""
     if not isinstance(code, GroupQuantizer):
         return None
-    return Coding(code.bits, encoded, decoded, transformed)
+    return CodedNumbers(code.bits, encoded, decoded, transformed)
