@@ -44,7 +44,8 @@ def coding_seconds(
         rates: by bits; None: of this machine, measured where that was not done before.
 
     >>> from modicum.core.contracts.ledger import CodedNumbers
-    >>> wires = [Wire("all_gather", 500, coding=CodedNumbers(4, 10**9, 4 * 10**9)), Wire("all_gather", 9)]
+    >>> coded = CodedNumbers(4, encoded=10**9, decoded=4 * 10**9)
+    >>> wires = [Wire("all_gather", 500, coding=coded), Wire("all_gather", 9)]
     >>> coding_seconds(wires, rates=lambda bits: CodingRates(2000, 500, 0))
     4.0
     """

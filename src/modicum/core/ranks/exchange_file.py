@@ -99,7 +99,7 @@ def _read(file: Path) -> dict[str, Any] | None:
         return {"ranks": int(note["ranks"]), "weights": str(note["weights"]), "states": states}
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"damaged: {error}; without it training continues, and what ranks owe begins at nothing",
+            f"damaged: {error}; without it training continues, and what is owed begins at nothing",
             file=file,
         ) from None
 
