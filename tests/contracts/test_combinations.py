@@ -260,6 +260,37 @@ def test_a_row_resumes_on_two_ranks_and_on_one_again(
     assert losses(run) == pytest.approx(losses(tmp_path / "alone"), rel=1e-2)
 
 
+# Of exchanges with state each way to share a model once.
+KEPT: list[tuple[str, dict[str, Any]]] = [
+    ("powersgd", {"strategy": "ddp"}),
+    ("acp_sgd", {"strategy": "zero"}),
+    ("powersgd", {"strategy": "fsdp"}),
+    ("sdp4bit", {"strategy": "zero"}),
+    ("sdp4bit", {"strategy": "fsdp", "reshard_after_forward": False}),
+]
+
+
+@pytest.mark.expensive
+@pytest.mark.ranks
+@pytest.mark.parametrize(("name", "parallel"), KEPT, ids=str)
+def test_an_exchange_resumes_on_two_ranks_and_on_one_again(
+    pool: Pool,
+    questions: Path,
+    base: Path,
+    tmp_path: Path,
+    name: str,
+    parallel: dict[str, Any],
+) -> None:
+    values = completed(ROWS[name].recipe({"parallel": parallel}), questions, base)
+    run = tmp_path / "run"
+    assert trains(Ranks(), values, run, 2).startswith("4: ")
+    assert all(said.startswith("4: ") for said in pool.run(trains, values, run, 4, ranks=2))
+    assert trains(Ranks(), values, run) == "done"
+    assert trains(Ranks(), values, tmp_path / "alone") == "done"
+    close = pytest.approx(losses(tmp_path / "alone"), rel=CLOSE[name])
+    assert losses(run) == close
+
+
 # Two methods that meet in the same place of a step.
 @pytest.mark.expensive
 @pytest.mark.ranks

@@ -132,6 +132,7 @@ class LowRankExchange(MatrixExchange):
         self._matrices: dict[str, Tensor] = {}
         self._shapes: dict[str, TensorShape] = {}
         self._staged: dict[str, tuple[Tensor, tuple[Tensor, Tensor]]] = {}
+        self._paid: set[str] = set()
 
     # What a method does with one matrix
 
@@ -199,7 +200,15 @@ class LowRankExchange(MatrixExchange):
         """The matrix of this update, errors included; None where its gradient travels as it is."""
         return self._matrices.get(name)
 
+    @torch.no_grad()
+    def pay(self, name: str, gradient: Tensor) -> None:
+        if (owed := self._errors.get(name)) is not None:
+            gradient.add_(owed.view_as(gradient))
+            self._paid.add(name)
+
     def commit(self) -> None:
+        for name in self._paid:
+            del self._errors[name]
         for name, (error, factors) in self._staged.items():
             if self.method.error_feedback:
                 self._errors[name] = error
@@ -212,6 +221,7 @@ class LowRankExchange(MatrixExchange):
         self._matrices.clear()
         self._shapes.clear()
         self._staged.clear()
+        self._paid.clear()
 
     # State
 

@@ -28,12 +28,14 @@ from modicum.core.layers.basis_cache import bases_kept_in, own_folder
 from modicum.core.layers.full_model import FullModel, note_full_model
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks.exchange import ExchangeContext
+from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.weight_digests import changed_weights, weight_digests
 from modicum.linears.base import FormContext
 from modicum.memory.base import ActivationContext, ActivationPolicy
 from modicum.optim.transform import GradientTransform, TransformContext
+from modicum.parallel.alone import AloneWithMatrices, AloneWithRows
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded
 from modicum.parallel.zero import Zero
@@ -46,14 +48,14 @@ from modicum.trainer.compiled_blocks import compile_blocks
 def build_strategy(plan: Plan, ranks: Ranks) -> Strategy:
     """How the ranks share the work, by the plan's layout and the recipe's way to exchange."""
     layout, parallel = plan.prediction.choice.layout, plan.recipe.parallel
-    if ranks.alone:
-        return Strategy(ranks, layout)
     method = plan.recipe.method("comm")
+    context = ExchangeContext(ranks, plan.recipe.training.seed, torch.device(plan.device).type)
+    if ranks.alone:
+        return _alone(method, context, layout)
     if isinstance(method, Schedule):
         return method.strategy(ranks, layout)
     exchange: Any = None
     matrices: MatrixExchange | None = None
-    context = ExchangeContext(ranks, plan.recipe.training.seed, torch.device(plan.device).type)
     if isinstance(method, MatrixMethod):
         if layout.shards > 1 and layout.replicas > 1:
             context = replace(context, hybrid=layout)
@@ -67,6 +69,16 @@ def build_strategy(plan: Plan, ranks: Ranks) -> Strategy:
     if layout.shards == 1:
         return Replicated(ranks, layout, parallel.bucket, matrices)
     return Sharded(ranks, layout, parallel.reshard_after_forward, exchange, matrices)
+
+
+def _alone(method: Any, context: ExchangeContext, layout: Layout) -> Strategy:
+    """The strategy of one rank, which keeps the state that an exchange has among several."""
+    exchange = None if method is None or isinstance(method, Schedule) else method.bind(context)
+    if exchange is None or not exchange.stateful:
+        return Strategy(context.ranks, layout)
+    if isinstance(exchange, MatrixExchange):
+        return AloneWithMatrices(context.ranks, layout, exchange)
+    return AloneWithRows(context.ranks, layout, exchange)
 
 
 def same_inputs(

@@ -294,6 +294,13 @@ class MatrixExchange:
         for name, total in pending.land().items():
             own[name].grad = None if total is None else total.full().to(own[name].dtype)
 
+    def pay(self, name: str, gradient: Tensor) -> None:
+        """On one rank: add what is owed to a gradient, in place; once the update is made, it isn't.
+
+        >>> gradient = torch.ones(2)
+        >>> MatrixExchange().pay("bias", gradient)  # of numbers sent as they are nothing is owed
+        """
+
     def commit(self) -> None:
         """The update is made: what it leaves unsent is owed from here on."""
         self.step += 1
