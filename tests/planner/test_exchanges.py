@@ -108,6 +108,16 @@ def test_codes_take_time_of_a_step(new) -> None:
     assert coded.seconds - dense.seconds == pytest.approx(coded.steps * coding)
 
 
+def test_codes_are_tried_where_ranks_share_the_optimizer_s_state(new, slow) -> None:
+    recipe = new(parallel={"strategy": "zero"}, training={"batch_size": 8})
+    made = plan(recipe, ranks=2, advise=True)
+    ways = {(way["comm"] or {"method": "plain"})["method"]: way for way in made.row()["exchanges"]}
+    assert set(ways) == {"plain", "dense_sums", "sdp4bit", "acp_sgd", "powersgd"}
+    assert ways["sdp4bit"]["bytes"] < ways["plain"]["bytes"] / 5
+    assert ways["sdp4bit"]["break_even"] > slow.rate
+    assert ways["sdp4bit"]["step_seconds"] < ways["plain"]["step_seconds"]
+
+
 def test_without_a_link_nothing_is_said_of_it(new, fast) -> None:
     made = plan(new(parallel={"strategy": "ddp"}, training={"batch_size": 8}), ranks=2, advise=True)
     assert made.wire_time is None

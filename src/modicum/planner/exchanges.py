@@ -19,11 +19,12 @@ from modicum.planner.wire_time import WireQuery, break_even, wire_time
 from modicum.recipe import Recipe
 from modicum.tasks import Inputs
 
-# From what is exact to what is not: numbers as they are, when they travel, in 16 bits, fewer.
+# From what is exact to what is not: numbers as they are, when they travel, in 16 bits, 4, fewer.
 CANDIDATES: tuple[dict[str, Any] | None, ...] = (
     None,
     {"method": "dear"},
     {"method": "dense_sums", "dtype": "bf16"},
+    {"method": "sdp4bit"},
     {"method": "acp_sgd"},
     {"method": "powersgd"},
 )
