@@ -129,7 +129,12 @@ def test_a_plan_for_several_ranks_says_how_they_share_and_what_they_send() -> No
     assert costs == [
         ("ranks", "4", "hybrid, 2 × 2 to a copy of the weights"),
         ("tensors", "500 MB", "at the peak of each rank"),
-        ("wire", "12 MB", "sent by each rank in an update"),
+        (
+            "wire",
+            "12 MB",
+            "sent by each rank in an update; what that takes is not counted, as no link was "
+            "measured (modicum bench link)",
+        ),
     ]
     most = {"prediction": {"peak_bytes": 500_000_000, "counts_the_most": True}}
     said = "at the peak; the most there may be, until weights are read"

@@ -1,4 +1,4 @@
-"""A rank that takes the place of several pays what they owed, once, when an update is made."""
+"""A rank that replaces several pays what they owed, once, when an update is made."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
         busy, waited = (
             number((plan.get("link") or {}).get(f"{what}_seconds")) for what in ("busy", "waited")
         )
-        at_least = ""
+        at_least = "; what that takes is not counted, as no link was measured (modicum bench link)"
         if busy is not None and waited is not None:
             at_least = f", {busy:.2g} s on the link, for which a step waits {waited:.2g} s"
         costs.append(("wire", format_bytes(sent), f"sent by each rank in an update{at_least}"))

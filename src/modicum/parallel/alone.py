@@ -20,7 +20,7 @@ from modicum.parallel.buffer_rows import EXCHANGE
 class AloneWithMatrices(Strategy):
     """A process alone that pays what several ranks owed, and takes it no further.
 
-    What they owe when one takes their place becomes a part of its first update's gradients. Until
+    What they owe when one replaces them becomes a part of its first update's gradients. Until
     then it takes memory that a plan of one rank does not count.
 
     Args:
