@@ -9,8 +9,8 @@ ten seconds every host that is left must say who it was and have ended, and the 
 then come to the result of a run to which nothing happened, to the bit. (After a loss that is no
 number the run continues; it is interrupted, and resumes.)
 
-`--count 100` injects each fault in turn, for an hour or two; a line of `--progress` each, and the
-same command continues. `--quick` injects each once and writes nothing.
+`--count 100` injects each fault in turn, for half an hour to an hour; a line of `--progress` each,
+and the same command continues. `--quick` injects each once and writes nothing.
 """
 
 from __future__ import annotations
