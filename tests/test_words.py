@@ -78,7 +78,7 @@ def passages(name: str, content: str) -> Iterator[Passage]:
         yield from comments(content)
         yield from texts(content)
     else:
-        yield Passage(1, content)
+        yield Passage(1, re.sub(r"\bkey: [^}]*", "", content))  # of promises: names in results
 
 
 def findings(name: str, content: str, table: dict[str, str]) -> list[str]:
