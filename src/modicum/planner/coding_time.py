@@ -35,8 +35,8 @@ def coding_seconds(
 ) -> float:
     """Seconds of an update in which its numbers are coded, and decoded.
 
-    On a GPU this is not counted: its memory is so fast that codes take little of a step. Of a
-    machine that is not this one, they take as long as here.
+    On a GPU this is not counted, and was not measured. Of a machine that is not this one, they take
+    as long as here.
 
     Args:
         wires: of the ledger.
