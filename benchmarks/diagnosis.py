@@ -8,10 +8,10 @@ rate in one direction, or is down, a rank computes longer, or nothing happens.
 
 `--trials 20` is the specified experiment: 20 of each fault, twice as many slow ranks, and `--calm
 1800` seconds at rest, a third as many in a ring. It waits in real time for some three hours, so
-each trial that has ended is a line of `--progress`, and the same command continues. `--quick` makes
-one of each and writes nothing, and so do parts of it alone (`--parts ports`). With `--null` faults
-are injected into another rank than the one that is asked for, and nothing is written. It ends with
-1 where a bar is missed.
+each trial that has ended is a line of `--progress`, and the same command continues. One part alone
+(`--parts ports`) leaves the other as the result has it; each says when it was measured, and where.
+`--quick` makes one of each and writes nothing. With `--null` faults are injected into another rank
+than the one that is asked for, and nothing is written. It ends with 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ import hashlib
 import json
 import math
 import random
-import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import alone, say, spread, write_result
+import torch
+from common import RESULTS, alone, say, spread, write_result
 
 import modicum
 from modicum.core.files import user_cache
+from modicum.core.machine import this_machine
 from modicum.proofs.comm.fatal_bench import FATAL, fatal_trials
 from modicum.proofs.comm.fault_bench import COMPUTE
 from modicum.proofs.comm.port_bench import PORTS, on_ports, port_down_trials
@@ -46,7 +48,7 @@ JUDGES = (
     "core/ranks",
     *(f"proofs/comm/{one}_bench.py" for one in ("fault", "fatal", "port")),
 )
-PARTS = ("ranks", "ports")
+RESULT = RESULTS / "diagnosis.json"
 DOWN = {"a port is down": False, "a port is down, and another network is there": True}
 COST = "step watched over step not watched"
 SHARE, SOON, ENDED, ITERATIONS, MOST_COST = 0.95, 5.0, 10.0, 10, 1.01
@@ -72,6 +74,9 @@ class Progress:
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         return self._known[key]
+
+
+Part = Callable[[Progress, Findings, argparse.Namespace], dict[str, Any]]
 
 
 def sources() -> str:
@@ -208,6 +213,38 @@ def at_rest(calm: dict[str, Any], seconds: float, **more: float) -> dict[str, An
     return {"seconds": seconds, **more, **said}
 
 
+def of_part(make: Part, progress: Progress, given: argparse.Namespace) -> dict[str, Any]:
+    """The table of one part: its faults in rows, runs without any, and what went wrong."""
+    found = Findings(list)
+    rows = make(progress, found, given)
+    every = [one for trials in found.values() for one in trials]
+    return {
+        "faults": {fault: row(trials) for fault, trials in found.items()},
+        **rows,
+        "alarms before faults": sum(one.get("false", 0) for one in every),
+        "wrong": [one for one in every if not one["right"]],
+    }
+
+
+def whole(parts: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the parts give together, next to them: the bars, the least share, the greatest cost."""
+    table: dict[str, Any] = {}
+    for part in parts.values():
+        table |= part
+    table["faults"] = {
+        name: made for part in parts.values() for name, made in part["faults"].items()
+    }
+    table["alarms before faults"] = sum(part["alarms before faults"] for part in parts.values())
+    costs = [table[name]["median"] for name in (COST, f"{COST}, in a ring") if name in table]
+    return {
+        "parts": dict(parts),
+        "complete": set(parts) == set(PARTS),
+        "least_share": min(made["right"] / made["trials"] for made in table["faults"].values()),
+        "greatest_cost": max(costs) - 1,
+        "bars": bars(table),
+    }
+
+
 def main() -> None:
     """Run the trials that are left, and write what came of all."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -215,38 +252,37 @@ def main() -> None:
     parser.add_argument("--calm", type=float, default=60.0, help="seconds without a fault")
     parser.add_argument("--held", type=float, help="of these, in a call that holds the lock")
     parser.add_argument("--progress", type=Path, default=user_cache("diagnosis") / "trials.jsonl")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="these alone")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="these alone"
+    )
     parser.add_argument("--quick", action="store_true", help="one of each; writes no result")
     parser.add_argument("--null", action="store_true", help="inject into another rank")
     given = parser.parse_args()
     if given.quick:
         given.trials, given.calm = 1, 15.0
     by = {"sources": sources(), "shift": int(given.null), "ranks": RANKS}
-    progress, found = Progress(given.progress, by), Findings(list)
-    table: dict[str, Any] = {}
+    progress, parts = Progress(given.progress, by), {}
+    writes = not given.null and not given.quick
+    if writes and set(given.parts) != set(PARTS) and RESULT.exists():
+        parts = json.loads(RESULT.read_text(encoding="utf-8"))["parts"]
     with alone():
-        for part, make in (("ranks", of_ranks), ("ports", of_ports)):
-            table |= make(progress, found, given) if part in given.parts else {}
-    table["faults"] = {fault: row(trials) for fault, trials in found.items()}
-    latencies = [one["iterations"] for one in found_slow(found) if "iterations" in one]
-    table["median iterations to a slow rank"] = statistics.median(latencies) if latencies else None
-    every = [one for trials in found.values() for one in trials]
-    table["alarms before faults"] = sum(one.get("false", 0) for one in every)
-    table["wrong"] = [one for one in every if not one["right"]]
-    table["bars"] = bars(table)
+        for name in given.parts:
+            measured = of_part(PARTS[name], progress, given)
+            when = datetime.now(UTC).isoformat(timespec="seconds")
+            asked = {"trials": given.trials, "calm": given.calm, "sources": by["sources"]}
+            machine = this_machine(torch.device("cpu")).as_json()
+            parts[name] = measured | asked | {"when": when, "machine": machine}
+            if writes:  # what has ended stays, should a later part fail
+                settings = {"ranks": RANKS, "compute_seconds": COMPUTE}
+                write_result("diagnosis", whole(parts), settings)
+    table = whole(parts)
     print(json.dumps(table, indent=2))
     for each in table["bars"]:
         say(f"{'holds' if each['holds'] else 'FALLS'}  {each['what']}: {each['figure']:.3f}")
-    if not given.null and not given.quick and set(given.parts) == set(PARTS):
-        settings = {"ranks": RANKS, "trials": given.trials, "compute_seconds": COMPUTE}
-        write_result("diagnosis", table, settings)
     raise SystemExit(not all(each["holds"] for each in table["bars"]))
 
 
-def found_slow(found: Findings) -> list[dict[str, Any]]:
-    """The trials of slow ranks."""
-    return [one for fault, trials in found.items() if fault.startswith("compute") for one in trials]
-
+PARTS: dict[str, Part] = {"ranks": of_ranks, "ports": of_ports}
 
 if __name__ == "__main__":
     main()

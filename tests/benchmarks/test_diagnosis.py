@@ -67,3 +67,24 @@ def test_alarms_and_cost_count(bench) -> None:
     found["nothing, in a ring"] = bench.at_rest({"iterations": 9, "said": ["a sentence"]}, 5.0)
     missed = [bar["what"] for bar in bench.bars(found) if not bar["holds"]]
     assert missed == ["nothing, in a ring: alarms", bench.COST, "alarms before faults"]
+
+
+def test_a_part_measured_later_joins_what_the_result_has(bench) -> None:
+    ports = table(bench) | {"wrong": []}
+    missed = [{"kind": "killed", "right": n > 0, "seconds": 2.0, "code_4": True} for n in range(4)]
+    ranks = {
+        "faults": {"paused in compute": bench.row(missed)},
+        "nothing": bench.at_rest({"iterations": 9, "said": []}, 5.0),
+        bench.COST: bench.spread([1.004]),
+        "alarms before faults": 1,
+        "wrong": missed[:1],
+    }
+    alone = bench.whole({"ports": ports})
+    assert not alone["complete"] and alone["least_share"] == 1.0
+    both = bench.whole({"ports": ports, "ranks": ranks})
+    assert both["complete"] and both["least_share"] == 0.75
+    assert both["greatest_cost"] == pytest.approx(0.004)
+    assert [bar["what"] for bar in both["bars"] if not bar["holds"]] == [
+        "paused in compute: right",
+        "alarms before faults",
+    ]
