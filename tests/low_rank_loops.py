@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.comm.base import MatrixMethod
+from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.ranks import Ranks
@@ -45,6 +46,11 @@ class Fixed(nn.Module):
 
     def forward(self, gradients: Gradients) -> Tensor:
         return torch.stack([(self.named[n] * g).sum() for n, g in gradients.items()]).sum()
+
+
+def among_idle(exchange: MatrixExchange) -> None:
+    """Have an exchange of several ranks make its sums alone: gradients of the others are zero."""
+    exchange._wire = Collectives(Ranks())
 
 
 def exchanged(exchange: MatrixExchange, gradients: Gradients, buckets: int = 1) -> Gradients:

@@ -220,6 +220,21 @@ def test_one_rank_is_told_that_nothing_travels() -> None:
     assert callback.hook is None
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_one_rank_that_resumes_says_what_it_does_not_take_up(tmp_path: Path, named: bool) -> None:
+    folder = tmp_path / ("elsewhere" if named else "checkpoint-3")
+    folder.mkdir()
+    trainer = a_trainer(ranks=1)
+    trainer.args.output_dir = str(tmp_path)
+    trainer.args.resume_from_checkpoint = str(folder) if named else None
+    callback = HookedUpdates(trainer, lambda model: pytest.fail("it was bound"))
+    for expected in (1, 2):
+        with pytest.warns(UserWarning, match="nothing travels|is not taken up by one") as warned:
+            callback.on_train_begin(state=SimpleNamespace(global_step=3))
+        assert len(warned) == expected
+        (folder / "modicum_exchange_0.safetensors").touch()  # as one of several ranks writes it
+
+
 def test_what_cannot_be_is_refused() -> None:
     scaled = a_trainer(scaler=object())
     with pytest.raises(InputError, match=r"a scale that changes.*train with bf16"):

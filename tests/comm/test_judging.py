@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -215,6 +215,42 @@ def test_a_stopped_rank_is_named_and_later_ends_the_run() -> None:
 def test_who_stops_all_ranks_at_once_ends_no_run() -> None:
     stopped = [report(rank, process="stopped", process_seconds=20.0) for rank in range(RANKS)]
     assert judged(*stopped, now=0.0) == []
+
+
+def resuming(silent_seconds: float, *running: RankReport) -> Callable[[float], list[Anomaly]]:
+    """All ranks are stopped for 60 s until 0.0, then these run: what is found after so long."""
+    judge = Judge(DiagnosisLimits(silent_seconds=silent_seconds))
+    stopped = [report(rank, 51, process="stopped", process_seconds=60.0) for rank in range(RANKS)]
+    judge.add(stopped, 0.0)
+    assert judge.look(0.0) == []
+
+    def look(now: float) -> list[Anomaly]:
+        judge.add([replace(one, process_seconds=60.0 + now) for one in stopped], now)
+        judge.add([replace(one, open=opened(50, 60.0 + now)) for one in running[:3]], now)
+        judge.add(running[3:], now)
+        return judge.look(now)
+
+    return look
+
+
+def test_who_resumes_ranks_one_after_another_has_time_for_it() -> None:
+    look = resuming(8.0, report(0, 51))
+    assert look(0.1) == look(1.4) == []
+    assert [(one.kind, one.rank, one.ends) for one in look(1.6)] == [
+        ("stopped", rank, False) for rank in (1, 2, 3)
+    ]
+    assert look(7.9) == []
+    (ended,) = look(8.1)
+    assert (ended.kind, ended.ends) == ("stopped", True)
+    assert ended.seconds == pytest.approx(8.1)
+
+
+def test_nobody_is_late_by_the_time_for_which_all_were_stopped() -> None:
+    look = resuming(8.0, *(report(rank, 51) for rank in (0, 1, 2)), report(3, 50))
+    assert look(0.1) == look(29.9) == []
+    (named,) = look(30.1)
+    assert (named.kind, named.rank, named.ends) == ("late", 3, False)
+    assert named.seconds == pytest.approx(30.1)
 
 
 def test_stopped_in_a_collective() -> None:

@@ -10,19 +10,25 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from pool import Pool, RanksFailed
+from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import modicum.comm
 from modicum.comm.watch_agent import VERDICT, HostAgent
-from modicum.comm.watching import is_of_a_peer
+from modicum.comm.watching import Watch, is_of_a_peer
 from modicum.core.errors import InputError
+from modicum.core.ranks.call_ring import ENDED, FAILED, RUNNING, RingReader, RingState, RingWriter
 from modicum.core.ranks.observed_calls import observed
 from modicum.core.ranks.ranks import PeerLost, Ranks
 
@@ -189,6 +195,107 @@ def test_errors_of_peers_are_told_from_one_s_own() -> None:
     assert is_of_a_peer(RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:3"))
     assert is_of_a_peer(PeerLost("gone"))
     assert not is_of_a_peer(RuntimeError("shapes do not fit"))
+
+
+def watched_at(folder: Path) -> Watch:
+    """A watch whose ring lies there, with nobody who looks at it."""
+    meeting: Any = SimpleNamespace(ring=RingWriter(folder / "ring", 0), folder=folder)
+    return Watch(meeting)
+
+
+def said_in(folder: Path) -> RingState:
+    return RingReader(folder / "ring").state()
+
+
+def raising(watched: Watch) -> None:
+    with suppress(ValueError), watched:
+        raise ValueError("no such row")
+
+
+@pytest.mark.parametrize("end", [Watch.close, raising])
+def test_a_process_that_a_rank_has_forked_says_nothing_of_the_rank(
+    tmp_path: Path, end: Callable[[Watch], None]
+) -> None:
+    with watched_at(tmp_path) as watched:
+        child = os.fork()
+        if not child:
+            try:
+                end(watched)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert said_in(tmp_path).left == RUNNING
+    assert said_in(tmp_path).left == ENDED
+
+
+def rank_of(_: int, folder: Path, raises: bool) -> None:
+    watched_at(folder)
+    if raises:
+        raise ValueError("no such row")
+
+
+ENDINGS = pytest.mark.parametrize(
+    ("raises", "said"), [(False, (ENDED, "")), (True, (FAILED, "ValueError: no such row"))]
+)
+
+
+@ENDINGS
+def test_a_rank_that_multiprocessing_forked_says_how_it_ends(
+    tmp_path: Path, raises: bool, said: tuple[int, str]
+) -> None:
+    rank = get_context("fork").Process(target=rank_of, args=(0, tmp_path, raises))
+    rank.start()
+    rank.join(60)
+    assert rank.exitcode == int(raises)
+    state = said_in(tmp_path)
+    assert (state.left, state.words) == said
+
+
+@ENDINGS
+def test_a_rank_of_torch_multiprocessing_says_how_it_ends(
+    tmp_path: Path, raises: bool, said: tuple[int, str]
+) -> None:
+    with pytest.raises(ProcessRaisedException) if raises else nullcontext():
+        start_processes(rank_of, (tmp_path, raises), nprocs=1, start_method="fork")
+    state = said_in(tmp_path)
+    assert (state.left, state.words) == said
+
+
+SPAWNING = """
+import multiprocessing, sys
+from pathlib import Path
+from types import SimpleNamespace
+
+
+def rank(folder, raises):
+    from modicum.comm.watching import Watch
+    from modicum.core.ranks.call_ring import RingWriter
+
+    Watch(SimpleNamespace(ring=RingWriter(folder / "ring", 0), folder=folder))
+    if raises:
+        raise ValueError("no such row")
+
+
+if __name__ == "__main__":
+    arguments = Path(sys.argv[1]), sys.argv[2] == "True"
+    process = multiprocessing.get_context("spawn").Process(target=rank, args=arguments)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.expensive
+@ENDINGS
+def test_a_rank_that_multiprocessing_spawned_says_how_it_ends(
+    tmp_path: Path, raises: bool, said: tuple[int, str]
+) -> None:
+    (tmp_path / "script.py").write_text(SPAWNING)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path), str(raises)]
+    assert subprocess.run(command, timeout=150).returncode == int(raises)
+    state = said_in(tmp_path)
+    assert (state.left, state.words) == said
 
 
 RANK = """

@@ -35,6 +35,21 @@ def test_classes_are_those_of_the_rows_or_those_listed() -> None:
         class_names(rows[:1])
 
 
+def test_a_number_and_its_name_are_one_class() -> None:
+    rows = [row(label) for label in (0, "1", "0", 1)]
+    assert class_names(rows) == ("0", "1")
+    assert [numbered(each, ("0", "1")) for each in rows] == [0, 1, 0, 1]
+    with pytest.raises(InputError, match="same label"):
+        class_names(rows[::2])
+
+
+@pytest.mark.parametrize("asked", [["no"], ["no", "no"], ["no", "yes", "no"]])
+def test_classes_that_are_listed_are_two_different_names_at_least(asked: list[str]) -> None:
+    with pytest.raises(InputError, match="two or more different names") as caught:
+        class_names([row("no"), row("yes")], asked)
+    assert (caught.value.field, caught.value.value) == ("task.classes", ", ".join(asked))
+
+
 def test_the_same_part_of_each_class_is_held_out() -> None:
     labels = [0] * 40 + [1] * 10 + [2]
     groups = [str(place) for place in range(len(labels))]

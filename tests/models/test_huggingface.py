@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,12 @@ from transformers import Qwen2ForCausalLM as TheirQwen2
 
 from modicum.core.errors import InputError
 from modicum.models import ModelConfig, create, load, read_config, read_header, resolve, save
+from modicum.models.huggingface import fill, fill_from
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+NORM = "model.norm.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 SIZES = {
     "vocab_size": 29,
     "hidden_size": 16,
@@ -147,6 +152,86 @@ def test_rotary_tables_and_the_tied_copy_of_old_files_are_passed_over(tmp_path: 
     assert set(read_header(folder).tensors) == set(config(tied_embeddings=True).parameter_shapes())
 
 
+@pytest.fixture(params=["llama", "qwen2"])
+def tied(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder whose output layer is the embedding, and which repeats it under its own name."""
+    kinds = {"llama": (LlamaForCausalLM, LlamaConfig), "qwen2": (TheirQwen2, Qwen2Config)}
+    kind, of = kinds[request.param]
+    kind(of(**SIZES, tie_word_embeddings=True)).save_pretrained(tmp_path / "tied")
+    edit(lambda t: t.update({HEAD: t[EMBEDDING].clone()}))(tmp_path / "tied" / "model.safetensors")
+    return tmp_path / "tied"
+
+
+def test_an_output_layer_that_repeats_the_embedding_is_no_other(tied: Path) -> None:
+    model = load(tied)
+    assert read_header(tied).config == model.config
+    assert HEAD not in model.state_dict()
+    twin = AutoModelForCausalLM.from_pretrained(tied)
+    with torch.no_grad():
+        assert (model(IDS) - twin(IDS).logits).abs().max() < 1e-5
+    fill(model, tied)
+    fill_from(model, read_header(tied))
+
+
+def test_an_output_layer_of_its_own_is_not_passed_over(tied: Path) -> None:
+    model = load(tied)
+    edit(lambda t: t[HEAD][28, 0].add_(1))(tied / "model.safetensors")
+    header = read_header(tied)
+    for read in (load, partial(fill, model), lambda _: fill_from(model, header)):
+        with pytest.raises(InputError, match="set tie_word_embeddings to false there") as caught:
+            read(tied)
+        assert (caught.value.field, caught.value.file) == (HEAD, tied / "model.safetensors")
+    fill(model, tied, skip=[EMBEDDING])  # where the embedding is another, nothing is compared
+    raw = json.loads((tied / "config.json").read_text())
+    (tied / "config.json").write_text(json.dumps(raw | {"tie_word_embeddings": False}))
+    stored, weights = load_file(tied / "model.safetensors"), load(tied).state_dict()
+    assert torch.equal(weights[HEAD], stored[HEAD])
+    assert torch.equal(weights[EMBEDDING], stored[EMBEDDING])
+    assert not torch.equal(weights[HEAD], weights[EMBEDDING])
+
+
+def test_an_output_layer_of_another_shape_is_refused(tied: Path) -> None:
+    edit(lambda t: t.update({HEAD: torch.ones(28, 16)}))(tied / "model.safetensors")
+    for read in (read_header, load):
+        with pytest.raises(InputError, match=r"\[28, 16\], and by config") as caught:
+            read(tied)
+        assert caught.value.field == HEAD
+
+
+def cast(**dtypes: torch.dtype) -> Callable[[Path], None]:
+    """Store tensors in these dtypes, by the last part but one of their names; others in bf16."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.to(dtypes.get(name.split(".")[-2], torch.bfloat16))
+
+    return edit(change)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        ({}, "BF16"),
+        ({"norm": torch.float32}, "F32"),
+        ({"norm": torch.float16}, "F32"),
+        ({"norm": torch.float64}, "F64"),
+        ({"norm": torch.float64, "q_proj": torch.float32}, "F64"),
+    ],
+)
+def test_the_dtype_of_a_folder_holds_every_tensor_exactly(
+    folder: Path, dtypes: dict[str, torch.dtype], expected: str
+) -> None:
+    cast(**dtypes)(folder / "model.safetensors")
+    header, stored = read_header(folder), load_file(folder / "model.safetensors")
+    assert header.dtype == expected
+    model = load(folder)
+    assert {tensor.dtype for tensor in model.parameters()} == {DTYPES[expected]}
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, stored[name].to(DTYPES[expected]))
+    with torch.no_grad():
+        assert model(IDS).isfinite().all()
+
+
 def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-7])
 
@@ -172,9 +257,6 @@ def edit(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path]
         save_file(tensors, file)
 
     return apply
-
-
-NORM = "model.norm.weight"
 
 
 @pytest.mark.parametrize(

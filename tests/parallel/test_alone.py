@@ -75,6 +75,37 @@ def test_what_was_owed_is_paid_once(dtype: torch.dtype, passes: int) -> None:
     assert [tuple(each.shape) for each in strategy.held()] == [(2, 4)]  # nobody has used it
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_an_update_that_was_interrupted_pays_again(passes: int) -> None:
+    """As when memory runs out after the backward pass, and the update is tried once more."""
+    model = Model()
+    strategy, _ = owing(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    plain = torch.full((3, 4), 2.0 * passes)
+    for _ in range(2):
+        optimizer.zero_grad()
+        backward(strategy, model, passes)
+        assert model.weight.grad is not None
+        assert torch.equal(model.weight.grad, plain + OWED["weight"])
+    strategy.update(optimizer)
+    assert [tuple(each.shape) for each in strategy.held()] == [(2, 4)]
+
+    optimizer.zero_grad()
+    backward(strategy, model, passes)
+    assert model.weight.grad is not None
+    assert torch.equal(model.weight.grad, plain)
+
+
+def test_an_update_that_was_interrupted_before_it_paid_again_owes_still() -> None:
+    model = Model()
+    strategy, matrices = owing(model)
+    backward(strategy, model)
+    model.zero_grad()
+    strategy.before_backward(last=True)
+    strategy.update(torch.optim.SGD(model.parameters()))
+    assert sorted(tuple(each.shape) for each in matrices.held()) == [(2, 4), (3, 4)]
+
+
 def test_who_uses_gradients_in_the_backward_pass_has_what_was_owed() -> None:
     model, seen = Model(), list[torch.Tensor]()
     strategy, _ = owing(model)

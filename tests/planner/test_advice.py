@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from classifiers import base_folder, rows, write_rows
 
 from modicum.core.contracts.catalog import catalog
+from modicum.core.errors import InputError
 from modicum.models.config import ModelConfig
 from modicum.planner import plan
-from modicum.planner.advice import ANSWERS
+from modicum.planner.advice import ANSWERS, advice
+from modicum.planner.planning import asked_of
 from modicum.recipe import Recipe
 from modicum.recipe.slots import methods_for
 
@@ -59,6 +64,47 @@ def test_advice_is_of_who_asks_and_changes_nothing(adapted):
     assert "advice" not in made.row()
     assert asked.recipe == made.recipe
     assert asked.prediction == made.prediction
+
+
+def test_nothing_is_advised_to_who_starts_from_an_adapter(adapted):
+    asked = asked_of(adapted(rows=16))
+    made = asked.fitting(asked.recipe)
+    assert list(advice(asked, made))
+    begun = replace(asked, recipe=asked.recipe.changed(model__adapter="adapter"))
+    assert list(advice(begun, made)) == []
+
+
+def test_an_adapter_that_the_task_refuses_is_not_advised(adapted):
+    asked = asked_of(adapted(rows=16))
+    made = asked.fitting(asked.recipe)
+    tried = []
+
+    def refuse(_, recipe):
+        tried.append(recipe.adapter["method"])
+        raise InputError("no other adapter goes with it", field="adapter.method")
+
+    task = SimpleNamespace(reconfigured=refuse)
+    assert list(advice(replace(asked, task=task, _configs={}), made)) == []
+    assert tried == ["lora_fa"]
+
+
+def test_a_classifier_of_texts_is_not_advised_what_it_does_not_take(
+    tmp_path, traced_here, monkeypatch
+):
+    monkeypatch.setattr("modicum.planner.planning.uses_of_room", lambda *_: ())
+    data = write_rows(tmp_path / "d.jsonl", rows(40))
+    recipe = Recipe(
+        task={"method": "text_classes"},
+        model={"path": str(base_folder(tmp_path / "base", "bert"))},
+        data={"path": str(data), "sequence_length": 12},
+        adapter={"method": "lora"},
+        training={"batch_size": 32, "micro_batch_size": 32, "recompute": "none"},
+    )
+    made = plan(recipe, advise=True)
+    because = [a.reason(recipe, recipe.method("adapter"), made.prediction)
+               for a in ANSWERS if a.reason]  # fmt: skip
+    assert any(because)
+    assert made.advice == ()
 
 
 def test_what_is_advised_is_there():

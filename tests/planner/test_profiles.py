@@ -6,6 +6,7 @@ import pytest
 
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.planner import plan
+from modicum.planner.planning import asked_of
 from modicum.planner.profiles import profile, profile_of, shipped_profiles
 
 MINE = {
@@ -51,6 +52,23 @@ def test_what_does_not_fit_another_machine_is_refused_for_that_machine(new):
     with pytest.raises(InputError, match="mine has no CUDA device") as caught:
         plan(new(training={"device": "cuda"}), machine=profile_of(MINE, "mine.yaml"))
     assert caught.value.field == "training.device"
+
+
+def test_an_accelerator_s_profile_says_nothing_of_a_processor(new):
+    recipe = new(training={"device": "cpu"})
+    with pytest.raises(InputError, match="none of a processor") as caught:
+        plan(recipe, machine=profile("rtx4090"))
+    assert (caught.value.field, caught.value.value) == ("training.device", "cpu")
+    assert plan(recipe, machine=profile("laptop-16g")).device == "cpu"
+
+
+def test_ranks_of_another_machine_share_its_processor_and_have_an_accelerator_each(new):
+    recipe = new(parallel={"strategy": "ddp"}, training={"batch_size": 8})
+    for name, shared in (("laptop-16g", 4), ("rtx4090", 1)):
+        machine = profile(name)
+        alone, four = (asked_of(recipe, ranks=n, machine=machine).machine.flops for n in (1, 4))
+        assert alone == machine.flops["fp32"]
+        assert four == alone / shared
 
 
 def test_ranks_of_another_machine_send_at_its_rate(new):

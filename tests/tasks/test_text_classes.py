@@ -89,7 +89,8 @@ def test_a_head_is_kept_where_its_classes_are_the_same(tmp_path: Path) -> None:
             "no such column; task.text_columns names this column; allowed: text, label",
         ),
         ({"task": {"pad_token": "[NO]"}}, "task.pad_token", "no such token"),
-        ({"task": {"classes": ["animals"]}}, "task.label_column", "none of the classes"),
+        ({"task": {"classes": ["animals", "stones"]}}, "task.label_column", "none of the classes"),
+        ({"task": {"classes": ["animals"]}}, "task.classes", "two or more different names"),
     ],
 )
 def test_what_is_not_right_is_refused(
@@ -182,3 +183,24 @@ def test_a_test_of_texts_is_a_part_of_each_class_or_data_of_its_own(tmp_path: Pa
     words, labels = prepared("own", test_path=str(other), validation_fraction=0.0)
     assert [len(part) for part in labels] == [20, 0, 6]
     assert "; test: " in words
+
+
+@pytest.mark.parametrize(("own", "field"), [(True, "model.path"), (False, "data.tokenizer")])
+def test_a_token_beyond_the_model_s_vocabulary_names_its_row(
+    own: bool, field: str, tmp_path: Path
+) -> None:
+    base = base_folder(tmp_path / "base", "bert")
+    other = base if own else tmp_path / "other"
+    other.mkdir(exist_ok=True)
+    file = add_tokenizer(other) / "tokenizer.json"
+    raw = json.loads(file.read_text())
+    raw["model"]["vocab"] |= {"yak": 63, "zebu": 64}
+    file.write_text(json.dumps(raw))
+    asked = recipe(base, data={} if own else {"tokenizer": str(other)})
+    made = [*rows(5), {"text": "the yak", "label": "animals"}]
+    data = write_rows(tmp_path / "d.jsonl", [*made, {"text": "the old zebu", "label": "animals"}])
+    task = task_of(asked)
+    inputs = task.look(asked)
+    with pytest.raises(InputError, match=rf"token 64 \('zebu'\) in .*{data.name}:7") as caught:
+        task.prepare(asked, inputs, tmp_path / "run", lambda *_: None, Ranks())
+    assert (caught.value.field, caught.value.value) == (field, 64)

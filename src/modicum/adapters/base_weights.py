@@ -16,6 +16,7 @@ from modicum.adapters.adapter_layer import LayerChange
 from modicum.adapters.sites import Site
 from modicum.adapters.slices import holder, layer_name, places
 from modicum.core.errors import InputError
+from modicum.core.layers.formed_model import stands_for_transposed
 from modicum.core.layers.linear_forms import DENSE, form_of, full_weight, own_rows, write_weight
 from modicum.core.ranks.sharding import is_sharded, own_part, whole
 
@@ -48,7 +49,9 @@ def given(reader: Callable[[str], Tensor], site: Site, base: nn.Module) -> Tenso
         InputError: it is of another shape than the layer's.
     """
     device = next(holder(base).parameters(recurse=False)).device
-    weight = oriented(at_least_fp32(reader(layer_name(site)).to(device)), site)
+    weight = at_least_fp32(reader(layer_name(site)).to(device))
+    if site.transposed or stands_for_transposed(holder(base)):
+        weight = weight.T
     weight = _own_rows(weight, site)
     if weight.shape != (site.out_features, site.in_features):
         raise InputError(

@@ -35,7 +35,8 @@ class ACPSGDExchange(LowRankExchange):
 
     def rebuild(self, name: str, total: Tensor, second: Tensor | None) -> GradientSum:
         error, (p, q) = self.staged(name)
-        p, q = (total, q) if self._sends_p else (p, total)
+        factor = total.clone()  # with a view of it the message would stay
+        p, q = (factor, q) if self._sends_p else (p, factor)
         self.stage(name, error, (p, q))
         return ProductSum(p, q, self.shape(name))
 

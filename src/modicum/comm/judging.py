@@ -8,6 +8,7 @@ all processes are stopped, as by Ctrl-Z, nobody waits for anybody. Nothing here 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from typing import Any
@@ -33,6 +34,7 @@ class Judge:
         self._starved: set[int] = set()
         self._travel: dict[tuple[str, int], float] = {}  # messages, and since when they do
         self._ending = False
+        self._resumed = -math.inf  # when all processes were last stopped together
 
     def add(self, reports: Iterable[RankReport], now: float) -> None:
         """Take what came in at `now`."""
@@ -60,6 +62,8 @@ class Judge:
         found, limits = [], self._limits
         living = [seen.report.process for seen in self._seen.by_rank.values()]
         all_stopped = "running" not in living and "stopped" in living
+        if all_stopped:
+            self._resumed = now
         for rank, seen in sorted(self._seen.by_rank.items(), key=lambda item: -item[1].dead_for):
             report, since = seen.report, now - seen.when
             if report.left == FAILED:
@@ -77,7 +81,7 @@ class Judge:
                 note = EITHER_END if len(elsewhere) == 1 else ""
                 found.append(self._anomaly("silent", rank, now, since, ends=True, note=note))
             elif report.process == "stopped" and not all_stopped:
-                stood = report.process_seconds + since
+                stood = min(report.process_seconds + since, now - self._resumed)
                 if stood >= limits.stopped_seconds:
                     ends = stood >= limits.silent_seconds
                     found.append(self._anomaly("stopped", rank, now, stood, ends=ends))
@@ -114,7 +118,8 @@ class Judge:
                 if seconds > worst.get(rank, (0.0, call))[0]:
                     worst[rank] = (seconds, call)
         found = []
-        for rank, (seconds, call) in worst.items():
+        for rank, (waited, call) in worst.items():
+            seconds = min(waited, now - self._resumed)
             report = self._seen.by_rank[rank].report
             if report.left == ENDED and seconds > self._limits.stopped_seconds:
                 found.append(self._anomaly("left", rank, now, seconds, ends=True))

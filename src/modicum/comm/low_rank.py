@@ -146,8 +146,9 @@ class LowRankExchange(MatrixExchange):
 
     def factors(self, name: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """P [n, r] and Q [m, r] of the last update; before the first, draws alike on all ranks."""
-        if name not in self._factors:
-            rank = min(self.method.rank, *matrix.shape)
+        rank = min(self.method.rank, *matrix.shape)
+        known = self._factors.get(name)
+        if known is None or known[0].shape[1] != rank:  # a run may have been of another rank
             drawn = []
             for side, rows in zip("PQ", matrix.shape, strict=True):
                 empty = torch.empty(rows, rank, dtype=matrix.dtype, device=matrix.device)
@@ -177,7 +178,7 @@ class LowRankExchange(MatrixExchange):
     def encode(self, name: str, gradient: Tensor) -> Tensor:
         shape = tuple(gradient.shape)
         if self._dense_now or not self.method.rank_of(shape):
-            return gradient
+            return self._with_owed(name, gradient)
         wide = torch.promote_types(gradient.dtype, torch.float32)
         matrix = gradient.detach().to(wide).reshape(_sides(shape))
         owed = self._errors.get(name)
@@ -185,6 +186,13 @@ class LowRankExchange(MatrixExchange):
         self._matrices[name] = matrix.clone() if owed is None else matrix + owed
         self._shapes[name] = shape
         return self.send(name, self._matrices[name])
+
+    def _with_owed(self, name: str, gradient: Tensor) -> Tensor:
+        """A gradient that travels as it is, with what is owed of it since it was compressed."""
+        if (owed := self._errors.get(name)) is None:
+            return gradient
+        self._paid.add(name)
+        return gradient + owed.view_as(gradient)
 
     @torch.no_grad()
     def decode(self, name: str, total: Tensor, second: Tensor | None) -> GradientSum:
@@ -195,6 +203,7 @@ class LowRankExchange(MatrixExchange):
     def forget(self, name: str) -> None:
         self._matrices.pop(name, None)
         self._staged.pop(name, None)
+        self._paid.discard(name)
 
     def compressed(self, name: str) -> Tensor | None:
         """The matrix of this update, errors included; None where its gradient travels as it is."""
@@ -210,6 +219,7 @@ class LowRankExchange(MatrixExchange):
         for name in self._paid:
             del self._errors[name]
         for name, (error, factors) in self._staged.items():
+            self._errors.pop(name, None)  # it was a part of this update
             if self.method.error_feedback:
                 self._errors[name] = error
             self._factors[name] = factors

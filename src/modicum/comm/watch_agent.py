@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import select
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from modicum.core.files import write_json
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
 from modicum.core.ranks.rank_probe import RankProbe
 from modicum.core.ranks.rank_reports import RankReport
-from modicum.core.ranks.side_channel import AgentLine, Controller
+from modicum.core.ranks.side_channel import OVER, AgentLine, Controller
 from modicum.core.run_folders import note_interrupted
 
 LOOK_SECONDS = 0.1
@@ -72,10 +73,12 @@ class HostAgent:
         self._said, self._leaving = "", dict[int, float]()
 
     def run(self) -> None:
-        """Look at the ranks until they have ended."""
+        """Look at the ranks until they have ended, and as the one that judges until all have."""
         try:
             farewell = 0.0
-            while not farewell or (time.monotonic() < farewell and not self._finished()):
+            while not farewell or (
+                not self._finished() and (time.monotonic() < farewell or self._needed())
+            ):
                 self._wait()
                 reports = [probe.look() for probe in self._probes]
                 self._left |= {report.rank: report.left for report in reports}
@@ -85,6 +88,8 @@ class HostAgent:
                 self._conclude()
                 if not farewell and all(map(self._over, self._probes)):
                     farewell = time.monotonic() + FAREWELL_SECONDS
+                    if self._controller is not None and self._ended_well():
+                        self._controller.tell(OVER)
         finally:
             for line in (self._line, self._controller):
                 if line is not None:
@@ -106,9 +111,18 @@ class HostAgent:
 
     def _finished(self) -> bool:
         """Whether nothing is left to hear or to say once this host's ranks are dead."""
-        if self._ended or all(left == ENDED for left in self._left.values()):
+        if self._ended or self._ended_well():
             return self._controller is None or not self._controller.agents
         return False
+
+    def _ended_well(self) -> bool:
+        """Whether the ranks of this host ended, and none of them by an error."""
+        return all(left == ENDED for left in self._left.values())
+
+    def _needed(self) -> bool:
+        """Whether other hosts' ranks are still judged here, as their work takes longer."""
+        agents = self._controller.agents if self._controller else 0
+        return agents > 0 and not self._ended and self._ended_well()
 
     def _events(self, reports: list[RankReport]) -> list[dict[str, Any]]:
         now = time.monotonic()
@@ -129,9 +143,10 @@ class HostAgent:
         """What the controller said; where it says nothing for too long, that."""
         line = self._line
         assert line is not None
-        line.send(reports)
+        for report in reports:  # apart, so that no line is too long, however much has waited
+            line.send([report])
         events = line.events()
-        silent = now - line.heard
+        silent = 0.0 if line.over else now - line.heard
         if not events and not self._ended and silent >= self._limits.silent_seconds:
             where = "the controller next to rank 0"
             lost = Anomaly("silent", 0, where, "", False, "", silent, ends=True, note=EITHER_END)
@@ -147,7 +162,8 @@ class HostAgent:
                 file.write(json.dumps(event) + "\n")  # a full disk is no reason to be silent
         if event["ends"] and not self._ended:
             self._ended, self._said = time.monotonic(), event["sentence"]
-            write_json(self._folder / VERDICT, event)
+            with suppress(InputError, OSError):  # no room: they are ended from here, then
+                write_json(self._folder / VERDICT, event)
 
     def _conclude(self) -> None:
         """Say in the run's record why it was ended, where rank 0 has not, and will not any more."""
@@ -166,7 +182,12 @@ class HostAgent:
 
 
 def main() -> None:
-    """Read the task, say that it is begun, and do it."""
+    """Read the task, say that it is begun, and do it.
+
+    It outlives signals that are sent to all processes of a run: the ranks may save what they have.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     task = json.loads(sys.stdin.readline())
     if task["controller"]:
         task["controller"] = tuple(task["controller"])

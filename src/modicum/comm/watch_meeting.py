@@ -11,11 +11,11 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ import torch.distributed as dist
 
 from modicum.comm.anomalies import DiagnosisLimits
 from modicum.core.errors import InputError
-from modicum.core.ranks.call_ring import BEREFT, RingWriter
+from modicum.core.module_process import module_command
+from modicum.core.ranks.call_ring import BEREFT, RING_BYTES, RingWriter
 from modicum.core.ranks.ranks import PeerLost
 from modicum.core.ranks.roll_call import RollCall
+from modicum.core.ranks.side_channel import listening
 
 
 class WatchMeeting:
@@ -67,9 +69,7 @@ class WatchMeeting:
         here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
         folder: str | None = None
         if rank == here[0]:
-            shared = Path("/dev/shm")
-            place = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
-            folder = tempfile.mkdtemp(prefix="modicum-watch-", dir=place)
+            folder = tempfile.mkdtemp(prefix="modicum-watch-", dir=_shared_memory(len(here)))
         try:
             if folder is not None:
                 call.tell("folder", folder)
@@ -85,7 +85,7 @@ class WatchMeeting:
             except PeerLost:
                 self.ring.leave(BEREFT)  # or the agent says that this rank is dead
                 raise
-        except PeerLost:
+        except BaseException:
             if folder is not None and not self.begun:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -114,22 +114,23 @@ class WatchMeeting:
 
     def _among_hosts(self, call: RollCall, task: dict[str, Any], rank: int) -> None:
         if rank == 0:
-            # The address at which the others reach this host is the one at which they met.
-            listen = socket.gethostbyname(os.environ.get("MASTER_ADDR", "127.0.0.1"))
-            secret = secrets.token_hex(32)
-            port = self._begin(task | {"listen": listen, "secret": secret})
-            call.tell("controller", [listen, port, secret])
+            # The name by which the others reach this host is the one by which they met.
+            name, secret = os.environ.get("MASTER_ADDR", "127.0.0.1"), secrets.token_hex(32)
+            port = self._begin(task | {"listen": address_of(name), "secret": secret})
+            call.tell("controller", [name, port, secret])
             return
-        [(listen, port, secret)] = call.ask("controller", 0)
-        self._begin(task | {"controller": [listen, port], "secret": secret})
+        [(name, port, secret)] = call.ask("controller", 0)
+        self._begin(task | {"controller": [name, port], "secret": secret})
 
     def _begin(self, task: dict[str, Any]) -> int:
         """Start the agent; the port at which it listens."""
-        self.begun = True
-        command = [sys.executable, "-m", "modicum.comm.watch_agent"]
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            module_command("modicum.comm.watch_agent"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
+        self.begun = True
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(BrokenPipeError):
@@ -144,6 +145,39 @@ class WatchMeeting:
             raise InputError("the process that watches the ranks of this host did not start")
         port: int = json.loads(said)["port"]
         return port
+
+
+def address_of(name: str) -> str:
+    """Where to listen, so that other hosts reach this one by the name by which they met.
+
+    Empty, every address, where that name means something else here than there: Debian gives a host
+    the address 127.0.1.1 for its own name, and behind a router it has another than others know.
+
+    Raises:
+        InputError: the name has no address.
+
+    >>> address_of("127.0.0.1")
+    '127.0.0.1'
+    """
+    try:
+        found = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise InputError(f"has no address: {error}", field="MASTER_ADDR", value=name) from None
+    if ip_address(found).is_loopback and name not in ("localhost", found):
+        return ""
+    try:
+        listening(found).close()
+    except OSError:
+        return ""
+    return found
+
+
+def _shared_memory(rings: int) -> Path | None:
+    """The folder that is memory, where there is one with room for so many rings."""
+    shared = Path("/dev/shm")
+    if not (shared.is_dir() and os.access(shared, os.W_OK)):
+        return None
+    return shared if shutil.disk_usage(shared).free > 2 * rings * RING_BYTES else None
 
 
 def _host() -> str:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -125,6 +126,7 @@ class Watch(RunHook):
         if meeting is None:
             return
         self._ring, self._verdict = meeting.ring, meeting.folder / VERDICT
+        self._process = os.getpid()
         self._main = threading.main_thread().ident or 0
         self._closed, self._ends_itself = threading.Event(), False
         self._hook = sys.excepthook
@@ -133,6 +135,8 @@ class Watch(RunHook):
         self._thread = threading.Thread(target=self._beat, name="modicum watch", daemon=True)
         self._thread.start()
         atexit.register(self.close)
+        # A process that multiprocessing has started ends without what atexit knows.
+        self._at_end = Finalize(None, self._leave_at_end, exitpriority=0)
 
     @contextmanager
     def marked(self) -> Iterator[None]:
@@ -175,7 +179,7 @@ class Watch(RunHook):
 
     def close(self) -> None:
         """Watch this rank no more; the others are not surprised by its end."""
-        if self.alone or self._closed.is_set():
+        if self.alone or self._closed.is_set() or self._forked:
             return
         self._ring.leave(ENDED)
         self._closed.set()
@@ -184,6 +188,21 @@ class Watch(RunHook):
         if sys.excepthook == self._uncaught:
             sys.excepthook = self._hook
         atexit.unregister(self.close)
+        self._at_end.cancel()
+
+    @property
+    def _forked(self) -> bool:
+        """Whether this is a copy in a process that the rank has forked, whose end is its own."""
+        return os.getpid() != self._process
+
+    def _leave_at_end(self) -> None:
+        """The process ends: in order, or by an error that nobody has handled."""
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit) and error.code not in (None, 0):
+            error = error.__context__ or error  # torch.multiprocessing turns an error into this
+        if error is not None:
+            self._leave_by(error)
+        self.close()
 
     def __enter__(self) -> Watch:
         return self
@@ -214,6 +233,8 @@ class Watch(RunHook):
         self._hook(kind, error, trace)
 
     def _leave_by(self, error: BaseException) -> None:
+        if self._forked:
+            return
         if is_of_a_peer(error):
             self._ring.leave(BEREFT)
             self._thread.join(VERDICT_SECONDS)  # which ends this process once the cause is known

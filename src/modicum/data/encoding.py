@@ -158,10 +158,14 @@ def _shorter(tokenizer: Tokenizer, document: Document, talk: Talk, room: int) ->
 
 def _beyond(document: Document, ids: list[int], tokenizer: Tokenizer, size: int) -> InputError:
     worst = next(token for token in ids if token >= size)
+    return beyond(worst, tokenizer.token(worst), document.origin, size)
+
+
+def beyond(token: int, word: str | None, origin: str, size: int) -> InputError:
+    """The error of a token of a text that a model's vocabulary does not have."""
     return InputError(
-        f"the tokenizer gives token {worst} ({tokenizer.token(worst)!r}) in "
-        f"{document.origin}, but the model's vocabulary ends at {size - 1}; "
-        "use the tokenizer that belongs to the model, or a larger vocabulary",
-        value=worst,
+        f"the tokenizer gives token {token} ({word!r}) in {origin}, but the model's vocabulary "
+        f"ends at {size - 1}; use the tokenizer that belongs to the model, or a larger vocabulary",
+        value=token,
         allowed=f"token ids below {size}",
     )

@@ -108,12 +108,18 @@ def class_names(rows: Sequence[LabelledText], asked: Sequence[str] = ()) -> tupl
     ('9', '10')
     """
     if asked:
+        if not len(asked) == len(set(asked)) >= 2:
+            raise InputError(
+                "are to be two or more different names",
+                field="task.classes",
+                value=", ".join(asked),
+            )
         return tuple(asked)
     found = {row.label for row in rows}
     if all(isinstance(label, int) for label in found):
         names = tuple(map(str, sorted(found, key=int)))
     else:
-        names = tuple(sorted(map(str, found)))
+        names = tuple(sorted({str(label) for label in found}))
     if len(names) < 2:
         raise InputError(
             "all rows have the same label, and at least two classes are needed",

@@ -7,7 +7,6 @@ Reading a configuration or checking a folder needs no torch, so that a plan is m
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -33,15 +32,24 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 _NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_TORCH_NAMES = {name: own for own, name in _NAMES.items()}
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_COMPARED = 8192  # rows of an embedding at a time
 
 
 @dataclass(frozen=True)
 class ModelHeader:
-    """A model folder that was checked: its configuration, and where each tensor lies."""
+    """A model folder that was checked: its configuration, and where each tensor lies.
+
+    Args:
+        tied: the output layer's weight, where the files repeat it next to the embedding's, which it
+            is by config.json.
+    """
 
     folder: Path
     config: DecoderConfig
     tensors: dict[str, TensorEntry | ConvertedTensor]
+    tied: TensorEntry | None = None
 
     @property
     def bytes(self) -> int:
@@ -59,8 +67,9 @@ class ModelHeader:
 
     @property
     def dtype(self) -> str:
-        """The format's name (F32, BF16...) of the dtype that most tensors have."""
-        return Counter(entry.dtype for entry in self.tensors.values()).most_common(1)[0][0]
+        """The format's name (F32, BF16...) of the narrowest dtype that holds each exactly."""
+        found = {entry.dtype for entry in self.tensors.values()} & {*_NAMES.values()}
+        return found.pop() if len(found) == 1 else "F64" if "F64" in found else "F32"
 
 
 def resolve(path: str | Path) -> Path:
@@ -116,7 +125,10 @@ def read_header(folder: str | Path) -> ModelHeader:
     config = read_config(folder)
     found = find_tensors(folder)
     if isinstance(config, ModelConfig):
-        return ModelHeader(folder, config, _placed(config, found, folder))
+        tied = found.pop(_HEAD, None) if config.tied_embeddings else None
+        if tied is not None:
+            check_stored(_HEAD, tied, config.parameter_shapes()[_EMBEDDING])
+        return ModelHeader(folder, config, _placed(config, found, folder), tied)
     from modicum.core.layers.meta import on_meta
     from modicum.models.transformers.model import build
     from modicum.models.transformers.names import placed
@@ -146,9 +158,7 @@ def _placed(
         check_stored(name, entry, shape, integers=name in indices)
         tensors[name] = entry
     for name, entry in found.items():
-        # Old files keep the rotary tables, and some repeat the tied output layer.
-        tied = config.tied_embeddings and name == "lm_head.weight"
-        if not tied and not name.endswith("rotary_emb.inv_freq"):
+        if not name.endswith("rotary_emb.inv_freq"):  # tables that old files keep
             raise InputError(
                 "the built-in model has no place for this tensor", file=entry.file, field=name
             )
@@ -164,13 +174,15 @@ def load(
     """The model in `folder`, streamed: at its peak, the model and one tensor more.
 
     Args:
-        dtype: of all parameters; None keeps each as it is stored.
+        dtype: of all parameters; None: as they are stored, or where that differs from tensor to
+            tensor the one that holds all of them exactly.
         linear: the form that every projection takes, each made from its full weight; those that
             the folder holds in a form of their own keep it. Or the plan of forms, which has those;
             blocks are what they are in the folder.
 
     Raises:
-        InputError: as `read_header`, or no linear form has that name.
+        InputError: as `read_header`, or no linear form has that name, or the files hold an output
+            layer that is not the embedding, which it is by config.json.
     """
     import torch
 
@@ -186,6 +198,9 @@ def load(
         empty = empty_decoder(header.config, header.dtype, dtype, device, linear)
         fill(empty, folder)
         return empty
+    _check_tied(header)
+    if dtype is None and len(header.dtypes & _TORCH_NAMES.keys()) > 1:
+        dtype = getattr(torch, _TORCH_NAMES[header.dtype])
     held = header.config.forms
     plan = linear if isinstance(linear, FormPlan) else held.with_default(linear)
     plan = replace(plan, blocks=held.blocks)
@@ -229,7 +244,7 @@ def fill(model: Decoder, folder: str | Path, skip: Collection[str] = ()) -> None
         skip: parameters that are left as they are, whatever the file holds of them.
 
     Raises:
-        InputError: as `read_header`.
+        InputError: as `read_header` and `load`.
     """
     fill_from(model, read_header(folder), skip)
 
@@ -247,6 +262,8 @@ def fill_from(model: nn.Module, header: ModelHeader, skip: Collection[str] = ())
     )
     from modicum.core.ranks.sharding import own_part
 
+    if _EMBEDDING not in skip:
+        _check_tied(header)
     formed = {
         path: layer
         for path, layer in model.named_modules()
@@ -304,6 +321,25 @@ def reader_of(header: ModelHeader) -> Callable[[str], torch.Tensor]:
         return _read_rows(header, name).clone()
 
     return read
+
+
+def _check_tied(header: ModelHeader) -> None:
+    """Compare an output layer that files repeat with the embedding, some rows at a time.
+
+    Raises:
+        InputError: they differ, as where the output layer was trained alone and merged.
+    """
+    if header.tied is None:
+        return
+    for before in range(0, header.tied.shape[0], _COMPARED):
+        embedding = _read_rows(header, _EMBEDDING, before, _COMPARED)
+        if not (embedding == read_tensor(header.tied, before, _COMPARED)).all():
+            raise InputError(
+                f"by config.json it is {_EMBEDDING} too, and the weights differ; set "
+                "tie_word_embeddings to false there",
+                file=header.tied.file,
+                field=_HEAD,
+            )
 
 
 def _read_rows(

@@ -59,6 +59,12 @@ class AloneWithMatrices(Strategy):
 
         super().when_ready(model, ready)
 
+    def before_backward(self, *, last: bool) -> None:
+        """What an update that was interrupted has paid is owed still."""
+        super().before_backward(last=last)
+        self.matrices.discard()
+        self._paid.clear()
+
     def after_backward(self) -> None:
         """Add what is owed to the gradients that there are."""
         super().after_backward()

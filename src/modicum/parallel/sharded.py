@@ -270,7 +270,7 @@ class Sharded(Strategy):
                 if parameter not in self._aside.read:
                     parameter.grad = None  # what is added up is in the groups
             for group in self._matrix_groups:
-                group.last = last
+                group.before(last=last)
                 if first:
                     group.clear()
 

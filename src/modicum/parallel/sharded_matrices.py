@@ -58,9 +58,17 @@ class MatrixGroup(OrdinaryBuffers):
         Before the update's last backward pass they are added up, and the output is zero.
 
         Raises:
-            InputError: there are gradients of some parameters only.
+            InputError: there are gradients of some parameters only; or a block ran twice in the
+                forward pass, so that its gradients come in parts.
         """
         _check_width(self.name, input_tensor.numel(), self._rows)
+        if self._pending is not None:
+            raise InputError(
+                "on FSDP2 an exchange of matrices needs all gradients of a block at once, and this "
+                "block runs more than once in a forward pass; set parallel.strategy to zero",
+                field="comm.method",
+                value=self.name,
+            )
         buffer = input_tensor.view(self._rows.shards, -1)
         if self._sums is not None:
             buffer = self._sums.add_(buffer)
@@ -72,6 +80,10 @@ class MatrixGroup(OrdinaryBuffers):
         taken = {name: self._rows.take(buffer, index) for index, name in enumerate(self._names)}
         self._lay()
         self._pending, self._output = self.exchange.begin(taken, taken), output_tensor
+
+    def before(self, *, last: bool) -> None:
+        """A backward pass follows, the update's last one or not; none is waited for any more."""
+        self.last, self._pending = last, None
 
     def land(self) -> None:
         """Wait for the sums, of which this rank computes the rows that it owns."""
@@ -148,6 +160,10 @@ class HostsGroup(OrdinaryBuffers):
             }
             if own:
                 self._pending = self.exchange.begin(own, own)
+
+    def before(self, *, last: bool) -> None:
+        """A backward pass follows, the update's last one or not; none is waited for any more."""
+        self.last, self._pending = last, None
 
     def land(self) -> None:
         """Wait for the sums over the hosts."""

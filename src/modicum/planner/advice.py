@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from modicum.adapters.base import Adapter
 from modicum.core.contracts.ledger import EntryKind
+from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.planner.predict import Prediction
+from modicum.planner.question import Question
 from modicum.recipe import Recipe
 
 PAGE = "docs/how-to/which-adapter.md"
@@ -128,12 +130,25 @@ ANSWERS = (
 )
 
 
-def advice(recipe: Recipe, made: Prediction) -> Iterator[JsonObject]:
-    """What a plan's own figures speak for: rows for `modicum plan --json`."""
-    adapter = recipe.method("adapter")
-    if not isinstance(adapter, Adapter):
+def advice(asked: Question, made: Prediction) -> Iterator[JsonObject]:
+    """What a plan's own figures speak for: rows for `modicum plan --json`.
+
+    Nothing where training starts from an adapter of a file, which is the one that it is.
+    """
+    recipe, adapter = asked.recipe, asked.recipe.method("adapter")
+    if not isinstance(adapter, Adapter) or recipe.model.adapter is not None:
         return
     for answer in ANSWERS:
         reason = answer.reason and answer.reason(recipe, adapter, made)
-        if reason and adapter.info.name not in answer.methods:
+        if reason and adapter.info.name not in answer.methods and _allowed(asked, answer):
             yield {"because": reason, "try": answer.take, "words": answer.words, "see": PAGE}
+
+
+def _allowed(asked: Question, answer: AdapterAnswer) -> bool:
+    """Whether the task takes all adapters of an answer."""
+    try:
+        for name in answer.methods:
+            asked.config(asked.recipe.changed(adapter={"method": name}))
+    except InputError:
+        return False
+    return True

@@ -41,6 +41,11 @@ class Knob:
         return not one.startswith(two) and not two.startswith(one)
 
     @property
+    def of_the_adapter(self) -> bool:
+        """Whether it changes what a file of the adapter holds."""
+        return self.field.partition(".")[0] == "adapter" and self.field != "adapter.dropout"
+
+    @property
     def _place(self) -> str:
         """The field, or the section of which a method decides everything."""
         return self.field.removesuffix(".method")
@@ -67,7 +72,13 @@ def tightening(recipe: Recipe, ranks: int = 1, layers: Sequence[str] = ()) -> li
     knobs.append(Knob(ROWS, "training.batch_size", fractions(training.batch_size, ranks)))
     if model.path is None:
         knobs += _of_new_models(recipe)
-    return [knob for knob in knobs if knob.values]
+    return _free(recipe, knobs)
+
+
+def _free(recipe: Recipe, knobs: Sequence[Knob]) -> list[Knob]:
+    """Those with values. An adapter that training starts from is what its file holds."""
+    given = recipe.model.adapter is not None
+    return [knob for knob in knobs if knob.values and not (given and knob.of_the_adapter)]
 
 
 def _exact(recipe: Recipe, ranks: int) -> Iterator[Knob]:
@@ -128,7 +139,7 @@ def loosening(recipe: Recipe, ranks: int = 1, context: int | None = None) -> lis
     knobs.append(Knob(ROWS, "data.sequence_length", longer))
     if recipe.model.path is None:
         knobs.append(Knob(SHAPE, "model.width", multiples(recipe.model.width, None)))
-    return [knob for knob in knobs if knob.values]
+    return _free(recipe, knobs)
 
 
 def _frozen_forms(recipe: Recipe) -> list[str]:

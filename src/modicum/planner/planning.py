@@ -95,7 +95,7 @@ def plan(
     made = answered(asked, live, keep)
     if not advise:
         return made
-    uses, given = uses_of_room(asked, made.prediction), advice(asked.recipe, made.prediction)
+    uses, given = uses_of_room(asked, made.prediction), advice(asked, made.prediction)
     ways = [] if asked.link is None else exchanges(asked, made.prediction, asked.link)
     return replace(made, uses=tuple(uses), advice=tuple(given), exchanges=tuple(ways))
 
@@ -213,7 +213,8 @@ def asked_of(
     else:
         record = machine.record
         found = machine.machine(recipe.training.precision)
-        share = Share(count if device == "cpu" else 1, live=False)
+        here = count if device == "cpu" else 1  # that share the processor; each has its accelerator
+        found, share = replace(found, flops=found.flops / here), Share(here, live=False)
         room = Room.of(recipe, found, device, record, share, machine.base)
         room = replace(room, name=room.name.replace("this machine", machine.name))
     predictor = Predictor(device)

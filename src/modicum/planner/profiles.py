@@ -87,13 +87,17 @@ class Profile(BaseModel):
         """Where the recipe would run there.
 
         Raises:
-            InputError: it asks for CUDA, and this machine has none.
+            InputError: it asks for CUDA, and this machine has none; or for the processor, of which
+                the profile of an accelerator says no rate.
         """
         wanted = recipe.training.device
+        if wanted == "cpu" and self.device != "cpu":
+            problem = f"the profile of {self.name} has its accelerator's rates, none of a processor"
+            raise InputError(problem, field="training.device", value=wanted, allowed="auto, cuda")
         if wanted == "cuda" and self.device != "cuda":
             problem = f"{self.name} has no CUDA device"
             raise InputError(problem, field="training.device", value=wanted, allowed="auto, cpu")
-        return "cpu" if wanted == "cpu" else self.device
+        return self.device
 
     def described(self, wire_bytes: int) -> dict[str, Any]:
         """What a plan says of it.

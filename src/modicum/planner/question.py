@@ -56,10 +56,13 @@ class Question:
         """The shape of the model that a changed recipe would have.
 
         Raises:
-            InputError: the forms of its layers do not go with the model.
+            InputError: the forms of its layers do not go with the model, or the adapter not with
+                the task.
         """
         shape = {"model": recipe.model.model_dump(), "data": recipe.data.sequence_length}
-        key = json.dumps([shape, recipe.linear, recipe.compress], sort_keys=True, default=str)
+        adapter = (recipe.adapter or {}).get("method")  # which not every task takes
+        parts = [shape, recipe.linear, recipe.compress, adapter]
+        key = json.dumps(parts, sort_keys=True, default=str)
         if key not in self._configs:
             self._configs[key] = self.task.reconfigured(self.inputs, recipe)
         return self._configs[key]

@@ -16,6 +16,7 @@ from modicum.core.files import file_digest, read_json
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.bucket_sampler import BucketSampler
+from modicum.data.encoding import beyond
 from modicum.data.labelled_texts import (
     LabelledText,
     class_names,
@@ -199,14 +200,17 @@ def prepared(
     ranks: Ranks,
     *,
     buckets: bool,
+    vocabulary: int,
 ) -> Data[TextClassBatch]:
     """Tokenize all rows once, by rank 0, into the run folder, and map what it wrote.
 
     Args:
         buckets: whether the rows of one update are of similar length.
+        vocabulary: of the model: token ids are below it.
 
     Raises:
-        InputError: a row is too long and the recipe refuses that, or nothing is left.
+        InputError: a row is too long and the recipe refuses that, or has a token that is beyond the
+            model's vocabulary; or nothing is left.
     """
     target, own = folder / "data", folder / "tokenizer"
     made_from = [texts.digest, {file.name: file_digest(file) for file in tokenizer.files}]
@@ -216,7 +220,7 @@ def prepared(
         if not ranks.first or known.get("made_from") == made_from:
             return
         progress("tokenizing", 0, len(texts.rows))
-        rows, counts = _encoded(recipe, texts, tokenizer)
+        rows, counts = _encoded(recipe, texts, tokenizer, vocabulary)
         write_rows(target, rows, {**counts, "made_from": made_from})
         own.mkdir(parents=True, exist_ok=True)
         for file in tokenizer.files:
@@ -249,7 +253,7 @@ def prepared(
 
 
 def _encoded(
-    recipe: Recipe, texts: LabelledTexts, tokenizer: PairTokenizer
+    recipe: Recipe, texts: LabelledTexts, tokenizer: PairTokenizer, vocabulary: int
 ) -> tuple[dict[str, list[EncodedRow]], dict[str, int]]:
     """The rows of each part that are kept, and what became of the others."""
     room, policy = recipe.data.sequence_length, recipe.data.too_long
@@ -269,6 +273,12 @@ def _encoded(
         elif not ids:
             counts["empty"] += 1
         else:
+            if (worst := max(ids)) >= vocabulary:
+                word, where = tokenizer.inner.id_to_token(worst), texts.rows[place].origin
+                asked = recipe.data.tokenizer
+                raise beyond(worst, word, where, vocabulary).located(
+                    field="model.path" if asked is None else "data.tokenizer"
+                )
             counts["truncated"] += truncated
             own = kept[PARTS[texts.flags[place]]]
             own.append(EncodedRow(ids, types, texts.labels[place]))

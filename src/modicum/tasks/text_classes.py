@@ -197,6 +197,7 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
 
     def reconfigured(self, inputs: TextClassInputs, recipe: Recipe) -> TransformersConfig:
         """The configuration of the model that a changed recipe would have."""
+        check_asked(recipe)
         return formed_classifier(recipe, inputs.dense)
 
     def row(self, recipe: Recipe) -> ModelQuery:
@@ -257,7 +258,7 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
         padding = self._padding(inputs.config)
         return prepared(
             recipe, inputs.texts, inputs.tokenizer, padding, folder, progress, ranks,
-            buckets=self.asked.length_buckets,
+            buckets=self.asked.length_buckets, vocabulary=inputs.config.vocabulary_size,
         )  # fmt: skip
 
     def digests(self, rows: Rows[TextClassBatch]) -> Iterator[bytes]:

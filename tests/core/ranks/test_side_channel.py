@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
 import math
@@ -25,7 +26,13 @@ from modicum.core.ranks.call_ring import BEREFT, FAILED, RingReader, RingWriter
 from modicum.core.ranks.observed_calls import ObservedCall
 from modicum.core.ranks.rank_probe import RankProbe, process_state, seconds_without_processor
 from modicum.core.ranks.rank_reports import MOST_BYTES, MOST_GROUPS, parse_reports, report_line
-from modicum.core.ranks.side_channel import MOST_WAITING_BYTES, AgentLine, Controller
+from modicum.core.ranks.side_channel import (
+    MOST_WAITING_BYTES,
+    OVER,
+    AgentLine,
+    Controller,
+    listening,
+)
 
 
 def call(sequence: int, group: str = "0", ended: float = math.nan) -> ObservedCall:
@@ -63,6 +70,19 @@ def test_a_file_that_is_no_ring_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ring").write_bytes(b"x" * 40_000)
     with pytest.raises(InputError, match="is no ring of calls"):
         RingReader(tmp_path / "ring")
+
+
+def test_a_ring_without_room_is_an_error_when_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later the first write into it would be the end of the process."""
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(OSError, match="No space left on device"):
+        RingWriter(tmp_path / "ring", 0)
 
 
 def test_a_probe_sees_calls_once_and_the_process(tmp_path: Path) -> None:
@@ -256,6 +276,38 @@ def test_agents_reach_the_controller_and_hear_of_events(tmp_path: Path) -> None:
     until(lambda: not lines[1].open)
     for line in lines:
         line.close()
+
+
+def test_that_the_controller_s_work_is_over_is_no_event() -> None:
+    controller = Controller("127.0.0.1", "secret", 2)
+    line = AgentLine("127.0.0.1", controller.port, "secret", [1])
+    until(lambda: controller.agents == 1)
+    assert not line.over
+    controller.tell(OVER)
+    controller.tell({"sentence": "rank 1 is dead"})
+    heard: list[Any] = []
+    until(lambda: heard.extend(line.events()) or heard)
+    assert heard == [{"sentence": "rank 1 is dead"}]
+    assert line.over
+    assert line.open
+    line.close()
+    controller.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_without_an_address_every_one_is_listened_at(host: str) -> None:
+    with listening("") as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection((host, port), timeout=20) as there:
+            here, _ = listener.accept()
+            with here:
+                here.sendall(b"met")
+                assert there.recv(3) == b"met"
+
+
+def test_an_address_of_another_machine_is_not_listened_at() -> None:
+    with pytest.raises(OSError, match=r"assign|available|bind"):
+        listening("192.0.2.1")
 
 
 def test_an_agent_does_not_wait_for_a_controller_that_does_not_read(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from classifiers import base_folder
 
+from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.models.transformers.classes import classifier_config, classifier_header
 from modicum.models.transformers.model import build
@@ -58,3 +60,27 @@ def test_a_decoder_looks_at_the_last_token_that_is_no_padding(name: str, tmp_pat
     assert (alone[1] - alone[2]).abs().max() > 1e-3
     hidden = getattr(model, model.base_model_prefix)(rows[:1]).last_hidden_state
     torch.testing.assert_close(model.score(hidden)[:, -1], alone[0], rtol=0, atol=1e-5)
+
+
+def with_padding(folder: Path, token: int) -> Path:
+    """A tiny BERT with 64 tokens, and this one to fill rows."""
+    raw = json.loads((base_folder(folder, "bert") / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"pad_token_id": token}))
+    return folder
+
+
+def test_a_token_of_minus_one_is_none(tmp_path: Path) -> None:
+    folder = with_padding(tmp_path / "base", -1)
+    assert classifier_config(folder, NAMES, 3).raw["pad_token_id"] == 3
+    with pytest.raises(InputError, match="has no pad_token_id, and the tokenizer") as caught:
+        classifier_config(folder, NAMES, None)
+    assert caught.value.field == "pad_token_id"
+
+
+def test_rows_are_not_filled_with_a_token_beyond_the_vocabulary(tmp_path: Path) -> None:
+    folder = with_padding(tmp_path / "base", 64)
+    assert classifier_config(folder, NAMES, 63, known_first=False).raw["pad_token_id"] == 63
+    for token, first in ((None, True), (0, True), (70, False)):
+        with pytest.raises(InputError, match="vocabulary ends at 63") as caught:
+            classifier_config(folder, NAMES, token, known_first=first)
+        assert caught.value.field == "pad_token_id"

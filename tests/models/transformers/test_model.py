@@ -106,6 +106,25 @@ def test_the_built_in_decoder_reads_what_it_can(tmp_path: Path) -> None:
     assert isinstance(read_config(folder), ModelConfig)
 
 
+def test_tensors_of_several_dtypes_are_loaded_in_one_that_holds_them_all(tmp_path: Path) -> None:
+    folder = decoder_folder(tmp_path / "model", "qwen3")
+    norm = "model.norm.weight"
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in tensors:
+            tensors[name] = tensors[name].bfloat16()
+        tensors[norm] = torch.full((32,), 1.0001)
+
+    stored = load_file(spoilt(folder, change) / "model.safetensors")
+    assert read_header(folder).dtype == "F32"
+    model = load(folder).eval()
+    found = model.state_dict()
+    assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
+    assert all(torch.equal(found[name], tensor.float()) for name, tensor in stored.items())
+    with torch.no_grad():
+        assert model(IDS).isfinite().all()
+
+
 def test_memory_comes_with_computed_buffers_and_shared_weights() -> None:
     raw = config_json("gemma")
     with on_meta():

@@ -66,6 +66,31 @@ def test_a_length_and_a_warm_up_in_tokens_are_not_given_twice(hollow: Hollow, ro
     assert made.plan.steps == -(-20_000 // (training.batch_size * row))
 
 
+def test_an_adapter_that_is_asked_for_by_its_field_is_the_method(
+    hollow: Hollow, rows: Path
+) -> None:
+    model = str(hollow(SMALL))
+    full = start(model, str(rows), memory="2GB").recipe
+    named = start(model, str(rows), memory="2GB", method="lora").recipe
+    asked = start(model, str(rows), memory="2GB", asked={"adapter.method": "lora"}).recipe
+    assert asked == named
+    assert asked.training.learning_rate != full.training.learning_rate
+
+
+def test_a_stream_has_a_number_of_updates_and_no_epochs(hollow: Hollow, rows: Path) -> None:
+    made = start(str(hollow(SMALL)), str(rows), asked={"data.streaming": True})
+    assert made.recipe.data.streaming
+    assert made.recipe.training.epochs is None
+    assert made.plan is not None
+    assert made.plan.steps == made.recipe.training.steps
+
+
+def test_a_stream_of_the_hub_is_not_looked_at(hollow: Hollow) -> None:
+    with pytest.raises(InputError, match="a data set of the hub that is streamed") as caught:
+        start(str(hollow(SMALL)), "hub:owner/name", asked={"data.streaming": True})
+    assert caught.value.field == "data.streaming"
+
+
 def test_what_is_asked_for_wins(hollow: Hollow, rows: Path) -> None:
     asked = {"training.steps": 7, "data.column": "question", "training.seed": 3}
     made = start(str(hollow(SMALL)), str(rows), method="lora", asked=asked, memory="2GB")

@@ -24,6 +24,16 @@ from modicum.core.layers.linear_forms import (
 from modicum.core.layers.meta import materialise
 from modicum.core.ranks.sharding import whole
 
+_TRANSPOSED = "stands_for_transposed"
+
+
+def stands_for_transposed(layer: nn.Module) -> bool:
+    """Whether a form has replaced a layer that stores W^T, as files of the model do.
+
+    Forms themselves hold W.
+    """
+    return getattr(layer, _TRANSPOSED, False)
+
 
 class FormedModel:
     """The handle to a model and the forms in it, as a plan of forms names them by layer.
@@ -98,6 +108,7 @@ class FormedModel:
         layer, dense = self.layers[name], self.model.get_submodule(name)
         weight, bias = dense.get_parameter("weight"), dense._parameters["bias"]
         form.train(dense.training)
+        setattr(form, _TRANSPOSED, layer.transposed)
         if linear_form(self.plan.of(name).name).trains:
             form.requires_grad_(weight.requires_grad)
             if isinstance(form, FormLayer):

@@ -38,6 +38,8 @@ _TIMES = struct.Struct("<ddddd")
 _TIMES_AT, _MARK_AT = _RECORD.size - _TIMES.size, struct.calcsize("<QQH")
 _SLOT = 160
 
+RING_BYTES = _RECORDS + CAPACITY * _SLOT
+
 RUNNING, ENDED, FAILED, BEREFT = 0, 1, 2, 3
 """How a rank left: not yet, in order, by an error of its own, or since it lost another rank."""
 
@@ -73,7 +75,10 @@ class RingWriter:
         self._awaited = dict[int, ObservedCall]()  # those that have not ended
         self._written, self.marked = 0, False
         with open(path, "w+b") as file:
-            file.truncate(_RECORDS + capacity * _SLOT)
+            size = _RECORDS + capacity * _SLOT
+            file.truncate(size)
+            if hasattr(os, "posix_fallocate"):  # or full memory would end the rank by SIGBUS
+                os.posix_fallocate(file.fileno(), 0, size)
             self._map = mmap.mmap(file.fileno(), 0)
         begun = (rank, os.getpid(), 0, time.monotonic(), RUNNING, 0, b"", b"", 0)
         _HEADER.pack_into(self._map, 0, MAGIC, *begun)

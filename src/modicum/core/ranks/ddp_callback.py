@@ -15,7 +15,7 @@ from torch import nn
 
 from modicum.core.errors import InputError
 from modicum.core.ranks.ddp_hook import DDPHook
-from modicum.core.ranks.exchange_file import load_exchange, save_exchange
+from modicum.core.ranks.exchange_file import load_exchange, save_exchange, saved_exchanges
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 
 if TYPE_CHECKING:
@@ -82,11 +82,18 @@ class HookedUpdates:
         self._model, self.hook = model, DDPHook(exchange, model)
 
     def _take_up(self, step: int) -> None:
-        if self.hook is None or not self.hook.exchange.stateful:
-            return
-        arguments, exchange = self._trainer.args, self.hook.exchange
-        named = [arguments.resume_from_checkpoint, self._checkpoint(step)]
+        named = [self._trainer.args.resume_from_checkpoint, self._checkpoint(step)]
         folders = [Path(folder) for folder in named if isinstance(folder, str | Path)]
+        if self.hook is None:
+            if any(saved_exchanges(folder) for folder in folders):
+                warnings.warn(
+                    "the checkpoint is of several ranks, and what they owe is not taken up by one",
+                    stacklevel=2,
+                )
+            return
+        exchange = self.hook.exchange
+        if not exchange.stateful:
+            return
         if not any(load_exchange(exchange, self._inner, folder) for folder in folders):
             warnings.warn(
                 "no checkpoint holds what ranks owe next to these weights, so it begins at nothing "

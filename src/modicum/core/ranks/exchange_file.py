@@ -20,6 +20,7 @@ from modicum.core.files import publish_file
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 
 _NOTE = "modicum"
+_ALIKE = ("ranks", "weights")  # in the files of all ranks
 
 
 def save_exchange(exchange: MatrixExchange, model: nn.Module, folder: Path) -> None:
@@ -45,7 +46,8 @@ def save_exchange(exchange: MatrixExchange, model: nn.Module, folder: Path) -> N
 def load_exchange(exchange: MatrixExchange, model: nn.Module, folder: Path) -> bool:
     """Take up what was written next to the model's weights; every rank calls this.
 
-    Where ranks are fewer or more than then, each needs the files of all.
+    Where ranks are fewer or more than then, each needs the files of all. Gradients under DDP are
+    means over the ranks, so what is owed of the mean stays, and not of the sum.
 
     Returns:
         Whether every rank has; if not, none has.
@@ -66,22 +68,32 @@ def load_exchange(exchange: MatrixExchange, model: nn.Module, folder: Path) -> b
     for view in exchange.views():
         states = [state.get(view.name, {}) for state in saved]
         if len(saved) > 1 and view.per_rank and view.regroup is not None:
-            view.write(view.regroup(states))
+            share = ranks.size / len(saved)
+            view.write({name: owed * share for name, owed in view.regroup(states).items()})
         else:
             view.write(states[0])
     return True
 
 
+def saved_exchanges(folder: Path) -> list[Path]:
+    """The files of ranks in a checkpoint."""
+    return sorted(folder.glob("modicum_exchange_*.safetensors"))
+
+
 def _saved(folder: Path, rank: int, size: int, weights: str) -> list[dict[str, dict[str, Any]]]:
     """States by view: one's own, or those of all ranks that wrote; nothing where some lack."""
-    own = _file(folder, rank)
-    first = _read(own if own.is_file() else _file(folder, 0))
-    if first is None or first["weights"] != weights:
+    # More ranks may have left files of other weights in the folder.
+    own, zeroth = (
+        found if found is not None and found["weights"] == weights else None
+        for found in (_read(_file(folder, each)) for each in (rank, 0))
+    )
+    if (first := own or zeroth) is None:
         return []
     if first["ranks"] == size:
-        return [first["states"]] if own.is_file() else []
-    every = [_read(_file(folder, each)) for each in range(first["ranks"])]
-    return [each["states"] for each in every if each] if all(every) else []
+        return [] if own is None else [own["states"]]
+    read = (_read(_file(folder, each)) for each in range(first["ranks"]))
+    every = [each for each in read if each and all(each[k] == first[k] for k in _ALIKE)]
+    return [each["states"] for each in every] if len(every) == first["ranks"] else []
 
 
 def _read(file: Path) -> dict[str, Any] | None:

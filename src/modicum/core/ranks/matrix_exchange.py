@@ -118,7 +118,8 @@ class PendingSums:
         self, exchange: MatrixExchange, names: Sequence[str], handle: CollectiveHandle, parts: Parts
     ) -> None:
         self._exchange, self._names = exchange, names
-        self._handle, self._parts = handle, parts
+        self._handle: CollectiveHandle | None = handle
+        self._parts = parts
         self._totals: list[Tensor] | None = None
         self._again: tuple[dict[str, int], CollectiveHandle, Parts] | None = None
 
@@ -126,7 +127,9 @@ class PendingSums:
         """Begin the second call, where the exchange has one; every rank calls it in one order."""
         if self._totals is not None:
             return
+        assert self._handle is not None
         total = self._handle.wait()
+        self._handle = None  # and with it what was sent
         if self._exchange.message_dtype is not None:
             total = total.float()
         self._totals = self._parts.split(total)
@@ -143,7 +146,7 @@ class PendingSums:
             self._again = {name: index for index, name in enumerate(second)}, handle, parts
 
     def land(self) -> dict[str, GradientSum | None]:
-        """Wait for the sums, by name; None: no rank has such a gradient."""
+        """Wait for the sums, by name, once; None: no rank has such a gradient."""
         self.turn()
         assert self._totals is not None
         seconds: dict[str, Tensor] = {}
@@ -160,6 +163,7 @@ class PendingSums:
                 landed[name] = None
             else:
                 landed[name] = self._exchange.decode(name, total, seconds.get(name))
+        self._totals, self._again = [], None  # they live as long as who has asked for them
         return landed
 
 

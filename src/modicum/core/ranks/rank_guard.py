@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from modicum.core.module_process import module_command
 from modicum.core.ranks.rank_probe import process_state
 
 _LOOK_SECONDS = 0.25
@@ -27,9 +28,9 @@ def guarded(name: str, seconds: float) -> Iterator[None]:
     Args:
         name: of the rank, for people.
     """
-    words = ["-m", "modicum.core.ranks.rank_guard", str(os.getpid()), str(seconds), name]
+    command = module_command("modicum.core.ranks.rank_guard", str(os.getpid()), str(seconds), name)
     # In this process's group: who stops all of them by Ctrl-Z stops this one as well.
-    with subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE) as guard:
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as guard:
         try:
             yield
         finally:

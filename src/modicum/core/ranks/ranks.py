@@ -51,6 +51,12 @@ class PeerLost(Interrupted):
     """Another rank is gone, so this one ends; the last checkpoint is intact."""
 
 
+def _on() -> torch.device:
+    """Where numbers for people travel from: an accelerator, in a group that knows no processor."""
+    kinds = [part.partition(":")[0] for part in dist.get_backend_config().split(",")]
+    return torch.device("cpu" if "cpu" in kinds else kinds[0])
+
+
 @dataclass
 class Ranks:
     """This process among the ranks of a run.
@@ -109,7 +115,7 @@ class Ranks:
     def _reduced(self, values: tuple[float, ...], operation: Any) -> list[float]:
         if self.alone:
             return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64)
+        tensor = torch.tensor(values, dtype=torch.float64, device=_on())
         with self.clock(WIRE), peer_errors(), naming(AGREEMENT):
             dist.all_reduce(tensor, operation)
         return tensor.tolist()
@@ -120,11 +126,11 @@ class Ranks:
             return value
         text = json.dumps(value).encode() if self.first else b""
         with self.clock(WIRE), peer_errors(), naming(AGREEMENT):
-            size = torch.tensor([len(text)])
+            size = torch.tensor([len(text)], device=_on())
             dist.broadcast(size, 0)
-            buffer = torch.zeros(int(size), dtype=torch.uint8)
+            buffer = torch.zeros(int(size), dtype=torch.uint8, device=_on())
             if self.first:
-                buffer = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+                buffer.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
             dist.broadcast(buffer, 0)
         return value if self.first else json.loads(bytes(buffer.tolist()))
 
@@ -134,7 +140,8 @@ class Ranks:
             return [value]
         text = json.dumps(value).encode()
         longest = int(self.max(len(text))[0])
-        mine = torch.zeros(longest + 8, dtype=torch.uint8)  # gloo gathers equal sizes alone
+        # gloo gathers equal sizes alone
+        mine = torch.zeros(longest + 8, dtype=torch.uint8, device=_on())
         framed = len(text).to_bytes(8, "little") + text
         mine[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
         with self.clock(WIRE), peer_errors(), naming(AGREEMENT):
@@ -156,13 +163,13 @@ class Ranks:
             return [tensor]
         sizes = [int(size) for size in self.gather(len(tensor))]
         width = tensor.element_size()  # gloo knows neither int16 nor parts of unequal sizes
-        mine = torch.zeros(max(sizes) * width, dtype=torch.uint8)
+        mine = torch.zeros(max(sizes) * width, dtype=torch.uint8, device=_on())
         mine[: len(tensor) * width] = tensor.contiguous().view(torch.uint8)
         with peer_errors():
             everybody = [torch.empty_like(mine) for _ in sizes]
             dist.all_gather(everybody, mine)
         return [
-            other[: size * width].view(tensor.dtype)
+            other[: size * width].cpu().view(tensor.dtype)
             for other, size in zip(everybody, sizes, strict=True)
         ]
 
@@ -181,7 +188,9 @@ class Ranks:
             found = torch.empty(tuple(shape), dtype=dtype)
         if not self.alone and found.numel():
             with self.clock(WIRE), peer_errors(), naming(AGREEMENT):
-                dist.broadcast(found.reshape(-1).view(torch.uint8), source)
+                sent = found.reshape(-1).view(torch.uint8).to(_on())  # itself, on a processor
+                dist.broadcast(sent, source)
+                found = sent.cpu().view(found.dtype).view(found.shape)
         return found
 
     def first_alone(self, work: Callable[[], T], check: Callable[[], None] = lambda: None) -> T:

@@ -23,7 +23,10 @@ from typing import Any
 from modicum.core.ranks.rank_reports import MOST_BYTES, RankReport, parse_reports, report_line
 
 HANDSHAKE_SECONDS = 10.0
+FLUSH_SECONDS = 3.0
 MOST_EVENT_BYTES = 1 << 14
+# The event after which a controller that falls silent surprises nobody: its own ranks have ended.
+OVER: dict[str, Any] = {"over": True}
 # So much waits for who does not read; then lines are left out.
 MOST_WAITING_BYTES = 1 << 20
 
@@ -32,7 +35,8 @@ class Controller:
     """Listens for agents.
 
     Args:
-        host: the address to listen at, `127.0.0.1` where all ranks are on this machine.
+        host: the address to listen at, `127.0.0.1` where all ranks are on this machine; empty for
+            every address of it.
         secret: what agents must know.
         size: how many ranks there are.
 
@@ -41,8 +45,7 @@ class Controller:
     """
 
     def __init__(self, host: str, secret: str, size: int) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family)
+        self._listener = listening(host)
         self.port: int = self._listener.getsockname()[1]
         self._secret, self._size = secret.encode(), size
         self._reports: queue.Queue[list[RankReport]] = queue.Queue(maxsize=10_000)
@@ -116,8 +119,22 @@ class Controller:
             agent.close()
 
 
+def listening(host: str) -> socket.socket:
+    """A socket that listens at an address of this machine, or at every one where it is empty.
+
+    Raises:
+        OSError: the address is none of this machine's.
+    """
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, dualstack_ipv6=both)
+
+
 class AgentLine:
     """An agent's connection to the controller.
+
+    Attributes:
+        heard: when the controller last said anything; `over` whether it need not any more.
 
     Raises:
         OSError: it is not reached.
@@ -132,7 +149,7 @@ class AgentLine:
         self._socket.settimeout(None)
         self._outbox = _Outbox(self._socket)
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.heard, self.open = time.monotonic(), True
+        self.heard, self.open, self.over = time.monotonic(), True, False
         threading.Thread(target=self._listen, daemon=True).start()
 
     def send(self, reports: list[RankReport]) -> None:
@@ -151,7 +168,8 @@ class AgentLine:
         return found
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection, when the last reports have left, or after some seconds."""
+        self._outbox.flush(FLUSH_SECONDS)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -161,7 +179,9 @@ class AgentLine:
             while line := self._lines.next():
                 event = json.loads(line)
                 self.heard = time.monotonic()
-                if isinstance(event, dict) and event:
+                if event == OVER:
+                    self.over = True
+                elif isinstance(event, dict) and event:
                     self._events.put(event)
         self.open = False
 
@@ -174,6 +194,13 @@ class _Outbox:
 
     def __init__(self, target: socket.socket) -> None:
         self._target, self._waiting = target, bytearray()
+
+    def flush(self, seconds: float) -> None:
+        """Send what waits; after so many seconds it is left."""
+        with suppress(OSError):
+            self._target.settimeout(seconds)
+            self._target.sendall(self._waiting)
+        self._waiting.clear()
 
     def send(self, line: bytes) -> None:
         if len(self._waiting) < MOST_WAITING_BYTES:

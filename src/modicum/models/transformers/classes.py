@@ -57,12 +57,14 @@ def classifier_config(
         known_first: whether the one that config.json has goes before it.
 
     Raises:
-        InputError: transformers has no such classifier; no padding is known; or padding changes
-            what the model says of a row, whatever it gets.
+        InputError: transformers has no such classifier; no padding is known, or it is beyond the
+            vocabulary; or padding changes what the model says of a row, whatever it gets.
     """
     raw = _raw(folder)
     own = raw.get("pad_token_id")
-    pad = own if isinstance(own, int) and (known_first or pad_token_id is None) else pad_token_id
+    # Old files have -1 where there is none.
+    there = isinstance(own, int) and own >= 0
+    pad = own if there and (known_first or pad_token_id is None) else pad_token_id
     if pad is None:
         raise InputError(
             "config.json has no pad_token_id, and the tokenizer no pad_token: rows of a batch have "
@@ -78,6 +80,13 @@ def classifier_config(
     kept = {key: value for key, value in raw.items() if key not in ("num_labels", "_num_labels")}
     known = {"architectures": [made.__name__], "problem_type": "single_label_classification"}
     config = TransformersConfig(kept | labels | known | {"pad_token_id": pad}, head="classes")
+    if pad >= config.vocabulary_size:
+        raise InputError(
+            f"token {pad} fills rows, but the model's vocabulary ends at "
+            f"{config.vocabulary_size - 1}; name a token that it has",
+            file=folder / CONFIG,
+            field="pad_token_id",
+        )
     try:
         masked = _masks(json.dumps(config.raw, sort_keys=True))
     except InputError as error:

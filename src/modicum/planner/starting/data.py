@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from modicum.core.errors import InputError
+from modicum.data.hub import PREFIX
 from modicum.data.sources import open_source
 from modicum.planner.starting.columns import FoundColumns, columns_of
 from modicum.planner.starting.draft import Draft, OpenQuestion
@@ -31,11 +32,19 @@ def look_at_columns(draft: Draft) -> dict[str, Any]:
     """Set the columns of rows; the format and the columns as plain values, empty of text.
 
     Raises:
-        InputError: the data is not there or cannot be read, or no column holds text.
+        InputError: the data is not there or cannot be read, or no column holds text; or it is to be
+            streamed from the hub.
     """
     if _SOURCES in draft.asked:
         return {"path": None}
     data = draft.recipe().data
+    if data.streaming and str(data.path).startswith(PREFIX):
+        raise InputError(
+            "the data is read here to see how long its rows are, and a data set of the hub that is "
+            "streamed is not; leave this out, and write it into the file afterwards",
+            field="data.streaming",
+            value=True,
+        )
     source = open_source(data.path, include=data.include, exclude=data.exclude)
     try:
         found = None if any(name in draft.asked for name in _NAMED) else columns_of(source)

@@ -71,7 +71,6 @@ def _above(why: str, indent: str) -> list[str]:
 
 def _spelled(value: Any) -> str:
     """A value in YAML, which JSON is; numbers as people write them."""
-    if isinstance(value, float) and value:
-        digits = f"{value:g}"
-        return digits if "e" not in digits else f"{value:.0e}".replace("e-0", "e-")
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0").replace("e-0", "e-")
     return json.dumps(value, ensure_ascii=False)

@@ -83,6 +83,7 @@ def start(
     128
     """
     draft = Draft(dict(asked or {}), ask)
+    method = method or draft.asked.get("adapter.method")
     task = draft.asked.get("task.method", _TASK)
     if task != _TASK and built_in(task) is not None:
         raise _not_made(task)  # before columns are looked for that such data do not have
@@ -266,7 +267,8 @@ def _set_updates(
     if "training.tokens" in draft.asked:
         tokens = parse_count(draft.set("training.tokens", 0, ""))
         return -(-tokens // (batch * draft.recipe().data.sequence_length))
-    if inputs.source.continuous and "training.epochs" not in draft.asked:
+    endless = inputs.source.continuous or draft.recipe().data.streaming
+    if endless and "training.epochs" not in draft.asked:
         return int(draft.set("training.steps", *rules.steps(rows, batch)))
     if "training.steps" in draft.asked:
         return int(draft.set("training.steps", 0, ""))

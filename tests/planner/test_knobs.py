@@ -1,0 +1,42 @@
+"""What may be changed of a recipe to spend less, or more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from modicum.planner.knobs import Knob, loosening, tightening
+from modicum.recipe import Recipe
+
+Knobs = Callable[[Recipe], Sequence[Knob]]
+ADAPTER = {"method": "lora", "rank": 8, "dropout": 0.1}
+
+
+def fields(knobs: Knobs, **model: Any) -> tuple[set[str], set[str]]:
+    """The fields of the adapter that are offered, and the others."""
+    recipe = Recipe(model={"path": "model", **model}, adapter=ADAPTER)
+    found = {knob.field for knob in knobs(recipe)}
+    own = {field for field in found if field.partition(".")[0] == "adapter"}
+    return own, found - own
+
+
+@pytest.mark.parametrize(
+    ("knobs", "new", "kept"),
+    [
+        (
+            lambda recipe: tightening(recipe, layers=["q_proj", "v_proj"]),
+            {"adapter", "adapter.method", "adapter.rank", "adapter.targets", "adapter.dropout"},
+            {"adapter.dropout"},
+        ),
+        (loosening, {"adapter", "adapter.rank"}, set()),
+    ],
+    ids=["tightening", "loosening"],
+)
+def test_an_adapter_of_a_file_stays_what_the_file_holds(
+    knobs: Knobs, new: set[str], kept: set[str]
+) -> None:
+    begun, others = fields(knobs)
+    assert new <= begun
+    assert fields(knobs, adapter="adapter") == (kept, others)
