@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from modicum import recipe_yaml
 from modicum.core.contracts.ledger import PHASES
@@ -91,6 +92,17 @@ def test_large_tensors_are_the_same_by_both(recompute: bool) -> None:
     mapped = [one.process_bytes(0, 0.0) - one.lasting_bytes for one in (found, traced)]
     assert mapped[1] == pytest.approx(mapped[0], rel=0.03)
     assert traced.small_bytes == pytest.approx(found.small_bytes, rel=0.1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here CUDA's own operations are traced")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_without_cuda_a_processor_s_operations_stand_for_its(precision: str) -> None:
+    recipe, config = small(training={"precision": precision})
+    choice = Choice(4, 1, recompute=False)
+    found = predict(recipe, config, choice, "cuda")
+    stands = predict(recipe.changed(budget__ledger="traced"), config, choice, "cuda")
+    assert stands.traced
+    assert stands.peak_bytes == pytest.approx(found.peak_bytes, rel=0.1)
 
 
 def test_images_are_planned_by_traces_too() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,19 @@ from modicum.core.machine.record import tell
 from modicum.models.traced_cache import StoredLedgers, TraceFailed
 from modicum.models.traced_ledger import TracedLedgers
 from modicum.recipe import Recipe
-from modicum.tasks.traced import passes_of, trace_request
+from modicum.tasks.traced import passes_of, trace_device, trace_request
 
 _WHAT = "Tracing one block of each kind in the model, which takes some seconds."
+_STANDING_IN = (
+    "Tracing one block of each kind in the model, which takes some seconds; with a processor's "
+    "operations, which stand for those of CUDA, as there is none here."
+)
 
 
 @cache
-def _say_once() -> None:
+def _say_once(*, standing_in: bool = False) -> None:
     """A plan that tries changes traces several models."""
-    tell(_WHAT)
+    tell(_STANDING_IN if standing_in else _WHAT)
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,8 @@ def _stored(
         request = trace_request(recipe, config, shape, device, experts, shares, prepared)
         file = request.file
         if file not in _known:
-            _known[file] = StoredLedgers(request, say=_say_once)
+            other = trace_device(device) != device
+            _known[file] = StoredLedgers(request, say=partial(_say_once, standing_in=other))
         return _known[file]
     except TraceFailed as error:
         problem = f"the model cannot be traced: {error}"

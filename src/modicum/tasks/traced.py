@@ -35,6 +35,16 @@ from modicum.tasks.model_origins import model_folder
 _SECTIONS = ("task", "adapter", "compress", "memory", "plugins")
 
 
+def trace_device(device: str) -> str:
+    """Where passes of a run on `device` are traced: here, PyTorch follows no gradients on CUDA
+    where there is none, so that a processor's operations stand for those of CUDA.
+
+    >>> trace_device("cpu")
+    'cpu'
+    """
+    return device if torch.cuda.is_available() else "cpu"
+
+
 def trace_request(
     recipe: Recipe,
     config: Any,
@@ -70,7 +80,7 @@ def trace_request(
             "recipe": asked,
             "config": as_plain(config),
             "row": asdict(row),
-            "device": device,
+            "device": trace_device(device),
             "experts": experts,
             "shares": None if shares is None else asdict(shares),
             "files": _digests(recipe),
