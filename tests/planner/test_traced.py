@@ -96,7 +96,7 @@ def test_large_tensors_are_the_same_by_both(recompute: bool) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here CUDA's own operations are traced")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_without_cuda_a_processor_s_operations_stand_for_its(precision: str) -> None:
+def test_without_cuda_a_processor_s_operations_are_traced(precision: str) -> None:
     recipe, config = small(training={"precision": precision})
     choice = Choice(4, 1, recompute=False)
     found = predict(recipe, config, choice, "cuda")

@@ -19,8 +19,8 @@ from modicum.tasks.traced import passes_of, trace_device, trace_request
 
 _WHAT = "Tracing one block of each kind in the model, which takes some seconds."
 _STANDING_IN = (
-    "Tracing one block of each kind in the model, which takes some seconds; with a processor's "
-    "operations, which stand for those of CUDA, as there is none here."
+    "Tracing one block of each kind in the model, which takes some seconds: a processor's "
+    "operations, as there is no CUDA here, which take a little more."
 )
 
 

@@ -36,8 +36,10 @@ _SECTIONS = ("task", "adapter", "compress", "memory", "plugins")
 
 
 def trace_device(device: str) -> str:
-    """Where passes of a run on `device` are traced: here, PyTorch follows no gradients on CUDA
-    where there is none, so that a processor's operations stand for those of CUDA.
+    """Where passes of a run on `device` are traced.
+
+    PyTorch follows no gradients on CUDA where there is none, so there a processor's operations are
+    traced. Of seven recipes of Llama's shape that has 3 to 7 % more than arithmetic for CUDA.
 
     >>> trace_device("cpu")
     'cpu'
